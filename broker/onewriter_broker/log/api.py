@@ -1,0 +1,261 @@
+"""The log store as the broker sees it: guarded writes, plain reads.
+
+A topic's log is a sequence of *blocks*; a block holds *entries* (one SEND each); block ids are
+positions, ``<ledger>-<first entry>``. The fence is the store's own rule that a position at or
+below the last one is refused: once the marker ``<ledger>-0`` stands, nothing older enters.
+
+That rule holds inside one dataset. So every write carries a Binding and is refused as a whole
+when the store's dataset (its ``master_replid``) or the bucket's owner is not the one bound to.
+docs/log-format.md describes keys and fields; docs/adr/0002 the protocol and why it is safe.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from onewriter_core.ids import Position, TopicName
+
+
+class Outcome(enum.Enum):
+    """What the store answered to one guarded write. Undecided is an exception instead."""
+
+    DONE = "done"
+    REFENCE = "refence"
+    """Not the dataset that was bound to: read the anchor before doing anything else."""
+    FENCED = "fenced"
+    """A newer ledger, token or owner is there. Nothing was written."""
+    LOST = "lost"
+    """The log or its state is missing although it must exist. Nothing was written."""
+
+
+class Durability(enum.Enum):
+    """What an acknowledgement promises (docs/operations.md); ordered from weak to strong."""
+
+    NONE = "None"
+    LOCAL = "Local"
+    REPLICATED = "Replicated"
+    ALL_REPLICAS = "AllReplicas"
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The right to write to one bucket, as the anchor granted it.
+
+    ``replid`` is the dataset that counts, ``generation`` the number of its registration,
+    ``owner`` this broker's incarnation, ``version`` the anchor record's version that said so: it
+    orders bindings, so that a late stamp never replaces a newer one.
+    """
+
+    bucket: int
+    replid: str
+    generation: int
+    owner: str
+    version: int
+
+    def token(self, ledger: int) -> str:
+        """What a log's state holds while this binding writes to it under ``ledger``."""
+        return f"{ledger}:{self.owner}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A bucket's own record in the store; all zero when the bucket was never stamped here."""
+
+    generation: int = 0
+    owner: str = ""
+    version: int = 0
+    last_ledger: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One look at the store's primary, taken over the connection that will write.
+
+    ``previous_replid`` is the dataset this one was promoted or restarted from; empty when unknown.
+    ``replicas`` is the number of connected replicas.
+    """
+
+    replid: str
+    previous_replid: str
+    is_primary: bool
+    replicas: int
+    units: Mapping[int, Unit]
+
+
+@dataclass(frozen=True, slots=True)
+class FencedLog:
+    """One log's part in a fence.
+
+    ``create`` allows the log not to exist yet: only for a log that the catalog says is new, or
+    after its loss was reported. ``marker`` become the marker block's fields; ``state`` is set in
+    the log's state together with the new token.
+    """
+
+    topic: TopicName
+    create: bool
+    marker: Mapping[str, str]
+    state: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Open ``ledger`` for all ``logs`` of one bucket at once, all or none, and audit it."""
+
+    binding: Binding
+    ledger: int
+    logs: tuple[FencedLog, ...]
+    audit: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive entries of one log, stored as one unit.
+
+    ``lengths`` are the entries' sizes in bytes, ``payload`` the entries one after the other,
+    ``counts`` the messages in each entry (None: one each), ``time_ms`` the owner's wall clock,
+    ``chain`` the hash over this block and, through it, all before it in the ledger.
+    """
+
+    position: Position
+    lengths: Sequence[int]
+    payload: bytes
+    counts: Sequence[int] | None
+    time_ms: int
+    chain: bytes
+
+    @property
+    def last(self) -> Position:
+        """The position of the block's last entry."""
+        return Position(self.position.ledger, self.position.entry + len(self.lengths) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """The block that opens a ledger, at entry 0."""
+
+    position: Position
+    fields: Mapping[str, str]
+
+
+StoredBlock = Block | Marker
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """One block for one log, under the token that the log's fence left."""
+
+    binding: Binding
+    topic: TopicName
+    token: str
+    block: Block
+
+
+class LogStore(Protocol):
+    """Guarded writes and reads of one shard.
+
+    Every write raises Undecided when the store gave no definite answer (down, busy, full, too few
+    replicas, timed out): the caller retries the very same write, same bytes, same positions.
+    Writes are executed in the order of the calls. Reads raise Undecided likewise.
+    """
+
+    async def observe(self, buckets: Sequence[int]) -> Observation:
+        """Look at the primary that writes would go to now."""
+        ...
+
+    async def stamp(self, binding: Binding) -> Outcome:
+        """Make the bucket's record name this binding's generation, owner and version."""
+        ...
+
+    async def fence(self, fence: Fence) -> Outcome:
+        """Write the markers: from DONE on nothing below ``fence.ledger`` enters these logs.
+
+        A retry after Undecided that finds its own marker and token answers DONE.
+        """
+        ...
+
+    async def append(self, appends: Sequence[Append]) -> list[Outcome]:
+        """Append blocks, in one call; one outcome each, in order.
+
+        When one block of a log fails, the later ones of the same log in this call fail too.
+        """
+        ...
+
+    async def commit(self, durability: Durability) -> bool:
+        """Wait until this connection's writes are as durable as that; False: not yet, ask again."""
+        ...
+
+    async def set_state(
+        self, binding: Binding, topic: TopicName, token: str,
+        fields: Mapping[str, str], remove: Sequence[str] = (),
+    ) -> Outcome:
+        """Change fields of a log's state (cursors, snapshots) under its token."""
+        ...
+
+    async def trim(
+        self, binding: Binding, topic: TopicName, token: str, before: Position,
+        fields: Mapping[str, str], remove: Sequence[str] = (),
+    ) -> Outcome:
+        """Drop blocks that end below ``before``, at least most of them, and set state fields."""
+        ...
+
+    async def write_audit(self, binding: Binding, record: Mapping[str, str]) -> Outcome:
+        """Add one record to the bucket's audit stream."""
+        ...
+
+    async def set_catalog(
+        self, binding: Binding, fields: Mapping[str, str], remove: Sequence[str] = (),
+    ) -> Outcome:
+        """Change the bucket's catalog: topic name to JSON."""
+        ...
+
+    async def read_state(self, topic: TopicName) -> dict[str, str]:
+        """A log's whole state; empty when there is none."""
+        ...
+
+    async def read_catalog(self, bucket: int) -> dict[str, str]:
+        """A bucket's whole catalog."""
+        ...
+
+    async def read_blocks(
+        self, topic: TopicName, start: Position, end: Position | None = None, *,
+        count: int, reverse: bool = False,
+    ) -> list[StoredBlock]:
+        """Up to ``count`` blocks whose positions lie within [start, end]; None: to the log's end.
+
+        ``reverse`` gives the highest positions first. A block may begin before ``start`` and hold
+        it: callers look one block back with ``reverse``.
+        """
+        ...
+
+    async def read_audit(
+        self, bucket: int, *, after: str = "", count: int, reverse: bool = False,
+    ) -> list[tuple[str, dict[str, str]]]:
+        """Audit records as (id, fields), oldest first, or newest first with ``reverse``."""
+        ...
+
+    async def beat(self, member: str, value: str) -> None:
+        """Publish one broker's heartbeat (membership is a hint; safety never depends on it)."""
+        ...
+
+    async def members(self) -> dict[str, str]:
+        """All brokers' heartbeats as last published."""
+        ...
+
+    async def forget_member(self, member: str) -> None:
+        """Drop a broker's heartbeat."""
+        ...
+
+    async def read_settings(self) -> dict[str, str]:
+        """Cluster-wide settings: tenants, namespaces, clusters as key to JSON."""
+        ...
+
+    async def set_settings(self, fields: Mapping[str, str], remove: Sequence[str] = ()) -> None:
+        """Change cluster-wide settings; not fenced, they are configuration."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections; pending writes end Undecided."""
+        ...

@@ -1,0 +1,136 @@
+"""Small value types that name things: topics, positions, identities.
+
+Two numbers are never mixed up (docs/concepts.md):
+
+* a **ledger** is the storage fence; it rises at every change of hands and is Pulsar's ``ledgerId``;
+* a **topic epoch** is PIP-68's number; it rises only when a new exclusive producer takes over.
+
+Both stay below 2**53, because Lua and JavaScript keep numbers as doubles.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+NUMBER_MAX = 2**53 - 1
+"""The highest ledger, topic epoch or entry id ever used."""
+
+TOPIC_NAME_LENGTH_MAX = 512
+"""Bytes of a topic's full name; longer ones are refused."""
+
+PARTITION_SUFFIX = "-partition-"
+_PARTITION = re.compile(r"^(?P<base>.+)-partition-(?P<index>0|[1-9][0-9]{0,4})$")
+_PART = re.compile(r"^[-=:.\w]+$", re.ASCII)
+
+
+class InvalidTopicName(ValueError):
+    """A topic name that Pulsar's naming rules do not allow."""
+
+
+class Position(NamedTuple):
+    """Where an entry stands in a topic's log; positions order lexicographically.
+
+    ``ledger`` is Pulsar's ledgerId. ``entry`` counts inside it from 1; entry 0 is the ledger's
+    marker and is never delivered.
+    """
+
+    ledger: int
+    entry: int
+
+    def __str__(self) -> str:
+        return f"{self.ledger}-{self.entry}"
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Read ``<ledger>-<entry>``; raises ValueError for anything else."""
+        ledger, _, entry = text.partition("-")
+        return cls(int(ledger), int(entry))
+
+
+EARLIEST = Position(0, 0)
+"""Before every entry of every log."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicName:
+    """A full topic name, ``persistent://tenant/namespace/local``, perhaps one partition of it."""
+
+    tenant: str
+    namespace: str
+    local: str
+    partition: int | None = None
+    domain: str = "persistent"
+
+    @classmethod
+    def parse(cls, text: str) -> TopicName:
+        """Read a full name, ``tenant/namespace/topic`` or a short ``topic`` of public/default.
+
+        Raises InvalidTopicName. A ``-partition-N`` suffix is recognised as Pulsar does.
+        """
+        domain, separator, rest = text.partition("://")
+        if not separator:
+            domain, rest = "persistent", text
+            if "/" not in rest:
+                rest = f"public/default/{rest}"
+        parts = rest.split("/", 2)
+        if domain not in {"persistent", "non-persistent"} or len(parts) != 3:
+            raise InvalidTopicName(f"not a topic name: {text[:200]!r}")
+        tenant, namespace, local = parts
+        if not (_PART.match(tenant) and _PART.match(namespace) and local) or "\x00" in local:
+            raise InvalidTopicName(f"not a topic name: {text[:200]!r}")
+        if len(text.encode("utf-8", "surrogatepass")) > TOPIC_NAME_LENGTH_MAX:
+            raise InvalidTopicName(f"a topic name has at most {TOPIC_NAME_LENGTH_MAX} bytes")
+        match = _PARTITION.match(local)
+        if match is None:
+            return cls(tenant, namespace, local, None, domain)
+        return cls(tenant, namespace, match["base"], int(match["index"]), domain)
+
+    @property
+    def base(self) -> TopicName:
+        """The topic whose partition this is; itself when it is none."""
+        return self if self.partition is None else replace(self, partition=None)
+
+    @property
+    def namespace_name(self) -> str:
+        """``tenant/namespace``."""
+        return f"{self.tenant}/{self.namespace}"
+
+    def with_partition(self, partition: int) -> TopicName:
+        """The name of one partition of this topic."""
+        return replace(self, partition=partition)
+
+    def __str__(self) -> str:
+        suffix = "" if self.partition is None else f"{PARTITION_SUFFIX}{self.partition}"
+        return f"{self.domain}://{self.tenant}/{self.namespace}/{self.local}{suffix}"
+
+
+def bucket_of(topic: TopicName, buckets: int) -> int:
+    """The bucket that a topic hashes into: the unit of broker ownership and Redis' hash tag.
+
+    All partitions of a topic share its base name's bucket, so that one script can fence them.
+    """
+    return zlib.crc32(str(topic.base).encode()) % buckets
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a client proved to be.
+
+    ``subject`` is a token's subject, empty when nobody authenticated it. ``pod_uid`` is the
+    Kubernetes pod that the token is bound to, empty outside Kubernetes.
+    """
+
+    subject: str = ""
+    pod_uid: str = ""
+
+    @property
+    def is_anonymous(self) -> bool:
+        return not self.subject
+
+    def __str__(self) -> str:
+        if self.is_anonymous:
+            return "anonymous"
+        return f"{self.subject} (pod {self.pod_uid})" if self.pod_uid else self.subject
