@@ -1,0 +1,1 @@
+"""The heart: who may write a topic. A pure function over frozen values (machine.step)."""

@@ -1,0 +1,53 @@
+"""The effects that answer producers, and their texts.
+
+No text contains the name of another error: the Go client recognises errors by substring.
+"""
+
+from __future__ import annotations
+
+from onewriter_core.errors import ServerError
+from onewriter_core.topic.effects import Effect, Grant, Probe, Reject
+from onewriter_core.topic.lookups import writers
+from onewriter_core.topic.model import Contender, Request, SharedProducer, Slot, Topic
+
+
+def reject_all(
+    contender: Contender, text: str, code: ServerError = ServerError.PRODUCER_FENCED
+) -> tuple[Effect, ...]:
+    return tuple(Reject(m.registration, code, text) for m in contender.members)
+
+
+def busy(request: Request, text: str) -> Reject:
+    return Reject(request.registration, ServerError.PRODUCER_BUSY, text)
+
+
+def not_ready(registration: str, text: str) -> Reject:
+    return Reject(registration, ServerError.SERVICE_NOT_READY, text)
+
+
+def moved_on(registration: str, carried: int, stored: int) -> Reject:
+    text = f"Topic epoch has already moved. Current epoch: {stored}, Producer epoch: {carried}"
+    return Reject(registration, ServerError.PRODUCER_FENCED, text)
+
+
+def grants(topic: Topic, contender: Contender, *, resumed: bool) -> tuple[Effect, ...]:
+    epochs = {slot.number: slot.epoch for slot in topic.slots}
+    return tuple(
+        Grant(m.registration, m.slot, contender.producer_name, epochs[m.slot], resumed)
+        for m in contender.members
+    )
+
+
+def grant_shared(slot: Slot, producer: SharedProducer) -> Grant:
+    epoch = slot.epoch or None
+    return Grant(producer.registration, slot.number, producer.producer_name, epoch)
+
+
+def probes(topic: Topic, slots: tuple[int, ...]) -> tuple[Effect, ...]:
+    """Ask whether those who are in the way still live: at most one PING for each."""
+    return tuple(
+        Probe(registration)
+        for slot in topic.slots
+        if slot.number in slots
+        for registration in writers(topic, slot)[:1]
+    )

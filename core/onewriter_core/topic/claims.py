@@ -1,0 +1,280 @@
+"""Claims: the one fence in progress, from its start to what its answer makes of the topic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from onewriter_core.ids import Identity
+from onewriter_core.topic.answers import grant_shared, grants, not_ready
+from onewriter_core.topic.effects import NEW_EPOCH, Answer, Close, Effect, Fence, Record, Step
+from onewriter_core.topic.lookups import (
+    leaderless_seconds,
+    with_holder,
+    with_slot,
+    without_member,
+    writers,
+)
+from onewriter_core.topic.model import (
+    DEPOSED_MAX,
+    Claim,
+    Contender,
+    Departure,
+    Held,
+    ImpossibleStep,
+    Purpose,
+    Reserved,
+    Shared,
+    SharedProducer,
+    Slot,
+    Tenure,
+    Topic,
+    Vacant,
+)
+from onewriter_core.topic.waiting import in_order
+
+
+def start_claim(
+    topic: Topic,
+    purpose: Purpose,
+    slots: tuple[int, ...],
+    contender: Contender | None = None,
+    departure: Departure = Departure.NONE,
+    *,
+    newcomers: tuple[SharedProducer, ...] = (),
+    answers: str = "",
+) -> Step:
+    """Begin a claim: one fence over the slots, whose answer decides."""
+    if topic.claim is not None:
+        raise ImpossibleStep(f"{purpose} while {topic.claim.purpose} is in progress")
+    number = topic.claims + 1
+    changes_hands = purpose in {Purpose.GRANT, Purpose.DEPOSE}
+    stops: list[str] = []
+    tenures: list[tuple[int, Tenure | None]] = []
+    deposed: list[tuple[int, tuple[Identity, ...]]] = []
+    for slot in (s for s in topic.slots if s.number in slots):
+        if changes_hands:
+            stops += writers(topic, slot)
+        deposed.append((slot.number, _deposed(slot, contender, departure, purpose)))
+        tenures.append((slot.number, _new_tenure(slot, purpose, contender)))
+    others = [w for w in topic.queue if contender is None or w.group != contender.group]
+    best_loser = next(iter(in_order(others, topic.policy)), None)
+    claim = Claim(number, purpose, slots, contender, newcomers, departure, answers)
+    fence = Fence(
+        number,
+        purpose,
+        slots,
+        contender,
+        departure,
+        tuple(stops),
+        tuple(tenures),
+        tuple(deposed),
+        best_loser,
+    )
+    return replace(topic, claims=number, claim=claim), (fence,)
+
+
+def _new_tenure(slot: Slot, purpose: Purpose, contender: Contender | None) -> Tenure | None:
+    match purpose:
+        case Purpose.GRANT:
+            if contender is None:
+                raise ImpossibleStep("a grant without a contender")
+            return Tenure(NEW_EPOCH, contender.producer_name, contender.identity)
+        case Purpose.SHARE | Purpose.DEPOSE:
+            return None
+        case Purpose.RESUME | Purpose.ROLL | Purpose.REFENCE:
+            match slot.ownership:
+                case Held(tenure, _) | Reserved(tenure, _):
+                    return tenure
+                case Vacant(tenure):
+                    return tenure
+                case Shared():
+                    return None
+                case _:
+                    assert_never(slot.ownership)
+        case _:
+            assert_never(purpose)
+
+
+def _deposed(
+    slot: Slot, contender: Contender | None, departure: Departure, purpose: Purpose
+) -> tuple[Identity, ...]:
+    """Identities that lost a tenure other than by leaving: they may not simply fence again."""
+    if purpose not in {Purpose.GRANT, Purpose.DEPOSE}:
+        return slot.deposed
+    lost: Tenure | None = None
+    match slot.ownership:
+        case Held(tenure, _):
+            lost = tenure if departure is not Departure.HANDED_OVER else None
+        case Reserved(tenure, _):
+            lost = tenure
+        case Vacant(tenure):
+            lost = tenure if slot.departure is not Departure.CLOSED else None
+        case Shared():
+            lost = None
+        case _:
+            assert_never(slot.ownership)
+    winner = None if contender is None else contender.identity
+    names = [name for name in slot.deposed if name != winner]
+    if lost is not None and not lost.identity.is_anonymous and lost.identity != winner:
+        names = [name for name in names if name != lost.identity] + [lost.identity]
+    return tuple(names[-DEPOSED_MAX:])
+
+
+def fence_stored(topic: Topic, number: int, ledger: int, now: float) -> Step:
+    claim = topic.claim
+    if claim is None or claim.number != number:
+        raise ImpossibleStep(f"fence {number} answered while {claim} is in progress")
+    topic = replace(topic, claim=None)
+    match claim.purpose:
+        case Purpose.GRANT:
+            return _granted(topic, claim, ledger, now)
+        case Purpose.DEPOSE:
+            return _vacated_by_order(topic, claim, ledger, now)
+        case Purpose.SHARE:
+            return _shared(topic, claim, ledger)
+        case Purpose.RESUME:
+            topic = _opened(topic, claim, ledger)
+            if claim.contender is None:
+                raise ImpossibleStep("a resume without a contender")
+            slot = topic.slot(claim.slots[0])
+            if slot is None or not claim.contender.members:
+                return topic, ()
+            return resume(topic, slot, claim.contender, now)
+        case Purpose.ROLL | Purpose.REFENCE:
+            return _opened(topic, claim, ledger), ()
+        case _:
+            assert_never(claim.purpose)
+
+
+def _granted(topic: Topic, claim: Claim, ledger: int, now: float) -> Step:
+    contender = claim.contender
+    if contender is None:
+        raise ImpossibleStep("a grant without a contender")
+    first = topic.slot(claim.slots[0])
+    if first is None:
+        raise ImpossibleStep("a grant of no slot")
+    was_held = isinstance(first.ownership, Held | Shared)
+    departure = claim.departure if was_held else first.departure
+    gap_seconds = 0.0 if was_held else leaderless_seconds(first, now)
+    topic, closes = _evicted(topic, claim)
+    alive = bool(contender.members)
+    tenure = Tenure(ledger, contender.producer_name, contender.identity)
+    for slot in (s for s in topic.slots if s.number in claim.slots):
+        topic = with_slot(
+            topic,
+            replace(
+                slot,
+                epoch=ledger,
+                ledger=ledger,
+                is_open=True,
+                ownership=Held(tenure, contender.group) if alive else Vacant(tenure),
+                departure=Departure.NONE if alive else Departure.CONNECTION_LOST,
+                vacant_since=None if alive else now,
+                deposed=_deposed(slot, contender, claim.departure, claim.purpose),
+                grants_lost=False,
+            ),
+        )
+    if alive:
+        topic = with_holder(topic, contender)
+    record = Record(
+        claim.slots, Purpose.GRANT, first.epoch, ledger, ledger, contender, departure, gap_seconds
+    )
+    answer = _answers(claim, ledger)
+    return topic, (*closes, *grants(topic, contender, resumed=False), record, *answer)
+
+
+def _vacated_by_order(topic: Topic, claim: Claim, ledger: int, now: float) -> Step:
+    first = topic.slot(claim.slots[0])
+    if first is None:
+        raise ImpossibleStep("a fence of no slot")
+    topic, closes = _evicted(topic, claim)
+    for slot in (s for s in topic.slots if s.number in claim.slots):
+        topic = with_slot(
+            topic,
+            replace(
+                slot,
+                epoch=ledger,
+                ledger=ledger,
+                is_open=True,
+                ownership=Vacant(),
+                departure=claim.departure,
+                vacant_since=now,
+                deposed=_deposed(slot, None, claim.departure, claim.purpose),
+                grants_lost=False,
+            ),
+        )
+    record = Record(
+        claim.slots, Purpose.DEPOSE, first.epoch, ledger, ledger, None, claim.departure, None
+    )
+    return topic, (*closes, record, *_answers(claim, ledger))
+
+
+def _shared(topic: Topic, claim: Claim, ledger: int) -> Step:
+    topic = _opened(topic, claim, ledger)
+    slot = topic.slot(claim.slots[0])
+    if slot is None:
+        raise ImpossibleStep("a Shared fence of no slot")
+    ownership = Shared(claim.newcomers) if claim.newcomers else Vacant()
+    topic = with_slot(topic, replace(slot, ownership=ownership, vacant_since=None))
+    return topic, tuple(grant_shared(slot, producer) for producer in claim.newcomers)
+
+
+def resume(topic: Topic, slot: Slot, contender: Contender, now: float) -> Step:
+    """The tenure's holder is back and nobody came between: same epoch, same ledger."""
+    tenure = Tenure(slot.epoch, contender.producer_name, contender.identity)
+    record = Record(
+        (slot.number,),
+        Purpose.RESUME,
+        slot.epoch,
+        slot.epoch,
+        slot.ledger,
+        contender,
+        slot.departure,
+        leaderless_seconds(slot, now),
+    )
+    topic = with_slot(
+        with_holder(topic, contender),
+        replace(slot, ownership=Held(tenure, contender.group), vacant_since=None),
+    )
+    return topic, (*grants(topic, contender, resumed=True), record)
+
+
+def _opened(topic: Topic, claim: Claim, ledger: int) -> Topic:
+    slots = tuple(
+        replace(s, ledger=ledger, is_open=True) if s.number in claim.slots else s
+        for s in topic.slots
+    )
+    return replace(topic, slots=slots)
+
+
+def _evicted(topic: Topic, claim: Claim) -> Step:
+    """Close whoever wrote the claim's slots; the rest of a partitioned holder stays."""
+    closes: list[Effect] = []
+    for slot in (s for s in topic.slots if s.number in claim.slots):
+        for registration in writers(topic, slot):
+            closes.append(Close(registration, claim.departure))
+            if isinstance(slot.ownership, Held):
+                topic = without_member(topic, slot.ownership.group, registration)
+    lost = set(claim.slots)
+    holders = (replace(h, slots=tuple(n for n in h.slots if n not in lost)) for h in topic.holders)
+    return replace(topic, holders=tuple(h for h in holders if h.slots)), tuple(closes)
+
+
+def fence_refused(topic: Topic, number: int, reason: str) -> Step:
+    """Nothing was written: the askers are told, waiters keep their place."""
+    claim = topic.claim
+    if claim is None or claim.number != number:
+        raise ImpossibleStep(f"fence {number} refused while {claim} is in progress")
+    topic = replace(topic, claim=None)
+    effects: tuple[Effect, ...] = ()
+    if claim.contender is not None:
+        effects = tuple(not_ready(m.registration, reason) for m in claim.contender.members)
+    effects += tuple(not_ready(p.registration, reason) for p in claim.newcomers)
+    if claim.answers:
+        effects += (Answer(claim.answers, topic.epoch, reason),)
+    return topic, effects
+
+
+def _answers(claim: Claim, epoch: int) -> tuple[Effect, ...]:
+    return (Answer(claim.answers, epoch),) if claim.answers else ()

@@ -1,0 +1,126 @@
+"""What a step may ask for. Imperative; each effect that can finish names the event that answers it.
+
+Effects are performed in order. What a Fence stops (the writers of its slots) is stopped when it is
+performed, before anything is written; see ``Fence``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onewriter_core.errors import ServerError
+from onewriter_core.ids import Identity
+from onewriter_core.topic.model import Contender, Departure, Purpose, Tenure, Topic
+
+NEW_EPOCH = -1
+"""Stands for an epoch that is the ledger about to be opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Open a new ledger for ``slots``, all or none. Answered by FenceStored or FenceRefused.
+
+    ``stops`` are the registrations that must not append any more from now on: what they have
+    handed to the store is still receipted, what they have not is refused. ``tenures`` is what the
+    markers say, by slot: a tenure of epoch NEW_EPOCH starts with this ledger, others are kept, None
+    ends the right to resume. ``deposed`` is remembered with each slot. ``best_loser`` is the waiter
+    that comes next, for the audit.
+    """
+
+    number: int
+    purpose: Purpose
+    slots: tuple[int, ...]
+    contender: Contender | None
+    departure: Departure
+    stops: tuple[str, ...]
+    tenures: tuple[tuple[int, Tenure | None], ...]
+    deposed: tuple[tuple[int, tuple[Identity, ...]], ...]
+    best_loser: Contender | None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Tell the producer that it may write; ``epoch`` is None for a Shared one without epoch.
+
+    ``resumed``: it goes on under the epoch it had.
+    """
+
+    registration: str
+    slot: int
+    producer_name: str
+    epoch: int | None
+    resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Tell the producer that it waits."""
+
+    registration: str
+    producer_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Answer a request, or a waiter, with an error."""
+
+    registration: str
+    code: ServerError
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Tell a producer that had been granted that it is closed. Its receipts go out first."""
+
+    registration: str
+    departure: Departure
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask whether that producer's connection still lives (PING, soon); a contender has come."""
+
+    registration: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A producer carried an epoch above the stored one: the store forgot, or the client lies."""
+
+    registration: str
+    claimed_epoch: int
+    stored_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Slots changed hands, or their writer came back: one line of the topic's story.
+
+    ``leaderless_seconds`` is None when nobody had written before, 0 when one took over from the
+    other without a gap.
+    """
+
+    slots: tuple[int, ...]
+    purpose: Purpose
+    old_epoch: int
+    epoch: int
+    ledger: int
+    holder: Contender | None
+    departure: Departure
+    leaderless_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer an administrator's request; ``refusal`` is empty when it was done."""
+
+    identifier: str
+    epoch: int
+    refusal: str = ""
+
+
+Effect = Fence | Grant | Queue | Reject | Close | Probe | Suspect | Record | Answer
+
+Step = tuple[Topic, tuple[Effect, ...]]
+"""What a step makes of the topic, and what it asks for."""

@@ -1,0 +1,132 @@
+"""What may happen to a topic. Past tense; nothing else changes its state.
+
+``now`` is always the broker's monotonic clock in seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onewriter_core.topic.model import Departure, PromotionPolicy, Request, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerRequested:
+    """A PRODUCER command arrived."""
+
+    request: Request
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerGone:
+    """A producer or waiter left, or was found dead. Names who: nobody else is removed."""
+
+    registration: str
+    departure: Departure
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class FenceStored:
+    """The Fence effect of that number is durable; ``ledger`` is the one it opened."""
+
+    number: int
+    ledger: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class FenceRefused:
+    """The Fence effect of that number was given up before anything was stopped or written."""
+
+    number: int
+    reason: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClockTicked:
+    """A deadline that ``next_deadline`` named may have passed."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverRequested:
+    """An administrator asked for a planned change of hands, perhaps to a named waiter.
+
+    ``to`` matches a waiter's producer name or claim; empty: the first in line.
+    """
+
+    identifier: str
+    to: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class FenceRequested:
+    """An administrator asked to depose the holder; ``if_epoch`` makes it conditional."""
+
+    identifier: str
+    if_epoch: int | None
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFull:
+    """A slot's ledger passed its size or age: roll it. No change of hands."""
+
+    slot: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetChanged:
+    """The store failed over: every ledger must be fenced again.
+
+    ``grants_known`` is False when grants may have been lost with the old dataset's tail: then
+    nobody may resume (decision recorded in docs/adr/0002).
+    """
+
+    grants_known: bool
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsAdded:
+    """The topic got partitions."""
+
+    slots: tuple[Slot, ...]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChanged:
+    """Waiters are promoted in another order from now on."""
+
+    policy: PromotionPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    """This broker stops serving the topic: it moves, was deleted, or the broker shuts down."""
+
+    reason: str
+    now: float
+
+
+Event = (
+    ProducerRequested
+    | ProducerGone
+    | FenceStored
+    | FenceRefused
+    | ClockTicked
+    | HandoverRequested
+    | FenceRequested
+    | LedgerFull
+    | DatasetChanged
+    | SlotsAdded
+    | PolicyChanged
+    | Unloaded
+)

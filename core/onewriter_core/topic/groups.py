@@ -1,0 +1,87 @@
+"""Partitioned producers: their requests are one contender, made by partition 0."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onewriter_core.topic.answers import not_ready
+from onewriter_core.topic.effects import Grant, Queue, Step
+from onewriter_core.topic.lookups import new_contender, same_group, with_holder
+from onewriter_core.topic.model import (
+    HELD_BACK_MAX,
+    Contender,
+    Held,
+    HeldBack,
+    Member,
+    Request,
+    Slot,
+    Tenure,
+    Topic,
+)
+from onewriter_core.topic.table import contend
+
+HOLD_BACK_SECONDS = 2.0
+"""How long a partition's request waits for partition 0 before it competes alone."""
+
+
+def partition_requested(topic: Topic, slot: Slot, request: Request, now: float) -> Step:
+    """One of a partitioned producer's requests: join the group, make it, or wait for partition 0."""
+    joined = _join(topic, slot, request)
+    if joined is not None:
+        return joined
+    holds_other_slots = any(
+        same_group(holder, request) and slot.number not in holder.slots for holder in topic.holders
+    )
+    if holds_other_slots:  # a partition added after the grant
+        contender = new_contender(topic, request, (slot.number,), is_partitioned=False)
+        return contend(replace(topic, arrivals=topic.arrivals + 1), contender, request)
+    if slot.number != 0:
+        if len(topic.held_back) >= HELD_BACK_MAX:
+            return topic, (not_ready(request.registration, "too many partitions are waiting"),)
+        held = HeldBack(request, now + HOLD_BACK_SECONDS)
+        return replace(topic, held_back=(*topic.held_back, held)), ()
+    contender = new_contender(
+        topic, request, tuple(s.number for s in topic.slots), is_partitioned=True
+    )
+    still_held: list[HeldBack] = []
+    for held in topic.held_back:
+        early = held.request
+        if same_group(contender, early) and not contender.has_member(early.slot):
+            member = Member(early.slot, early.registration, early.reconnects)
+            contender = replace(contender, members=(*contender.members, member))
+        else:
+            still_held.append(held)
+    topic = replace(topic, held_back=tuple(still_held), arrivals=topic.arrivals + 1)
+    return contend(topic, contender, request)
+
+
+def _join(topic: Topic, slot: Slot, request: Request) -> Step | None:
+    """Add the request to a group that its partition 0 has already made; None: there is none."""
+    member = Member(slot.number, request.registration, request.reconnects)
+
+    def fits(contender: Contender | None) -> bool:
+        return (
+            contender is not None
+            and contender.is_partitioned
+            and slot.number in contender.slots
+            and same_group(contender, request)
+            and not contender.has_member(slot.number)
+        )
+
+    for holder in topic.holders:
+        if fits(holder) and slot.ownership == Held(
+            Tenure(slot.epoch, holder.producer_name, holder.identity), holder.group
+        ):
+            joined = replace(holder, members=(*holder.members, member))
+            grant = Grant(member.registration, slot.number, holder.producer_name, slot.epoch)
+            return with_holder(topic, joined), (grant,)
+    claim = topic.claim
+    if claim is not None and claim.contender is not None and fits(claim.contender):
+        joined = replace(claim.contender, members=(*claim.contender.members, member))
+        return replace(topic, claim=replace(claim, contender=joined)), ()
+    for waiter in topic.queue:
+        if fits(waiter):
+            joined = replace(waiter, members=(*waiter.members, member))
+            queue = tuple(joined if w.group == waiter.group else w for w in topic.queue)
+            return replace(topic, queue=queue), (Queue(member.registration, waiter.producer_name),)
+    return None

@@ -1,0 +1,114 @@
+"""Looking things up in a topic, and putting changed parts back. No decisions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from onewriter_core.topic.model import (
+    AccessMode,
+    Contender,
+    Held,
+    ImpossibleStep,
+    Member,
+    Purpose,
+    Request,
+    Reserved,
+    Shared,
+    Slot,
+    Topic,
+    Vacant,
+)
+
+
+def exclusive_owner(topic: Topic, slots: tuple[int, ...]) -> str | None:
+    """The name of whoever holds, claims or may still come back to one of the slots."""
+    claim = topic.claim
+    if claim is not None and claim.contender is not None and overlap(claim.slots, slots):
+        return claim.contender.producer_name
+    for slot in topic.slots:
+        if slot.number in slots and isinstance(slot.ownership, Held | Reserved):
+            return slot.ownership.tenure.producer_name
+    return None
+
+
+def has_shared(topic: Topic, slots: tuple[int, ...]) -> bool:
+    claim = topic.claim
+    if claim is not None and claim.purpose is Purpose.SHARE and overlap(claim.slots, slots):
+        return True
+    return any(s.number in slots and isinstance(s.ownership, Shared) for s in topic.slots)
+
+
+def free_slots(topic: Topic) -> frozenset[int]:
+    return frozenset(s.number for s in topic.slots if isinstance(s.ownership, Vacant))
+
+
+def writers(topic: Topic, slot: Slot) -> list[str]:
+    """The registrations that write this slot now."""
+    match slot.ownership:
+        case Held(_, group):
+            members = holder_of(topic, group).members
+            return [m.registration for m in members if m.slot == slot.number]
+        case Shared(producers):
+            return [p.registration for p in producers]
+        case Vacant() | Reserved():
+            return []
+        case _:
+            assert_never(slot.ownership)
+
+
+def holder_of(topic: Topic, group: str) -> Contender:
+    holder = topic.holder(group)
+    if holder is None:
+        raise ImpossibleStep(f"a slot is held by {group}, whom nobody knows")
+    return holder
+
+
+def with_slot(topic: Topic, slot: Slot) -> Topic:
+    return replace(topic, slots=tuple(slot if s.number == slot.number else s for s in topic.slots))
+
+
+def with_holder(topic: Topic, holder: Contender) -> Topic:
+    others = tuple(h for h in topic.holders if h.group != holder.group)
+    return replace(topic, holders=(*others, holder))
+
+
+def without_member(topic: Topic, group: str, registration: str) -> Topic:
+    return with_holder(topic, holder_of(topic, group).without(registration))
+
+
+def overlap(some: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    return not set(some).isdisjoint(others)
+
+
+def leaderless_seconds(slot: Slot, now: float) -> float | None:
+    return None if slot.vacant_since is None else now - slot.vacant_since
+
+
+def new_contender(
+    topic: Topic, request: Request, slots: tuple[int, ...], *, is_partitioned: bool
+) -> Contender:
+    return Contender(
+        group=request.registration,
+        slots=slots,
+        members=(Member(request.slot, request.registration, request.reconnects),),
+        is_partitioned=is_partitioned,
+        producer_name=request.producer_name,
+        name_given=request.name_given,
+        identity=request.identity,
+        mode=request.mode,
+        connection=request.connection,
+        priority=request.priority if request.mode is AccessMode.WAIT_FOR_EXCLUSIVE else 0,
+        arrival=topic.arrivals + 1,
+        claim=request.claim,
+        address=request.address,
+    )
+
+
+def same_group(contender: Contender, request: Request) -> bool:
+    """One partitioned producer's requests share its given name, else its connection."""
+    if (contender.identity, contender.mode) != (request.identity, request.mode):
+        return False
+    if contender.name_given or request.name_given:
+        return contender.producer_name == request.producer_name
+    return contender.connection == request.connection

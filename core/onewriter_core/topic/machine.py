@@ -1,0 +1,391 @@
+"""Who may write a topic: ``step(topic, event) -> (topic, effects)``.
+
+Rules of this file
+------------------
+* ``step`` is pure. Time comes in with the event, names and priorities with the request; what must
+  be done goes out as effects, performed in order. Broker, simulation and model checker run it.
+* The epoch gate comes first: a producer that carries an older epoch is refused before anybody else
+  is touched, queued, probed or deposed (the stale fencer of docs/comparison.md).
+* Removal names who. A producer that leaves frees what *it* holds, never what its successor holds.
+* Ownership changes only when the store has said so: ``FenceStored`` answers ``Fence``. Until then
+  the topic has a claim in progress, a state of its own, and at most one.
+* Whatever a peer sends is answered, never raised. What cannot happen raises.
+
+Theory of operation
+-------------------
+A slot (the topic, or one of its partitions) is Vacant, Reserved, Shared or Held:
+
+====================  ===========================  ==========================================
+from                  to                           by
+====================  ===========================  ==========================================
+Vacant                Held                         a claim stored for a contender
+Vacant                Shared                       a Shared producer (after a fence, unless open)
+Vacant with tenure    Held, same epoch             the tenure's holder comes back
+Reserved              Held, same epoch             the tenure's holder comes back in time
+Reserved              Vacant                       the window passes, or somebody fences
+Shared                Vacant                       the last producer leaves
+Held                  Held, new epoch              takeover, handover: one claim, no gap
+Held                  Vacant with tenure           its producer leaves or is found dead
+Held                  Vacant                       an administrator fences
+====================  ===========================  ==========================================
+
+The new topic epoch *is* the ledger that the claim opened, so epochs rise strictly and may jump.
+After every event ``_settle`` starts what had to wait: re-fences, deferred requests, and the
+promotion of the next waiter. A waiter that vanished while its claim was stored is skipped there:
+the slot is vacant again and the next one is promoted, until one takes it or nobody is left.
+
+Partitions: a contender wants one slot or all of them. Partition 0's request makes the group;
+requests that arrive before it are held back, those after it join. A group is granted all its
+slots by one fence or none.
+
+Not here: publishing (compares the ledger and appends), pings, and everything that is not a
+decision. The table of docs/concepts.md (mode against state) is ``_contend`` and ``_share``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from onewriter_core.errors import ServerError
+from onewriter_core.topic.answers import moved_on, not_ready
+from onewriter_core.topic.claims import fence_refused, fence_stored, resume, start_claim
+from onewriter_core.topic.effects import Answer, Close, Effect, Grant, Probe, Reject, Step, Suspect
+from onewriter_core.topic.events import (
+    ClockTicked,
+    DatasetChanged,
+    Event,
+    FenceRefused,
+    FenceRequested,
+    FenceStored,
+    HandoverRequested,
+    LedgerFull,
+    PolicyChanged,
+    ProducerGone,
+    ProducerRequested,
+    SlotsAdded,
+    Unloaded,
+)
+from onewriter_core.topic.groups import partition_requested
+from onewriter_core.topic.lookups import (
+    free_slots,
+    holder_of,
+    new_contender,
+    with_holder,
+    with_slot,
+    without_member,
+    writers,
+)
+from onewriter_core.topic.model import (
+    AccessMode,
+    Departure,
+    Held,
+    Member,
+    Purpose,
+    Request,
+    Reserved,
+    Shared,
+    Slot,
+    Tenure,
+    Topic,
+    Vacant,
+)
+from onewriter_core.topic.table import contend, defer, share_requested
+from onewriter_core.topic.waiting import in_order, next_promoted
+
+
+def step(topic: Topic, event: Event) -> Step:
+    """What the event makes of the topic, and what is to be done about it."""
+    match event:
+        case ProducerRequested(request, now):
+            return _and_settle(_requested(topic, request, now), now)
+        case ProducerGone(registration, departure, now):
+            return _and_settle(_gone(topic, registration, departure, now), now)
+        case FenceStored(number, ledger, now):
+            return _and_settle(fence_stored(topic, number, ledger, now), now)
+        case FenceRefused(number, reason, now):
+            return _and_settle(fence_refused(topic, number, reason), now)
+        case ClockTicked(now):
+            return _and_settle(_ticked(topic, now), now)
+        case HandoverRequested(identifier, to, _):
+            return _handed_over(topic, identifier, to)
+        case FenceRequested(identifier, if_epoch, _):
+            return _fenced(topic, identifier, if_epoch)
+        case LedgerFull(number, _):
+            return _rolled(topic, number)
+        case DatasetChanged(grants_known, now):
+            return _and_settle(_dataset_changed(topic, grants_known=grants_known), now)
+        case SlotsAdded(slots, now):
+            return _and_settle(_slots_added(topic, slots), now)
+        case PolicyChanged(policy):
+            return replace(topic, policy=policy), ()
+        case Unloaded(reason, _):
+            return _unloaded(topic, reason)
+        case _:
+            assert_never(event)
+
+
+def next_deadline(topic: Topic) -> float | None:
+    """When the machine wants to be told of the time (ClockTicked); None: no need."""
+    deadlines = [held.until for held in topic.held_back]
+    deadlines += [s.ownership.until for s in topic.slots if isinstance(s.ownership, Reserved)]
+    return min(deadlines, default=None)
+
+
+def _requested(topic: Topic, request: Request, now: float) -> Step:
+    slot = topic.slot(request.slot)
+    if topic.is_closed:
+        return topic, (not_ready(request.registration, "the topic is moving"),)
+    if slot is None:
+        return topic, (
+            Reject(request.registration, ServerError.TOPIC_NOT_FOUND, "no such partition"),
+        )
+    if request.mode is AccessMode.SHARED:
+        return share_requested(topic, slot, request)
+    if request.topic_epoch is not None:
+        return _returned(topic, slot, request, request.topic_epoch, now)
+    if slot.number >= 0 and not request.alone:
+        return partition_requested(topic, slot, request, now)
+    contender = new_contender(topic, request, (slot.number,), is_partitioned=False)
+    return contend(replace(topic, arrivals=topic.arrivals + 1), contender, request)
+
+
+def _returned(topic: Topic, slot: Slot, request: Request, epoch: int, now: float) -> Step:
+    """A producer that was granted before comes back with its epoch: the gate, then the resume."""
+    registration = request.registration
+    if epoch < slot.epoch:
+        return topic, (moved_on(registration, epoch, slot.epoch),)
+    if epoch > slot.epoch:
+        return topic, (
+            Suspect(registration, epoch, slot.epoch),
+            moved_on(registration, epoch, slot.epoch),
+        )
+    tenure = Tenure(epoch, request.producer_name, request.identity)
+    claim = topic.claim
+    if claim and slot.number in claim.slots and claim.purpose in {Purpose.GRANT, Purpose.DEPOSE}:
+        return topic, (not_ready(registration, "a change of hands is in progress"),)
+    match slot.ownership:
+        case Held(held, group) if held == tenure and not slot.grants_lost:
+            return _replaced(topic, slot, group, request)
+        case Vacant(kept) | Reserved(kept, _) if kept == tenure:
+            if not slot.is_open:
+                return _start_or_defer(topic, request, Purpose.RESUME, slot)
+            contender = new_contender(topic, request, (slot.number,), is_partitioned=False)
+            return resume(replace(topic, arrivals=topic.arrivals + 1), slot, contender, now)
+        case Held() | Vacant() | Reserved() | Shared():
+            return topic, (moved_on(registration, epoch, slot.epoch),)
+        case _:
+            assert_never(slot.ownership)
+
+
+def _replaced(topic: Topic, slot: Slot, group: str, request: Request) -> Step:
+    """The holder reconnected before its old connection was found dead: the newer one counts."""
+    holder = holder_of(topic, group)
+    old = next((m for m in holder.members if m.slot == slot.number), None)
+    if old is not None and request.reconnects <= old.reconnects:
+        return topic, (
+            Reject(
+                request.registration,
+                ServerError.PRODUCER_BUSY,
+                f"Producer with name '{request.producer_name}' is already connected to topic",
+            ),
+            Probe(old.registration),
+        )
+    member = Member(slot.number, request.registration, request.reconnects)
+    kept = holder if old is None else holder.without(old.registration)
+    holder = replace(
+        kept,
+        members=(*kept.members, member),
+        connection=request.connection,
+        address=request.address,
+    )
+    effects: tuple[Effect, ...] = (
+        Grant(request.registration, slot.number, holder.producer_name, slot.epoch, resumed=True),
+    )
+    if old is not None:
+        effects = (Close(old.registration, Departure.CONNECTION_LOST), *effects)
+    return with_holder(topic, holder), effects
+
+
+def _and_settle(done: Step, now: float) -> Step:
+    """Start what had to wait for the claim that is decided now, until another is in progress."""
+    topic, effects = done
+    while topic.claim is None and not topic.is_closed:
+        lost = tuple(
+            s.number for s in topic.slots if s.grants_lost and isinstance(s.ownership, Held)
+        )
+        unfenced = tuple(
+            s.number
+            for s in topic.slots
+            if not s.is_open and isinstance(s.ownership, Held | Shared)
+        )
+        if lost:
+            topic, more = start_claim(topic, Purpose.DEPOSE, lost, None, Departure.GRANT_LOST)
+        elif unfenced:
+            topic, more = start_claim(topic, Purpose.REFENCE, unfenced, None, Departure.NONE)
+        elif topic.deferred:
+            request, *rest = topic.deferred
+            topic, more = _requested(replace(topic, deferred=tuple(rest)), request, now)
+        else:
+            waiter = next_promoted(topic.queue, topic.policy, free_slots(topic))
+            if waiter is None:
+                break
+            topic = replace(topic, queue=tuple(w for w in topic.queue if w.group != waiter.group))
+            topic, more = start_claim(topic, Purpose.GRANT, waiter.slots, waiter, Departure.NONE)
+        effects += more
+    return topic, effects
+
+
+def _start_or_defer(topic: Topic, request: Request, purpose: Purpose, slot: Slot) -> Step:
+    if topic.claim is not None:
+        return defer(topic, None, request)
+    contender = new_contender(topic, request, (slot.number,), is_partitioned=False)
+    topic = replace(topic, arrivals=topic.arrivals + 1)
+    return start_claim(topic, purpose, (slot.number,), contender, Departure.NONE)
+
+
+def _gone(topic: Topic, registration: str, departure: Departure, now: float) -> Step:
+    topic = replace(
+        topic,
+        held_back=tuple(h for h in topic.held_back if h.request.registration != registration),
+        deferred=tuple(r for r in topic.deferred if r.registration != registration),
+        queue=tuple(
+            left for w in topic.queue if (left := w.without(registration)).members or not w.members
+        ),
+    )
+    claim = topic.claim
+    if claim is not None:
+        contender = claim.contender and claim.contender.without(registration)
+        newcomers = tuple(p for p in claim.newcomers if p.registration != registration)
+        topic = replace(topic, claim=replace(claim, contender=contender, newcomers=newcomers))
+    for slot in topic.slots:
+        match slot.ownership:
+            case Shared(producers):
+                staying = tuple(p for p in producers if p.registration != registration)
+                if staying != producers:
+                    ownership = Shared(staying) if staying else Vacant()
+                    topic = with_slot(topic, replace(slot, ownership=ownership))
+            case Held(tenure, group):
+                members = holder_of(topic, group).members
+                if Member(slot.number, registration) in [replace(m, reconnects=0) for m in members]:
+                    vacant = replace(
+                        slot, ownership=Vacant(tenure), departure=departure, vacant_since=now
+                    )
+                    topic = without_member(with_slot(topic, vacant), group, registration)
+                    topic = _abandoned(topic, group, departure, now)
+            case Vacant() | Reserved():
+                pass
+            case _:
+                assert_never(slot.ownership)
+    return topic, ()
+
+
+def _abandoned(topic: Topic, group: str, departure: Departure, now: float) -> Topic:
+    """A holder without any member left holds nothing, not even partitions that never joined."""
+    if holder_of(topic, group).members:
+        return topic
+    for slot in topic.slots:
+        if isinstance(slot.ownership, Held) and slot.ownership.group == group:
+            topic = with_slot(
+                topic,
+                replace(
+                    slot,
+                    ownership=Vacant(slot.ownership.tenure),
+                    departure=departure,
+                    vacant_since=now,
+                ),
+            )
+    return replace(topic, holders=tuple(h for h in topic.holders if h.group != group))
+
+
+def _ticked(topic: Topic, now: float) -> Step:
+    for slot in topic.slots:
+        if isinstance(slot.ownership, Reserved) and slot.ownership.until <= now:
+            topic = with_slot(topic, replace(slot, ownership=Vacant(slot.ownership.tenure)))
+    due = [held.request for held in topic.held_back if held.until <= now]
+    topic = replace(topic, held_back=tuple(h for h in topic.held_back if h.until > now))
+    effects: tuple[Effect, ...] = ()
+    for request in due:
+        topic, more = _requested(topic, replace(request, alone=True), now)
+        effects += more
+    return topic, effects
+
+
+def _handed_over(topic: Topic, identifier: str, to: str) -> Step:
+    """A planned change of hands: one fence from the holder to a waiter, without a gap."""
+    if topic.claim is not None or topic.is_closed:
+        return topic, (Answer(identifier, topic.epoch, "a change of hands is in progress"),)
+    for waiter in in_order(topic.queue, topic.policy):
+        if not to or to in {waiter.producer_name, waiter.claim}:
+            queue = tuple(w for w in topic.queue if w.group != waiter.group)
+            return start_claim(
+                replace(topic, queue=queue),
+                Purpose.GRANT,
+                waiter.slots,
+                waiter,
+                Departure.HANDED_OVER,
+                answers=identifier,
+            )
+    refusal = f"nobody named {to!r} is waiting" if to else "nobody is waiting"
+    return topic, (Answer(identifier, topic.epoch, refusal),)
+
+
+def _fenced(topic: Topic, identifier: str, if_epoch: int | None) -> Step:
+    """An administrator deposes whoever holds the topic; the waiters stay."""
+    if topic.claim is not None or topic.is_closed:
+        return topic, (Answer(identifier, topic.epoch, "a change of hands is in progress"),)
+    if if_epoch is not None and if_epoch != topic.epoch:
+        refusal = f"the topic epoch is {topic.epoch}, not {if_epoch}"
+        return topic, (Answer(identifier, topic.epoch, refusal),)
+    slots = tuple(slot.number for slot in topic.slots)
+    return start_claim(topic, Purpose.DEPOSE, slots, None, Departure.FENCED, answers=identifier)
+
+
+def _rolled(topic: Topic, number: int) -> Step:
+    slot = topic.slot(number)
+    if topic.claim is not None or topic.is_closed or slot is None or not slot.is_open:
+        return topic, ()  # asked again while the ledger stays full
+    return start_claim(topic, Purpose.ROLL, (number,), None, Departure.NONE)
+
+
+def _dataset_changed(topic: Topic, *, grants_known: bool) -> Step:
+    slots: list[Slot] = []
+    for slot in topic.slots:
+        closed = replace(slot, is_open=False)
+        if not grants_known:
+            closed = replace(closed, grants_lost=True)
+            if isinstance(closed.ownership, Vacant | Reserved):
+                closed = replace(closed, ownership=Vacant(), grants_lost=False)
+        slots.append(closed)
+    return replace(topic, slots=tuple(slots)), ()
+
+
+def _slots_added(topic: Topic, slots: tuple[Slot, ...]) -> Step:
+    numbers = tuple(slot.number for slot in slots)
+    queue = tuple(
+        replace(w, slots=(*w.slots, *numbers)) if w.is_partitioned else w for w in topic.queue
+    )
+    return replace(topic, slots=(*topic.slots, *slots), queue=queue), ()
+
+
+def _unloaded(topic: Topic, reason: str) -> Step:
+    """Granted producers reconnect; everybody who waits for an answer looks the topic up again."""
+    effects: list[Effect] = []
+    for slot in topic.slots:
+        effects += [Close(r, Departure.MOVED) for r in writers(topic, slot)]
+    pending = [h.request.registration for h in topic.held_back]
+    pending += [r.registration for r in topic.deferred]
+    pending += [m.registration for w in topic.queue for m in w.members]
+    claim = topic.claim
+    if claim is not None:
+        if claim.contender is not None:
+            pending += [m.registration for m in claim.contender.members]
+        pending += [p.registration for p in claim.newcomers]
+        if claim.answers:
+            effects.append(Answer(claim.answers, topic.epoch, reason))
+    effects += [not_ready(registration, reason) for registration in pending]
+    slots = tuple(
+        replace(s, ownership=Vacant(), is_open=False, grants_lost=False) for s in topic.slots
+    )
+    closed = Topic(slots, topic.policy, arrivals=topic.arrivals, claims=topic.claims)
+    return replace(closed, is_closed=True), tuple(effects)

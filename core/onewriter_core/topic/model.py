@@ -1,0 +1,283 @@
+"""The state of one topic: frozen values, no behaviour beyond looking things up.
+
+A topic has *slots*: one per partition, or a single slot for a topic that has none. Every slot has
+its own epoch and its own ownership. A *contender* asks for one slot or, as a partitioned producer,
+for all of them at once; it gets all it asked for or nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+from onewriter_core.ids import Identity
+
+WHOLE = -1
+"""The slot number of a topic that has no partitions."""
+
+WAITERS_MAX = 10_000
+"""Contenders that may wait for one topic."""
+
+HELD_BACK_MAX = 4_096
+"""Requests of partitioned producers that may wait for their partition 0."""
+
+DEPOSED_MAX = 16
+"""Deposed identities remembered per slot, newest last."""
+
+DEFERRED_MAX = 256
+"""Requests that may wait for a claim in progress."""
+
+
+class ImpossibleStep(AssertionError):
+    """The machine was driven against its rules: a bug in the shell, never a peer's doing."""
+
+
+class AccessMode(enum.IntEnum):
+    """How a producer wants the topic (PIP-68; numbers as in CommandProducer)."""
+
+    SHARED = 0
+    EXCLUSIVE = 1
+    WAIT_FOR_EXCLUSIVE = 2
+    EXCLUSIVE_WITH_FENCING = 3
+
+
+class Departure(enum.Enum):
+    """Why a writer no longer writes; the cause of the transition that follows."""
+
+    NONE = "Initial"
+    CLOSED = "Released"
+    CONNECTION_LOST = "ConnectionLost"
+    SILENT = "Silent"
+    PROGRESS_DEADLINE = "ProgressDeadline"
+    TAKEN_OVER = "TakenOver"
+    HANDED_OVER = "Handover"
+    FENCED = "FencedByAdministrator"
+    MOVED = "BrokerChanged"
+    GRANT_LOST = "GrantLost"
+
+
+class Purpose(enum.Enum):
+    """What a fence is for; also the kind of its audit record."""
+
+    GRANT = "grant"
+    SHARE = "share"
+    RESUME = "resume"
+    ROLL = "roll"
+    REFENCE = "refence"
+    DEPOSE = "fence"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One PRODUCER command, as the session understood and admitted it.
+
+    ``registration`` names this producer on this connection, uniquely for ever. ``alone``: compete
+    for this one partition, not for the topic. ``producer_name`` is the client's, or invented.
+    ``priority`` is already capped by the claim. ``topic_epoch`` is what a reconnecting producer
+    carries, None at creation; ``reconnects`` is CommandProducer.epoch. ``if_epoch`` makes a
+    takeover conditional on the epoch it deposes.
+    """
+
+    registration: str
+    connection: str
+    producer_name: str
+    mode: AccessMode
+    slot: int = WHOLE
+    alone: bool = False
+    name_given: bool = False
+    identity: Identity = Identity()
+    priority: int = 0
+    topic_epoch: int | None = None
+    reconnects: int = 0
+    claim: str = ""
+    address: str = ""
+    may_take_over: bool = True
+    if_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One producer of a contender: the slot it stands for and its registration."""
+
+    slot: int
+    registration: str
+    reconnects: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Somebody who holds, claims or waits for slots: one producer, or a partitioned one's group.
+
+    ``group`` is unique. ``slots`` are what it wants, ``members`` the producers that have arrived;
+    ``is_partitioned``: it wants all partitions, also those added later.
+    ``arrival`` counts up per topic, so two contenders never tie.
+    """
+
+    group: str
+    slots: tuple[int, ...]
+    members: tuple[Member, ...]
+    is_partitioned: bool
+    producer_name: str
+    name_given: bool
+    identity: Identity
+    mode: AccessMode
+    connection: str
+    priority: int
+    arrival: int
+    claim: str
+    address: str
+
+    def without(self, registration: str) -> Contender:
+        return replace(
+            self, members=tuple(m for m in self.members if m.registration != registration)
+        )
+
+    def has_member(self, slot: int) -> bool:
+        return any(m.slot == slot for m in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """A grant that stands in the marker: who may resume it without a new epoch."""
+
+    epoch: int
+    producer_name: str
+    identity: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Vacant:
+    """Nobody writes. Whoever held the tenure may still resume it."""
+
+    tenure: Tenure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The bucket changed brokers: the tenure's holder has until ``until`` to come back first."""
+
+    tenure: Tenure
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Shared producers write; no tenure can be resumed."""
+
+    producers: tuple[SharedProducer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedProducer:
+    """One connected producer of mode Shared."""
+
+    registration: str
+    producer_name: str
+    identity: Identity
+    reconnects: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One exclusive producer writes; ``group`` names it among the topic's holders."""
+
+    tenure: Tenure
+    group: str
+
+
+Ownership = Vacant | Reserved | Shared | Held
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One partition's ownership.
+
+    ``epoch`` is the highest topic epoch ever granted here. ``ledger`` is the newest one fenced by
+    this broker; ``is_open`` says that this broker fenced it in the present dataset. ``departure``
+    and ``vacant_since`` tell how the last writer left, for the next transition's record. ``deposed``
+    are identities that lost a tenure other than by leaving. ``grants_lost``: the store may have
+    forgotten grants, so the present holder must win anew.
+    """
+
+    number: int
+    epoch: int = 0
+    ledger: int = 0
+    is_open: bool = False
+    ownership: Ownership = Vacant()
+    departure: Departure = Departure.NONE
+    vacant_since: float | None = None
+    deposed: tuple[Identity, ...] = ()
+    grants_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The one fence in progress: a state, not a flag.
+
+    ``contender`` is who asked for it; None when a roll, a re-fence or an administrator did, or when
+    Shared producers (``newcomers``) did. ``answers`` names the administrator's request.
+    """
+
+    number: int
+    purpose: Purpose
+    slots: tuple[int, ...]
+    contender: Contender | None = None
+    newcomers: tuple[SharedProducer, ...] = ()
+    departure: Departure = Departure.NONE
+    answers: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """A partitioned producer's request that waits for its partition 0."""
+
+    request: Request
+    until: float
+
+
+class PromotionPolicy(enum.Enum):
+    """In which order waiters are promoted; ``waiting.py`` has the order itself."""
+
+    FIFO = "Fifo"
+    PRIORITY = "Priority"
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """Everything the machine knows about one topic."""
+
+    slots: tuple[Slot, ...]
+    policy: PromotionPolicy = PromotionPolicy.PRIORITY
+    holders: tuple[Contender, ...] = ()
+    queue: tuple[Contender, ...] = ()
+    held_back: tuple[HeldBack, ...] = ()
+    deferred: tuple[Request, ...] = ()
+    claim: Claim | None = None
+    arrivals: int = 0
+    claims: int = 0
+    is_closed: bool = False
+
+    def slot(self, number: int) -> Slot | None:
+        """The slot of that number, None when there is none."""
+        for slot in self.slots:
+            if slot.number == number:
+                return slot
+        return None
+
+    @property
+    def epoch(self) -> int:
+        """The highest topic epoch over all slots."""
+        return max((slot.epoch for slot in self.slots), default=0)
+
+    def holder(self, group: str) -> Contender | None:
+        for contender in self.holders:
+            if contender.group == group:
+                return contender
+        return None
+
+
+def partitioned(partitions: int) -> tuple[Slot, ...]:
+    """Fresh slots for a topic with that many partitions; 0: one slot for the topic itself."""
+    if partitions == 0:
+        return (Slot(WHOLE),)
+    return tuple(Slot(number) for number in range(partitions))

@@ -1,0 +1,150 @@
+"""The decision table: an access mode against the state of the slots it wants (PIP-68)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from onewriter_core.errors import ServerError
+from onewriter_core.topic.answers import busy, grant_shared, not_ready, probes, reject_all
+from onewriter_core.topic.claims import start_claim
+from onewriter_core.topic.effects import Close, Effect, Probe, Queue, Step
+from onewriter_core.topic.lookups import exclusive_owner, has_shared, overlap, with_slot
+from onewriter_core.topic.model import (
+    DEFERRED_MAX,
+    WAITERS_MAX,
+    AccessMode,
+    Contender,
+    Departure,
+    ImpossibleStep,
+    Purpose,
+    Request,
+    Shared,
+    SharedProducer,
+    Slot,
+    Topic,
+    Vacant,
+)
+
+
+def contend(topic: Topic, contender: Contender, request: Request) -> Step:
+    """An exclusive mode against the state of the slots it wants (pulsar: PIP-68's table)."""
+    owner = exclusive_owner(topic, contender.slots)
+    shared_present = has_shared(topic, contender.slots)
+    waiters = [w for w in topic.queue if overlap(w.slots, contender.slots)]
+    is_free = owner is None and not shared_present
+    match contender.mode:
+        case AccessMode.EXCLUSIVE:
+            if owner is not None:
+                text = f"Topic has an existing exclusive producer: {owner}"
+                return topic, reject_all(contender, text) + probes(topic, contender.slots)
+            if shared_present:
+                text = "Topic has existing shared producers"
+                return topic, reject_all(contender, text) + probes(topic, contender.slots)
+            if waiters:
+                return topic, reject_all(contender, "Topic has waiting exclusive producers")
+        case AccessMode.WAIT_FOR_EXCLUSIVE:
+            if not is_free or waiters or topic.claim is not None:
+                return _queued(topic, contender)
+        case AccessMode.EXCLUSIVE_WITH_FENCING:
+            refusal = _takeover_refusal(topic, contender, request, is_free=is_free and not waiters)
+            if refusal is not None:
+                return topic, refusal
+            if topic.claim is None and waiters:
+                effects = tuple(
+                    effect for waiter in waiters for effect in reject_all(waiter, "Fenced out")
+                )
+                groups = {waiter.group for waiter in waiters}
+                topic = replace(topic, queue=tuple(w for w in topic.queue if w.group not in groups))
+                topic, more = start_claim(
+                    topic, Purpose.GRANT, contender.slots, contender, Departure.TAKEN_OVER
+                )
+                return topic, effects + more
+        case AccessMode.SHARED:
+            raise ImpossibleStep("a Shared producer never contends")
+        case _:
+            assert_never(contender.mode)
+    if topic.claim is not None:
+        return defer(topic, contender, request)
+    return start_claim(topic, Purpose.GRANT, contender.slots, contender, Departure.TAKEN_OVER)
+
+
+def _takeover_refusal(
+    topic: Topic, contender: Contender, request: Request, *, is_free: bool
+) -> tuple[Effect, ...] | None:
+    """Why this ExclusiveWithFencing may not depose anybody; None: it may."""
+    slots = [s for s in topic.slots if s.number in contender.slots]
+    epoch = max(slot.epoch for slot in slots)
+    if request.if_epoch is not None and request.if_epoch != epoch:
+        text = f"the topic epoch is {epoch}, not {request.if_epoch}"
+        return reject_all(contender, text)
+    if is_free:
+        return None
+    if not request.may_take_over:
+        text = "no claim of this client allows to take the topic over"
+        return reject_all(contender, text, ServerError.AUTHORIZATION_ERROR)
+    was_deposed = any(contender.identity in slot.deposed for slot in slots)
+    if was_deposed and request.if_epoch is None:
+        text = f"this client was deposed; a takeover must name the present topic epoch ({epoch})"
+        return reject_all(contender, text)
+    return None
+
+
+def _queued(topic: Topic, contender: Contender) -> Step:
+    if len(topic.queue) >= WAITERS_MAX:
+        text = f"{WAITERS_MAX} producers are waiting already"
+        return topic, reject_all(contender, text, ServerError.PRODUCER_BUSY)
+    waits = tuple(Queue(m.registration, contender.producer_name) for m in contender.members)
+    topic = replace(topic, queue=(*topic.queue, contender))
+    return topic, waits + probes(topic, contender.slots)
+
+
+def share_requested(topic: Topic, slot: Slot, request: Request) -> Step:
+    """A Shared producer: let in where no exclusive one holds, claims or waits."""
+    owner = exclusive_owner(topic, (slot.number,))
+    if owner is not None:
+        text = f"Topic has an existing exclusive producer: {owner}"
+        return topic, (busy(request, text), *probes(topic, (slot.number,)))
+    if any(slot.number in waiter.slots for waiter in topic.queue):
+        return topic, (busy(request, "Topic has waiting exclusive producers"),)
+    claim = topic.claim
+    claims_this = (
+        claim is not None and claim.purpose is Purpose.SHARE and slot.number in claim.slots
+    )
+    present = slot.ownership.producers if isinstance(slot.ownership, Shared) else ()
+    coming = claim.newcomers if claim is not None and claims_this else ()
+    producer = SharedProducer(
+        request.registration, request.producer_name, request.identity, request.reconnects
+    )
+    effects: tuple[Effect, ...] = ()
+    for other in (*present, *coming):
+        if other.producer_name != producer.producer_name:
+            continue
+        if other.identity == producer.identity and other.reconnects < producer.reconnects:
+            present = tuple(p for p in present if p != other)
+            coming = tuple(p for p in coming if p != other)
+            effects = (Close(other.registration, Departure.CONNECTION_LOST),)
+            continue
+        text = f"Producer with name '{producer.producer_name}' is already connected to topic"
+        return topic, (busy(request, text), Probe(other.registration))
+    if claim is not None and claims_this:
+        claim = replace(claim, newcomers=(*coming, producer))
+        return replace(topic, claim=claim), effects
+    if slot.is_open and isinstance(slot.ownership, Shared | Vacant):
+        tenure = slot.ownership.tenure if isinstance(slot.ownership, Vacant) else None
+        if tenure is None:
+            topic = with_slot(topic, replace(slot, ownership=Shared((*present, producer))))
+            return topic, (*effects, grant_shared(slot, producer))
+    if topic.claim is not None:
+        return defer(topic, None, request)
+    # The newcomer ends the last exclusive holder's right to resume: that is a fence.
+    return start_claim(topic, Purpose.SHARE, (slot.number,), newcomers=(producer,))
+
+
+def defer(topic: Topic, contender: Contender | None, request: Request) -> Step:
+    """The claim in progress must be decided first; then the request is looked at again."""
+    others = () if contender is None else contender.members
+    if len(topic.deferred) >= DEFERRED_MAX or len(others) > 1:
+        everybody = [m.registration for m in others] or [request.registration]
+        return topic, tuple(not_ready(r, "a change of hands is in progress") for r in everybody)
+    return replace(topic, deferred=(*topic.deferred, request)), ()
