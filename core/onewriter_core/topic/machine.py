@@ -217,7 +217,8 @@ def _and_settle(done: Step, now: float) -> Step:
         unfenced = tuple(
             s.number
             for s in topic.slots
-            if not s.is_open and isinstance(s.ownership, Held | Shared)
+            # Also where nobody writes: consumers move cursors under the ledger's token.
+            if not s.is_open and (s.ledger > 0 or isinstance(s.ownership, Held | Shared))
         )
         if lost:
             topic, more = start_claim(topic, Purpose.DEPOSE, lost, None, Departure.GRANT_LOST)

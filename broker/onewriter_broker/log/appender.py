@@ -1,0 +1,291 @@
+"""The one writer of a shard: blocks and fences, one call after the other.
+
+In each turn of the event loop what all logs gathered goes out in one guarded call; while it is
+under way the next one gathers. A fence takes its place behind the call that is under way, so it
+never overtakes entries of the epoch that it ends; entries that no call has taken are not appended
+any more (the runner refused them before it asked for the fence).
+
+An undecided call is sent again, the same blocks with the same positions, until the store decides:
+there is at most one such call. Blocks that are stored but not yet as durable as their topic
+promises wait in ``_uncommitted`` and do not hold up other topics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from onewriter_broker.log.api import (
+    Append,
+    Durability,
+    Fence,
+    FencedLog,
+    LogStore,
+    Marker,
+    Outcome,
+)
+from onewriter_broker.log.topic_log import PendingBlock, TopicLog
+from onewriter_core.errors import Undecided
+from onewriter_core.ids import Position
+
+CALL_BYTES_MAX = 1024 * 1024
+"""One call carries at most so much, or one block."""
+
+RETRY_SECONDS = (0.02, 0.05, 0.1, 0.25, 0.5)
+"""Pauses between attempts of an undecided call; the last one repeats."""
+
+COMMIT_RETRY_SECONDS = 0.01
+"""Pause before asking again whether replicas have caught up."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What the metrics show of the append path."""
+
+    calls: int = 0
+    blocks: int = 0
+    entries: int = 0
+    bytes: int = 0
+    undecided_calls: int = 0
+    fences: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _FenceItem:
+    """A fence that waits for its turn."""
+
+    fence: Fence
+    logs: Sequence[TopicLog]
+    flush: bool
+    done: asyncio.Future[Outcome]
+
+
+@dataclass(slots=True, eq=False)
+class _Uncommitted:
+    """Something stored that is not yet durable enough, and what to do when it is."""
+
+    durability: Durability
+    then: Callable[[], None]
+
+
+class Appender:
+    """Appends and fences for one shard. ``run`` must be running; it ends when cancelled.
+
+    ``deposed`` is called with a bucket whose writes were answered REFENCE, FENCED, UNKNOWN or
+    LOST: its ownership must be looked at before anything else is written there.
+    """
+
+    def __init__(
+        self,
+        store: LogStore,
+        *,
+        now: Callable[[], float],
+        wall_ms: Callable[[], int],
+        deposed: Callable[[int, Outcome], None],
+    ) -> None:
+        self.statistics = Statistics()
+        self._store = store
+        self._now = now
+        self._wall_ms = wall_ms
+        self._deposed = deposed
+        self._dirty: dict[TopicLog, None] = {}
+        self._fences: deque[_FenceItem] = deque()
+        self._uncommitted: deque[_Uncommitted] = deque()
+        self._wake: asyncio.Future[None] | None = None
+
+    def gathered(self, topic_log: TopicLog) -> None:
+        """The log has entries waiting: take them along with the next call."""
+        self._dirty[topic_log] = None
+        self._wake_up()
+
+    async def fence(self, fence: Fence, logs: Sequence[TopicLog], *, flush: bool) -> Outcome:
+        """Write the markers behind everything under way; DONE: they are durable.
+
+        ``flush``: append first what the logs have gathered (no change of hands). When DONE the
+        logs are open at the new ledger but not writable yet.
+        """
+        item = _FenceItem(fence, logs, flush, asyncio.get_running_loop().create_future())
+        self._fences.append(item)
+        self._wake_up()
+        return await item.done
+
+    def _wake_up(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def run(self) -> None:
+        """Write for ever."""
+        try:
+            while True:
+                if self._fences:
+                    await self._perform(self._fences.popleft())
+                elif self._dirty:
+                    await self._append(self._gather(list(self._dirty)))
+                elif self._uncommitted:
+                    await asyncio.sleep(COMMIT_RETRY_SECONDS)
+                else:
+                    self._wake = asyncio.get_running_loop().create_future()
+                    await self._wake
+                    self._wake = None
+                if self._uncommitted:
+                    await self._commit()
+        finally:
+            for item in self._fences:
+                item.done.cancel()
+
+    # ------------------------------------------------------------ blocks
+
+    def _gather(self, logs: Sequence[TopicLog]) -> list[tuple[TopicLog, PendingBlock]]:
+        """Blocks for the next call, the logs that waited longest first."""
+        gathered: list[tuple[TopicLog, PendingBlock]] = []
+        size = 0
+        time_ms = self._wall_ms()
+        for topic_log in logs:
+            self._dirty.pop(topic_log, None)
+            while size < CALL_BYTES_MAX:
+                pending = topic_log.next_block(time_ms)
+                if pending is None:
+                    break
+                gathered.append((topic_log, pending))
+                size += pending.size
+            if topic_log.waiting and topic_log.is_writable:
+                self._dirty[topic_log] = None
+            if size >= CALL_BYTES_MAX:
+                break
+        return gathered
+
+    async def _append(self, gathered: list[tuple[TopicLog, PendingBlock]]) -> None:
+        if not gathered:
+            return
+        outcomes = await self._decided(gathered)
+        statistics = self.statistics
+        statistics.calls += 1
+        for (topic_log, pending), outcome in zip(gathered, outcomes, strict=True):
+            if pending not in topic_log.undecided:
+                continue  # the log was closed meanwhile
+            match outcome:
+                case Outcome.DONE:
+                    statistics.blocks += 1
+                    statistics.entries += len(pending.entries)
+                    statistics.bytes += pending.size
+                    self._stored(topic_log, pending)
+                case Outcome.REFENCE | Outcome.LOST:
+                    # Whether the block is in the registered dataset is seen after the next fence.
+                    topic_log.is_writable = False
+                    self._deposed_from(topic_log, outcome)
+                case Outcome.FENCED | Outcome.UNKNOWN:
+                    topic_log.is_writable = False
+                    topic_log.give_up(pending, is_definite=outcome is Outcome.FENCED)
+                    self._deposed_from(topic_log, outcome)
+
+    async def _decided(self, gathered: list[tuple[TopicLog, PendingBlock]]) -> list[Outcome]:
+        """Send the call until the store decides."""
+        attempt = 0
+        while True:
+            appends = []
+            for topic_log, pending in gathered:
+                if topic_log.binding is None:  # closed: its blocks were answered
+                    continue
+                appends.append(
+                    Append(
+                        topic_log.binding,
+                        topic_log.name,
+                        pending.token,
+                        pending.block,
+                        never_sent=not pending.was_sent,
+                    )
+                )
+            gathered[:] = [pair for pair in gathered if pair[0].binding is not None]
+            for _, pending in gathered:
+                pending.was_sent = True
+            try:
+                return await self._store.append(appends)
+            except Undecided as undecided:
+                self.statistics.undecided_calls += 1
+                if attempt == 0:
+                    log.warning("append.undecided", reason=str(undecided), blocks=len(appends))
+                await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
+                attempt += 1
+
+    def _stored(self, topic_log: TopicLog, pending: PendingBlock) -> None:
+        def commit() -> None:
+            if pending in topic_log.undecided:
+                topic_log.block_committed(pending)
+
+        self._uncommitted.append(_Uncommitted(topic_log.durability, commit))
+
+    async def _commit(self) -> None:
+        """Pass on everything that is durable enough by now."""
+        answers: dict[Durability, bool] = {}
+        waiting: deque[_Uncommitted] = deque()
+        while self._uncommitted:
+            item = self._uncommitted.popleft()
+            if item.durability not in answers:
+                try:
+                    answers[item.durability] = await self._store.commit(item.durability)
+                except Undecided as undecided:
+                    log.warning("commit.undecided", reason=str(undecided))
+                    answers[item.durability] = False
+            if answers[item.durability]:
+                item.then()
+            else:
+                waiting.append(item)
+        self._uncommitted = waiting
+
+    def _deposed_from(self, topic_log: TopicLog, outcome: Outcome) -> None:
+        if topic_log.binding is not None:
+            self._deposed(topic_log.binding.bucket, outcome)
+
+    # ------------------------------------------------------------ fences
+
+    async def _perform(self, item: _FenceItem) -> None:
+        if item.flush:
+            while any(topic_log.waiting and topic_log.is_writable for topic_log in item.logs):
+                await self._append(self._gather(item.logs))
+                await self._commit()
+        for topic_log in item.logs:
+            topic_log.is_writable = False
+        outcome = await self._fenced(item.fence)
+        if item.done.done():
+            return
+        if outcome is not Outcome.DONE:
+            item.done.set_result(outcome)
+            return
+        self.statistics.fences += 1
+        now = self._now()
+        for topic_log in item.logs:
+            topic_log.open(item.fence.ledger, item.fence.binding, now)
+        durability = max(
+            (topic_log.durability for topic_log in item.logs), key=list(Durability).index
+        )
+
+        def commit() -> None:
+            for topic_log, part in zip(item.logs, item.fence.logs, strict=True):
+                if topic_log.ledger == item.fence.ledger and topic_log.binding is not None:
+                    topic_log.marker_committed(_marker(item.fence, part))
+            if not item.done.done():
+                item.done.set_result(Outcome.DONE)
+
+        self._uncommitted.append(_Uncommitted(durability, commit))
+
+    async def _fenced(self, fence: Fence) -> Outcome:
+        attempt = 0
+        while True:
+            try:
+                return await self._store.fence(fence)
+            except Undecided as undecided:
+                self.statistics.undecided_calls += 1
+                if attempt == 0:
+                    log.warning("fence.undecided", reason=str(undecided), ledger=fence.ledger)
+                await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
+                attempt += 1
+
+
+def _marker(fence: Fence, part: FencedLog) -> Marker:
+    return Marker(Position(fence.ledger, 0), part.marker)

@@ -1,0 +1,370 @@
+"""One log on this broker: its open ledger, what waits to be appended, and the newest blocks.
+
+The publish path ends here: an entry is buffered, the Appender gathers a block of them in its next
+call, and once the block is as durable as the topic promises the commit watermark moves over it.
+Only what lies below the watermark is ever read. Who may publish is decided elsewhere (the topic
+machine); the store itself refuses a ledger that is no longer the newest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from onewriter_broker.log.api import (
+    Binding,
+    Block,
+    Durability,
+    LogStore,
+    Marker,
+    Outcome,
+    StoredBlock,
+)
+from onewriter_broker.log.blocks import chain
+from onewriter_core.errors import Unavailable
+from onewriter_core.ids import Position, TopicName
+
+BLOCK_ENTRIES_MAX = 512
+BLOCK_BYTES_MAX = 256 * 1024
+"""A block holds at most so much, or one larger entry."""
+
+READ_BYTES = 1024 * 1024
+"""What one read from the store aims at."""
+
+READ_BLOCKS_MAX = 256
+"""Blocks that one read from the store asks for at most."""
+
+
+class Entry(NamedTuple):
+    """One stored SEND as dispatch needs it: ``messages`` is how many permits it costs."""
+
+    position: Position
+    payload: memoryview
+    messages: int
+
+
+class Sender(Protocol):
+    """Whoever handed an entry in and is told what became of it."""
+
+    def stored(
+        self, sequence_id: int, highest_sequence_id: int, position: Position, size: int
+    ) -> None:
+        """The entry is in the log at ``position``, as durable as the topic promises."""
+        ...
+
+    def unknown(self) -> None:
+        """Nobody can say any more what became of entries: the connection must be dropped."""
+        ...
+
+    def refused(self, size: int) -> None:
+        """An entry was dropped unsent, because a newer epoch is being granted."""
+        ...
+
+
+class PendingEntry(NamedTuple):
+    """An entry that waits for its block."""
+
+    sender: Sender
+    sequence_id: int
+    highest_sequence_id: int
+    payload: memoryview
+    messages: int
+
+
+@dataclass(slots=True)
+class PendingBlock:
+    """A block handed to the store, with those who wait for it."""
+
+    block: Block
+    token: str
+    entries: list[PendingEntry]
+    was_sent: bool = False
+
+    @property
+    def size(self) -> int:
+        """The entries' bytes."""
+        return len(self.block.payload)
+
+
+@dataclass(slots=True)
+class Loss:
+    """Acknowledged entries that the store no longer has (a weak profile lost its tail)."""
+
+    topic: TopicName
+    first: Position
+    last: Position
+
+
+@dataclass(slots=True, eq=False)
+class TopicLog:
+    """One log. Not fenced until ``open``; then entries are accepted while ``is_writable``."""
+
+    name: TopicName
+    store: LogStore
+    tail_bytes_max: int = 4 * 1024 * 1024
+    durability: Durability = Durability.LOCAL
+    state: dict[str, str] = field(default_factory=dict)
+    """The log's state as last read or written: cursors and what the machine needs."""
+    exists: bool = False
+    binding: Binding | None = None
+    ledger: int = 0
+    next_entry: int = 1
+    chain: bytes = b""
+    is_writable: bool = False
+    committed: Position = Position(0, 0)
+    """The watermark: the last position that may be read."""
+    ledger_bytes: int = 0
+    ledger_entries: int = 0
+    opened_at: float = 0.0
+    waiting: deque[PendingEntry] = field(default_factory=deque)
+    waiting_bytes: int = 0
+    undecided: list[PendingBlock] = field(default_factory=list)
+    tail: deque[StoredBlock] = field(default_factory=deque)
+    tail_bytes: int = 0
+    watchers: list[Callable[[], None]] = field(default_factory=list)
+    """Called, in turn, whenever the watermark has moved."""
+    _mean_block_bytes: float = float(BLOCK_BYTES_MAX)
+
+    # ------------------------------------------------------------ writing
+
+    def accept(self, entry: PendingEntry) -> None:
+        """Buffer an entry for the next call. The caller checked that its sender may write."""
+        self.waiting.append(entry)
+        self.waiting_bytes += len(entry.payload)
+
+    def open(self, ledger: int, binding: Binding, now: float) -> None:
+        """A fence opened ``ledger``: entries go there once ``is_writable`` is set again."""
+        self.ledger = ledger
+        self.binding = binding
+        self.next_entry = 1
+        self.chain = b""
+        self.ledger_bytes = 0
+        self.ledger_entries = 0
+        self.opened_at = now
+        self.exists = True
+
+    def refuse_waiting(self, senders: frozenset[Sender]) -> None:
+        """Drop what those senders handed in and no call has taken yet."""
+        kept: deque[PendingEntry] = deque()
+        for entry in self.waiting:
+            if entry.sender in senders:
+                self.waiting_bytes -= len(entry.payload)
+                entry.sender.refused(len(entry.payload))
+            else:
+                kept.append(entry)
+        self.waiting = kept
+
+    def next_block(self, time_ms: int) -> PendingBlock | None:
+        """Gather the next block out of what waits; None when nothing does."""
+        if not self.waiting or not self.is_writable or self.binding is None:
+            return None
+        entries: list[PendingEntry] = []
+        size = 0
+        while self.waiting and len(entries) < BLOCK_ENTRIES_MAX:
+            length = len(self.waiting[0].payload)
+            if entries and size + length > BLOCK_BYTES_MAX:
+                break
+            entries.append(self.waiting.popleft())
+            size += length
+        self.waiting_bytes -= size
+        position = Position(self.ledger, self.next_entry)
+        lengths = [len(entry.payload) for entry in entries]
+        payload = b"".join([entry.payload for entry in entries])
+        counts = [entry.messages for entry in entries]
+        self.chain = chain(self.chain, position, lengths, payload)
+        self.next_entry += len(entries)
+        self.ledger_bytes += size
+        self.ledger_entries += len(entries)
+        block = Block(
+            position,
+            lengths,
+            payload,
+            counts if any(count != 1 for count in counts) else None,
+            time_ms,
+            self.chain,
+        )
+        pending = PendingBlock(block, self.binding.token(self.ledger), entries)
+        self.undecided.append(pending)
+        return pending
+
+    def put_back(self, pending: PendingBlock) -> None:
+        """A block that is certainly not in the log: its entries wait again, in front of all."""
+        self.undecided.remove(pending)
+        self.waiting.extendleft(reversed(pending.entries))
+        self.waiting_bytes += pending.size
+
+    def give_up(self, pending: PendingBlock, *, is_definite: bool) -> None:
+        """A block that this broker cannot append: refused for certain, or nobody can say."""
+        self.undecided.remove(pending)
+        for entry in pending.entries:
+            if is_definite:
+                entry.sender.refused(len(entry.payload))
+            else:
+                entry.sender.unknown()
+
+    def close(self) -> None:
+        """This broker serves the log no longer: nothing more is appended or read here."""
+        self.is_writable = False
+        self.binding = None
+        for pending in list(self.undecided):
+            self.give_up(pending, is_definite=not pending.was_sent)
+        self.refuse_waiting(frozenset(entry.sender for entry in self.waiting))
+        self.watchers.clear()
+        self.tail.clear()
+        self.tail_bytes = 0
+
+    def block_committed(self, pending: PendingBlock) -> None:
+        """The oldest undecided block is stored and durable: tell its senders, move the watermark."""
+        self.undecided.remove(pending)
+        block = pending.block
+        ledger, number = block.position
+        for entry in pending.entries:
+            entry.sender.stored(
+                entry.sequence_id,
+                entry.highest_sequence_id,
+                Position(ledger, number),
+                len(entry.payload),
+            )
+            number += 1
+        self._remember(block)
+        self.advance(block.last)
+
+    def advance(self, position: Position) -> None:
+        """Move the watermark and tell those who watch it."""
+        if position > self.committed:
+            self.committed = position
+            for watcher in self.watchers:
+                watcher()
+
+    def marker_committed(self, marker: Marker) -> None:
+        """The ledger's marker is durable."""
+        self._remember(marker)
+        self.advance(marker.position)
+
+    def _remember(self, block: StoredBlock) -> None:
+        self.tail.append(block)
+        self.tail_bytes += stored_bytes(block)
+        while self.tail_bytes > self.tail_bytes_max and len(self.tail) > 1:
+            self.tail_bytes -= stored_bytes(self.tail.popleft())
+
+    async def save_state(self, fields: Mapping[str, str], remove: Sequence[str] = ()) -> None:
+        """Set and remove fields of the log's state, under its token.
+
+        Raises Undecided (perhaps written, retry) and Unavailable (this broker does not own the log
+        now; nothing was written).
+        """
+        while True:
+            binding, ledger = self.binding, self.ledger
+            if binding is None:
+                raise Unavailable(f"{self.name} is not open here")
+            outcome = await self.store.set_state(
+                binding, self.name, binding.token(ledger), fields, remove
+            )
+            if outcome is Outcome.DONE:
+                self.state.update(fields)
+                for name in remove:
+                    self.state.pop(name, None)
+                return
+            if (binding, ledger) == (self.binding, self.ledger):
+                raise Unavailable(f"{self.name} has moved on: {outcome.value}")
+
+    # ------------------------------------------------------------ reading
+
+    def read_tail(self, after: Position, entries_max: int, bytes_max: int) -> list[Entry] | None:
+        """Entries behind ``after`` out of memory; None when they are not all there."""
+        if after >= self.committed:
+            return []
+        if not self.tail or after < _before(self.tail[0]):
+            return None
+        index = len(self.tail)
+        while index > 0 and self.tail[index - 1].position > after:
+            index -= 1
+        start = max(index - 1, 0)
+        blocks = [self.tail[i] for i in range(start, len(self.tail))]
+        return _entries(blocks, after, self.committed, entries_max, bytes_max)
+
+    async def read(self, after: Position, entries_max: int, bytes_max: int) -> list[Entry]:
+        """Committed entries behind ``after``, in order; empty at the end of the log.
+
+        Gives at least one entry when there is one, else at most ``entries_max`` entries and about
+        ``bytes_max`` bytes. Raises Undecided when the store does not answer.
+        """
+        while True:
+            found = self.read_tail(after, entries_max, bytes_max)
+            if found is not None:
+                return found
+            blocks = await self._read_stored(after)
+            if not blocks:
+                return []
+            found = _entries(blocks, after, self.committed, entries_max, bytes_max)
+            if found:
+                return found
+            last = blocks[-1]
+            after = max(after, last.last if isinstance(last, Block) else last.position)
+            if after >= self.committed:
+                return []
+
+    async def _read_stored(self, after: Position) -> list[StoredBlock]:
+        """Blocks of the store from the one that holds the position behind ``after``."""
+        wanted = Position(after.ledger, after.entry + 1)
+        count = max(1, min(READ_BLOCKS_MAX, int(READ_BYTES / self._mean_block_bytes)))
+        holding = await self.store.read_blocks(
+            self.name, Position(after.ledger, 0), wanted, count=1, reverse=True
+        )
+        start = holding[0].position if holding and _last(holding[0]) >= wanted else wanted
+        blocks = await self.store.read_blocks(self.name, start, self.committed, count=count)
+        sizes = [stored_bytes(block) for block in blocks]
+        if sizes:
+            # The largest of the last read, not the mean: a run of small blocks in front of large
+            # ones must not make the next reply many times READ_BYTES.
+            self._mean_block_bytes = max(*sizes, self._mean_block_bytes / 4)
+        return blocks
+
+
+def stored_bytes(block: StoredBlock) -> int:
+    """What a block weighs in memory, about."""
+    if isinstance(block, Block):
+        return len(block.payload) + 8 * len(block.lengths) + 200
+    return 500
+
+
+def _last(block: StoredBlock) -> Position:
+    return block.last if isinstance(block, Block) else block.position
+
+
+def _before(block: StoredBlock) -> Position:
+    """The highest position that is certainly in front of the block."""
+    ledger, entry = block.position
+    return Position(ledger, entry - 1) if entry > 0 else Position(ledger - 1, 2**53)
+
+
+def _entries(
+    blocks: list[StoredBlock],
+    after: Position,
+    committed: Position,
+    entries_max: int,
+    bytes_max: int,
+) -> list[Entry]:
+    """The entries of these blocks behind ``after``, within the limits but at least one."""
+    found: list[Entry] = []
+    size = 0
+    for block in blocks:
+        if isinstance(block, Marker) or block.last <= after:
+            continue
+        if block.position > committed:
+            break
+        ledger, first = block.position
+        view = memoryview(block.payload)
+        offset = 0
+        for index, length in enumerate(block.lengths):
+            position = Position(ledger, first + index)
+            if position > after:
+                if found and (size + length > bytes_max or len(found) >= entries_max):
+                    return found
+                messages = 1 if block.counts is None else block.counts[index]
+                found.append(Entry(position, view[offset : offset + length], messages))
+                size += length
+            offset += length
+    return found

@@ -1,0 +1,111 @@
+"""Every limit and choice of the broker: name, unit, default.
+
+Values come from, in this order: the command line, ``ONEWRITER_*`` environment variables, these
+defaults. Only ``cli.py`` builds a Settings.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from onewriter_broker.log.api import Durability
+
+
+class Settings(BaseSettings):
+    """The broker's configuration."""
+
+    model_config = SettingsConfigDict(env_prefix="ONEWRITER_", frozen=True, extra="forbid")
+
+    # Where it listens
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(6650, ge=0, le=65535, description="port of Pulsar's binary protocol")
+    http_port: int = Field(8080, ge=0, le=65535, description="port of the HTTP interface")
+    advertised_host: str = Field(
+        "", description="host that lookups answer; empty: the listen address"
+    )
+    name: str = Field("broker-0", description="this broker's stable name; placement hashes it")
+
+    # Where it keeps what it knows
+    data_dir: Path = Field(
+        Path("var"), description="directory of the anchor and the embedded server"
+    )
+    redis_url: str = Field("", description="redis:// or unix:// of the store; empty: embedded")
+    redis_sentinels: str = Field("", description="host:port,... of Sentinels instead of redis_url")
+    redis_sentinel_master: str = Field(
+        "onewriter", description="the master's name at the Sentinels"
+    )
+    buckets: int = Field(64, ge=1, le=4096, description="buckets; fixed for the life of the data")
+    minimum_durability: Durability = Field(
+        Durability.LOCAL, description="refuse to start on a store weaker than this"
+    )
+
+    # Who may do what
+    allow_undeclared: str = Field(
+        "public/default",
+        description="namespaces (comma separated, * for all) whose topics need no manifest",
+    )
+    require_declared: bool = Field(False, description="refuse topics that no manifest declares")
+    authentication_required: bool = Field(False, description="refuse clients without a token")
+    token_secret_file: Path | None = Field(None, description="HS256 key of client tokens")
+    token_public_key_file: Path | None = Field(
+        None, description="RS256 or ES256 key of client tokens"
+    )
+    queue_priority_field: int = Field(
+        14, ge=0, description="field of CommandProducer that carries PIP-440's priority; 0: none"
+    )
+
+    # Detection
+    ping_interval_seconds: float = Field(
+        1.0, gt=0, description="PING to connections with exclusive producers"
+    )
+    silent_after_seconds: float = Field(
+        2.5, gt=0, description="no byte for so long: the holder is silent"
+    )
+    idle_ping_interval_seconds: float = Field(
+        30.0, gt=0, description="PING to all other connections"
+    )
+    resume_window_seconds: float = Field(
+        3.0,
+        ge=0,
+        description="after a bucket moved: time for the holder to come back before a waiter",
+    )
+    connect_timeout_seconds: float = Field(
+        10.0, gt=0, description="time for a new connection's CONNECT"
+    )
+
+    # Limits
+    message_bytes_max: int = Field(5 * 1024 * 1024, gt=0, description="largest entry, in bytes")
+    connections_max: int = Field(20_000, gt=0, description="client connections of one broker")
+    producers_per_connection_max: int = Field(50_000, gt=0)
+    consumers_per_connection_max: int = Field(50_000, gt=0)
+    topics_max: int = Field(200_000, gt=0, description="topics loaded by one broker")
+    pending_bytes_per_connection_max: int = Field(
+        16 * 1024 * 1024,
+        gt=0,
+        description="sent but unanswered bytes before a connection is not read",
+    )
+    pending_bytes_max: int = Field(
+        256 * 1024 * 1024, gt=0, description="the same over all connections"
+    )
+    outgoing_bytes_per_connection_max: int = Field(
+        4 * 1024 * 1024,
+        gt=0,
+        description="unsent bytes after which nothing is dispatched to a connection",
+    )
+    tail_cache_bytes_max: int = Field(
+        64 * 1024 * 1024, gt=0, description="newest blocks kept in memory, over all topics"
+    )
+    unacknowledged_messages_max: int = Field(
+        50_000, gt=0, description="messages a consumer may hold unacknowledged (Shared)"
+    )
+
+    # The log
+    roll_bytes: int = Field(64 * 1024 * 1024, gt=0, description="a ledger is rolled at this size")
+    roll_seconds: float = Field(600.0, gt=0, description="or at this age, if it holds entries")
+    store_timeout_seconds: float = Field(
+        5.0, gt=0, description="one call to the store; then Undecided"
+    )
+    stop_seconds: float = Field(10.0, gt=0, description="time for a clean stop")
