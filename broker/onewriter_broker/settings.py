@@ -1,7 +1,7 @@
 """Every limit and choice of the broker: name, unit, default.
 
 Values come from, in this order: the command line, ``ONEWRITER_*`` environment variables, these
-defaults. Only ``cli.py`` builds a Settings.
+defaults. ``cli.py`` builds a Settings and hands it to each broker process as a file.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ class Settings(BaseSettings):
     buckets: int = Field(64, ge=1, le=4096, description="buckets; fixed for the life of the data")
     minimum_durability: Durability = Field(
         Durability.LOCAL, description="refuse to start on a store weaker than this"
+    )
+
+    manifests: tuple[Path, ...] = Field(
+        (), description="files or directories of ExclusiveTopic and ProducerClaim manifests"
     )
 
     # Who may do what
@@ -95,9 +99,10 @@ class Settings(BaseSettings):
         gt=0,
         description="unsent bytes after which nothing is dispatched to a connection",
     )
-    tail_cache_bytes_max: int = Field(
-        64 * 1024 * 1024, gt=0, description="newest blocks kept in memory, over all topics"
+    tail_bytes_per_log: int = Field(
+        2 * 1024 * 1024, gt=0, description="newest blocks of a log kept in memory, in bytes"
     )
+    tail_bytes_max: int = Field(64 * 1024 * 1024, gt=0, description="the same over all logs")
     unacknowledged_messages_max: int = Field(
         50_000, gt=0, description="messages a consumer may hold unacknowledged (Shared)"
     )

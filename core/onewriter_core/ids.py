@@ -43,6 +43,13 @@ class Position(NamedTuple):
     def __str__(self) -> str:
         return f"{self.ledger}-{self.entry}"
 
+    @property
+    def previous(self) -> Position:
+        """The highest position that is certainly in front of this one."""
+        if self.entry > 0:
+            return Position(self.ledger, self.entry - 1)
+        return Position(max(self.ledger - 1, 0), NUMBER_MAX)
+
     @classmethod
     def parse(cls, text: str) -> Position:
         """Read ``<ledger>-<entry>``; raises ValueError for anything else."""

@@ -30,8 +30,12 @@ class Record:
     ``owner``: incarnation of the broker process that may write; empty: nobody.
     ``addresses``: where that broker is.
     ``ledger_high_water``: the highest ledger ever reserved; never falls.
-    ``last_ledger``: the last granted ledger that was recorded here.
+    ``last_ledger``: the last granted ledger that was recorded here, as far as the dataset that
+    counts can still hold it (a registration that had to do without it starts from what is there).
     ``clean``: ``last_ledger`` is complete, because the last owner gave the bucket back in order.
+    ``known_since``: markers of this generation or a later one tell the last grant; an older marker
+    may have been followed by a grant that was lost with a dataset's tail (redis: a torn file, a
+    lagging replica), so nobody resumes by it. Never falls.
     """
 
     generation: int = 0
@@ -42,6 +46,7 @@ class Record:
     ledger_high_water: int = 0
     last_ledger: int = 0
     clean: bool = False
+    known_since: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,12 @@ class Outcome(enum.Enum):
     REFENCE = "refence"
     """Not the dataset that was bound to: read the anchor before doing anything else."""
     FENCED = "fenced"
-    """A newer ledger, token or owner is there. Nothing was written."""
+    """A newer ledger, token or owner is there. Nothing was written, now or by an earlier attempt."""
     LOST = "lost"
-    """The log or its state is missing although it must exist. Nothing was written."""
+    """The bucket, the log or its state is missing although it must exist. Nothing was written."""
+    UNKNOWN = "unknown"
+    """Only for appends: this writer is deposed, and whether an earlier attempt of this block got in
+    can no longer be told. Retrying cannot help: drop the producer's connection, say nothing."""
 
 
 class Durability(enum.Enum):
@@ -75,7 +78,8 @@ class Observation:
     """One look at the store's primary, taken over the connection that will write.
 
     ``previous_replid`` is the dataset this one was promoted or restarted from; empty when unknown.
-    ``replicas`` is the number of connected replicas.
+    ``replicas`` is the number of connected replicas. ``memory_bytes_used`` and
+    ``memory_bytes_max`` (0: no limit) let the broker push back before the store refuses.
     """
 
     replid: str
@@ -83,6 +87,8 @@ class Observation:
     is_primary: bool
     replicas: int
     units: Mapping[int, Unit]
+    memory_bytes_used: int = 0
+    memory_bytes_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +96,9 @@ class FencedLog:
     """One log's part in a fence.
 
     ``create`` allows the log not to exist yet: only for a log that the catalog says is new, or
-    after its loss was reported. ``marker`` become the marker block's fields; ``state`` is set in
-    the log's state together with the new token.
+    after its loss was reported. ``marker`` becomes the marker block's fields, to which the store
+    adds ``owner`` and ``gen``; ``state`` is set in the log's state together with the new token
+    (``tok``) and ``ledger``. Using one of these names, or ``k`` in a marker, is a ValueError.
     """
 
     topic: TopicName
@@ -145,12 +152,18 @@ StoredBlock = Block | Marker
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """One block for one log, under the token that the log's fence left."""
+    """One block for one log, under the token that the log's fence left.
+
+    ``never_sent`` is the caller's word that no earlier attempt of this block exists: a refusal is
+    then always FENCED. It must be False on every retry after Undecided, where a refusal may have
+    to be UNKNOWN.
+    """
 
     binding: Binding
     topic: TopicName
     token: str
     block: Block
+    never_sent: bool = False
 
 
 class LogStore(Protocol):
@@ -159,6 +172,12 @@ class LogStore(Protocol):
     Every write raises Undecided when the store gave no definite answer (down, busy, full, too few
     replicas, timed out): the caller retries the very same write, same bytes, same positions.
     Writes are executed in the order of the calls. Reads raise Undecided likewise.
+
+    Guarded writes answer REFENCE when the dataset or a newer registration of it is not the bound
+    one, LOST when the bucket was never stamped here, FENCED when another owner is stamped.
+
+    Recovery reads name the dataset they must come from (``replid``): a read from any other raises
+    Undecided, as a write to it would answer REFENCE.
     """
 
     async def observe(self, buckets: Sequence[int]) -> Observation:
@@ -166,62 +185,100 @@ class LogStore(Protocol):
         ...
 
     async def stamp(self, binding: Binding) -> Outcome:
-        """Make the bucket's record name this binding's generation, owner and version."""
+        """Make the bucket's record name this binding's generation, owner and version.
+
+        REFENCE: another dataset, or a newer generation; FENCED: a newer version was stamped.
+        """
         ...
 
     async def fence(self, fence: Fence) -> Outcome:
         """Write the markers: from DONE on nothing below ``fence.ledger`` enters these logs.
 
-        A retry after Undecided that finds its own marker and token answers DONE.
+        A retry after Undecided that finds its own markers and tokens answers DONE.
         """
         ...
 
     async def append(self, appends: Sequence[Append]) -> list[Outcome]:
         """Append blocks, in one call; one outcome each, in order.
 
-        When one block of a log fails, the later ones of the same log in this call fail too.
+        When one block of a log fails, no later one of the same log in this call is appended. A
+        block that an earlier attempt left in the log answers DONE. REFENCE and LOST say nothing
+        about earlier attempts.
         """
         ...
 
-    async def commit(self, durability: Durability) -> bool:
-        """Wait until this connection's writes are as durable as that; False: not yet, ask again."""
+    async def commit(self, durability: Durability, *, replid: str = "") -> bool:
+        """Wait until this connection's writes are as durable as that; False: not yet, ask again.
+
+        Covers every append, fence and stamp that was answered DONE before this call; ``replid``
+        names the dataset they were made in. Raises Undecided when the connection that carried them
+        is gone or has since written to another dataset: the caller sends the very same writes
+        again, which say whether they are in this dataset, and commits again.
+        """
         ...
 
     async def set_state(
-        self, binding: Binding, topic: TopicName, token: str,
-        fields: Mapping[str, str], remove: Sequence[str] = (),
+        self,
+        binding: Binding,
+        topic: TopicName,
+        token: str,
+        fields: Mapping[str, str],
+        remove: Sequence[str] = (),
     ) -> Outcome:
-        """Change fields of a log's state (cursors, snapshots) under its token."""
+        """Change fields of a log's state (cursors, snapshots) under its token.
+
+        ``tok`` and ``ledger`` belong to the fence: naming them is a ValueError.
+        """
         ...
 
     async def trim(
-        self, binding: Binding, topic: TopicName, token: str, before: Position,
-        fields: Mapping[str, str], remove: Sequence[str] = (),
+        self,
+        binding: Binding,
+        topic: TopicName,
+        token: str,
+        before: Position,
+        fields: Mapping[str, str],
+        remove: Sequence[str] = (),
     ) -> Outcome:
-        """Drop blocks that end below ``before``, at least most of them, and set state fields."""
+        """Drop blocks that end below ``before``, and set state fields, atomically.
+
+        Drops at least most of them, at most 1000 in one call, and never the current marker.
+        """
         ...
 
     async def write_audit(self, binding: Binding, record: Mapping[str, str]) -> Outcome:
-        """Add one record to the bucket's audit stream."""
+        """Add one record to the bucket's audit stream.
+
+        Not idempotent: a retry after Undecided may write the record twice.
+        """
         ...
 
     async def set_catalog(
-        self, binding: Binding, fields: Mapping[str, str], remove: Sequence[str] = (),
+        self,
+        binding: Binding,
+        fields: Mapping[str, str],
+        remove: Sequence[str] = (),
     ) -> Outcome:
         """Change the bucket's catalog: topic name to JSON."""
         ...
 
-    async def read_state(self, topic: TopicName) -> dict[str, str]:
+    async def read_state(self, topic: TopicName, *, replid: str = "") -> dict[str, str]:
         """A log's whole state; empty when there is none."""
         ...
 
-    async def read_catalog(self, bucket: int) -> dict[str, str]:
+    async def read_catalog(self, bucket: int, *, replid: str = "") -> dict[str, str]:
         """A bucket's whole catalog."""
         ...
 
     async def read_blocks(
-        self, topic: TopicName, start: Position, end: Position | None = None, *,
-        count: int, reverse: bool = False,
+        self,
+        topic: TopicName,
+        start: Position,
+        end: Position | None = None,
+        *,
+        count: int,
+        reverse: bool = False,
+        replid: str = "",
     ) -> list[StoredBlock]:
         """Up to ``count`` blocks whose positions lie within [start, end]; None: to the log's end.
 
@@ -231,7 +288,12 @@ class LogStore(Protocol):
         ...
 
     async def read_audit(
-        self, bucket: int, *, after: str = "", count: int, reverse: bool = False,
+        self,
+        bucket: int,
+        *,
+        after: str = "",
+        count: int,
+        reverse: bool = False,
     ) -> list[tuple[str, dict[str, str]]]:
         """Audit records as (id, fields), oldest first, or newest first with ``reverse``."""
         ...

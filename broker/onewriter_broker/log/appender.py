@@ -23,14 +23,11 @@ from onewriter_broker.log.api import (
     Append,
     Durability,
     Fence,
-    FencedLog,
     LogStore,
-    Marker,
     Outcome,
 )
 from onewriter_broker.log.topic_log import PendingBlock, TopicLog
 from onewriter_core.errors import Undecided
-from onewriter_core.ids import Position
 
 CALL_BYTES_MAX = 1024 * 1024
 """One call carries at most so much, or one block."""
@@ -65,13 +62,21 @@ class _FenceItem:
     flush: bool
     done: asyncio.Future[Outcome]
 
+    @property
+    def durability(self) -> Durability:
+        return max((topic_log.durability for topic_log in self.logs), key=list(Durability).index)
+
 
 @dataclass(slots=True, eq=False)
-class _Uncommitted:
-    """Something stored that is not yet durable enough, and what to do when it is."""
+class _StoredBlock:
+    """A block that is stored but perhaps not yet durable enough."""
 
-    durability: Durability
-    then: Callable[[], None]
+    topic_log: TopicLog
+    pending: PendingBlock
+
+    @property
+    def durability(self) -> Durability:
+        return self.topic_log.durability
 
 
 class Appender:
@@ -96,7 +101,7 @@ class Appender:
         self._deposed = deposed
         self._dirty: dict[TopicLog, None] = {}
         self._fences: deque[_FenceItem] = deque()
-        self._uncommitted: deque[_Uncommitted] = deque()
+        self._uncommitted: deque[_StoredBlock | _FenceItem] = deque()
         self._wake: asyncio.Future[None] | None = None
 
     def gathered(self, topic_log: TopicLog) -> None:
@@ -108,7 +113,8 @@ class Appender:
         """Write the markers behind everything under way; DONE: they are durable.
 
         ``flush``: append first what the logs have gathered (no change of hands). When DONE the
-        logs are open at the new ledger but not writable yet.
+        logs are open at the new ledger; the caller moves their watermarks over the markers and
+        makes them writable.
         """
         item = _FenceItem(fence, logs, flush, asyncio.get_running_loop().create_future())
         self._fences.append(item)
@@ -174,10 +180,11 @@ class Appender:
                     statistics.blocks += 1
                     statistics.entries += len(pending.entries)
                     statistics.bytes += pending.size
-                    self._stored(topic_log, pending)
+                    self._uncommitted.append(_StoredBlock(topic_log, pending))
                 case Outcome.REFENCE | Outcome.LOST:
                     # Whether the block is in the registered dataset is seen after the next fence.
                     topic_log.is_writable = False
+                    topic_log.was_refused = True
                     self._deposed_from(topic_log, outcome)
                 case Outcome.FENCED | Outcome.UNKNOWN:
                     topic_log.is_writable = False
@@ -213,30 +220,31 @@ class Appender:
                 await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
                 attempt += 1
 
-    def _stored(self, topic_log: TopicLog, pending: PendingBlock) -> None:
-        def commit() -> None:
-            if pending in topic_log.undecided:
-                topic_log.block_committed(pending)
-
-        self._uncommitted.append(_Uncommitted(topic_log.durability, commit))
-
     async def _commit(self) -> None:
         """Pass on everything that is durable enough by now."""
+        waiting, self._uncommitted = self._uncommitted, deque()
         answers: dict[Durability, bool] = {}
-        waiting: deque[_Uncommitted] = deque()
-        while self._uncommitted:
-            item = self._uncommitted.popleft()
-            if item.durability not in answers:
-                try:
-                    answers[item.durability] = await self._store.commit(item.durability)
-                except Undecided as undecided:
-                    log.warning("commit.undecided", reason=str(undecided))
-                    answers[item.durability] = False
-            if answers[item.durability]:
-                item.then()
-            else:
-                waiting.append(item)
-        self._uncommitted = waiting
+        try:
+            for durability in {item.durability for item in waiting}:
+                answers[durability] = await self._store.commit(durability)
+        except Undecided as undecided:
+            # The connection that carried the writes is gone, so nothing can be asked about them
+            # any more: writing them again, same positions, is idempotent and says what counts.
+            log.warning("commit.undecided", reason=str(undecided))
+            again = [item for item in waiting if isinstance(item, _FenceItem)]
+            self._fences.extendleft(reversed(again))
+            blocks = [item for item in waiting if isinstance(item, _StoredBlock)]
+            await asyncio.sleep(RETRY_SECONDS[0])
+            await self._append([(item.topic_log, item.pending) for item in blocks])
+            return
+        for item in waiting:
+            if not answers[item.durability]:
+                self._uncommitted.append(item)
+            elif isinstance(item, _FenceItem):
+                if not item.done.done():
+                    item.done.set_result(Outcome.DONE)
+            elif item.pending in item.topic_log.undecided:
+                item.topic_log.block_committed(item.pending)
 
     def _deposed_from(self, topic_log: TopicLog, outcome: Outcome) -> None:
         if topic_log.binding is not None:
@@ -261,18 +269,7 @@ class Appender:
         now = self._now()
         for topic_log in item.logs:
             topic_log.open(item.fence.ledger, item.fence.binding, now)
-        durability = max(
-            (topic_log.durability for topic_log in item.logs), key=list(Durability).index
-        )
-
-        def commit() -> None:
-            for topic_log, part in zip(item.logs, item.fence.logs, strict=True):
-                if topic_log.ledger == item.fence.ledger and topic_log.binding is not None:
-                    topic_log.marker_committed(_marker(item.fence, part))
-            if not item.done.done():
-                item.done.set_result(Outcome.DONE)
-
-        self._uncommitted.append(_Uncommitted(durability, commit))
+        self._uncommitted.append(item)
 
     async def _fenced(self, fence: Fence) -> Outcome:
         attempt = 0
@@ -285,7 +282,3 @@ class Appender:
                     log.warning("fence.undecided", reason=str(undecided), ledger=fence.ledger)
                 await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
                 attempt += 1
-
-
-def _marker(fence: Fence, part: FencedLog) -> Marker:
-    return Marker(Position(fence.ledger, 0), part.marker)

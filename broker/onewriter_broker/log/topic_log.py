@@ -9,7 +9,7 @@ machine); the store itself refuses a ledger that is no longer the newest.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -54,7 +54,7 @@ class Sender(Protocol):
         """The entry is in the log at ``position``, as durable as the topic promises."""
         ...
 
-    def unknown(self) -> None:
+    def unknown(self, size: int) -> None:
         """Nobody can say any more what became of entries: the connection must be dropped."""
         ...
 
@@ -73,7 +73,7 @@ class PendingEntry(NamedTuple):
     messages: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PendingBlock:
     """A block handed to the store, with those who wait for it."""
 
@@ -88,13 +88,31 @@ class PendingBlock:
         return len(self.block.payload)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Loss:
-    """Acknowledged entries that the store no longer has (a weak profile lost its tail)."""
+    """Acknowledged entries that the store no longer has (a weak profile lost its tail).
+
+    They are those behind ``after`` up to and with ``last``.
+    """
 
     topic: TopicName
-    first: Position
+    after: Position
     last: Position
+
+    @property
+    def entries(self) -> int:
+        """How many at least; exact unless the loss spans ledgers."""
+        same = self.after.ledger == self.last.ledger
+        return self.last.entry - self.after.entry if same else self.last.entry
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSummary:
+    """What a ledger holds: its last position, entries and bytes as far as this broker wrote it."""
+
+    last: Position
+    entries: int
+    bytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -113,6 +131,8 @@ class TopicLog:
     next_entry: int = 1
     chain: bytes = b""
     is_writable: bool = False
+    was_refused: bool = False
+    """A write was refused or the dataset changed: after the next fence, compare the tails."""
     committed: Position = Position(0, 0)
     """The watermark: the last position that may be read."""
     ledger_bytes: int = 0
@@ -145,16 +165,16 @@ class TopicLog:
         self.opened_at = now
         self.exists = True
 
-    def refuse_waiting(self, senders: frozenset[Sender]) -> None:
-        """Drop what those senders handed in and no call has taken yet."""
-        kept: deque[PendingEntry] = deque()
-        for entry in self.waiting:
-            if entry.sender in senders:
-                self.waiting_bytes -= len(entry.payload)
-                entry.sender.refused(len(entry.payload))
-            else:
-                kept.append(entry)
-        self.waiting = kept
+    def summary(self) -> LedgerSummary:
+        """The present ledger, for the audit of the fence that ends it."""
+        return LedgerSummary(self.committed, self.ledger_entries, self.ledger_bytes)
+
+    def refuse_waiting(self) -> None:
+        """Drop what no call has taken yet: it belongs to an epoch that is ending."""
+        waiting, self.waiting = self.waiting, deque()
+        self.waiting_bytes = 0
+        for entry in waiting:
+            entry.sender.refused(len(entry.payload))
 
     def next_block(self, time_ms: int) -> PendingBlock | None:
         """Gather the next block out of what waits; None when nothing does."""
@@ -202,7 +222,7 @@ class TopicLog:
             if is_definite:
                 entry.sender.refused(len(entry.payload))
             else:
-                entry.sender.unknown()
+                entry.sender.unknown(len(entry.payload))
 
     def close(self) -> None:
         """This broker serves the log no longer: nothing more is appended or read here."""
@@ -210,7 +230,7 @@ class TopicLog:
         self.binding = None
         for pending in list(self.undecided):
             self.give_up(pending, is_definite=not pending.was_sent)
-        self.refuse_waiting(frozenset(entry.sender for entry in self.waiting))
+        self.refuse_waiting()
         self.watchers.clear()
         self.tail.clear()
         self.tail_bytes = 0
@@ -276,7 +296,7 @@ class TopicLog:
         """Entries behind ``after`` out of memory; None when they are not all there."""
         if after >= self.committed:
             return []
-        if not self.tail or after < _before(self.tail[0]):
+        if not self.tail or after < self.tail[0].position.previous:
             return None
         index = len(self.tail)
         while index > 0 and self.tail[index - 1].position > after:
@@ -301,8 +321,7 @@ class TopicLog:
             found = _entries(blocks, after, self.committed, entries_max, bytes_max)
             if found:
                 return found
-            last = blocks[-1]
-            after = max(after, last.last if isinstance(last, Block) else last.position)
+            after = max(after, last_position(blocks[-1]))
             if after >= self.committed:
                 return []
 
@@ -313,7 +332,7 @@ class TopicLog:
         holding = await self.store.read_blocks(
             self.name, Position(after.ledger, 0), wanted, count=1, reverse=True
         )
-        start = holding[0].position if holding and _last(holding[0]) >= wanted else wanted
+        start = holding[0].position if holding and last_position(holding[0]) >= wanted else wanted
         blocks = await self.store.read_blocks(self.name, start, self.committed, count=count)
         sizes = [stored_bytes(block) for block in blocks]
         if sizes:
@@ -330,14 +349,18 @@ def stored_bytes(block: StoredBlock) -> int:
     return 500
 
 
-def _last(block: StoredBlock) -> Position:
+def last_position(block: StoredBlock) -> Position:
+    """The position of a block's last entry; a marker's own."""
     return block.last if isinstance(block, Block) else block.position
 
 
-def _before(block: StoredBlock) -> Position:
-    """The highest position that is certainly in front of the block."""
-    ledger, entry = block.position
-    return Position(ledger, entry - 1) if entry > 0 else Position(ledger - 1, 2**53)
+def payloads(block: Block) -> Iterator[memoryview]:
+    """A block's entries, one by one."""
+    view = memoryview(block.payload)
+    offset = 0
+    for length in block.lengths:
+        yield view[offset : offset + length]
+        offset += length
 
 
 def _entries(

@@ -12,6 +12,7 @@ from onewriter_core.topic.lookups import (
     leaderless_seconds,
     with_holder,
     with_slot,
+    without_absentees,
     without_member,
     writers,
 )
@@ -123,8 +124,13 @@ def _deposed(
 
 def fence_stored(topic: Topic, number: int, ledger: int, now: float) -> Step:
     claim = topic.claim
+    if topic.is_closed:
+        return topic, ()
     if claim is None or claim.number != number:
         raise ImpossibleStep(f"fence {number} answered while {claim} is in progress")
+    newest = max(max(s.ledger, s.epoch) for s in topic.slots if s.number in claim.slots)
+    if ledger <= newest:
+        raise ImpossibleStep(f"ledger {ledger} fenced after {newest}")
     topic = replace(topic, claim=None)
     match claim.purpose:
         case Purpose.GRANT:
@@ -137,10 +143,7 @@ def fence_stored(topic: Topic, number: int, ledger: int, now: float) -> Step:
             topic = _opened(topic, claim, ledger)
             if claim.contender is None:
                 raise ImpossibleStep("a resume without a contender")
-            slot = topic.slot(claim.slots[0])
-            if slot is None or not claim.contender.members:
-                return topic, ()
-            return resume(topic, slot, claim.contender, now)
+            return _resumed(topic, claim.slots[0], claim.contender, now)
         case Purpose.ROLL | Purpose.REFENCE:
             return _opened(topic, claim, ledger), ()
         case _:
@@ -157,7 +160,7 @@ def _granted(topic: Topic, claim: Claim, ledger: int, now: float) -> Step:
     was_held = isinstance(first.ownership, Held | Shared)
     departure = claim.departure if was_held else first.departure
     gap_seconds = 0.0 if was_held else leaderless_seconds(first, now)
-    topic, closes = _evicted(topic, claim)
+    topic, closes = _evicted(topic, claim, now)
     alive = bool(contender.members)
     tenure = Tenure(ledger, contender.producer_name, contender.identity)
     for slot in (s for s in topic.slots if s.number in claim.slots):
@@ -167,7 +170,7 @@ def _granted(topic: Topic, claim: Claim, ledger: int, now: float) -> Step:
                 slot,
                 epoch=ledger,
                 ledger=ledger,
-                is_open=True,
+                is_open=not claim.is_outdated,
                 ownership=Held(tenure, contender.group) if alive else Vacant(tenure),
                 departure=Departure.NONE if alive else Departure.CONNECTION_LOST,
                 vacant_since=None if alive else now,
@@ -188,7 +191,7 @@ def _vacated_by_order(topic: Topic, claim: Claim, ledger: int, now: float) -> St
     first = topic.slot(claim.slots[0])
     if first is None:
         raise ImpossibleStep("a fence of no slot")
-    topic, closes = _evicted(topic, claim)
+    topic, closes = _evicted(topic, claim, now)
     for slot in (s for s in topic.slots if s.number in claim.slots):
         topic = with_slot(
             topic,
@@ -196,7 +199,7 @@ def _vacated_by_order(topic: Topic, claim: Claim, ledger: int, now: float) -> St
                 slot,
                 epoch=ledger,
                 ledger=ledger,
-                is_open=True,
+                is_open=not claim.is_outdated,
                 ownership=Vacant(),
                 departure=claim.departure,
                 vacant_since=now,
@@ -218,6 +221,20 @@ def _shared(topic: Topic, claim: Claim, ledger: int) -> Step:
     ownership = Shared(claim.newcomers) if claim.newcomers else Vacant()
     topic = with_slot(topic, replace(slot, ownership=ownership, vacant_since=None))
     return topic, tuple(grant_shared(slot, producer) for producer in claim.newcomers)
+
+
+def _resumed(topic: Topic, number: int, contender: Contender, now: float) -> Step:
+    """The ledger that a resume had to wait for is open; the tenure may have ended meanwhile."""
+    slot = topic.slot(number)
+    if slot is None:
+        raise ImpossibleStep("a resume of no slot")
+    tenure = Tenure(slot.epoch, contender.producer_name, contender.identity)
+    match slot.ownership:
+        case Vacant(kept) | Reserved(kept, _) if kept == tenure and contender.members:
+            return resume(topic, slot, contender, now)
+        case _:
+            reason = "the store may have lost this grant"
+            return topic, tuple(not_ready(m.registration, reason) for m in contender.members)
 
 
 def resume(topic: Topic, slot: Slot, contender: Contender, now: float) -> Step:
@@ -242,13 +259,13 @@ def resume(topic: Topic, slot: Slot, contender: Contender, now: float) -> Step:
 
 def _opened(topic: Topic, claim: Claim, ledger: int) -> Topic:
     slots = tuple(
-        replace(s, ledger=ledger, is_open=True) if s.number in claim.slots else s
+        replace(s, ledger=ledger, is_open=not claim.is_outdated) if s.number in claim.slots else s
         for s in topic.slots
     )
     return replace(topic, slots=slots)
 
 
-def _evicted(topic: Topic, claim: Claim) -> Step:
+def _evicted(topic: Topic, claim: Claim, now: float) -> Step:
     """Close whoever wrote the claim's slots; the rest of a partitioned holder stays."""
     closes: list[Effect] = []
     for slot in (s for s in topic.slots if s.number in claim.slots):
@@ -257,19 +274,33 @@ def _evicted(topic: Topic, claim: Claim) -> Step:
             if isinstance(slot.ownership, Held):
                 topic = without_member(topic, slot.ownership.group, registration)
     lost = set(claim.slots)
-    holders = (replace(h, slots=tuple(n for n in h.slots if n not in lost)) for h in topic.holders)
-    return replace(topic, holders=tuple(h for h in holders if h.slots)), tuple(closes)
+    holders = tuple(
+        replace(h, slots=tuple(n for n in h.slots if n not in lost)) for h in topic.holders
+    )
+    topic = replace(topic, holders=holders)
+    return without_absentees(topic, claim.departure, now), tuple(closes)
 
 
 def fence_refused(topic: Topic, number: int, reason: str) -> Step:
-    """Nothing was written: the askers are told, waiters keep their place."""
+    """Nothing was written: the askers are told, the other waiters keep their place.
+
+    A handover is rolled back: its waiter goes on waiting where it stood.
+    """
     claim = topic.claim
+    if topic.is_closed:
+        return topic, ()
     if claim is None or claim.number != number:
         raise ImpossibleStep(f"fence {number} refused while {claim} is in progress")
     topic = replace(topic, claim=None)
     effects: tuple[Effect, ...] = ()
-    if claim.contender is not None:
-        effects = tuple(not_ready(m.registration, reason) for m in claim.contender.members)
+    contender = claim.contender
+    if contender is not None and claim.departure is Departure.HANDED_OVER:
+        if contender.is_partitioned:
+            contender = replace(contender, slots=tuple(s.number for s in topic.slots))
+        if contender.members:
+            topic = replace(topic, queue=(*topic.queue, contender))
+    elif contender is not None:
+        effects = tuple(not_ready(m.registration, reason) for m in contender.members)
     effects += tuple(not_ready(p.registration, reason) for p in claim.newcomers)
     if claim.answers:
         effects += (Answer(claim.answers, topic.epoch, reason),)

@@ -106,11 +106,15 @@ class PolicyChanged:
     """Waiters are promoted in another order from now on."""
 
     policy: PromotionPolicy
+    now: float
 
 
 @dataclass(frozen=True, slots=True)
 class Unloaded:
-    """This broker stops serving the topic: it moves, was deleted, or the broker shuts down."""
+    """This broker stops serving the topic: it moves, was deleted, or the broker shuts down.
+
+    The last event that changes anything; the answer to a fence still under way is ignored.
+    """
 
     reason: str
     now: float

@@ -34,7 +34,8 @@ def partition_requested(topic: Topic, slot: Slot, request: Request, now: float) 
     )
     if holds_other_slots:  # a partition added after the grant
         contender = new_contender(topic, request, (slot.number,), is_partitioned=False)
-        return contend(replace(topic, arrivals=topic.arrivals + 1), contender, request)
+        topic = replace(topic, arrivals=topic.arrivals + 1)
+        return contend(topic, contender, request, extends=True)
     if slot.number != 0:
         if len(topic.held_back) >= HELD_BACK_MAX:
             return topic, (not_ready(request.registration, "too many partitions are waiting"),)

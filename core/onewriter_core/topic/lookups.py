@@ -8,6 +8,7 @@ from typing import assert_never
 from onewriter_core.topic.model import (
     AccessMode,
     Contender,
+    Departure,
     Held,
     ImpossibleStep,
     Member,
@@ -16,6 +17,7 @@ from onewriter_core.topic.model import (
     Reserved,
     Shared,
     Slot,
+    Tenure,
     Topic,
     Vacant,
 )
@@ -37,6 +39,13 @@ def has_shared(topic: Topic, slots: tuple[int, ...]) -> bool:
     if claim is not None and claim.purpose is Purpose.SHARE and overlap(claim.slots, slots):
         return True
     return any(s.number in slots and isinstance(s.ownership, Shared) for s in topic.slots)
+
+
+def is_changing_hands(topic: Topic, slot: Slot) -> bool:
+    """Whether the claim in progress ends every right that stands in this slot now."""
+    claim = topic.claim
+    ends_tenures = {Purpose.GRANT, Purpose.SHARE, Purpose.DEPOSE}
+    return claim is not None and slot.number in claim.slots and claim.purpose in ends_tenures
 
 
 def free_slots(topic: Topic) -> frozenset[int]:
@@ -75,6 +84,30 @@ def with_holder(topic: Topic, holder: Contender) -> Topic:
 
 def without_member(topic: Topic, group: str, registration: str) -> Topic:
     return with_holder(topic, holder_of(topic, group).without(registration))
+
+
+def vacated(slot: Slot, tenure: Tenure, departure: Departure, now: float) -> Slot:
+    """The slot after its exclusive writer left; what the store may have forgotten ends for good."""
+    return replace(
+        slot,
+        ownership=Vacant(None if slot.grants_lost else tenure),
+        departure=departure,
+        vacant_since=now,
+        grants_lost=False,
+    )
+
+
+def without_absentees(topic: Topic, departure: Departure, now: float) -> Topic:
+    """A holder without any member left holds nothing, not even partitions that never joined."""
+    for holder in topic.holders:
+        for slot in topic.slots:
+            match slot.ownership:
+                case Held(tenure, holder.group) if not holder.members:
+                    if slot.number in holder.slots:
+                        topic = with_slot(topic, vacated(slot, tenure, departure, now))
+                case _:
+                    pass
+    return replace(topic, holders=tuple(h for h in topic.holders if h.members))
 
 
 def overlap(some: tuple[int, ...], others: tuple[int, ...]) -> bool:

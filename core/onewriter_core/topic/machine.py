@@ -70,9 +70,12 @@ from onewriter_core.topic.groups import partition_requested
 from onewriter_core.topic.lookups import (
     free_slots,
     holder_of,
+    is_changing_hands,
     new_contender,
+    vacated,
     with_holder,
     with_slot,
+    without_absentees,
     without_member,
     writers,
 )
@@ -117,8 +120,8 @@ def step(topic: Topic, event: Event) -> Step:
             return _and_settle(_dataset_changed(topic, grants_known=grants_known), now)
         case SlotsAdded(slots, now):
             return _and_settle(_slots_added(topic, slots), now)
-        case PolicyChanged(policy):
-            return replace(topic, policy=policy), ()
+        case PolicyChanged(policy, now):
+            return _and_settle((replace(topic, policy=policy), ()), now)
         case Unloaded(reason, _):
             return _unloaded(topic, reason)
         case _:
@@ -161,8 +164,7 @@ def _returned(topic: Topic, slot: Slot, request: Request, epoch: int, now: float
             moved_on(registration, epoch, slot.epoch),
         )
     tenure = Tenure(epoch, request.producer_name, request.identity)
-    claim = topic.claim
-    if claim and slot.number in claim.slots and claim.purpose in {Purpose.GRANT, Purpose.DEPOSE}:
+    if is_changing_hands(topic, slot):
         return topic, (not_ready(registration, "a change of hands is in progress"),)
     match slot.ownership:
         case Held(held, group) if held == tenure and not slot.grants_lost:
@@ -250,9 +252,7 @@ def _gone(topic: Topic, registration: str, departure: Departure, now: float) -> 
         topic,
         held_back=tuple(h for h in topic.held_back if h.request.registration != registration),
         deferred=tuple(r for r in topic.deferred if r.registration != registration),
-        queue=tuple(
-            left for w in topic.queue if (left := w.without(registration)).members or not w.members
-        ),
+        queue=tuple(left for w in topic.queue if (left := w.without(registration)).members),
     )
     claim = topic.claim
     if claim is not None:
@@ -269,34 +269,13 @@ def _gone(topic: Topic, registration: str, departure: Departure, now: float) -> 
             case Held(tenure, group):
                 members = holder_of(topic, group).members
                 if Member(slot.number, registration) in [replace(m, reconnects=0) for m in members]:
-                    vacant = replace(
-                        slot, ownership=Vacant(tenure), departure=departure, vacant_since=now
-                    )
-                    topic = without_member(with_slot(topic, vacant), group, registration)
-                    topic = _abandoned(topic, group, departure, now)
+                    topic = with_slot(topic, vacated(slot, tenure, departure, now))
+                    topic = without_member(topic, group, registration)
             case Vacant() | Reserved():
                 pass
             case _:
                 assert_never(slot.ownership)
-    return topic, ()
-
-
-def _abandoned(topic: Topic, group: str, departure: Departure, now: float) -> Topic:
-    """A holder without any member left holds nothing, not even partitions that never joined."""
-    if holder_of(topic, group).members:
-        return topic
-    for slot in topic.slots:
-        if isinstance(slot.ownership, Held) and slot.ownership.group == group:
-            topic = with_slot(
-                topic,
-                replace(
-                    slot,
-                    ownership=Vacant(slot.ownership.tenure),
-                    departure=departure,
-                    vacant_since=now,
-                ),
-            )
-    return replace(topic, holders=tuple(h for h in topic.holders if h.group != group))
+    return without_absentees(topic, departure, now), ()
 
 
 def _ticked(topic: Topic, now: float) -> Step:
@@ -358,7 +337,8 @@ def _dataset_changed(topic: Topic, *, grants_known: bool) -> Step:
             if isinstance(closed.ownership, Vacant | Reserved):
                 closed = replace(closed, ownership=Vacant(), grants_lost=False)
         slots.append(closed)
-    return replace(topic, slots=tuple(slots)), ()
+    claim = topic.claim and replace(topic.claim, is_outdated=True)
+    return replace(topic, slots=tuple(slots), claim=claim), ()
 
 
 def _slots_added(topic: Topic, slots: tuple[Slot, ...]) -> Step:

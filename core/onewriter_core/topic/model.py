@@ -216,6 +216,7 @@ class Claim:
 
     ``contender`` is who asked for it; None when a roll, a re-fence or an administrator did, or when
     Shared producers (``newcomers``) did. ``answers`` names the administrator's request.
+    ``is_outdated``: the store failed over since, so the fence may be in a dataset of the past.
     """
 
     number: int
@@ -225,6 +226,7 @@ class Claim:
     newcomers: tuple[SharedProducer, ...] = ()
     departure: Departure = Departure.NONE
     answers: str = ""
+    is_outdated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,13 @@ from onewriter_core.errors import ServerError
 from onewriter_core.topic.answers import busy, grant_shared, not_ready, probes, reject_all
 from onewriter_core.topic.claims import start_claim
 from onewriter_core.topic.effects import Close, Effect, Probe, Queue, Step
-from onewriter_core.topic.lookups import exclusive_owner, has_shared, overlap, with_slot
+from onewriter_core.topic.lookups import (
+    exclusive_owner,
+    has_shared,
+    is_changing_hands,
+    overlap,
+    with_slot,
+)
 from onewriter_core.topic.model import (
     DEFERRED_MAX,
     WAITERS_MAX,
@@ -27,11 +33,15 @@ from onewriter_core.topic.model import (
 )
 
 
-def contend(topic: Topic, contender: Contender, request: Request) -> Step:
-    """An exclusive mode against the state of the slots it wants (pulsar: PIP-68's table)."""
+def contend(topic: Topic, contender: Contender, request: Request, *, extends: bool = False) -> Step:
+    """An exclusive mode against the state of the slots it wants (pulsar: PIP-68's table).
+
+    ``extends``: a holder asks for a partition that was added; whoever waits for all partitions
+    waits for that holder anyway.
+    """
     owner = exclusive_owner(topic, contender.slots)
     shared_present = has_shared(topic, contender.slots)
-    waiters = [w for w in topic.queue if overlap(w.slots, contender.slots)]
+    waiters = [w for w in topic.queue if overlap(w.slots, contender.slots) and not extends]
     is_free = owner is None and not shared_present
     match contender.mode:
         case AccessMode.EXCLUSIVE:
@@ -44,7 +54,7 @@ def contend(topic: Topic, contender: Contender, request: Request) -> Step:
             if waiters:
                 return topic, reject_all(contender, "Topic has waiting exclusive producers")
         case AccessMode.WAIT_FOR_EXCLUSIVE:
-            if not is_free or waiters or topic.claim is not None:
+            if not is_free or waiters or (topic.claim is not None and not extends):
                 return _queued(topic, contender)
         case AccessMode.EXCLUSIVE_WITH_FENCING:
             refusal = _takeover_refusal(topic, contender, request, is_free=is_free and not waiters)
@@ -120,16 +130,20 @@ def share_requested(topic: Topic, slot: Slot, request: Request) -> Step:
     for other in (*present, *coming):
         if other.producer_name != producer.producer_name:
             continue
-        if other.identity == producer.identity and other.reconnects < producer.reconnects:
-            present = tuple(p for p in present if p != other)
-            coming = tuple(p for p in coming if p != other)
+        if other.identity != producer.identity or other.reconnects >= producer.reconnects:
+            text = f"Producer with name '{producer.producer_name}' is already connected to topic"
+            return topic, (busy(request, text), Probe(other.registration))
+        if other in present:
             effects = (Close(other.registration, Departure.CONNECTION_LOST),)
-            continue
-        text = f"Producer with name '{producer.producer_name}' is already connected to topic"
-        return topic, (busy(request, text), Probe(other.registration))
+        else:
+            effects = (not_ready(other.registration, "a newer connection of it has come"),)
+        present = tuple(p for p in present if p != other)
+        coming = tuple(p for p in coming if p != other)
     if claim is not None and claims_this:
         claim = replace(claim, newcomers=(*coming, producer))
         return replace(topic, claim=claim), effects
+    if is_changing_hands(topic, slot):
+        return defer(topic, None, request)
     if slot.is_open and isinstance(slot.ownership, Shared | Vacant):
         tenure = slot.ownership.tenure if isinstance(slot.ownership, Vacant) else None
         if tenure is None:

@@ -1,0 +1,49 @@
+# Two commands do everything: `make run` and `make test`. All others are parts of them.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DATA ?= var
+SEEDS ?= 300
+
+.PHONY: run test check model sim soak bench compare-pulsar clean help
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "onewriter needs Python 3.11 or later (set PYTHON=)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+run: $(STAMP)  ## Start Valkey and a broker on this machine and apply examples/*.yaml
+	$(BIN)/onewriter up --data-dir $(DATA) -f examples
+
+test: $(STAMP)  ## Everything that CI runs
+	$(BIN)/python tests/run.py
+
+check: $(STAMP)  ## Formatting, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+model: $(STAMP)  ## The model checker with the larger scopes
+	ONEWRITER_MODEL_SCOPE=large $(BIN)/pytest tests/model --timeout 3600
+
+sim: $(STAMP)  ## The simulation over SEEDS seeds (make sim SEEDS=1000)
+	ONEWRITER_SEEDS=$(SEEDS) $(BIN)/pytest tests/simulation --timeout 7200
+
+soak: $(STAMP)  ## Campaigns at full length: hundreds of failovers and kills
+	ONEWRITER_ROUNDS=200 $(BIN)/pytest tests/integration -m campaign --timeout 7200
+
+bench: $(STAMP)  ## Benchmarks, side by side with Pulsar, into docs/benchmarks.md
+	$(BIN)/python -m bench.run
+
+compare-pulsar: $(STAMP)  ## The same scenarios on Pulsar and here, into docs/comparison.md
+	$(BIN)/python -m bench.compare
+
+clean:  ## Remove the virtual environment and caches (never the data)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,303 @@
+"""A load generator on a bare socket: frames are built before the clock starts, answers only counted.
+
+A stock client on this machine is often slower than the broker it loads; this one costs little
+enough that the broker is the limit. It speaks just enough of Pulsar's protocol (docs/wire.md) to
+look a topic up, publish unbatched messages and read a topic from its start. It has its own tiny
+codec on purpose: a measurement must not lean on the code that it measures.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Self
+from urllib.parse import urlsplit
+
+import google_crc32c
+
+CONNECT, CONNECTED, SUBSCRIBE, PRODUCER, SEND, SEND_RECEIPT = 2, 3, 4, 5, 6, 7
+MESSAGE, FLOW, SUCCESS, PRODUCER_SUCCESS, PING, PONG = 9, 11, 13, 17, 18, 19
+LOOKUP, LOOKUP_RESPONSE = 23, 24
+ACTIVE_CONSUMER_CHANGE = 31
+
+ANSWER_TIMEOUT_SECONDS = 30.0
+LOOKUP_REDIRECTS_MAX = 5
+RECEIVE_BYTES = 1 << 20
+READ_PERMITS = 10_000
+"""Messages a reader lets the broker send ahead; topped up when half of them have come."""
+
+_ONLY_COUNTED = frozenset({SEND_RECEIPT, MESSAGE})
+_FRAME_BYTES_MIN = 10
+_LOOKUP_CONNECT, _LOOKUP_FAILED = 1, 2
+_EARLIEST = 2**64 - 1
+_MAGIC_CHECKSUM = b"\x0e\x01"
+
+Fields = dict[int, int | bytes]
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _encode(fields: Sequence[tuple[int, int | bytes | str]]) -> bytes:
+    parts = []
+    for number, value in fields:
+        if isinstance(value, int):
+            parts += [_varint(number << 3), _varint(value)]
+        else:
+            data = value.encode() if isinstance(value, str) else value
+            parts += [_varint(number << 3 | 2), _varint(len(data)), data]
+    return b"".join(parts)
+
+
+def _read_varint(data: bytes, index: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[index]
+        index += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, index
+
+
+def _decode(data: bytes) -> Fields:
+    """The fields of one protobuf message; of a repeated one the last."""
+    fields: Fields = {}
+    index = 0
+    while index < len(data):
+        key, index = _read_varint(data, index)
+        if key & 7 == 0:
+            fields[key >> 3], index = _read_varint(data, index)
+        elif key & 7 == 2:
+            length, index = _read_varint(data, index)
+            fields[key >> 3] = data[index : index + length]
+            index += length
+        elif key & 7 == 1:
+            index += 8
+        else:
+            raise ValueError(f"a protobuf field of wire type {key & 7}")
+    return fields
+
+
+def _command(kind: int, fields: Sequence[tuple[int, int | bytes | str]]) -> bytes:
+    command = _encode([(1, kind), (kind, _encode(fields))])
+    return (len(command) + 4).to_bytes(4, "big") + len(command).to_bytes(4, "big") + command
+
+
+_PONG_FRAME = _command(PONG, ())
+
+
+def _send_frame(producer: int, name: str, sequence: int, payload: bytes) -> bytes:
+    """One SEND with its message, checksum included, as the stock clients write it."""
+    fields = ((1, name), (2, sequence), (3, time.time_ns() // 1_000_000))
+    metadata = _encode(fields)
+    message = len(metadata).to_bytes(4, "big") + metadata + payload
+    checksum = int(google_crc32c.value(message)).to_bytes(4, "big")
+    command = _encode([(1, SEND), (SEND, _encode([(1, producer), (2, sequence)]))])
+    size = 4 + len(command) + 2 + 4 + len(message)
+    return b"".join(
+        (
+            size.to_bytes(4, "big"),
+            len(command).to_bytes(4, "big"),
+            command,
+            _MAGIC_CHECKSUM,
+            checksum,
+            message,
+        )
+    )
+
+
+class RawConnection:
+    """A connected socket with the frames received on it that nobody looked at yet."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket = connected
+        self._received = bytearray()
+        self._frames: deque[tuple[int, bytes]] = deque()
+
+    @classmethod
+    def open(cls, service_url: str) -> Self:
+        """Connect and shake hands; raises OSError, ConnectionError among them."""
+        target = urlsplit(service_url)
+        connected = socket.create_connection(
+            (target.hostname, target.port or 6650), ANSWER_TIMEOUT_SECONDS
+        )
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = cls(connected)
+        try:
+            connection.ask(CONNECT, [(1, "onewriter-bench"), (4, 20)], answer=CONNECTED)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def ask(
+        self, kind: int, fields: Sequence[tuple[int, int | bytes | str]], *, answer: int
+    ) -> Fields:
+        """Send a command and return the fields of its answer; any other answer is an error."""
+        self.socket.sendall(_command(kind, fields))
+        while True:
+            while self._frames:
+                received, command = self._frames.popleft()
+                if received == answer:
+                    body = _decode(command)[answer]
+                    assert isinstance(body, bytes)
+                    return _decode(body)
+                _refuse_unexpected(received, command)
+            self._receive()
+
+    def count(self, kind: int) -> int:
+        """Wait for frames and return how many of this kind came; any other kind is an error."""
+        self._receive()
+        counted = 0
+        while self._frames:
+            received, command = self._frames.popleft()
+            if received == kind:
+                counted += 1
+            else:
+                _refuse_unexpected(received, command)
+        return counted
+
+    def _receive(self) -> None:
+        """Read once from the socket and queue the frames that are whole; pings are answered."""
+        data = self.socket.recv(RECEIVE_BYTES)
+        if not data:
+            raise ConnectionError("the broker closed the connection")
+        received = self._received
+        received += data
+        taken = 0
+        while len(received) - taken >= _FRAME_BYTES_MIN:
+            end = taken + 4 + int.from_bytes(received[taken : taken + 4], "big")
+            if end > len(received):
+                break
+            # Every broker writes the required type first: its tag, then one byte below 128.
+            kind = received[taken + 9]
+            if kind == PING:
+                self.socket.sendall(_PONG_FRAME)
+            elif kind in _ONLY_COUNTED:
+                self._frames.append((kind, b""))
+            else:
+                command_size = int.from_bytes(received[taken + 4 : taken + 8], "big")
+                self._frames.append((kind, bytes(received[taken + 8 : taken + 8 + command_size])))
+            taken = end
+        del received[:taken]
+
+
+def _refuse_unexpected(kind: int, command: bytes) -> None:
+    if kind != ACTIVE_CONSUMER_CHANGE:
+        raise ConnectionError(f"unexpected command {kind}: {command[:200]!r}")
+
+
+def _connect_to_owner(service_url: str, topic: str) -> RawConnection:
+    """Connect to the broker that owns the topic, found by lookup as clients do it."""
+    url, authoritative = service_url, 0
+    for _ in range(LOOKUP_REDIRECTS_MAX):
+        connection = RawConnection.open(url)
+        try:
+            answer = connection.ask(
+                LOOKUP, [(1, topic), (2, 1), (3, authoritative)], answer=LOOKUP_RESPONSE
+            )
+            address = answer.get(1)
+            if not isinstance(address, bytes) or answer.get(3) == _LOOKUP_FAILED:
+                raise ConnectionError(f"lookup of {topic} failed: {answer}")
+        except BaseException:
+            connection.close()
+            raise
+        owner = address.decode()
+        if answer.get(3) == _LOOKUP_CONNECT and owner == url:
+            return connection
+        connection.close()
+        if answer.get(3) == _LOOKUP_CONNECT:
+            return RawConnection.open(owner)
+        url, authoritative = owner, int(answer.get(5) == 1)
+    raise ConnectionError(f"lookup of {topic}: more than {LOOKUP_REDIRECTS_MAX} redirects")
+
+
+@dataclass(frozen=True, slots=True)
+class RawPublish:
+    """A finished run: how long it took, and each message's way to its receipt."""
+
+    messages: int
+    seconds: float
+    latencies_ms: tuple[float, ...]
+
+
+def publish(
+    service_url: str,
+    topic: str,
+    *,
+    messages: int,
+    in_flight: int,
+    message_bytes: int = 1024,
+) -> RawPublish:
+    """Publish unbatched messages, at most ``in_flight`` without a receipt at any time.
+
+    All frames are kept in memory: about 1.1 KB for each message of 1 KiB. Raises ConnectionError
+    when the broker answers anything but receipts.
+    """
+    payload = bytes(message_bytes)
+    with closing(_connect_to_owner(service_url, topic)) as connection:
+        name = connection.ask(PRODUCER, [(1, topic), (2, 1), (3, 2)], answer=PRODUCER_SUCCESS)[2]
+        assert isinstance(name, bytes)
+        frames = [_send_frame(1, name.decode(), number, payload) for number in range(messages)]
+        sent_at: deque[float] = deque()
+        latencies: list[float] = []
+        sent = 0
+        started = time.perf_counter()
+        while len(latencies) < messages:
+            burst = min(in_flight - len(sent_at), messages - sent)
+            if burst:
+                sent_at.extend([time.perf_counter()] * burst)
+                connection.socket.sendall(b"".join(frames[sent : sent + burst]))
+                sent += burst
+            receipts = connection.count(SEND_RECEIPT)
+            now = time.perf_counter()
+            latencies.extend((now - sent_at.popleft()) * 1000 for _ in range(receipts))
+        return RawPublish(messages, time.perf_counter() - started, tuple(latencies))
+
+
+def read_from_start(service_url: str, topic: str, *, messages: int) -> float:
+    """Seconds in which a reader got the topic's first ``messages`` unbatched messages.
+
+    The clock starts with the first permits, after the subscription stands.
+    """
+    with closing(_connect_to_owner(service_url, topic)) as connection:
+        start = _encode([(1, _EARLIEST), (2, _EARLIEST)])
+        connection.ask(
+            SUBSCRIBE,
+            [
+                (1, topic),
+                (2, f"bench-reader-{time.monotonic_ns()}"),
+                (3, 0),  # type: Exclusive
+                (4, 1),  # consumer id
+                (5, 2),  # request id
+                (8, 0),  # not durable
+                (9, start),
+            ],
+            answer=SUCCESS,
+        )
+        started = time.perf_counter()
+        received = 0
+        permits = READ_PERMITS
+        connection.socket.sendall(_command(FLOW, [(1, 1), (2, permits)]))
+        while received < messages:
+            arrived = connection.count(MESSAGE)
+            received += arrived
+            permits -= arrived
+            if permits <= READ_PERMITS // 2:
+                connection.socket.sendall(_command(FLOW, [(1, 1), (2, READ_PERMITS - permits)]))
+                permits = READ_PERMITS
+        return time.perf_counter() - started

@@ -1,0 +1,197 @@
+"""May this bucket's record and this dataset go together? Pure decisions of the fencing protocol.
+
+The anchor's record names the dataset that counts. A store that was promoted, restarted, emptied or
+exchanged shows another identity (``master_replid``); ``judge`` tells a descendant of the registered
+dataset from a stranger, and ``claimed`` writes down what the compare-and-set shall say. The order
+of the steps around them (anchor, node, compare-and-set, stamp) is buckets.py's.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+from onewriter_broker.anchor.api import PAST_REPLIDS_MAX, Addresses, Record
+from onewriter_broker.log.api import Observation, Unit
+from onewriter_core.ids import NUMBER_MAX
+
+LEDGERS_PER_BLOCK = 64
+"""Ledgers reserved by one compare-and-set."""
+
+
+class Reason(enum.Enum):
+    """Why a bucket is not taken with the dataset at hand."""
+
+    NOT_PRIMARY = "not-primary"
+    ANCHOR_BEHIND = "anchor-behind"
+    PAST_DATASET = "past-dataset"
+    EMPTY_DATASET = "empty-dataset"
+    UNREGISTERED_DATA = "unregistered-data"
+    FOREIGN_DATASET = "foreign-dataset"
+    NUMBERS_EXHAUSTED = "numbers-exhausted"
+
+
+@dataclass(frozen=True, slots=True)
+class SameDataset:
+    """The registered dataset itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRegistration:
+    """Neither the anchor nor the dataset knows the bucket yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """A descendant of the registered dataset.
+
+    ``grants_known``: it provably carries every grant that was ever answered. When not, nobody
+    resumes by an epoch that was granted before (Record.known_since).
+    """
+
+    grants_known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The bucket stays unserved. ``text`` says why and what a person can do."""
+
+    reason: Reason
+    text: str
+
+    @property
+    def is_transient(self) -> bool:
+        """Looking again soon may well give another answer; no alarm yet."""
+        return self.reason in {Reason.NOT_PRIMARY, Reason.ANCHOR_BEHIND}
+
+
+Verdict = SameDataset | FirstRegistration | Adopt | Refuse
+
+_FORCE = "`onewriter adopt --force` takes what is there, at the price of what is missing"
+
+
+def judge(
+    record: Record,
+    bucket: int,
+    node: Observation,
+    *,
+    records_every_grant: bool,
+    single_node: bool,
+    remembered: int | None = None,
+) -> Verdict:
+    """Whether ``record`` and the dataset that ``node`` shows belong together.
+
+    ``record`` must have been read before the node was observed. ``records_every_grant`` is the
+    anchor's property. ``single_node``: exactly one store is configured, so that (without replicas)
+    no second branch of the dataset can exist. ``remembered``: the last granted ledger by the memory
+    of the bucket's continuing owner; None for everybody else.
+    """
+    unit = node.units.get(bucket, Unit())
+    if not node.is_primary:
+        return Refuse(Reason.NOT_PRIMARY, "the store at hand is not a primary")
+    if max(record.ledger_high_water, unit.last_ledger) > NUMBER_MAX - LEDGERS_PER_BLOCK:
+        return Refuse(Reason.NUMBERS_EXHAUSTED, f"bucket {bucket} has used up its ledger numbers")
+    if record.generation == 0:
+        if unit.generation == 0:
+            return FirstRegistration()
+        return Refuse(
+            Reason.UNREGISTERED_DATA,
+            f"the store already holds bucket {bucket}, registered with an anchor that is not this"
+            f" one: point the broker at the anchor that belongs to it, or {_FORCE}",
+        )
+    if unit.generation > record.generation:
+        return Refuse(
+            Reason.ANCHOR_BEHIND,
+            f"the store holds bucket {bucket} in registration {unit.generation}, the anchor knows"
+            f" only {record.generation}: was the anchor restored from a backup? {_FORCE}",
+        )
+    is_reliable = records_every_grant or record.clean
+    last_granted = record.last_ledger if is_reliable else remembered
+    if unit.generation == 0 and last_granted != 0:
+        return Refuse(
+            Reason.EMPTY_DATASET,
+            f"the store holds nothing of bucket {bucket}, although it was in use: bring the data"
+            f" back, or {_FORCE}",
+        )
+    if node.replid == record.replid:
+        return SameDataset()
+    if node.replid in record.past_replids:
+        return Refuse(
+            Reason.PAST_DATASET,
+            f"the store shows an earlier dataset of bucket {bucket}, which was replaced: an old"
+            f" primary? Connect to the present one, or {_FORCE}",
+        )
+    is_descendant = node.previous_replid == record.replid or unit.generation == record.generation
+    if is_descendant or (single_node and node.replicas == 0):
+        is_known = last_granted is not None and unit.last_ledger >= last_granted
+        return Adopt(grants_known=is_known)
+    return Refuse(
+        Reason.FOREIGN_DATASET,
+        f"the store's dataset does not descend from the one registered for bucket {bucket}:"
+        f" connect to the right one, or {_FORCE}",
+    )
+
+
+def claimed(
+    record: Record,
+    bucket: int,
+    node: Observation,
+    verdict: SameDataset | FirstRegistration | Adopt,
+    *,
+    owner: str,
+    addresses: Addresses,
+) -> Record:
+    """The record by which ``owner`` takes the bucket and reserves its first block of ledgers."""
+    unit = node.units.get(bucket, Unit())
+    taken = replace(
+        record,
+        owner=owner,
+        addresses=addresses,
+        # Above what the store has seen, too: an anchor restored from a backup has rewound.
+        ledger_high_water=max(record.ledger_high_water, unit.last_ledger) + LEDGERS_PER_BLOCK,
+        clean=False,
+    )
+    match verdict:
+        case SameDataset():
+            return taken
+        case FirstRegistration() | Adopt(grants_known=True):
+            return _registered(taken, node.replid, record.generation + 1)
+        case Adopt():
+            registered = _registered(taken, node.replid, record.generation + 1)
+            return replace(
+                registered,
+                known_since=registered.generation,
+                last_ledger=unit.last_ledger,  # the loss is noted; from here on count what is there
+            )
+
+
+def forced(record: Record, bucket: int, node: Observation, *, owner: str) -> Record:
+    """The record of ``adopt --force``: what the node shows counts from now on.
+
+    It starts a new registration in which no earlier epoch can resume, above every number that
+    anchor or store have seen.
+    """
+    unit = node.units.get(bucket, Unit())
+    generation = max(record.generation, unit.generation) + 1
+    return replace(
+        _registered(record, node.replid, generation),
+        owner=owner,
+        addresses=Addresses(),
+        ledger_high_water=max(record.ledger_high_water, unit.last_ledger),
+        last_ledger=unit.last_ledger,
+        clean=True,
+        known_since=generation,
+    )
+
+
+def _registered(record: Record, replid: str, generation: int) -> Record:
+    """``replid`` becomes the dataset that counts."""
+    past = record.past_replids
+    if record.replid and record.replid != replid:
+        past = (*past, record.replid)[-PAST_REPLIDS_MAX:]
+    return replace(
+        record,
+        generation=generation,
+        replid=replid,
+        past_replids=tuple(known for known in past if known != replid),
+    )

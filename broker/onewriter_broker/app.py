@@ -1,0 +1,206 @@
+"""The composition root of one broker process: what it is made of, and its start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+import structlog
+
+from onewriter_broker.access import UndeclaredTopics
+from onewriter_broker.anchor.api import Addresses, Anchor
+from onewriter_broker.buckets import BucketOwnership
+from onewriter_broker.catalog import Catalogs
+from onewriter_broker.clients import Clients
+from onewriter_broker.dispatch import Subscriptions
+from onewriter_broker.listener import listen
+from onewriter_broker.log.api import LogStore, Outcome
+from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.topic_log import Loss, TopicLog
+from onewriter_broker.membership import Membership
+from onewriter_broker.placement import incarnation_of
+from onewriter_broker.runner import Shell
+from onewriter_broker.settings import Settings
+from onewriter_broker.tokens import Authenticator
+from onewriter_broker.topics import Topics
+from onewriter_core.api.manifests import DesiredState
+from onewriter_core.errors import Unavailable, Undecided
+from onewriter_core.ids import TopicName
+from onewriter_core.topic.effects import Record
+
+MAINTENANCE_SECONDS = 1.0
+"""Between two looks at what must be rolled."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a broker is given: its settings and what it stands on."""
+
+    settings: Settings
+    store: LogStore
+    anchor: Anchor
+    authenticator: Authenticator
+    desired: DesiredState
+    single_node: bool
+
+
+class Broker:
+    """One broker process. ``run`` serves until cancelled or ``stop`` is set."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self.settings = parts.settings
+        self.store = parts.store
+        self.now = now
+        self.wall_ms = wall_ms
+        self.incarnation = incarnation_of(parts.settings.name, uuid.uuid4().hex)
+        self.is_ready = asyncio.Event()
+        self.losses: list[Loss] = []
+        self.lost_entries = 0
+        self._parts = parts
+        self._tasks: asyncio.TaskGroup
+        settings = parts.settings
+        host = settings.advertised_host or settings.host
+        self.addresses = Addresses(
+            f"pulsar://{host}:{settings.port}", f"http://{host}:{settings.http_port}"
+        )
+        self.appender = Appender(parts.store, now=now, wall_ms=wall_ms, deposed=self._deposed)
+        self.catalogs = Catalogs(parts.store, settings.buckets)
+        self.membership = Membership(parts.store, self.incarnation, self.addresses, clock=now)
+        self.topics = Topics(settings, self.catalogs, self._subscriptions)
+        self.ownership = BucketOwnership(
+            me=self.incarnation,
+            addresses=self.addresses,
+            buckets=settings.buckets,
+            anchor=parts.anchor,
+            store=parts.store,
+            events=self.topics,
+            single_node=parts.single_node,
+            live_view=self.membership.view,
+            wake=self.membership.changed,
+        )
+        self.topics.serve_with(
+            self.ownership,
+            Shell(
+                store=parts.store,
+                appender=self.appender,
+                ownership=self.ownership,
+                spawn=self.spawn,
+                now=now,
+                wall_ms=wall_ms,
+                incarnation=self.incarnation,
+                lost=self._lost,
+                moved=self._moved,
+            ),
+        )
+        self.topics.apply(parts.desired)
+        self.clients = Clients(
+            settings=settings,
+            topics=self.topics,
+            appender=self.appender,
+            authenticator=parts.authenticator,
+            addresses=self.addresses,
+            undeclared=UndeclaredTopics(
+                settings.require_declared,
+                frozenset(name.strip() for name in settings.allow_undeclared.split(",")),
+            ),
+            now=now,
+            wall_ms=wall_ms,
+        )
+
+    def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Run work that belongs to the whole broker; an unexpected error ends the broker."""
+        return self._tasks.create_task(work)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop``; then give the buckets back and leave in order."""
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                background = [
+                    self.spawn(self.appender.run()),
+                    self.spawn(self.membership.run()),
+                    self.spawn(self.ownership.run()),
+                    self.spawn(self.clients.watch_for_ever()),
+                    self.spawn(self._maintain()),
+                ]
+                server = await listen(self.clients, self.spawn)
+                self.is_ready.set()
+                log.info("broker.listening", url=self.addresses.broker_url, pid=os.getpid())
+                await stop.wait()
+                log.info("broker.stopping")
+                server.close()
+                await self._leave()
+                for task in background:
+                    task.cancel()
+                self.clients.close_all("the broker is stopping")
+                raise asyncio.CancelledError  # whatever still runs belongs to nobody now
+        except asyncio.CancelledError:
+            if not stop.is_set():
+                raise
+        finally:
+            await self.store.close()
+            await self._parts.anchor.close()
+
+    async def _leave(self) -> None:
+        try:
+            async with asyncio.timeout(self.settings.stop_seconds):
+                await self.membership.announce_leaving()
+                await self.ownership.give_back_all()
+                await self.membership.leave()
+        except (TimeoutError, Unavailable, Undecided) as error:
+            log.warning("broker.left_in_a_hurry", reason=str(error) or "too slow")
+
+    async def _maintain(self) -> None:
+        while True:
+            await asyncio.sleep(MAINTENANCE_SECONDS)
+            for topic in list(self.topics.loaded.values()):
+                topic.runner.roll_if_full(self.settings.roll_bytes, self.settings.roll_seconds)
+
+    def _subscriptions(self, topic_log: TopicLog) -> Subscriptions:
+        return Subscriptions(
+            topic_log, spawn=self.spawn, clock=self.now, wall_clock_ms=self.wall_ms
+        )
+
+    def _deposed(self, bucket: int, outcome: Outcome) -> None:
+        """A write of the bucket was refused: find out what became of it, beside the writing."""
+        holding = self.ownership.holding(bucket)
+        if holding is None:
+            return
+
+        async def look() -> None:
+            try:
+                answer = await self.ownership.refence(bucket, holding.binding, outcome)
+            except (Unavailable, Undecided) as error:
+                log.warning("refence.failed", bucket=bucket, reason=str(error))
+                return
+            log.info("bucket.refenced", bucket=bucket, outcome=outcome.value, answer=answer.value)
+            self.topics.refenced(bucket, answer)
+
+        self.spawn(look())
+
+    def _lost(self, loss: Loss) -> None:
+        """Acknowledged entries are gone: the store kept less than the profile promised."""
+        self.lost_entries += loss.entries
+        self.losses.append(loss)
+        del self.losses[:-100]
+        log.critical(
+            "entries.lost",
+            topic=str(loss.topic),
+            after=str(loss.after),
+            last=str(loss.last),
+            entries=loss.entries,
+        )
+
+    def _moved(self, name: TopicName, record: Record) -> None:
+        """A topic changed hands; metrics and streams hang on here."""

@@ -1,0 +1,486 @@
+"""Bucket ownership: which buckets this broker serves, and every way that changes.
+
+What lives here: the loop that follows the placement plan, the reaction to refused writes, giving
+back. What does not: the steps of a takeover (claims.py), ledgers and records of a held bucket
+(holding.py), the pure decisions (placement.py, adoption.py), logs and topics.
+
+A bucket is held from a successful stamp until it is dropped. Held is an opinion that the store
+checks at every write: a broker that holds a bucket wrongly cannot append to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from onewriter_broker.anchor.api import Addresses, Anchor, Versioned
+from onewriter_broker.claims import BucketRefused, Claimer, Holding, backoff_seconds, without_owner
+from onewriter_broker.holding import BucketTaken, HeldBucket
+from onewriter_broker.log.api import Binding, LogStore, Observation, Outcome, Unit
+from onewriter_broker.placement import LiveView, expected, may_take, name_of, plan
+from onewriter_core.errors import OnewriterError, Unavailable, Undecided
+
+CONCURRENT_MAX = 16
+"""Readings of the anchor in flight at once, and as many claims."""
+
+PLACEMENT_SECONDS = 1.0
+"""Between two readings of all records; a change of membership brings the next one forward."""
+
+EXPECTING_SECONDS = 0.1
+"""Between two readings while a live broker is about to give a bucket to this one."""
+
+DRAIN_SECONDS_MAX = 5.0
+"""How long giving a bucket back waits for its topics to come to rest."""
+
+RECORD_SECONDS_MAX = 5.0
+"""A record of a foreign bucket older than that no longer answers lookups."""
+
+_log = structlog.get_logger(__name__)
+
+
+class LostReason(enum.Enum):
+    """Why a bucket is no longer held."""
+
+    TAKEN = "taken"
+    """Another broker owns it."""
+    GIVEN_BACK = "given-back"
+    """It was drained and released."""
+    DATASET_REFUSED = "dataset-refused"
+    """The store shows a dataset that may not be adopted; the bucket waits for a person."""
+
+
+class Refenced(enum.Enum):
+    """What became of a bucket whose write was refused."""
+
+    KEPT = "kept"
+    """Owner and dataset are unchanged. After a reconnect the old ledger goes on; after a refused
+    write fence the topic again under the next ledger."""
+    REBOUND = "rebound"
+    """Bound anew, perhaps to another dataset: fence every topic again under the new holding."""
+    LOST = "lost"
+    """Not held any more."""
+
+
+class BucketEvents(Protocol):
+    """What the application is told. All but ``drain`` must return at once (post to mailboxes)."""
+
+    def bucket_acquired(self, bucket: int, holding: Holding) -> None:
+        """Serve the bucket: load its catalog, re-fence its topics."""
+        ...
+
+    def bucket_lost(self, bucket: int, reason: LostReason) -> None:
+        """Stop serving the bucket: close its producers and consumers."""
+        ...
+
+    def dataset_changed(self, bucket: int, holding: Holding) -> None:
+        """Still the owner, under a new binding: re-fence the topics, compare their tails."""
+        ...
+
+    async def drain(self, bucket: int) -> None:
+        """Bring the bucket's topics to rest: no grant and no write in flight when it returns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A bucket that could not be taken, and when to try again."""
+
+    reason: str
+    attempts: int
+    retry_at: float
+
+
+class BucketOwnership:
+    """The buckets of one broker process.
+
+    ``me`` is its incarnation (placement.incarnation_of), ``buckets`` their number. ``single_node``
+    says that exactly one store is configured. ``live_view`` gives membership's present opinion,
+    ``wake`` is set when that changes.
+    """
+
+    def __init__(
+        self,
+        *,
+        me: str,
+        addresses: Addresses,
+        buckets: int,
+        anchor: Anchor,
+        store: LogStore,
+        events: BucketEvents,
+        single_node: bool,
+        live_view: Callable[[], LiveView | None],
+        wake: asyncio.Event | None = None,
+        randomness: random.Random | None = None,
+    ) -> None:
+        self._me = me
+        self._addresses = addresses
+        self._buckets = range(buckets)
+        self._anchor = anchor
+        self._store = store
+        self._events = events
+        self._live_view = live_view
+        self._wake = asyncio.Event() if wake is None else wake
+        self._randomness = random.Random() if randomness is None else randomness  # noqa: S311 - jitter is no secret
+        self._claimer = Claimer(
+            me, addresses, anchor, store, single_node=single_node, randomness=self._randomness
+        )
+        self._held: dict[int, HeldBucket] = {}
+        self._waiting: dict[int, _Waiting] = {}
+        self._records: dict[int, tuple[float, Versioned]] = {}
+        self._unreadable: dict[int, str] = {}
+        self._busy: set[int] = set()
+        self._refencing: dict[int, asyncio.Future[Refenced | None]] = {}
+        self._low: set[int] = set()
+        self._has_low = asyncio.Event()
+        self._reads = asyncio.Semaphore(CONCURRENT_MAX)
+        self._claims = asyncio.Semaphore(CONCURRENT_MAX)
+        self._is_leaving = False
+
+    # Questions.
+
+    def held(self) -> dict[int, Holding]:
+        """The buckets that this broker serves now."""
+        return {bucket: held.holding for bucket, held in self._held.items()}
+
+    def holding(self, bucket: int) -> Holding | None:
+        """The right to serve the bucket, or None."""
+        held = self._held.get(bucket)
+        return None if held is None else held.holding
+
+    def owner_of(self, bucket: int) -> Addresses | None:
+        """Where to look the bucket up; None: nobody is known to serve it now.
+
+        A foreign bucket's answer comes from a record at most RECORD_SECONDS_MAX old.
+        """
+        if bucket in self._held:
+            return self._addresses
+        read_at, known = self._records.get(bucket, (0.0, None))
+        view = self._live_view()
+        if known is None or view is None or _now() - read_at > RECORD_SECONDS_MAX:
+            return None
+        return known.record.addresses if name_of(known.record.owner) in view.alive else None
+
+    def waiting_reason(self, bucket: int) -> str:
+        """Why a bucket that should be served here is not, or not fully; empty: nothing is wrong."""
+        waiting = self._waiting.get(bucket)
+        return self._unreadable.get(bucket, "") if waiting is None else waiting.reason
+
+    # Ledgers and grants.
+
+    async def reserve_ledger(self, bucket: int) -> int:
+        """The next ledger of a held bucket; suspends only when the reserved block is used up.
+
+        Obligation: call ``LogStore.fence`` with it before anything else suspends, so that fences
+        are executed in the order of their ledgers; and retry an undecided fence under this ledger
+        only while ``is_newest_ledger``, otherwise take a new one. What survived a failover is
+        told by comparing the highest ledgers (Record.last_ledger), and that rests on this order.
+
+        Raises Unavailable when the bucket is not held or the anchor cannot be reached.
+        """
+        held = self._require(bucket)
+        while (ledger := held.take_ledger()) is None:
+            await self._changing(held, held.refill())
+            held = self._require(bucket)
+        if held.is_low:
+            self._low.add(bucket)
+            self._has_low.set()
+        return ledger
+
+    def is_newest_ledger(self, bucket: int, ledger: int) -> bool:
+        """Whether no later ledger of the bucket has been handed out."""
+        held = self._held.get(bucket)
+        return held is not None and held.newest_ledger == ledger
+
+    async def record_grant(self, bucket: int, ledger: int) -> None:
+        """Note that ``ledger`` is about to be granted; call it before the grant is answered.
+
+        On an anchor that records every grant the record is written when this returns; grants that
+        arrive together share one write. Raises Unavailable when it could not be: do not answer.
+        """
+        held = self._require(bucket)
+        await self._changing(held, held.record_grant(ledger))
+
+    async def _changing(self, held: HeldBucket, change: Awaitable[None]) -> None:
+        """Await a change to a held bucket's record; learning that it was taken drops it."""
+        try:
+            await change
+        except BucketTaken:
+            self._drop(held, LostReason.TAKEN)
+            raise
+        if self._held.get(held.bucket) is not held:
+            raise Unavailable(f"bucket {held.bucket} changed hands meanwhile")
+
+    def _require(self, bucket: int) -> HeldBucket:
+        held = self._held.get(bucket)
+        if held is None or held.is_closing:
+            raise Unavailable(f"bucket {bucket} is not served here")
+        return held
+
+    # Changes of hands.
+
+    async def acquire(self, bucket: int) -> Holding | None:
+        """Take a bucket if it is free; None when it is not (its owner may be alive).
+
+        Raises BucketRefused, Unavailable or Undecided; the bucket is then not held.
+        """
+        view = self._live_view()
+        if view is None:
+            raise Unavailable("the store is away, so it is unknown who is alive")
+        if bucket in self._held:
+            return self._held[bucket].holding
+        claim = await self._claimer.claim(bucket, lambda record: may_take(self._me, view, record))
+        if claim is None or self._is_leaving:
+            return None
+        self._held[bucket] = HeldBucket(claim, self._anchor)
+        self._events.bucket_acquired(bucket, claim.holding)
+        return claim.holding
+
+    async def refence(
+        self, bucket: int, failed: Binding, outcome: Outcome | None = None
+    ) -> Refenced:
+        """React to a refused write, or to a mere reconnect (``outcome`` None).
+
+        ``failed`` is the binding of that write; when the bucket is bound anew already the answer is
+        immediate, and callers that come together share one answer. Waits, visibly in
+        ``waiting_reason``, while anchor or store are away; the owner of an unchanged dataset goes
+        on without the anchor.
+        """
+        held = self._held.get(bucket)
+        if held is None:
+            return Refenced.LOST
+        if held.holding.binding != failed:
+            return Refenced.REBOUND
+        while (shared := self._refencing.get(bucket)) is not None:
+            if (result := await asyncio.shield(shared)) is not None:
+                return result
+        answer = self._refencing[bucket] = asyncio.get_running_loop().create_future()
+        result = None
+        try:
+            result = await self._refence(held, outcome)
+            return result
+        finally:
+            del self._refencing[bucket]
+            answer.set_result(result)  # None, when this caller was cancelled: another takes over
+
+    async def _refence(self, held: HeldBucket, outcome: Outcome | None) -> Refenced:
+        bucket, attempts = held.bucket, 0
+        while self._held.get(bucket) is held:
+            try:
+                result = await self._refence_once(held, outcome)
+            except BucketRefused as error:
+                _log.error("bucket.refused", bucket=bucket, reason=str(error))
+                self._drop(held, LostReason.DATASET_REFUSED)
+                self._put_off(bucket, error)
+            except (Unavailable, Undecided) as error:
+                attempts += 1
+                self._put_off(bucket, error)
+                await asyncio.sleep(backoff_seconds(attempts, self._randomness))
+            else:
+                self._waiting.pop(bucket, None)
+                return result
+        return Refenced.LOST
+
+    async def _refence_once(self, held: HeldBucket, outcome: Outcome | None) -> Refenced:
+        bucket, binding = held.bucket, held.holding.binding
+        if outcome is None and _still_holds(binding, await self._store.observe([bucket])):
+            return Refenced.KEPT
+        try:
+            current = await self._anchor.read(bucket)
+        except Unavailable:
+            # The owner of an unchanged dataset needs no anchor; who was fenced must ask it.
+            if outcome is Outcome.FENCED or not _still_holds(
+                binding, await self._store.observe([bucket])
+            ):
+                raise
+            return Refenced.KEPT
+        if not held.names(current.record):
+            self._drop(held, LostReason.TAKEN)
+            return Refenced.LOST
+        if _still_holds(binding, await self._store.observe([bucket])):
+            return Refenced.KEPT
+        claim = await self._claimer.claim(bucket, held.names, held.granted)
+        if claim is None:
+            self._drop(held, LostReason.TAKEN)
+        if claim is None or self._held.get(bucket) is not held:
+            return Refenced.LOST
+        held.is_closing = True
+        self._held[bucket] = HeldBucket(claim, self._anchor)
+        self._events.dataset_changed(bucket, claim.holding)
+        return Refenced.REBOUND
+
+    async def give_back(self, bucket: int) -> None:
+        """Drain a held bucket and release it, so that another broker may take it at once.
+
+        The bucket is not held when this returns, whatever the anchor said: a record that could not
+        be released keeps naming this process, and the placement loop releases it later.
+        """
+        held = self._held.get(bucket)
+        if held is None or held.is_closing:
+            return
+        held.is_closing = True
+        is_drained = True
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS_MAX):
+                await self._events.drain(bucket)
+        except TimeoutError:
+            is_drained = False
+            _log.warning("bucket.not_drained", bucket=bucket, seconds=DRAIN_SECONDS_MAX)
+        try:
+            await held.release(is_drained=is_drained)
+        except Unavailable as error:
+            _log.warning("bucket.not_released", bucket=bucket, reason=str(error))
+        self._drop(held, LostReason.GIVEN_BACK)
+
+    async def give_back_all(self) -> None:
+        """Take no more buckets and give all back, at the same time."""
+        self._is_leaving = True
+        async with asyncio.TaskGroup() as tasks:
+            for bucket in list(self._held):
+                tasks.create_task(self.give_back(bucket))
+
+    def _drop(self, held: HeldBucket, reason: LostReason) -> None:
+        """End a holding, once; what is left of its ledgers is thrown away with it."""
+        held.is_closing = True
+        if self._held.get(held.bucket) is held:
+            del self._held[held.bucket]
+            _log.info("bucket.lost", bucket=held.bucket, reason=reason.value)
+            self._events.bucket_lost(held.bucket, reason)
+
+    # The loop.
+
+    async def run(self) -> None:
+        """Follow the placement plan and refill ledger blocks, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._refill_low())
+            while True:
+                is_expecting = await self.place_once(tasks)
+                try:
+                    async with asyncio.timeout(
+                        EXPECTING_SECONDS if is_expecting else PLACEMENT_SECONDS
+                    ):
+                        await self._wake.wait()
+                except TimeoutError:
+                    continue
+                self._wake.clear()
+
+    async def place_once(self, tasks: asyncio.TaskGroup) -> bool:
+        """Read the records and start what the plan asks for, as tasks of the group.
+
+        True: a live broker is expected to give a bucket to this one soon.
+        """
+        started_at = _now()
+        await self._read_records()
+        view = self._live_view()
+        if view is None or self._is_leaving:
+            return False
+        records = {  # only what was read now: with the anchor away nothing is given back either
+            bucket: versioned.record
+            for bucket, (read_at, versioned) in self._records.items()
+            if read_at >= started_at
+        }
+        todo = plan(self._me, view, records, self._held)
+        for bucket in records.keys() - {*todo.acquire, *todo.give_back, *todo.release}:
+            if bucket not in self._refencing:
+                self._waiting.pop(bucket, None)  # it is well, here or elsewhere
+        for buckets, work in (
+            (todo.acquire, self._try_to_acquire),
+            (todo.give_back, self.give_back),
+            (todo.release, self._release),
+        ):
+            for bucket in buckets:
+                waiting = self._waiting.get(bucket)
+                if bucket not in self._busy and (waiting is None or waiting.retry_at <= _now()):
+                    self._busy.add(bucket)
+                    tasks.create_task(self._work(bucket, work))
+        return expected(self._me, view, records)
+
+    async def _work(self, bucket: int, work: Callable[[int], Awaitable[None]]) -> None:
+        """One piece of work on a bucket; what is away now is tried again later."""
+        try:
+            await work(bucket)
+        except OnewriterError as error:
+            self._put_off(bucket, error)
+        else:
+            self._waiting.pop(bucket, None)
+        finally:
+            self._busy.discard(bucket)
+
+    async def _try_to_acquire(self, bucket: int) -> None:
+        async with self._claims:
+            await self.acquire(bucket)
+
+    async def _release(self, bucket: int) -> None:
+        """Clear this process from a record that it does not serve (a claim that broke off)."""
+        current = await self._anchor.read(bucket)
+        if current.record.owner == self._me and bucket not in self._held:
+            await self._anchor.compare_and_set(
+                bucket, current.version, without_owner(current.record)
+            )
+
+    def _put_off(self, bucket: int, error: OnewriterError) -> None:
+        known = self._waiting.get(bucket)
+        attempts = 1 if known is None else known.attempts + 1
+        retry_at = _now() + backoff_seconds(attempts, self._randomness)
+        self._waiting[bucket] = _Waiting(str(error), attempts, retry_at)
+        if known is None or known.reason != str(error):
+            _log.warning("bucket.waiting", bucket=bucket, reason=str(error))
+
+    async def _read_records(self) -> None:
+        """Refresh what is known of every bucket; one that cannot be read keeps its old record."""
+        async with asyncio.TaskGroup() as tasks:
+            for bucket in self._buckets:
+                tasks.create_task(self._read_record(bucket))
+
+    async def _read_record(self, bucket: int) -> None:
+        try:
+            async with self._reads:
+                read_at = _now()
+                current = await self._anchor.read(bucket)
+        except OnewriterError as error:
+            if bucket not in self._held:  # a holder needs no anchor
+                self._unreadable[bucket] = str(error)
+            return
+        self._unreadable.pop(bucket, None)
+        self._records[bucket] = (read_at, current)
+        held = self._held.get(bucket)
+        if held is not None and current.version > held.version and not held.names(current.record):
+            self._drop(held, LostReason.TAKEN)
+
+    async def _refill_low(self) -> None:
+        """Reserve the next block of ledgers before the present one is used up."""
+        attempts = 0
+        while True:
+            await self._has_low.wait()
+            self._has_low.clear()
+            for bucket in sorted(self._low):
+                self._low.discard(bucket)
+                held = self._held.get(bucket)
+                if held is None:
+                    continue
+                try:
+                    await self._changing(held, held.refill())
+                    attempts = 0
+                except OnewriterError as error:
+                    _log.warning("bucket.no_ledgers", bucket=bucket, reason=str(error))
+                    attempts += 1
+                    await asyncio.sleep(backoff_seconds(attempts, self._randomness))
+
+
+def _still_holds(binding: Binding, node: Observation) -> bool:
+    """Whether the store at hand would accept the binding's writes."""
+    unit = node.units.get(binding.bucket, Unit())
+    return (
+        node.is_primary
+        and node.replid == binding.replid
+        and (unit.generation, unit.owner) == (binding.generation, binding.owner)
+    )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

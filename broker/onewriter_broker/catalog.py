@@ -1,0 +1,81 @@
+"""Which topics exist: each bucket's catalog in the store, and its cache at the bucket's owner.
+
+An entry says how many partitions a topic has, and which logs exist for it. A deleted topic leaves
+a tombstone: its logs' states keep epoch and ledger floor, so that neither ever goes back.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+from onewriter_broker.log.api import Binding, LogStore, Outcome
+from onewriter_core.errors import Unavailable
+from onewriter_core.ids import TopicName, bucket_of
+from onewriter_core.topic.model import WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    """One topic. ``slots`` are its logs: WHOLE, or partition numbers."""
+
+    partitions: int = 0
+    slots: tuple[int, ...] = ()
+    is_deleted: bool = False
+
+    def encode(self) -> str:
+        """The entry as the store keeps it."""
+        fields = {"partitions": self.partitions, "slots": self.slots, "deleted": self.is_deleted}
+        return json.dumps(fields)
+
+    @classmethod
+    def decode(cls, text: str) -> CatalogEntry:
+        """Read what ``encode`` wrote."""
+        fields = json.loads(text)
+        return cls(fields["partitions"], tuple(fields["slots"]), fields["deleted"])
+
+    def with_slot(self, slot: int) -> CatalogEntry:
+        return self if slot in self.slots else replace(self, slots=(*self.slots, slot))
+
+    def log_names(self, base: TopicName) -> list[TopicName]:
+        """The full names of the topic's logs."""
+        return [base if slot == WHOLE else base.with_partition(slot) for slot in self.slots]
+
+
+class Catalogs:
+    """The catalogs of all buckets: cached for those this broker owns, read for the others."""
+
+    def __init__(self, store: LogStore, buckets: int) -> None:
+        self.buckets = buckets
+        self._store = store
+        self._cached: dict[int, dict[str, CatalogEntry]] = {}
+
+    def forget(self, bucket: int) -> None:
+        """The bucket was lost or its dataset changed: read its catalog again."""
+        self._cached.pop(bucket, None)
+
+    async def bucket(self, bucket: int, *, is_owned: bool) -> dict[str, CatalogEntry]:
+        """All entries of a bucket, tombstones included. Raises Undecided."""
+        if is_owned and bucket in self._cached:
+            return self._cached[bucket]
+        raw = await self._store.read_catalog(bucket)
+        entries = {name: CatalogEntry.decode(text) for name, text in raw.items()}
+        if is_owned:
+            self._cached[bucket] = entries
+        return entries
+
+    async def entry(self, base: TopicName, *, is_owned: bool) -> CatalogEntry | None:
+        """A topic's entry, None when it does not exist or was deleted. Raises Undecided."""
+        entries = await self.bucket(bucket_of(base, self.buckets), is_owned=is_owned)
+        found = entries.get(str(base))
+        return None if found is None or found.is_deleted else found
+
+    async def write(self, binding: Binding, base: TopicName, entry: CatalogEntry) -> None:
+        """Store an entry of an owned bucket. Raises Undecided, Unavailable."""
+        bucket = bucket_of(base, self.buckets)
+        fields = {str(base): entry.encode()}
+        outcome = await self._store.set_catalog(binding, fields)
+        if outcome is not Outcome.DONE:
+            self.forget(bucket)
+            raise Unavailable(f"the catalog of bucket {bucket} has moved on: {outcome.value}")
+        (await self.bucket(bucket, is_owned=True))[str(base)] = entry

@@ -1,0 +1,244 @@
+"""Claiming a bucket: the steps of the fencing protocol, in the order that makes them safe.
+
+The anchor first, then the store; compare-and-set, and only then the stamp. Any other order lets a
+broker with an old view make a stale branch look adoptable. Whether record and dataset go together
+is judged in adoption.py; what is done with a claimed bucket is in buckets.py and holding.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import structlog
+
+from onewriter_broker.adoption import LEDGERS_PER_BLOCK, Adopt, Refuse, claimed, forced, judge
+from onewriter_broker.anchor.api import Addresses, Anchor, Record, Versioned
+from onewriter_broker.log.api import Binding, LogStore, Outcome, Unit
+from onewriter_core.errors import Unavailable, Undecided
+
+CLAIM_ATTEMPTS_MAX = 5
+"""Rounds of read, observe, compare-and-set in one claim before it is put off."""
+
+BACKOFF_SECONDS = 0.02
+BACKOFF_SECONDS_MAX = 5.0
+"""Between attempts: doubling from the first to the second, each with jitter."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The right to serve one bucket.
+
+    ``grants_known``: at this claim the dataset provably carried every grant ever answered.
+    ``known_since``: the rule for each topic, see ``may_resume``.
+    """
+
+    binding: Binding
+    grants_known: bool
+    known_since: int
+
+    def may_resume(self, marker_generation: int) -> bool:
+        """Whether a producer may resume by the epoch in a topic's newest marker.
+
+        False: the marker was written before a dataset's tail was lost, so a later grant may be
+        missing; everyone with an older epoch is fenced and creates its producer anew.
+        """
+        return marker_generation >= self.known_since
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A bucket just taken: the record that says so and the block of ledgers reserved with it.
+
+    ``last_ledger`` is the highest ledger that anchor or dataset knew then.
+    """
+
+    holding: Holding
+    current: Versioned
+    ledgers: range
+    last_ledger: int
+
+
+class BucketRefused(Unavailable):
+    """The dataset at hand and the bucket's record do not go together; a person must look."""
+
+    def __init__(self, verdict: Refuse) -> None:
+        super().__init__(verdict.text)
+        self.verdict = verdict
+
+
+def backoff_seconds(attempts: int, randomness: random.Random) -> float:
+    """How long to wait after ``attempts`` (from 1) failures in a row."""
+    seconds = min(BACKOFF_SECONDS * 2.0 ** min(attempts - 1, 30), BACKOFF_SECONDS_MAX)
+    return seconds * randomness.uniform(0.5, 1.0)
+
+
+class Claimer:
+    """Takes buckets for one broker process.
+
+    ``me`` is its incarnation, ``single_node`` says that exactly one store is configured.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        addresses: Addresses,
+        anchor: Anchor,
+        store: LogStore,
+        *,
+        single_node: bool,
+        randomness: random.Random,
+    ) -> None:
+        self._me = me
+        self._addresses = addresses
+        self._anchor = anchor
+        self._store = store
+        self._single_node = single_node
+        self._randomness = randomness
+
+    async def claim(
+        self, bucket: int, is_free: Callable[[Record], bool], remembered: int | None = None
+    ) -> Claim | None:
+        """Take the bucket; None when its record says that it is not free.
+
+        ``remembered``: as in ``judge``. Raises BucketRefused; Undecided or Unavailable when anchor
+        or store are away or the race was lost CLAIM_ATTEMPTS_MAX times.
+        """
+        problem = "other brokers keep changing its record"
+        for attempt in range(CLAIM_ATTEMPTS_MAX):
+            if attempt:
+                await asyncio.sleep(backoff_seconds(attempt, self._randomness))
+            current = await self._anchor.read(bucket)
+            if not is_free(current.record):
+                return None
+            node = await self._store.observe([bucket])
+            verdict = judge(
+                current.record,
+                bucket,
+                node,
+                records_every_grant=self._anchor.records_every_grant,
+                single_node=self._single_node,
+                remembered=remembered,
+            )
+            if isinstance(verdict, Refuse):
+                if not verdict.is_transient:
+                    raise BucketRefused(verdict)
+                problem = verdict.text
+                continue
+            desired = claimed(
+                current.record, bucket, node, verdict, owner=self._me, addresses=self._addresses
+            )
+            version = await self._anchor.compare_and_set(bucket, current.version, desired)
+            if version is None:
+                continue
+            binding = Binding(bucket, desired.replid, desired.generation, self._me, version)
+            if await self._stamp(binding) is not Outcome.DONE:
+                problem = "the store changed during the takeover"
+                continue
+            _log.info(
+                "bucket.claimed",
+                bucket=bucket,
+                verdict=type(verdict).__name__,
+                generation=desired.generation,
+                previous_owner=current.record.owner,
+            )
+            grants_known = not isinstance(verdict, Adopt) or verdict.grants_known
+            high_water = desired.ledger_high_water
+            seen = node.units.get(bucket, Unit()).last_ledger
+            return Claim(
+                Holding(binding, grants_known, desired.known_since),
+                Versioned(version, desired),
+                range(high_water - LEDGERS_PER_BLOCK + 1, high_water + 1),
+                max(seen, desired.last_ledger),
+            )
+        raise Unavailable(f"bucket {bucket} could not be taken yet: {problem}")
+
+    async def _stamp(self, binding: Binding) -> Outcome:
+        """Stamp, and again when the store gave no answer: it is idempotent."""
+        for attempt in range(1, CLAIM_ATTEMPTS_MAX):
+            try:
+                return await self._store.stamp(binding)
+            except Undecided:
+                await asyncio.sleep(backoff_seconds(attempt, self._randomness))
+        return await self._store.stamp(binding)
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """What ``adopt --force`` did to one bucket; ``problem`` is empty when it was done."""
+
+    bucket: int
+    generation: int
+    replid: str
+    problem: str = ""
+
+
+async def adopt_force(
+    bucket: int,
+    *,
+    anchor: Anchor,
+    store: LogStore,
+    operator: str,
+    reason: str,
+    time_ms: int,
+    single_node: bool,
+) -> Forced:
+    """The escape hatch: what the store shows now counts from here on, lost or not.
+
+    Only for a bucket that brokers refuse; for any other it does nothing and says so. ``operator``
+    identifies this call (and is no broker's incarnation); ``reason`` and ``time_ms`` go into the
+    bucket's audit stream. Afterwards nobody owns the bucket, brokers take it as usual, and no
+    earlier epoch resumes. Raises Undecided or Unavailable; calling it again is safe.
+    """
+    current = await anchor.read(bucket)
+    node = await store.observe([bucket])
+    verdict = judge(
+        current.record,
+        bucket,
+        node,
+        records_every_grant=anchor.records_every_grant,
+        single_node=single_node,
+    )
+    unchanged = Forced(bucket, current.record.generation, current.record.replid)
+    if not isinstance(verdict, Refuse):
+        return _problem(unchanged, "nothing to force: brokers can take this bucket as it is")
+    if not node.is_primary:
+        return _problem(unchanged, "the store at hand is not a primary")
+    desired = forced(current.record, bucket, node, owner=operator)
+    version = await anchor.compare_and_set(bucket, current.version, desired)
+    if version is None:
+        return _problem(unchanged, "somebody else changed the record meanwhile; look again")
+    done = Forced(bucket, desired.generation, desired.replid)
+    binding = Binding(bucket, desired.replid, desired.generation, operator, version)
+    outcome = await store.stamp(binding)
+    if outcome is Outcome.DONE:
+        outcome = await store.write_audit(
+            binding,
+            {
+                "kind": "adopt",
+                "reason": reason,
+                "by": operator,
+                "verdict": verdict.reason.value,
+                "generation": str(desired.generation),
+                "replid": desired.replid,
+                "previous_replid": current.record.replid,
+                "time": str(time_ms),
+            },
+        )
+    await anchor.compare_and_set(bucket, version, without_owner(desired))
+    if outcome is not Outcome.DONE:
+        return _problem(done, f"adopted, but not written to the audit stream ({outcome.value})")
+    return done
+
+
+def without_owner(record: Record) -> Record:
+    """The record without an owner."""
+    return replace(record, owner="", addresses=Addresses())
+
+
+def _problem(result: Forced, text: str) -> Forced:
+    return replace(result, problem=text)

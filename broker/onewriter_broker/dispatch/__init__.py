@@ -1,0 +1,1 @@
+"""Reading: subscriptions, consumers, cursors, redelivery, seek and readers, on top of one log."""

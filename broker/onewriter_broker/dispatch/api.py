@@ -1,0 +1,178 @@
+"""What dispatch and the session know of each other: options, channels, targets of a seek.
+
+The session speaks the protocol and owns the socket; dispatch decides what goes to which consumer
+and when. Commands are taken apart here, nothing is decided.
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from onewriter_broker.log.topic_log import Entry
+from onewriter_core.errors import OnewriterError, Refused, ServerError
+from onewriter_core.wire.commands import from_proto
+from onewriter_core.wire.hot import MessageId
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+
+class TaskHandle(Protocol):
+    """A task that somebody else's TaskGroup owns; dispatch may only cancel it."""
+
+    def cancel(self) -> bool:
+        """Ask it to end."""
+        ...
+
+
+Spawn = Callable[[Coroutine[Any, Any, None]], TaskHandle]
+"""Starts a task in the caller's TaskGroup: its ``create_task``."""
+
+Receipt = Callable[[OnewriterError | None], None]
+"""Called exactly once: None when what was acknowledged is durably saved, else why it is not."""
+
+
+class SubscriptionType(enum.Enum):
+    """How consumers of one subscription share its messages; the values are Pulsar's names."""
+
+    EXCLUSIVE = "Exclusive"
+    FAILOVER = "Failover"
+    SHARED = "Shared"
+
+
+class Channel(Protocol):
+    """Where a consumer's deliveries go: one client's connection.
+
+    All methods are called from within other people's callbacks (the watermark moved, a command
+    came in): they encode and hand to the transport, never wait and never raise.
+    """
+
+    @property
+    def has_room(self) -> bool:
+        """False while the socket takes no more; ``Consumer.room_made`` says when it does again."""
+        ...
+
+    @property
+    def peer_address(self) -> str:
+        """The client's address, for statistics."""
+        ...
+
+    def deliver_many(
+        self, consumer_id: int, entries: Sequence[Entry], consumer_epoch: int | None
+    ) -> None:
+        """Send entries that were never redelivered and are wholly unacknowledged."""
+        ...
+
+    def deliver(
+        self,
+        consumer_id: int,
+        entry: Entry,
+        *,
+        redelivery_count: int,
+        ack_set: tuple[int, ...],
+        consumer_epoch: int | None,
+    ) -> None:
+        """Send one entry; ``ack_set`` (signed words) names its messages still unacknowledged."""
+        ...
+
+    def active_consumer_changed(self, consumer_id: int, *, is_active: bool) -> None:
+        """Failover: this consumer now is, or is not, the one that receives."""
+        ...
+
+    def consumer_closed(self, consumer_id: int) -> None:
+        """The broker closed the consumer: CLOSE_CONSUMER, and forget it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SeekToId:
+    """Begin with this message; in a batch, with the messages that its ack set leaves."""
+
+    message_id: MessageId
+
+
+@dataclass(frozen=True, slots=True)
+class SeekToTime:
+    """Begin with the first entry published at this wall-clock time or later."""
+
+    publish_time_ms: int
+
+
+SeekTarget = SeekToId | SeekToTime
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribeOptions:
+    """What a SUBSCRIBE asks for.
+
+    ``start`` is for non-durable subscriptions (readers), ``from_earliest`` and
+    ``rollback_seconds`` for a subscription that does not exist yet. ``read_compacted`` is accepted
+    and reads the whole log, which is what an uncompacted topic means by it.
+    """
+
+    subscription: str
+    kind: SubscriptionType
+    consumer_id: int
+    consumer_name: str
+    priority_level: int = 0
+    durable: bool = True
+    start: MessageId | None = None
+    from_earliest: bool = False
+    rollback_seconds: int = 0
+    consumer_epoch: int | None = None
+    read_compacted: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_command(cls, command: pb.CommandSubscribe) -> SubscribeOptions:
+        """Take a SUBSCRIBE apart; raises Refused for a type that is not served.
+
+        A consumer without a name gets one that nobody else has.
+        """
+        kind = _KINDS.get(command.sub_type)
+        if kind is None:
+            raise Refused(
+                ServerError.NOT_ALLOWED_ERROR,
+                "Key_Shared subscriptions are not served yet: "
+                "use Shared, or Failover to keep the order",
+            )
+        return cls(
+            subscription=command.subscription,
+            kind=kind,
+            consumer_id=command.consumer_id,
+            consumer_name=command.consumer_name or secrets.token_hex(5),
+            priority_level=command.priority_level,
+            durable=command.durable,
+            start=(
+                from_proto(command.start_message_id)
+                if command.HasField("start_message_id")
+                else None
+            ),
+            from_earliest=command.initial_position == pb.CommandSubscribe.EARLIEST,
+            rollback_seconds=command.start_message_rollback_duration_sec,
+            consumer_epoch=(
+                command.consumer_epoch if command.HasField("consumer_epoch") else None
+            ),
+            read_compacted=command.read_compacted,
+            metadata={pair.key: pair.value for pair in command.metadata},
+            properties={pair.key: pair.value for pair in command.subscription_properties},
+        )
+
+
+_KINDS = {
+    pb.CommandSubscribe.EXCLUSIVE: SubscriptionType.EXCLUSIVE,
+    pb.CommandSubscribe.FAILOVER: SubscriptionType.FAILOVER,
+    pb.CommandSubscribe.SHARED: SubscriptionType.SHARED,
+}
+
+
+def seek_target(command: pb.CommandSeek) -> SeekTarget:
+    """Where a SEEK wants to go; raises Refused when it does not say."""
+    if command.HasField("message_id"):
+        return SeekToId(from_proto(command.message_id))
+    if command.HasField("message_publish_time"):
+        return SeekToTime(command.message_publish_time)
+    raise Refused(ServerError.NOT_ALLOWED_ERROR, "a seek needs a message id or a publish time")

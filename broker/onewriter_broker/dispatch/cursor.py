@@ -1,0 +1,312 @@
+"""How far a subscription has come: which entries, and which messages of a batch, are acknowledged.
+
+Everything up to ``mark_delete`` is. Above it stand ranges of entries acknowledged one by one, and
+batches of which only some messages are. Pure: no clock, no I/O. When it is saved, and who may
+acknowledge, is decided elsewhere.
+
+Ranges may cross ledgers; whether two positions are neighbours is known to LedgerGaps. What is not
+known to be acknowledged is not: every bound is kept by forgetting an acknowledgement, so that an
+entry comes twice but never not at all.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onewriter_broker.dispatch.ledgers import LedgerGaps
+from onewriter_core.ids import NUMBER_MAX, Position
+
+FORMAT_VERSION = 1
+"""Of the saved text. Every version has ``m``, the mark-delete position."""
+
+ACK_SET_WORDS_MAX = 2048
+"""64-bit words of an acknowledgement set that are looked at: 131,072 messages in a batch."""
+
+_WORD = 2**64 - 1
+
+
+class CursorFormatError(ValueError):
+    """A saved cursor that this version cannot read."""
+
+
+def mask_of(ack_set: Sequence[int]) -> int | None:
+    """Pulsar's words (a set bit: not acknowledged) as one number; None for a set that is too long."""
+    if len(ack_set) > ACK_SET_WORDS_MAX:
+        return None
+    mask = 0
+    for index, word in enumerate(ack_set):
+        mask |= (word & _WORD) << (64 * index)
+    return mask
+
+
+def ack_set_of(mask: int) -> tuple[int, ...]:
+    """The number as Pulsar's words, signed as the wire has them."""
+    words = []
+    while mask:
+        word = mask & _WORD
+        words.append(word - 2**64 if word >= 2**63 else word)
+        mask >>= 64
+    return tuple(words)
+
+
+def before(position: Position) -> Position:
+    """The position directly in front of an entry in its ledger; entry 0 stays."""
+    return Position(position.ledger, max(position.entry - 1, 0))
+
+
+class Cursor:
+    """The acknowledged part of a log. ``gaps`` is the topic's; cursors only read it."""
+
+    def __init__(
+        self,
+        mark_delete: Position,
+        gaps: LedgerGaps,
+        *,
+        ranges_max: int = 200_000,
+        partial_bytes_max: int = 1024 * 1024,
+    ) -> None:
+        self.mark_delete = mark_delete
+        self.reach = mark_delete
+        """No entry above this was ever acknowledged, not even in part: a cheap test for all."""
+        self.refused = 0
+        """Acknowledgements that were not taken because of a bound."""
+        self._gaps = gaps
+        self._ranges_max = ranges_max
+        self._partial_bytes_max = partial_bytes_max
+        self._starts: list[Position] = []
+        self._ends: list[Position] = []
+        self._partial: dict[Position, int] = {}
+        self._partial_bytes = 0
+
+    # ------------------------------------------------------------ asking
+
+    @property
+    def ranges(self) -> list[tuple[Position, Position]]:
+        """The ranges (first, last) acknowledged above the mark-delete position, lowest first."""
+        return list(zip(self._starts, self._ends, strict=True))
+
+    @property
+    def range_count(self) -> int:
+        """How many ranges there are."""
+        return len(self._starts)
+
+    def is_acknowledged(self, position: Position) -> bool:
+        """Whether the whole entry is acknowledged."""
+        return position <= self.mark_delete or self._range_end(position) is not None
+
+    def acknowledged_until(self, position: Position) -> Position | None:
+        """The last position of the acknowledged stretch that holds this one; None: it is not."""
+        if position <= self.mark_delete:
+            return self.mark_delete
+        return self._range_end(position)
+
+    def remaining(self, position: Position) -> int | None:
+        """The messages of a batch still to be acknowledged, as a bit mask; None: all of them."""
+        return self._partial.get(position)
+
+    def acknowledged_count(self) -> int:
+        """Entries acknowledged above the mark-delete position, as far as known."""
+        return sum(
+            self._gaps.count(before(start), end)[0]
+            for start, end in zip(self._starts, self._ends, strict=True)
+        )
+
+    def _range_end(self, position: Position) -> Position | None:
+        index = bisect_right(self._starts, position) - 1
+        if index >= 0 and position <= self._ends[index]:
+            return self._ends[index]
+        return None
+
+    # ------------------------------------------------------------ acknowledging
+
+    def acknowledge(self, position: Position) -> bool:
+        """Acknowledge one entry. False: not taken, because too many ranges stand already."""
+        if position <= self.mark_delete:
+            return True
+        following = self._gaps.after(self.mark_delete)
+        if position <= following:
+            if position == following:
+                self._move_to(position)
+            return True  # in front of it there is no entry at all
+        index = bisect_right(self._starts, position)
+        if index and position <= self._ends[index - 1]:
+            return True
+        joins_left = index > 0 and self._gaps.after(self._ends[index - 1]) >= position
+        joins_right = (
+            index < len(self._starts) and self._gaps.after(position) >= self._starts[index]
+        )
+        if joins_left and joins_right:
+            self._ends[index - 1] = self._ends[index]
+            del self._starts[index], self._ends[index]
+        elif joins_left:
+            self._ends[index - 1] = position
+        elif joins_right:
+            self._starts[index] = position
+        elif len(self._starts) >= self._ranges_max:
+            self.refused += 1
+            return False
+        else:
+            self._starts.insert(index, position)
+            self._ends.insert(index, position)
+        self._forget_partial(position)
+        self.reach = max(self.reach, position)
+        return True
+
+    def acknowledge_messages(self, position: Position, remaining: int) -> bool:
+        """Acknowledge the messages of a batch whose bits are not set in ``remaining``.
+
+        False: not taken, because too many batches are acknowledged in part.
+        """
+        if self.is_acknowledged(position):
+            return True
+        known = self._partial.get(position)
+        left = remaining if known is None else remaining & known
+        if left == 0:
+            return self.acknowledge(position)
+        if known is None:
+            size = _weight(left)
+            if self._partial_bytes + size > self._partial_bytes_max:
+                self.refused += 1
+                return False
+            self._partial_bytes += size
+        else:
+            self._partial_bytes += _weight(left) - _weight(known)
+        self._partial[position] = left
+        self.reach = max(self.reach, position)
+        return True
+
+    def acknowledge_until(self, position: Position) -> None:
+        """Acknowledge this entry and all in front of it."""
+        if position > self.mark_delete:
+            self._move_to(position)
+
+    def settle(self) -> None:
+        """Go on over ranges that, by what the topic has learned since, follow directly."""
+        if self._starts and self._gaps.after(self.mark_delete) >= self._starts[0]:
+            self._move_to(self.mark_delete)
+
+    def reset(self, mark_delete: Position) -> None:
+        """Forget everything and stand there."""
+        self.mark_delete = self.reach = mark_delete
+        self._starts.clear()
+        self._ends.clear()
+        self._partial.clear()
+        self._partial_bytes = 0
+
+    def clamp(self, end: Position) -> bool:
+        """Forget what lies behind the log's end, which may have lost its tail; True: something did."""
+        changed = False
+        while self._ends and self._ends[-1] > end:
+            changed = True
+            start = self._starts[-1]
+            if start > end:
+                del self._starts[-1], self._ends[-1]
+            else:
+                self._ends[-1] = end
+        for position in [position for position in self._partial if position > end]:
+            changed = True
+            self._forget_partial(position)
+        if self.mark_delete > end:
+            changed = True
+            self.mark_delete = end
+        self.reach = min(self.reach, max(end, self.mark_delete))
+        return changed
+
+    def _move_to(self, position: Position) -> None:
+        """Stand at ``position`` or, where acknowledged ranges follow, at the end of them."""
+        starts, ends = self._starts, self._ends
+        index, count = 0, len(starts)
+        while index < count and starts[index] <= self._gaps.after(position):
+            position = max(position, ends[index])
+            index += 1
+        if index:
+            del starts[:index], ends[:index]
+        self.mark_delete = position
+        self.reach = max(self.reach, position)
+        if self._partial:
+            for passed in [held for held in self._partial if held <= position]:
+                self._forget_partial(passed)
+
+    def _forget_partial(self, position: Position) -> None:
+        mask = self._partial.pop(position, None)
+        if mask is not None:
+            self._partial_bytes -= _weight(mask)
+
+    # ------------------------------------------------------------ saving
+
+    def to_saved(
+        self, *, ranges_max: int = 1_000, partial_bytes_max: int = 16 * 1024
+    ) -> dict[str, object]:
+        """What to save, as JSON values of bounded size: the lowest ranges and batches."""
+        saved: dict[str, object] = {"v": FORMAT_VERSION, "m": str(self.mark_delete)}
+        if self._starts:
+            count = min(len(self._starts), ranges_max)
+            saved["r"] = [[*self._starts[i], *self._ends[i]] for i in range(count)]
+        batches: list[list[int | str]] = []
+        size = 0
+        for position in sorted(self._partial):
+            mask = f"{self._partial[position]:x}"
+            size += len(mask) + 20
+            if size > partial_bytes_max:
+                break
+            batches.append([*position, mask])
+        if batches:
+            saved["b"] = batches
+        return saved
+
+    @classmethod
+    def from_saved(
+        cls,
+        saved: Mapping[str, Any],
+        gaps: LedgerGaps,
+        *,
+        ranges_max: int = 200_000,
+        partial_bytes_max: int = 1024 * 1024,
+    ) -> Cursor:
+        """The cursor that was saved so; raises CursorFormatError.
+
+        Of a later version only the mark-delete position is taken.
+        """
+        try:
+            cursor = cls(
+                _position(*map(int, saved["m"].split("-"))),
+                gaps,
+                ranges_max=ranges_max,
+                partial_bytes_max=partial_bytes_max,
+            )
+            if saved["v"] != FORMAT_VERSION:
+                return cursor
+            for start_ledger, start_entry, end_ledger, end_entry in saved.get("r", ()):
+                cursor._append(
+                    _position(start_ledger, start_entry), _position(end_ledger, end_entry)
+                )
+            for ledger, entry, text in saved.get("b", ()):
+                mask = int(text, 16)
+                if mask <= 0:
+                    raise CursorFormatError("a batch without messages")
+                cursor.acknowledge_messages(_position(ledger, entry), mask)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CursorFormatError(f"a saved cursor cannot be read: {error}") from error
+        return cursor
+
+    def _append(self, start: Position, end: Position) -> None:
+        floor = self._ends[-1] if self._ends else self.mark_delete
+        if not floor < start <= end:
+            raise CursorFormatError(f"the range {start} to {end} is out of order")
+        self._starts.append(start)
+        self._ends.append(end)
+        self.reach = end
+
+
+def _position(ledger: int, entry: int) -> Position:
+    if not (0 <= ledger <= NUMBER_MAX and 0 <= entry <= NUMBER_MAX):
+        raise CursorFormatError(f"not a position: {ledger}-{entry}")
+    return Position(ledger, entry)
+
+
+def _weight(mask: int) -> int:
+    """What a partly acknowledged batch costs in memory, about."""
+    return mask.bit_length() // 8 + 150
+

@@ -1,0 +1,188 @@
+"""Finding places in a log: by id, by time, the last message, the ends of ledgers.
+
+Reads the log, keeps nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from onewriter_broker.dispatch.cursor import before
+from onewriter_broker.dispatch.ledgers import LedgerGaps
+from onewriter_broker.dispatch.limits import Limits
+from onewriter_broker.log.api import Block, StoredBlock
+from onewriter_broker.log.topic_log import Entry, TopicLog
+from onewriter_core.errors import ProtocolError
+from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position
+from onewriter_core.wire.hot import EARLIEST_ID, MessageId
+from onewriter_core.wire.messages import summarize
+
+_SIGN = 2**63
+_SCAN_ENTRIES = 512
+"""Entries looked at between two turns of the event loop."""
+_BLOCKS = 16
+"""Blocks that one look around reads."""
+
+
+def position_before(message_id: MessageId, committed: Position) -> Position:
+    """Where a cursor stands so that this message's entry comes next.
+
+    Pulsar's earliest (negative numbers) and latest (the highest ones) included; what lies behind
+    the end of the log is the end of the log. The entry itself is delivered, also for a start that
+    the client means to be exclusive: every client leaves out what it does not want, and one that
+    wants a part of a batch needs it.
+    """
+    if message_id.ledger >= _SIGN or message_id.entry >= _SIGN:
+        return EARLIEST
+    if message_id.position > committed:
+        return committed
+    return before(message_id.position)
+
+
+async def last_entry(log: TopicLog) -> Entry | None:
+    """The last committed entry; None when the log holds none. Raises Undecided."""
+    end = log.committed
+    while end.entry == 0 and end > EARLIEST:
+        # A marker: look for the last block in front of it.
+        found: list[StoredBlock] = [block for block in log.tail if block.position <= end]
+        blocks = [block for block in found if isinstance(block, Block)]
+        if blocks:
+            end = blocks[-1].last
+            break
+        found = await log.store.read_blocks(log.name, EARLIEST, end, count=_BLOCKS, reverse=True)
+        blocks = [block for block in found if isinstance(block, Block)]
+        if blocks:
+            end = blocks[0].last
+        elif len(found) < _BLOCKS:
+            return None
+        else:
+            end = Position(found[-1].position.ledger, 0)
+            end = Position(end.ledger - 1, NUMBER_MAX) if end.ledger > 0 else EARLIEST
+            if end.entry:
+                found = await log.store.read_blocks(
+                    log.name, EARLIEST, end, count=1, reverse=True
+                )
+                if not found:
+                    return None
+                end = found[0].last if isinstance(found[0], Block) else found[0].position
+    if end.entry == 0:
+        return None
+    entries = await log.read(before(end), 1, 1)
+    return entries[0] if entries else None
+
+
+def message_id_of(entry: Entry, partition: int) -> MessageId:
+    """An entry's last message: in a batch it has an index."""
+    ledger, number = entry.position
+    batch_index = -1
+    try:
+        summary = summarize(entry.payload)
+    except ProtocolError:
+        pass  # stored verbatim and never ours to judge: then it is not a batch either
+    else:
+        if summary.is_batch:
+            batch_index = summary.num_messages - 1
+    return MessageId(ledger, number, partition=partition, batch_index=batch_index)
+
+
+async def last_message_id(log: TopicLog) -> tuple[MessageId, Position]:
+    """The last message and its entry's position; EARLIEST_ID and EARLIEST when there is none."""
+    entry = await last_entry(log)
+    if entry is None:
+        return EARLIEST_ID, EARLIEST
+    partition = log.name.partition
+    return message_id_of(entry, -1 if partition is None else partition), entry.position
+
+
+async def position_before_time(log: TopicLog, time_ms: int, limits: Limits) -> Position:
+    """Where a cursor stands so that the first entry published at ``time_ms`` or later comes next.
+
+    Blocks carry the owner's clock: a binary search finds the last one safely below, entries from
+    there on are looked at one by one. Raises Undecided.
+    """
+    after = await _safely_before(log, time_ms - limits.clock_skew_ms)
+    while True:
+        entries = await log.read(after, _SCAN_ENTRIES, limits.read_bytes)
+        if not entries:
+            return after
+        for entry in entries:
+            if _publish_time(entry) >= time_ms:
+                return after if entry is entries[0] else before(entry.position)
+        after = entries[-1].position
+        await asyncio.sleep(0)  # a long scan lets others run
+
+
+def _publish_time(entry: Entry) -> int:
+    try:
+        return summarize(entry.payload).publish_time_ms
+    except ProtocolError:
+        return 0  # nobody can say when: it does not end the search
+
+
+async def _safely_before(log: TopicLog, time_ms: int) -> Position:
+    """In front of the last block stored before ``time_ms``, or of the whole log."""
+
+    async def block_at(position: Position) -> Block | None:
+        """The first block of entries at or behind a position if it is that old, else None."""
+        while True:
+            found = await log.store.read_blocks(log.name, position, log.committed, count=2)
+            for block in found:
+                if isinstance(block, Block):
+                    return block if block.time_ms < time_ms else None
+            if len(found) < 2:
+                return None
+            position = Position(found[-1].position.ledger, 1)
+
+    best = await block_at(EARLIEST)
+    if best is None:
+        return EARLIEST
+    low, high = best.position.ledger, log.committed.ledger
+    while low < high:
+        middle = (low + high + 1) // 2
+        block = await block_at(Position(middle, 0))
+        if block is None:
+            high = middle - 1
+        else:
+            best = block
+            low = max(middle, block.position.ledger)
+    ledger = best.position.ledger
+    last = await log.store.read_blocks(
+        log.name, best.position, Position(ledger, NUMBER_MAX), count=1, reverse=True
+    )
+    lowest = best.position.entry
+    highest = last[0].position.entry if last else lowest
+    while lowest < highest:
+        middle = (lowest + highest + 1) // 2
+        block = await block_at(Position(ledger, middle))
+        if block is None or block.position.ledger != ledger:
+            highest = middle - 1
+        else:
+            best = block
+            lowest = max(middle, block.position.entry)
+    return before(best.position)
+
+
+async def learn_ledger_ends(log: TopicLog, gaps: LedgerGaps, lowest: Position) -> None:
+    """Find out where the ledgers from ``lowest`` on end, two small reads for each unknown one.
+
+    Bounded by what LedgerGaps holds. Raises Undecided.
+    """
+    ledger = log.committed.ledger
+    for _ in range(len(gaps) + gaps.room):
+        if ledger <= lowest.ledger:
+            return
+        known = gaps.before_ledger(ledger)
+        if known is None:
+            found = await log.store.read_blocks(
+                log.name,
+                Position(lowest.ledger, 0),
+                Position(ledger - 1, NUMBER_MAX),
+                count=1,
+                reverse=True,
+            )
+            known = lowest
+            if found:
+                block = found[0]
+                known = block.last if isinstance(block, Block) else block.position
+            gaps.learn(known, Position(ledger, 1))
+        ledger = known.ledger

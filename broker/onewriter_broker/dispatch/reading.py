@@ -1,0 +1,169 @@
+"""Reading ahead of one subscription: out of memory at once, or from the store in a task.
+
+Holds what was read and not yet handed out, bounded. Knows nothing of consumers or cursors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from onewriter_broker.dispatch.api import Spawn, TaskHandle
+from onewriter_broker.dispatch.ledgers import LedgerGaps
+from onewriter_broker.dispatch.limits import Limits
+from onewriter_broker.log.topic_log import Entry, TopicLog
+from onewriter_core.errors import Unavailable, Undecided
+from onewriter_core.ids import Position
+
+
+def learn_gaps(gaps: LedgerGaps, after: Position, entries: Sequence[Entry]) -> bool:
+    """Note the borders between ledgers that a read behind ``after`` has shown; True: news."""
+    if not entries:
+        return False
+    is_news = gaps.learn(after, entries[0].position)
+    if entries[0].position.ledger != entries[-1].position.ledger:
+        last = entries[0].position
+        for entry in entries:
+            if entry.position.ledger != last.ledger:
+                is_news = gaps.learn(last, entry.position) or is_news
+            last = entry.position
+    return is_news
+
+
+class ReadAhead:
+    """The entries that come next, in order. ``position`` is the last one handed out."""
+
+    def __init__(
+        self,
+        log: TopicLog,
+        gaps: LedgerGaps,
+        position: Position,
+        *,
+        spawn: Spawn,
+        limits: Limits,
+        ready: Callable[[], None],
+        learned: Callable[[], None],
+    ) -> None:
+        self.position = position
+        self._log = log
+        self._gaps = gaps
+        self._spawn = spawn
+        self._limits = limits
+        self._ready = ready
+        self._learned = learned
+        self._entries: list[Entry] = []
+        self._index = 0
+        self._read_to = position
+        self._following: list[Entry] = []
+        self._task: TaskHandle | None = None
+        self._operation = 0
+
+    def rewind(self, position: Position) -> None:
+        """Go on behind ``position``. What was read or is being read counts no more."""
+        self.release()
+        self.position = self._read_to = position
+
+    def release(self) -> None:
+        """Give back the memory; go on where the last entry was handed out."""
+        self._operation += 1
+        self._entries = []
+        self._following = []
+        self._index = 0
+        self._read_to = self.position
+
+    def close(self) -> None:
+        """Stop for good."""
+        self.release()
+        if self._task is not None:
+            self._task.cancel()
+
+    def fill(self) -> bool:
+        """Whether there is an entry to take now; if not, and the log has one, starts reading."""
+        if self._index < len(self._entries):
+            return True
+        if self._following:
+            self._entries, self._following = self._following, []
+            self._index = 0
+            self._start_reading()
+            return True
+        if self._task is not None:
+            return False
+        entries = self._log.read_tail(
+            self._read_to, self._limits.read_entries, self._limits.read_bytes
+        )
+        if entries is None:
+            self._start_reading()
+            return False
+        self._entries, self._index = entries, 0
+        self._note(entries)
+        return bool(entries)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether ``fill`` is worth another call now."""
+        return (
+            self._index < len(self._entries)
+            or bool(self._following)
+            or (self._task is None and self._read_to < self._log.committed)
+        )
+
+    def take(self, messages_max: int, bytes_max: int) -> tuple[list[Entry], int, int]:
+        """Entries until a limit is reached or passed by the last, their messages and bytes.
+
+        To be called after ``fill`` said yes, with limits above 0.
+        """
+        entries, start = self._entries, self._index
+        index, count = start, len(entries)
+        messages = size = 0
+        while index < count and messages < messages_max and size < bytes_max:
+            _, payload, number = entries[index]
+            messages += number
+            size += len(payload)
+            index += 1
+        self._index = index
+        self.position = entries[index - 1].position
+        if index == count:
+            self._entries, self._index = [], 0
+            return (entries[start:] if start else entries), messages, size
+        return entries[start:index], messages, size
+
+    def skip_to(self, position: Position) -> None:
+        """Leave out what lies up to ``position``, if that is ahead."""
+        if position <= self._read_to:
+            return
+        self.rewind(position)
+
+    def _start_reading(self) -> None:
+        if self._task is None and self._read_to < self._log.committed:
+            self._task = self._spawn(self._read(self._operation, self._read_to))
+
+    async def _read(self, operation: int, after: Position) -> None:
+        """Read once and say so. After a rewind the result is dropped: the next fill reads anew."""
+        while True:
+            end = self._log.committed
+            try:
+                entries = await self._log.read(
+                    after, self._limits.read_entries, self._limits.read_bytes
+                )
+                break
+            except (Undecided, Unavailable):
+                await asyncio.sleep(self._limits.retry_seconds)
+        self._task = None
+        if operation == self._operation:
+            self._following = entries
+            if entries:
+                self._note(entries)
+            elif end > after:
+                # Only markers up to there: never ask the store for them again.
+                self._read_to = end
+                if self._gaps.learn(after, Position(end.ledger, end.entry + 1)):
+                    self._learned()
+        self._ready()
+
+    def _note(self, entries: list[Entry]) -> None:
+        if not entries:
+            return
+        is_news = learn_gaps(self._gaps, self._read_to, entries)
+        self._read_to = entries[-1].position
+        if is_news:
+            self._learned()

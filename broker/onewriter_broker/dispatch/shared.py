@@ -1,0 +1,286 @@
+"""Shared: entries are dealt out in turn; what one consumer does not acknowledge another gets.
+
+The broker remembers who holds what (bounded: who holds too much gets no more) and how often an
+entry was given again. Order is not promised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from onewriter_broker.dispatch.api import Spawn, SubscriptionType, TaskHandle
+from onewriter_broker.dispatch.consumer import Consumer
+from onewriter_broker.dispatch.cursor import Cursor, ack_set_of, before
+from onewriter_broker.dispatch.limits import Limits
+from onewriter_broker.dispatch.reading import ReadAhead
+from onewriter_broker.log.topic_log import Entry, TopicLog
+from onewriter_core.errors import Unavailable, Undecided
+from onewriter_core.ids import Position
+from onewriter_core.wire.hot import MessageId
+
+
+class SharedDispatcher:
+    """Deals entries out, a few messages each turn, to consumers that have permits.
+
+    A lower ``priority_level`` is served first as long as somebody of that level takes entries.
+    """
+
+    kind = SubscriptionType.SHARED
+    active: Consumer | None = None
+
+    def __init__(
+        self,
+        log: TopicLog,
+        cursor: Cursor,
+        reader: ReadAhead,
+        *,
+        spawn: Spawn,
+        limits: Limits,
+        wake: Callable[[], None],
+    ) -> None:
+        self.consumers: list[Consumer] = []
+        self.unacknowledged = 0
+        """Messages that all consumers together hold."""
+        self._log = log
+        self._cursor = cursor
+        self._reader = reader
+        self._spawn = spawn
+        self._limits = limits
+        self._wake = wake
+        self._turn = 0
+        self._counts: dict[Position, int] = {}
+        self._waiting: list[Position] = []  # a heap
+        self._queued: set[Position] = set()  # waiting, being fetched, or fetched
+        self._fetched: deque[Entry] = deque()
+        self._task: TaskHandle | None = None
+        reader.rewind(cursor.mark_delete)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether nobody gets anything until somebody acknowledges."""
+        return self.unacknowledged >= self._limits.subscription_unacknowledged_max
+
+    def add(self, consumer: Consumer) -> None:
+        """Take a consumer in."""
+        self.consumers.append(consumer)
+
+    def remove(self, consumer: Consumer) -> None:
+        """Let a consumer go; the others get what it held."""
+        self.consumers.remove(consumer)
+        self._take_back(consumer, list(consumer.pending))
+        if not self.consumers:
+            self._reader.release()
+
+    def started(self, consumer: Consumer) -> None:
+        """Nothing is announced to shared consumers."""
+
+    def close(self) -> None:
+        """Stop for good."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def redeliver(self, consumer: Consumer, message_ids: Sequence[MessageId]) -> None:
+        """Give these again, or all that the consumer holds. What it does not hold is ignored."""
+        if message_ids:
+            self._take_back(consumer, [message_id.position for message_id in message_ids])
+        else:
+            self._take_back(consumer, list(consumer.pending))
+
+    def acknowledged(self, consumer: Consumer, position: Position, remaining: int) -> None:
+        """An entry has only ``remaining`` messages unacknowledged now, whoever holds it."""
+        holder = consumer
+        if position not in consumer.pending:
+            for other in self.consumers:
+                if position in other.pending:
+                    holder = other
+                    break
+        held = holder.pending.get(position)
+        if remaining == 0:
+            self._counts.pop(position, None)
+        if held is None:
+            return
+        if remaining == 0:
+            del holder.pending[position]
+        else:
+            holder.pending[position] = min(held, remaining)
+        self._released(holder, held - min(held, remaining))
+        consumer.counters.acknowledged.total += held - min(held, remaining)
+
+    def deliver_some(self) -> bool:
+        """Deal out one turn's worth; True when more could follow at once."""
+        budget = self._limits.delivery_bytes
+        while budget > 0:
+            if self.is_blocked:
+                return False
+            consumer = self._next_consumer()
+            if consumer is None:
+                return False
+            size = self._give_again(consumer) or self._give_new(consumer)
+            if size == 0:
+                return False
+            budget -= size
+        return True
+
+    # ------------------------------------------------------------ who is next
+
+    def _next_consumer(self) -> Consumer | None:
+        consumers, count = self.consumers, len(self.consumers)
+        best: Consumer | None = None
+        for offset in range(count):
+            index = (self._turn + offset) % count
+            consumer = consumers[index]
+            if consumer.can_receive and (
+                best is None or consumer.priority_level < best.priority_level
+            ):
+                best, turn = consumer, index + 1
+        if best is not None:
+            self._turn = turn
+        return best
+
+    def _hold(self, consumer: Consumer, position: Position, messages: int) -> None:
+        consumer.pending[position] = messages
+        consumer.unacknowledged += messages
+        self.unacknowledged += messages
+        if consumer.unacknowledged >= self._limits.consumer_unacknowledged_max:
+            consumer.is_blocked = True
+
+    def _released(self, consumer: Consumer, messages: int) -> None:
+        was_blocked = self.is_blocked
+        consumer.unacknowledged -= messages
+        self.unacknowledged -= messages
+        if consumer.is_blocked and (
+            consumer.unacknowledged <= self._limits.consumer_unacknowledged_max // 2
+        ):
+            consumer.is_blocked = False
+            self._wake()
+        elif was_blocked and not self.is_blocked:
+            self._wake()
+
+    # ------------------------------------------------------------ new entries
+
+    def _give_new(self, consumer: Consumer) -> int:
+        """One consumer's turn of entries that nobody had; the bytes given (at least 1), or 0."""
+        reader, limits = self._reader, self._limits
+        while reader.fill():
+            entries, messages, size = reader.take(
+                min(consumer.permits, limits.turn_messages), limits.delivery_bytes
+            )
+            if entries[0].position > self._cursor.reach:
+                for entry in entries:
+                    self._hold(consumer, entry.position, entry.messages)
+                consumer.send_many(entries, messages, size)
+                return max(size, 1)
+            given = sum(self._give_one(consumer, entry) for entry in entries)
+            until = self._cursor.acknowledged_until(entries[-1].position)
+            if until is not None:
+                reader.skip_to(until)
+            if given:
+                return given
+        return 0
+
+    def _give_one(self, consumer: Consumer, entry: Entry) -> int:
+        """Give what is unacknowledged of an entry; the bytes given (at least 1), or 0."""
+        position = entry.position
+        if self._cursor.is_acknowledged(position) or position in self._queued:
+            return 0
+        mask = self._cursor.remaining(position)
+        messages = entry.messages if mask is None else min(mask.bit_count(), entry.messages)
+        self._hold(consumer, position, messages)
+        consumer.send(
+            entry,
+            messages,
+            self._counts.get(position, 0),
+            () if mask is None else ack_set_of(mask),
+        )
+        return max(len(entry.payload), 1)
+
+    # ------------------------------------------------------------ again
+
+    def _take_back(self, consumer: Consumer, positions: Iterable[Position]) -> None:
+        for position in positions:
+            messages = consumer.pending.pop(position, None)
+            if messages is None:
+                continue
+            self._released(consumer, messages)
+            self._counts[position] = self._counts.get(position, 0) + 1
+            self._queue(position)
+
+    def _queue(self, position: Position) -> None:
+        if position not in self._queued:
+            self._queued.add(position)
+            heapq.heappush(self._waiting, position)
+
+    def _give_again(self, consumer: Consumer) -> int:
+        """One consumer's turn of entries to be given again; the bytes given, or 0."""
+        given = messages = 0
+        while messages < self._limits.turn_messages and consumer.can_receive:
+            if not self._fetched and not self._fetch():
+                break
+            entry = self._fetched.popleft()
+            self._queued.discard(entry.position)
+            size = self._give_one(consumer, entry)
+            if size:
+                given += size
+                messages += entry.messages
+        return given
+
+    def _fetch(self) -> bool:
+        """Have entries of the next run of positions; False when there are none, or not yet."""
+        while self._waiting and self._task is None:
+            run = self._next_run()
+            if not run:
+                return False
+            after, bytes_max = before(run[0]), self._limits.read_bytes
+            entries = self._log.read_tail(after, len(run), bytes_max)
+            if entries is None:
+                self._task = self._spawn(self._read(run))
+                return False
+            self._take_run(run, entries)
+            if self._fetched:
+                return True
+        return False
+
+    def _next_run(self) -> list[Position]:
+        """The lowest positions to be given again that follow one another."""
+        run: list[Position] = []
+        while self._waiting and len(run) < self._limits.replay_entries:
+            position = self._waiting[0]
+            if run and position != (run[-1].ledger, run[-1].entry + 1):
+                break
+            heapq.heappop(self._waiting)
+            if self._cursor.is_acknowledged(position):
+                self._queued.discard(position)
+            else:
+                run.append(position)
+        return run
+
+    async def _read(self, run: list[Position]) -> None:
+        while True:
+            try:
+                entries = await self._log.read(before(run[0]), len(run), self._limits.read_bytes)
+                break
+            except (Undecided, Unavailable):
+                await asyncio.sleep(self._limits.retry_seconds)
+        self._task = None
+        self._take_run(run, entries)
+        self._wake()
+
+    def _take_run(self, run: list[Position], entries: list[Entry]) -> None:
+        """Sort out what a read of this run has brought."""
+        missing = set(run)
+        for entry in entries:
+            if entry.position in missing:
+                missing.discard(entry.position)
+                self._fetched.append(entry)
+        end = entries[-1].position if entries else run[-1]
+        for position in missing:
+            self._queued.discard(position)
+            if position > end:
+                self._queue(position)
+            else:
+                # Trimmed meanwhile: there is nothing left to acknowledge.
+                self._counts.pop(position, None)
+                self._cursor.acknowledge(position)

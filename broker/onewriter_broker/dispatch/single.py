@@ -1,0 +1,143 @@
+"""Exclusive and Failover: one active consumer gets everything, in order.
+
+What it leaves unacknowledged is delivered again, from the mark-delete position on, to the next
+active consumer or when it asks for redelivery. As in Pulsar these subscriptions count no
+redeliveries, and ids in a request for redelivery are not looked at: the order would be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onewriter_broker.dispatch.api import SubscriptionType
+from onewriter_broker.dispatch.consumer import Consumer
+from onewriter_broker.dispatch.cursor import Cursor, ack_set_of
+from onewriter_broker.dispatch.limits import Limits
+from onewriter_broker.dispatch.reading import ReadAhead
+from onewriter_broker.log.topic_log import Entry
+from onewriter_core.errors import Refused, ServerError
+from onewriter_core.ids import Position
+from onewriter_core.wire.hot import MessageId
+
+
+class SingleActiveDispatcher:
+    """Delivers to one of the consumers; which one is decided at each coming and going.
+
+    As in Pulsar: the lowest ``priority_level`` wins, then the order of names; a partition takes
+    the one at its index among the equals, so that partitions spread over the consumers. A better
+    one that joins takes over at once.
+    """
+
+    def __init__(
+        self,
+        kind: SubscriptionType,
+        cursor: Cursor,
+        reader: ReadAhead,
+        *,
+        partition: int | None,
+        limits: Limits,
+    ) -> None:
+        self.kind = kind
+        self.consumers: list[Consumer] = []
+        self.active: Consumer | None = None
+        self._cursor = cursor
+        self._reader = reader
+        self._partition = partition
+        self._limits = limits
+        reader.rewind(cursor.mark_delete)
+
+    @property
+    def unacknowledged(self) -> int:
+        """Not counted here, as in Pulsar."""
+        return 0
+
+    @property
+    def is_blocked(self) -> bool:
+        """Nothing limits what one ordered consumer holds: the broker keeps nothing for it."""
+        return False
+
+    def add(self, consumer: Consumer) -> None:
+        """Take a consumer in; raises Refused (ConsumerBusy) when there must not be another."""
+        if self.kind is SubscriptionType.EXCLUSIVE and self.consumers:
+            raise Refused(
+                ServerError.CONSUMER_BUSY,
+                f"Exclusive consumer is already connected: {self.consumers[0].name}",
+            )
+        self.consumers.append(consumer)
+        self._choose()
+
+    def remove(self, consumer: Consumer) -> None:
+        """Let a consumer go."""
+        self.consumers.remove(consumer)
+        self._choose()
+
+    def started(self, consumer: Consumer) -> None:
+        """Its SUBSCRIBE is answered: tell it where it stands."""
+        if self.kind is SubscriptionType.FAILOVER:
+            consumer.channel.active_consumer_changed(
+                consumer.id, is_active=consumer is self.active
+            )
+
+    def redeliver(self, consumer: Consumer, _message_ids: Sequence[MessageId]) -> None:
+        """Begin again behind the mark-delete position, if the active consumer asks."""
+        if consumer is self.active:
+            self._reader.rewind(self._cursor.mark_delete)
+
+    def acknowledged(self, consumer: Consumer, _position: Position, _remaining: int) -> None:
+        """Count it."""
+        consumer.counters.acknowledged.total += 1
+
+    def deliver_some(self) -> bool:
+        """Deliver one turn's worth; True when more could follow at once."""
+        consumer, reader = self.active, self._reader
+        if consumer is None or not consumer.can_receive or not reader.fill():
+            return False
+        entries, messages, size = reader.take(consumer.permits, self._limits.delivery_bytes)
+        if entries[0].position > self._cursor.reach:
+            consumer.send_many(entries, messages, size)
+        else:
+            self._send_unacknowledged(consumer, entries)
+        return reader.has_more and consumer.can_receive
+
+    def _send_unacknowledged(self, consumer: Consumer, entries: list[Entry]) -> None:
+        """Leave out what is acknowledged, in part too."""
+        cursor = self._cursor
+        run: list[Entry] = []
+        for entry in entries:
+            if cursor.is_acknowledged(entry.position):
+                continue
+            mask = cursor.remaining(entry.position)
+            if mask is None:
+                run.append(entry)
+                continue
+            _send_run(consumer, run)
+            run = []
+            consumer.send(entry, min(mask.bit_count(), entry.messages), 0, ack_set_of(mask))
+        _send_run(consumer, run)
+        until = cursor.acknowledged_until(entries[-1].position)
+        if until is not None:
+            self._reader.skip_to(until)
+
+    def _choose(self) -> None:
+        """Decide who is active now; a change begins again behind the mark-delete position."""
+        chosen: Consumer | None = None
+        if self.consumers:
+            level = min(consumer.priority_level for consumer in self.consumers)
+            equals = sorted(
+                (consumer for consumer in self.consumers if consumer.priority_level == level),
+                key=lambda consumer: consumer.name,
+            )
+            chosen = equals[(self._partition or 0) % len(equals)]
+        if chosen is self.active:
+            return
+        self.active = chosen
+        self._reader.rewind(self._cursor.mark_delete)
+        for consumer in self.consumers:
+            if consumer.is_started:
+                self.started(consumer)
+
+
+def _send_run(consumer: Consumer, run: list[Entry]) -> None:
+    if run:
+        messages = sum(entry.messages for entry in run)
+        consumer.send_many(run, messages, sum(len(entry.payload) for entry in run))

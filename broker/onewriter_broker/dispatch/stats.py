@@ -1,0 +1,82 @@
+"""Counting what is delivered and acknowledged, and showing it in Pulsar's shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Rate:
+    """A running total and how fast it grew in the last full window, per second."""
+
+    total: int = 0
+    _window_start: float = 0.0
+    _window_total: int = 0
+    _per_second: float = 0.0
+
+    def per_second(self, now: float, window_seconds: float) -> float:
+        """The rate over the last window that ended; over the running one before that."""
+        elapsed = now - self._window_start
+        if elapsed >= window_seconds:
+            self._per_second = (self.total - self._window_total) / elapsed
+            self._window_start, self._window_total = now, self.total
+        return self._per_second
+
+
+@dataclass(slots=True)
+class Counters:
+    """What one consumer, or one subscription over all of its consumers, has had."""
+
+    messages: Rate
+    bytes: Rate
+    redelivered: Rate
+    acknowledged: Rate
+
+    @classmethod
+    def starting(cls, now: float) -> Counters:
+        """All zero, with windows that begin now."""
+        return cls(
+            Rate(_window_start=now),
+            Rate(_window_start=now),
+            Rate(_window_start=now),
+            Rate(_window_start=now),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStats:
+    """One consumer, as CONSUMER_STATS_RESPONSE and the admin API show it.
+
+    ``connected_since_ms`` is wall-clock time; ``backlog`` counts entries of its subscription.
+    """
+
+    messages_per_second: float
+    bytes_per_second: float
+    redelivered_per_second: float
+    acknowledged_per_second: float
+    messages_total: int
+    bytes_total: int
+    name: str
+    kind: str
+    permits: int
+    unacknowledged: int
+    is_blocked: bool
+    address: str
+    connected_since_ms: int
+    backlog: int
+
+    def as_pulsar(self) -> dict[str, object]:
+        """The JSON object of Pulsar's admin API, as far as there are facts for it."""
+        return {
+            "msgRateOut": self.messages_per_second,
+            "msgThroughputOut": self.bytes_per_second,
+            "bytesOutCounter": self.bytes_total,
+            "msgOutCounter": self.messages_total,
+            "msgRateRedeliver": self.redelivered_per_second,
+            "messageAckRate": self.acknowledged_per_second,
+            "consumerName": self.name,
+            "availablePermits": self.permits,
+            "unackedMessages": self.unacknowledged,
+            "blockedConsumerOnUnackedMsgs": self.is_blocked,
+            "address": self.address,
+        }

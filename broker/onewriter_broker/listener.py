@@ -1,0 +1,283 @@
+"""Sockets: bytes in and out of a connection, its handshake, its back-pressure.
+
+Reading stops, on that connection alone, while too many of its bytes are unanswered or its peer does
+not read what it is sent. Frames point into the slabs they arrived in; nothing is copied here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from typing import cast
+
+import structlog
+
+from onewriter_broker.clients import Clients
+from onewriter_broker.detection import Detection
+from onewriter_broker.session import Session
+from onewriter_broker.tokens import Authenticated
+from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
+from onewriter_core.wire import replies
+from onewriter_core.wire.commands import MESSAGE_LENGTH_MAX, Command
+from onewriter_core.wire.frames import FRAME_LENGTH_MAX
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.server import ServerConnection
+
+SERVER_VERSION = "onewriter 0.1.0"
+
+FRAME_OVERHEAD_BYTES = FRAME_LENGTH_MAX - MESSAGE_LENGTH_MAX
+"""What a frame may have besides its message."""
+
+WRITE_BUFFER_BYTES_MAX = 1024 * 1024
+"""Unsent bytes of a connection above which nothing more is dispatched to it."""
+
+REFRESH_SECONDS = 20.0
+"""Time to answer an AUTH_CHALLENGE before the connection is closed."""
+
+log = structlog.get_logger(__name__)
+
+
+class ClientProtocol(asyncio.BufferedProtocol):
+    """One client's socket: a Link for its session, and Watched by the clients' watch."""
+
+    def __init__(
+        self,
+        clients: Clients,
+        name: str,
+        spawn: Callable[[Coroutine[object, object, None]], object],
+    ) -> None:
+        self.detection: Detection | None = None
+        self.last_inbound = clients.now()
+        self.last_ping = self.last_inbound
+        self._clients = clients
+        self._name = name
+        self._spawn = spawn
+        self._loop = asyncio.get_running_loop()
+        self._wire = ServerConnection(
+            frame_length_max=clients.settings.message_bytes_max + FRAME_OVERHEAD_BYTES
+        )
+        self._session: Session | None = None
+        self._transport: asyncio.Transport
+        self._outgoing: list[bytes | memoryview] = []
+        self._outgoing_bytes = 0
+        self._is_flushing = False
+        self._is_write_paused = False
+        self._is_read_paused = False
+        self._is_closing = False
+        self._pending_bytes = 0
+        self._expiry: asyncio.TimerHandle | None = None
+        self._connect_timer: asyncio.TimerHandle | None = None
+
+    # ------------------------------------------------------------ asyncio.BufferedProtocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
+        clients = self._clients
+        clients.opened += 1
+        if len(clients.connections) >= clients.settings.connections_max:
+            log.warning("connection.refused", reason="too many connections")
+            self._transport.abort()
+            return
+        clients.connections.add(self)
+        self._connect_timer = self._loop.call_later(
+            clients.settings.connect_timeout_seconds, self._connect_timed_out
+        )
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._wire.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.last_inbound = self._clients.now()
+        if self._is_closing:
+            return
+        try:
+            session = self._session
+            for command, payload in self._wire.buffer_updated(nbytes):
+                if session is None:
+                    self._before_session(command)
+                    session = self._session
+                else:
+                    session.handle(command, payload)
+        except ProtocolError as error:
+            log.info("connection.broken", address=self._address, reason=str(error))
+            self.close(str(error))
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self._is_closing = True
+        self._clients.connections.discard(self)
+        for timer in (self._expiry, self._connect_timer):
+            if timer is not None:
+                timer.cancel()
+        self._clients.pending_bytes -= self._pending_bytes
+        self._pending_bytes = 0
+        if self._session is not None:
+            self._session.lost()
+            self._session = None
+
+    def pause_writing(self) -> None:
+        self._is_write_paused = True
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        self._is_write_paused = False
+        self._update_reading()
+        if self._session is not None:
+            self._session.room_made()
+
+    # ------------------------------------------------------------ the handshake
+
+    def _before_session(self, command: Command) -> None:
+        match command:
+            case pb.CommandConnect():
+                self._spawn(self._connect(command))
+            case pb.CommandAuthResponse():
+                raise ProtocolError("AUTH_RESPONSE without a challenge")
+            case _:
+                raise ProtocolError(f"{type(command).__name__} before CONNECT")
+
+    async def _connect(self, command: pb.CommandConnect) -> None:
+        try:
+            proof = await self._clients.authenticator.authenticate(
+                command.auth_method_name or "none", command.auth_data
+            )
+        except Refused as refused:
+            log.info("connection.refused", address=self._address, reason=refused.message)
+            self.write(self._wire.refuse(refused.code, refused.message))
+            self.close("not authenticated")
+            return
+        except Unavailable as unavailable:
+            self.write(self._wire.refuse(ServerError.SERVICE_NOT_READY, str(unavailable)))
+            self.close("nobody can authenticate now")
+            return
+        if self._is_closing:
+            return
+        if self._connect_timer is not None:
+            self._connect_timer.cancel()
+        self.write(
+            self._wire.connected(
+                SERVER_VERSION, max_message_size=self._clients.settings.message_bytes_max
+            )
+        )
+        self._session = Session(
+            self._clients,
+            self,
+            name=self._name,
+            address=self._address,
+            identity=proof.identity,
+            client_version=command.client_version,
+        )
+        self._watch_expiry(proof)
+
+    def _watch_expiry(self, proof: Authenticated) -> None:
+        if proof.expires_at is not None:
+            seconds = max(0.0, proof.expires_at - self._clients.wall_ms() / 1000)
+            self._expiry = self._loop.call_later(seconds, self.close, "the token has expired")
+
+    def _connect_timed_out(self) -> None:
+        if self._session is None:
+            self.close("no CONNECT in time")
+
+    # ------------------------------------------------------------ Link
+
+    @property
+    def has_room(self) -> bool:
+        return not self._is_write_paused and self._outgoing_bytes < WRITE_BUFFER_BYTES_MAX
+
+    def write(self, *parts: bytes | memoryview) -> None:
+        if self._is_closing:
+            return
+        self._outgoing.extend(parts)
+        self._outgoing_bytes += sum(map(len, parts))
+        if not self._is_flushing:
+            self._is_flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        outgoing, self._outgoing = self._outgoing, []
+        was_full = self._outgoing_bytes >= WRITE_BUFFER_BYTES_MAX
+        self._outgoing_bytes = 0
+        if outgoing and not self._transport.is_closing():
+            self._transport.writelines(outgoing)
+        if was_full and not self._is_write_paused and self._session is not None:
+            self._session.room_made()
+
+    def close(self, reason: str) -> None:
+        if self._is_closing:
+            return
+        log.info("connection.closed", address=self._address, reason=reason)
+        self._flush()
+        self._is_closing = True
+        self._wire.close()
+        self._transport.close()
+
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
+        self._spawn(work)
+
+    def pending_changed(self, difference: int) -> None:
+        if self._session is None:
+            return  # its bytes were taken off when it was lost
+        self._pending_bytes += difference
+        self._clients.pending_bytes += difference
+        self._update_reading()
+
+    def _update_reading(self) -> None:
+        """Stop or go on reading; stops at the bound and goes on at half of it."""
+        settings = self._clients.settings
+        factor = 0.5 if self._is_read_paused else 1.0
+        pause = (
+            self._is_write_paused
+            or self._pending_bytes > settings.pending_bytes_per_connection_max * factor
+            or (
+                self._pending_bytes > 0
+                and self._clients.pending_bytes > settings.pending_bytes_max * factor
+            )
+        )
+        if pause and not self._is_read_paused:
+            self._is_read_paused = True
+            self._transport.pause_reading()
+        elif not pause and self._is_read_paused:
+            self._is_read_paused = False
+            self.last_inbound = self._clients.now()
+            self._transport.resume_reading()
+
+    # ------------------------------------------------------------ Watched
+
+    def ping(self) -> None:
+        if self._session is not None and not self._is_closing:
+            self.write(replies.PING)
+
+    def silent(self) -> None:
+        if self._is_read_paused:
+            return  # it is we who do not listen
+        if self._session is not None:
+            self._session.silent()
+        self._transport.abort()
+
+    def progress(self, now: float) -> None:
+        if self._session is not None:
+            self._session.progress(now)
+
+    @property
+    def _address(self) -> str:
+        peer = self._transport.get_extra_info("peername")
+        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
+
+
+async def listen(
+    clients: Clients, spawn: Callable[[Coroutine[object, object, None]], object]
+) -> asyncio.Server:
+    """Listen for clients of Pulsar's binary protocol."""
+    numbers = itertools.count(1)
+    settings = clients.settings
+    return await asyncio.get_running_loop().create_server(
+        lambda: ClientProtocol(clients, f"{settings.name}-{next(numbers)}", spawn),
+        settings.host,
+        settings.port,
+        backlog=4096,
+    )

@@ -1,0 +1,136 @@
+"""How blocks and markers are written into stream entries, and the hash that chains blocks.
+
+The format is public (docs/log-format.md) and has a version. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+
+import google_crc32c
+
+from onewriter_broker.log.api import Block, Marker, StoredBlock
+from onewriter_core.ids import NUMBER_MAX, Position
+
+FORMAT_VERSION = 1
+"""Written into each bucket's record; a reader refuses a version it does not know."""
+
+BLOCK_ENTRIES_MAX = 512
+"""Entries in one block."""
+
+BLOCK_BYTES_MAX = 256 * 1024
+"""Payload bytes of a block of several entries; one larger entry may stand alone."""
+
+CALL_BYTES_MAX = 1024 * 1024
+"""Payload bytes of one append call; one larger block may stand alone."""
+
+CHAIN_BYTES = 16
+CHAIN_START = bytes(CHAIN_BYTES)
+"""What the first block of a ledger chains to."""
+
+MARKER_FIELDS_RESERVED = frozenset({"k", "owner", "gen"})
+"""Marker fields that the store sets itself."""
+
+STATE_FIELDS_RESERVED = frozenset({"tok", "ledger"})
+"""State fields that only a fence changes."""
+
+_CHAIN_HEAD = struct.Struct("<QQ")
+_CRC = struct.Struct("<I")
+_U32 = next(code for code in "IL" if array(code).itemsize == 4)
+_SWAP = sys.byteorder == "big"
+
+
+class MalformedBlock(ValueError):
+    """A stream entry that this format does not explain; the message names key and id."""
+
+
+def pack_u32(numbers: Sequence[int]) -> bytes:
+    """Numbers as consecutive unsigned 32-bit little-endian integers; OverflowError beyond that."""
+    packed = array(_U32, numbers)
+    if _SWAP:
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_u32(data: bytes) -> list[int]:
+    """The inverse of pack_u32; ValueError when the size is not a multiple of four."""
+    numbers = array(_U32)
+    numbers.frombytes(data)
+    if _SWAP:
+        numbers.byteswap()
+    return numbers.tolist()
+
+
+def chain(previous: bytes, position: Position, lengths: Sequence[int], payload: bytes) -> bytes:
+    """The hash of a block that follows the block hashed as ``previous`` in the same ledger.
+
+    BLAKE2b-128 over previous, ledger and entry (u64), the lengths (u32) and the payload's CRC-32C
+    (u32), all little-endian. It shows a missing, foreign or reordered block to whoever reads the
+    log later. It is no signature.
+    """
+    digest = hashlib.blake2b(previous, digest_size=CHAIN_BYTES)
+    digest.update(_CHAIN_HEAD.pack(*position))
+    digest.update(pack_u32(lengths))
+    digest.update(_CRC.pack(google_crc32c.value(payload)))
+    return digest.digest()
+
+
+def check_block(block: Block, token: str) -> None:
+    """Raise ValueError for a block that no reader could make sense of under that token."""
+    ledger, entry = block.position
+    if token.partition(":")[0] != str(ledger):
+        raise ValueError(f"block {block.position} does not belong to token {token!r}")
+    if entry < 1 or not block.lengths or block.last.entry > NUMBER_MAX:
+        raise ValueError(f"block {block.position} has no entries or an impossible position")
+    if sum(block.lengths) != len(block.payload):
+        raise ValueError(f"block {block.position}: lengths do not add up to the payload")
+    if block.counts is not None and len(block.counts) != len(block.lengths):
+        raise ValueError(f"block {block.position}: one message count per entry is needed")
+    if len(block.chain) != CHAIN_BYTES:
+        raise ValueError(f"block {block.position}: a chain hash has {CHAIN_BYTES} bytes")
+
+
+def check_fields(fields: Mapping[str, str], reserved: frozenset[str]) -> None:
+    """Raise ValueError when a caller's field has a name that the store keeps for itself."""
+    taken = reserved & fields.keys()
+    if taken:
+        raise ValueError(f"field names kept by the store: {', '.join(sorted(taken))}")
+
+
+def check_state_changes(fields: Mapping[str, str], remove: Sequence[str]) -> None:
+    """Raise ValueError when a caller would set or remove what only a fence changes."""
+    check_fields(fields, STATE_FIELDS_RESERVED)
+    check_fields(dict.fromkeys(remove, ""), STATE_FIELDS_RESERVED)
+
+
+def decode_entry(key: str, stream_id: bytes, fields: Sequence[bytes]) -> StoredBlock:
+    """A stream entry as the server returns it (id, flat field list) as a Block or a Marker.
+
+    Raises MalformedBlock. Fields that this version does not know are ignored.
+    """
+    try:
+        position = Position.parse(stream_id.decode())
+        known = dict(zip(fields[::2], fields[1::2], strict=True))
+        if known.get(b"k") == b"marker":
+            return Marker(
+                position,
+                {name.decode(): value.decode() for name, value in known.items() if name != b"k"},
+            )
+        counts = known.get(b"c")
+        block = Block(
+            position=position,
+            lengths=unpack_u32(known[b"n"]),
+            payload=known[b"p"],
+            counts=None if counts is None else unpack_u32(counts),
+            time_ms=int(known[b"t"]),
+            chain=known[b"h"],
+        )
+        if sum(block.lengths) != len(block.payload):
+            raise ValueError("lengths do not add up to the payload")
+    except (KeyError, ValueError) as error:
+        raise MalformedBlock(f"{key} {stream_id!r}: {error!r}") from error
+    return block

@@ -1,0 +1,192 @@
+"""The guarded writes as commands: each Lua file beside the function that fills its arguments.
+
+The functions are pure: they turn a write into the words of one EVALSHA, and its reply into
+Outcomes. Sending them is the store's part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from itertools import chain as flatten
+
+from onewriter_broker.log import blocks
+from onewriter_broker.log.api import Append, Binding, Fence, Outcome
+from onewriter_broker.log.keys import Keys
+from onewriter_core.errors import Undecided
+from onewriter_core.ids import Position, TopicName
+
+Word = bytes | str | int
+"""One argument of a command; str goes out as UTF-8."""
+
+FIELDS_MAX = 1000
+"""Fields set and removed by one write; Lua's stack holds about 8000 words."""
+
+TRIM_BLOCKS_MAX = 1000
+"""Blocks dropped by one trim: 0.4 to 0.7 ms of the server's time."""
+
+_OUTCOMES = {
+    b"OK": Outcome.DONE,
+    b"REFENCE": Outcome.REFENCE,
+    b"FENCED": Outcome.FENCED,
+    b"LOST": Outcome.LOST,
+    b"UNKNOWN": Outcome.UNKNOWN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One Lua file behind the common guard, and the digest the server knows it by."""
+
+    source: bytes
+    digest: str
+
+    def call(self, keys: Sequence[str], arguments: Sequence[Word]) -> list[Word]:
+        """The words of one EVALSHA."""
+        return ["EVALSHA", self.digest, len(keys), *keys, *arguments]
+
+
+def _load(name: str) -> Script:
+    folder = resources.files("onewriter_broker.log") / "scripts"
+    source = (folder / "guard.lua").read_bytes() + b"\n" + (folder / f"{name}.lua").read_bytes()
+    return Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
+
+
+STAMP = _load("stamp")
+FENCE = _load("fence")
+APPEND = _load("append")
+SET_STATE = _load("set_state")
+TRIM = _load("trim")
+AUDIT = _load("audit")
+CATALOG = _load("catalog")
+ALL_SCRIPTS = (STAMP, FENCE, APPEND, SET_STATE, TRIM, AUDIT, CATALOG)
+
+
+def outcome(reply: object) -> Outcome:
+    """The meaning of a script's code; Undecided for anything that is none."""
+    if isinstance(reply, bytes) and reply in _OUTCOMES:
+        return _OUTCOMES[reply]
+    raise Undecided(f"the store answered {reply!r} to a guarded write")
+
+
+def _guard(binding: Binding) -> list[Word]:
+    return [binding.replid, binding.generation, binding.owner]
+
+
+def _pairs(fields: Mapping[str, str]) -> list[Word]:
+    return [2 * len(fields), *flatten.from_iterable(fields.items())]
+
+
+def _changes(fields: Mapping[str, str], remove: Sequence[str]) -> list[Word]:
+    if len(fields) + len(remove) > FIELDS_MAX:
+        raise ValueError(f"one write changes at most {FIELDS_MAX} fields")
+    return [*_pairs(fields), *remove]
+
+
+def stamp(keys: Keys, binding: Binding) -> list[Word]:
+    """stamp.lua: name the bucket's owner."""
+    arguments = [*_guard(binding), binding.version, blocks.FORMAT_VERSION]
+    return STAMP.call([keys.unit(binding.bucket)], arguments)
+
+
+def fence(keys: Keys, request: Fence, audit_records_max: int) -> list[Word]:
+    """fence.lua: open a ledger for a group of logs."""
+    bucket = request.binding.bucket
+    key_words = [keys.unit(bucket), keys.audit(bucket)]
+    arguments = [*_guard(request.binding), request.ledger, audit_records_max]
+    arguments += _pairs(request.audit)
+    for log in request.logs:
+        if len(log.marker) + len(log.state) > FIELDS_MAX:
+            raise ValueError(f"one log's fence carries at most {FIELDS_MAX} fields")
+        key_words += [keys.log(log.topic), keys.state(log.topic)]
+        arguments += [int(log.create), *_pairs(log.marker), *_pairs(log.state)]
+    return FENCE.call(key_words, arguments)
+
+
+def append(keys: Keys, appends: Sequence[Append]) -> tuple[list[Word], list[int]]:
+    """append.lua: the call, and for each of its answers the index of the append it is for."""
+    buckets: dict[Binding, dict[tuple[TopicName, str], list[int]]] = {}
+    for index, item in enumerate(appends):
+        logs = buckets.setdefault(item.binding, {})
+        logs.setdefault((item.topic, item.token), []).append(index)
+    key_words: list[str] = []
+    arguments: list[Word] = [len(buckets)]
+    order: list[int] = []
+    for binding, logs in buckets.items():
+        key_words.append(keys.unit(binding.bucket))
+        arguments += [*_guard(binding), len(logs)]
+        for (topic, token), indexes in logs.items():
+            key_words += [keys.log(topic), keys.state(topic)]
+            arguments += [token, len(indexes)]
+            for index in indexes:
+                block = appends[index].block
+                arguments += [
+                    str(block.position),
+                    int(appends[index].never_sent),
+                    blocks.pack_u32(block.lengths),
+                    block.payload,
+                    block.time_ms,
+                    block.chain,
+                    b"" if block.counts is None else blocks.pack_u32(block.counts),
+                ]
+            order += indexes
+    return APPEND.call(key_words, arguments), order
+
+
+def append_outcomes(reply: object, order: Sequence[int]) -> list[Outcome]:
+    """The outcomes in the order of the appends."""
+    if not isinstance(reply, list) or len(reply) != len(order):
+        raise Undecided(f"the store answered {str(reply)[:200]} to an append")
+    outcomes: list[Outcome] = [Outcome.UNKNOWN] * len(order)
+    for index, code in zip(order, reply, strict=True):
+        outcomes[index] = outcome(code)
+    return outcomes
+
+
+def set_state(
+    keys: Keys,
+    binding: Binding,
+    topic: TopicName,
+    token: str,
+    fields: Mapping[str, str],
+    remove: Sequence[str],
+) -> list[Word]:
+    """set_state.lua: change a log's state."""
+    arguments = [*_guard(binding), token, *_changes(fields, remove)]
+    return SET_STATE.call([keys.unit(binding.bucket), keys.state(topic)], arguments)
+
+
+def trim(
+    keys: Keys,
+    binding: Binding,
+    topic: TopicName,
+    token: str,
+    before: Position,
+    fields: Mapping[str, str],
+    remove: Sequence[str],
+) -> list[Word]:
+    """trim.lua: drop a log's oldest blocks."""
+    arguments = [*_guard(binding), token, str(before), TRIM_BLOCKS_MAX]
+    arguments += _changes(fields, remove)
+    key_words = [keys.unit(binding.bucket), keys.log(topic), keys.state(topic)]
+    return TRIM.call(key_words, arguments)
+
+
+def write_audit(
+    keys: Keys, binding: Binding, record: Mapping[str, str], audit_records_max: int
+) -> list[Word]:
+    """audit.lua: add an audit record."""
+    if not 0 < len(record) <= FIELDS_MAX:
+        raise ValueError(f"an audit record has 1 to {FIELDS_MAX} fields")
+    arguments = [*_guard(binding), audit_records_max, *flatten.from_iterable(record.items())]
+    return AUDIT.call([keys.unit(binding.bucket), keys.audit(binding.bucket)], arguments)
+
+
+def set_catalog(
+    keys: Keys, binding: Binding, fields: Mapping[str, str], remove: Sequence[str]
+) -> list[Word]:
+    """catalog.lua: change a bucket's catalog."""
+    arguments = [*_guard(binding), *_changes(fields, remove)]
+    return CATALOG.call([keys.unit(binding.bucket), keys.topics(binding.bucket)], arguments)

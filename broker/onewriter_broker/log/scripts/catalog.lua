@@ -1,0 +1,12 @@
+-- Change a bucket's catalog of topics.
+--
+-- KEYS  unit topics
+-- ARGV  replid generation owner, count of fields and values, those, names to remove
+-- Reply OK | REFENCE | FENCED | LOST
+--
+-- Invariant: only the bucket's owner declares topics new or gone.
+
+local refused = refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3])
+if refused then return refused end
+change_fields(KEYS[2], 5, 4 + tonumber(ARGV[4]))
+return 'OK'

@@ -1,0 +1,80 @@
+-- Open a ledger for a group of logs: all of them, or none.
+--
+-- KEYS  unit audit, then per log: stream state
+-- ARGV  replid generation owner ledger audit_records_max,
+--       count of audit fields and values, those,
+--       then per log: create (1|0), count of marker fields and values, those,
+--                     count of state fields and values, those
+-- Reply OK | REFENCE | FENCED | LOST
+--
+-- Invariant: the first entry of a ledger is its marker <ledger>-0, and from OK on no entry of a
+-- lower ledger enters these logs. Everything is checked before the first write. A log that already
+-- carries this very marker and token is skipped, so a repeated call answers OK and audits once.
+
+local replid, generation, owner, ledger = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local refused = refusal(KEYS[1], dataset_here(), replid, generation, owner)
+if refused then return refused end
+
+local token = ledger .. ':' .. owner
+local marker_id = ledger .. '-0'
+
+local function last_ledger(stream)
+  local info = redis.call('XINFO', 'STREAM', stream)
+  for i = 1, #info, 2 do
+    if info[i] == 'last-generated-id' then return tonumber(string.match(info[i + 1], '^%d+')) end
+  end
+end
+
+local function is_my_marker(stream)
+  local found = redis.call('XRANGE', stream, marker_id, marker_id)
+  if not found[1] then return false end
+  local fields = found[1][2]
+  for i = 1, #fields, 2 do
+    if fields[i] == 'owner' then return fields[i + 1] == owner end
+  end
+  return false
+end
+
+local audit_first = 7
+local at = audit_first + tonumber(ARGV[6])
+local audit_last = at - 1
+local missing = {}
+for k = 3, #KEYS, 2 do
+  local stream, state = KEYS[k], KEYS[k + 1]
+  local log = { stream = stream, state = state, create = ARGV[at] == '1' }
+  log.marker_first = at + 2
+  log.marker_last = at + 1 + tonumber(ARGV[at + 1])
+  at = log.marker_last + 1
+  log.state_first = at + 1
+  log.state_last = at + tonumber(ARGV[at])
+  at = log.state_last + 1
+
+  local exists = redis.call('EXISTS', stream) == 1
+  local held = redis.call('HMGET', state, 'tok', 'ledger')
+  if not (held[1] == token and exists and is_my_marker(stream)) then
+    if not log.create and not (exists and held[1]) then return 'LOST' end
+    if exists and last_ledger(stream) >= tonumber(ledger) then return 'FENCED' end
+    if held[2] and tonumber(held[2]) >= tonumber(ledger) then return 'FENCED' end
+    missing[#missing + 1] = log
+  end
+end
+if #missing == 0 then
+  -- WAIT counts this connection's last write; without one it would vouch for nothing.
+  redis.call('HSET', KEYS[1], 'beat', marker_id)
+  return 'OK'
+end
+
+for _, log in ipairs(missing) do
+  redis.call('XADD', log.stream, marker_id, 'k', 'marker', 'owner', owner, 'gen', generation,
+    unpack(ARGV, log.marker_first, log.marker_last))
+  redis.call('HSET', log.state, 'tok', token, 'ledger', ledger,
+    unpack(ARGV, log.state_first, log.state_last))
+end
+local known = redis.call('HGET', KEYS[1], 'lastLedger')
+if not known or tonumber(known) < tonumber(ledger) then
+  redis.call('HSET', KEYS[1], 'lastLedger', ledger)
+end
+if audit_last >= audit_first then
+  redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[5], '*', unpack(ARGV, audit_first, audit_last))
+end
+return 'OK'

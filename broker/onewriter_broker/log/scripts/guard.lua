@@ -1,0 +1,25 @@
+-- Put in front of every other script of this folder; it is no script of its own.
+--
+-- Invariant: a binding may write only to the dataset it was made for, as the owner that the
+-- bucket's record names, and not after a newer registration of the dataset. One call reads the
+-- dataset's identity once, so no part of the call can see another dataset than the rest.
+
+local function dataset_here()
+  return string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+end
+
+-- nil when the binding holds, otherwise the code to answer.
+local function refusal(unit, dataset, replid, generation, owner)
+  if dataset ~= replid then return 'REFENCE' end
+  local record = redis.call('HMGET', unit, 'gen', 'owner')
+  if not record[1] or not record[2] then return 'LOST' end
+  if tonumber(record[1]) > tonumber(generation) then return 'REFENCE' end
+  if record[2] ~= owner then return 'FENCED' end
+  return nil
+end
+
+-- Sets ARGV[first..last] (name, value, ...) and removes the fields named by ARGV[last+1..].
+local function change_fields(key, first, last)
+  if last >= first then redis.call('HSET', key, unpack(ARGV, first, last)) end
+  if #ARGV > last then redis.call('HDEL', key, unpack(ARGV, last + 1)) end
+end

@@ -1,0 +1,263 @@
+"""Who else is there: heartbeats through the log store, judged by each observer's own clock.
+
+Every broker publishes a counter and its addresses each BEAT_SECONDS. An observer calls a broker
+dead when its counter has not moved for DEAD_SECONDS of the observer's monotonic clock, summed over
+successful readings only. An observer that was itself held up starts observing anew, and while the
+store is away nobody is declared dead. It is a hint that decides *when* somebody tries to take a
+bucket; whether they may is decided by anchor and log.
+
+``MemberObserver`` is pure: readings and times go in. ``Membership`` is the loop around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from onewriter_broker.anchor.api import Addresses
+from onewriter_broker.log.api import LogStore
+from onewriter_broker.placement import LiveView, name_of
+from onewriter_core.errors import OnewriterError
+
+BEAT_SECONDS = 0.5
+"""Between two heartbeats, and between two readings."""
+
+DEAD_SECONDS = 2.0
+"""A counter that has not moved for so long belongs to a dead broker."""
+
+HELD_UP_SECONDS = 1.2
+"""A longer gap between two successful readings means: the observer or the store was away."""
+
+SETTLE_SECONDS = 3.0
+"""A newcomer is given buckets after it was alive for so long."""
+
+FORGET_SECONDS = 60.0
+"""A broker dead for so long is dropped from the store."""
+
+MEMBERS_MAX = 256
+"""Heartbeats looked at; more are ignored, the names that sort last first."""
+
+VALUE_LENGTH_MAX = 1024
+"""A longer heartbeat is not one of ours."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What one broker publishes."""
+
+    counter: int
+    addresses: Addresses
+    leaving: bool = False
+
+    def encode(self) -> str:
+        """As stored: JSON, so that people and other programs can read it."""
+        return json.dumps(
+            {
+                "counter": self.counter,
+                "leaving": self.leaving,
+                "brokerUrl": self.addresses.broker_url,
+                "httpUrl": self.addresses.http_url,
+            }
+        )
+
+    @classmethod
+    def decode(cls, text: str) -> Beat | None:
+        """None for what no broker writes."""
+        if len(text) > VALUE_LENGTH_MAX:
+            return None
+        try:
+            document = json.loads(text)
+            counter = document["counter"]
+            leaving = document["leaving"]
+            urls = (document["brokerUrl"], document["httpUrl"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+        if type(counter) is not int or not all(isinstance(url, str) for url in urls):
+            return None
+        return cls(counter, Addresses(*urls), leaving is True)
+
+
+@dataclass(slots=True)
+class _Member:
+    """One process as observed; the seconds count successful readings only."""
+
+    beat: Beat
+    settled: bool
+    silent_seconds: float = 0.0
+    alive_seconds: float = 0.0
+    has_moved: bool = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self.silent_seconds < DEAD_SECONDS
+
+
+class MemberObserver:
+    """Turns readings into a LiveView. ``me`` is the observer's own incarnation."""
+
+    def __init__(self, me: str) -> None:
+        self._me = me
+        self._members: dict[str, _Member] = {}
+        self._read_at: float | None = None
+        self._observed_seconds = 0.0
+
+    def feed(self, now: float, reading: Mapping[str, str]) -> None:
+        """Take in one successful reading, made at ``now`` (monotonic seconds)."""
+        first = self._read_at is None
+        gap = 0.0 if self._read_at is None else now - self._read_at
+        self._read_at = now
+        if gap > HELD_UP_SECONDS:
+            self._observe_anew()
+            gap = 0.0
+        self._observed_seconds += gap
+        beats = {
+            member: beat
+            for member in sorted(reading)[:MEMBERS_MAX]
+            if member != self._me and (beat := Beat.decode(reading[member])) is not None
+        }
+        for member, known in self._members.items():
+            self._compare(known, beats.get(member), gap)
+        for member, beat in beats.items():
+            if member not in self._members and len(self._members) < 2 * MEMBERS_MAX:
+                # Who is there before us is no newcomer; nor is a known name that restarted.
+                settled = first or name_of(member) in self._names(settled=True)
+                self._members[member] = _Member(beat, settled)
+
+    def _observe_anew(self) -> None:
+        self._observed_seconds = 0.0
+        for member in self._members.values():
+            member.silent_seconds = 0.0
+
+    def _compare(self, known: _Member, beat: Beat | None, gap: float) -> None:
+        if beat is None or beat.counter == known.beat.counter:
+            known.silent_seconds += gap
+        else:
+            if not known.is_alive:
+                known.settled, known.alive_seconds = False, 0.0
+            known.silent_seconds = 0.0
+            known.has_moved = True
+            known.beat = beat
+        if known.is_alive:
+            known.alive_seconds += gap
+            known.settled = known.settled or known.alive_seconds >= SETTLE_SECONDS
+
+    def view(self, now: float) -> LiveView | None:
+        """Who is there; None while the store is away: nobody takes anything then."""
+        if self._read_at is None or now - self._read_at > HELD_UP_SECONDS:
+            return None
+        mine = name_of(self._me)
+        return LiveView(
+            alive=self._names() - {mine},
+            settled=self._names(settled=True) - {mine},
+            complete=self._observed_seconds >= DEAD_SECONDS,
+            rivals=frozenset(
+                member
+                for member, known in self._members.items()
+                if name_of(member) == mine and known.is_alive and known.has_moved
+            ),
+        )
+
+    def forgettable(self) -> list[str]:
+        """Processes dead for so long that their heartbeats should go; forgotten by this call."""
+        gone = [
+            member
+            for member, known in self._members.items()
+            if known.silent_seconds >= FORGET_SECONDS
+        ]
+        for member in gone:
+            del self._members[member]
+        return gone
+
+    def members(self) -> dict[str, tuple[Addresses, bool]]:
+        """Every known process with its addresses and whether it counts as alive."""
+        return {
+            member: (known.beat.addresses, known.is_alive)
+            for member, known in self._members.items()
+        }
+
+    def _names(self, *, settled: bool = False) -> frozenset[str]:
+        return frozenset(
+            name_of(member)
+            for member, known in self._members.items()
+            if known.is_alive and (not settled or (known.settled and not known.beat.leaving))
+        )
+
+
+class Membership:
+    """Beats for this broker and observes the others; ``run`` is the caller's task.
+
+    ``changed`` is set whenever the view may have changed; whoever waits for it clears it.
+    """
+
+    def __init__(
+        self,
+        store: LogStore,
+        me: str,
+        addresses: Addresses,
+        *,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._store = store
+        self._me = me
+        self._addresses = addresses
+        self._clock = clock
+        self._counter = 0
+        self._leaving = False
+        self._observer = MemberObserver(me)
+        self._last_view: LiveView | None = None
+        self.changed = asyncio.Event()
+
+    @property
+    def observer(self) -> MemberObserver:
+        """What has been seen so far, for status pages."""
+        return self._observer
+
+    def view(self) -> LiveView | None:
+        """Who is there now; None while the store is away."""
+        return self._observer.view(self._now())
+
+    async def run(self) -> None:
+        """Beat and read until cancelled."""
+        while True:
+            await self.beat_once()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def beat_once(self) -> None:
+        """One heartbeat and one reading; a store that is away is not an error."""
+        self._counter += 1
+        beat = Beat(self._counter, self._addresses, self._leaving)
+        try:
+            async with asyncio.timeout(HELD_UP_SECONDS):
+                await self._store.beat(self._me, beat.encode())
+                reading = await self._store.members()
+                self._observer.feed(self._now(), reading)
+                for member in self._observer.forgettable():
+                    await self._store.forget_member(member)
+        except (OnewriterError, TimeoutError) as error:
+            _log.debug("membership.store_away", error=str(error))
+        view = self.view()
+        if view != self._last_view:
+            self._last_view = view
+            self.changed.set()
+
+    async def announce_leaving(self) -> None:
+        """Ask the others to count on this broker no more: it is about to give its buckets back."""
+        self._leaving = True
+        await self.beat_once()
+
+    async def leave(self) -> None:
+        """Remove this broker's heartbeat, once its buckets are given back; best effort, bounded."""
+        try:
+            async with asyncio.timeout(HELD_UP_SECONDS):
+                await self._store.forget_member(self._me)
+        except (OnewriterError, TimeoutError) as error:
+            _log.debug("membership.store_away", error=str(error))
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time() if self._clock is None else self._clock()

@@ -1,0 +1,147 @@
+"""One broker process: ``python -m onewriter_broker.process SETTINGS_FILE [HEARTBEAT]``.
+
+Reads its settings from a file that the supervisor wrote, checks the store, builds the broker and
+runs it until SIGTERM, SIGINT or the end of its supervisor. It can be run without a supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from onewriter_broker.anchor.file import FileAnchor
+from onewriter_broker.app import Broker, Parts
+from onewriter_broker.log.redis_primary import RedisSettings
+from onewriter_broker.log.redis_store import RedisLogStore
+from onewriter_broker.log.server_checks import check_server, judge
+from onewriter_broker.logs import configure_logging
+from onewriter_broker.settings import Settings
+from onewriter_broker.supervisor import Heartbeat
+from onewriter_broker.tokens import Authenticator, StaticTokenAuthenticator, load_keys
+from onewriter_core.api import ExclusiveTopic, ProducerClaim, unsupported
+from onewriter_core.api.manifests import DesiredState, load
+from onewriter_core.errors import ConfigurationError, OnewriterError, Undecided
+
+STORE_WAIT_SECONDS = 30.0
+"""How long a starting broker waits for its store to answer."""
+
+STORE_POLL_SECONDS = 0.2
+
+log = structlog.get_logger(__name__)
+
+
+def redis_settings(settings: Settings) -> RedisSettings:
+    """How this broker reaches its store."""
+    sentinels = tuple(s.strip() for s in settings.redis_sentinels.split(",") if s.strip())
+    return RedisSettings(
+        url=settings.redis_url,
+        sentinels=sentinels,
+        sentinel_primary=settings.redis_sentinel_master if sentinels else "",
+        buckets=settings.buckets,
+        call_timeout_seconds=settings.store_timeout_seconds,
+    )
+
+
+def read_manifests(settings: Settings) -> DesiredState:
+    """What the manifests declare. Raises ConfigurationError."""
+    desired = load(*settings.manifests) if settings.manifests else DesiredState()
+    resources: list[ExclusiveTopic | ProducerClaim] = [*desired.topics, *desired.claims]
+    refused = [
+        f"{resource.kind} {resource.metadata}: {text}"
+        for resource in resources
+        for text in unsupported(resource)
+    ]
+    if refused:
+        raise ConfigurationError("\n".join(refused))
+    for warning in desired.warnings:
+        log.warning("manifest", text=warning)
+    return desired
+
+
+def authenticator(settings: Settings) -> Authenticator:
+    """Who proves identities. Raises ConfigurationError."""
+    secrets = [settings.token_secret_file] if settings.token_secret_file else []
+    publics = [settings.token_public_key_file] if settings.token_public_key_file else []
+    return StaticTokenAuthenticator(
+        load_keys(secrets, publics),
+        lambda: time.time_ns() / 1e9,
+        is_required=settings.authentication_required,
+    )
+
+
+async def check_store(settings: Settings) -> None:
+    """Wait for the store to answer, then refuse one that is weaker than promised."""
+    deadline = time.monotonic() + STORE_WAIT_SECONDS
+    while True:
+        try:
+            facts = await check_server(redis_settings(settings))
+            break
+        except Undecided as undecided:
+            if time.monotonic() > deadline:
+                raise ConfigurationError(f"the store does not answer: {undecided}") from undecided
+            log.warning("store.waiting", reason=str(undecided))
+            await asyncio.sleep(STORE_POLL_SECONDS)
+    verdict = judge(facts, settings.minimum_durability)
+    for warning in verdict.warnings:
+        log.warning("store.warning", text=warning)
+    if verdict.refusals:
+        raise ConfigurationError("the store cannot be used: " + "; ".join(verdict.refusals))
+
+
+async def serve(settings: Settings, heartbeat: int | None) -> None:
+    """Run one broker until it is told to stop."""
+    desired = read_manifests(settings)
+    await check_store(settings)
+    broker = Broker(
+        Parts(
+            settings=settings,
+            store=RedisLogStore(redis_settings(settings)),
+            anchor=FileAnchor(settings.data_dir / "anchor"),
+            authenticator=authenticator(settings),
+            desired=desired,
+            single_node=not settings.redis_sentinels,
+        )
+    )
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with asyncio.TaskGroup() as tasks:
+        beating = None
+        if heartbeat is not None:
+            beating = tasks.create_task(Heartbeat(heartbeat, stop.set).run())
+        await broker.run(stop)
+        if beating is not None:
+            beating.cancel()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run; the exit code is 2 for a wrong configuration or store."""
+    configure_logging()
+    settings = Settings.model_validate_json(Path(arguments[0]).read_text())
+    heartbeat = int(arguments[1]) if len(arguments) > 1 else None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard) if soft < hard else (soft, hard))
+    gc.freeze()  # what was imported lives as long as the process
+    try:
+        uvloop.run(serve(settings, heartbeat))
+    except OnewriterError as error:
+        log.error("broker.refused", name=settings.name, reason=str(error))  # noqa: TRY400 - a sentence for a person, not a traceback
+        return 2
+    except OSError as error:
+        log.error("broker.refused", name=settings.name, reason=str(error))  # noqa: TRY400 - as above: a port in use, say
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,658 @@
+"""One topic on this broker: the only caller of ``step``, and whoever performs its effects.
+
+Events go through a mailbox and are stepped one after the other, without an await between deciding
+and recording. What takes time (a fence) runs as a task of the broker's group and comes back as an
+event. The publish path does not pass here: see producer.py and log/appender.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, assert_never
+
+import structlog
+
+from onewriter_broker.buckets import Refenced
+from onewriter_broker.claims import Holding
+from onewriter_broker.log.api import (
+    Binding,
+    Block,
+    FencedLog,
+    LogStore,
+    Marker,
+    Outcome,
+    StoredBlock,
+)
+from onewriter_broker.log.api import Fence as StoreFence
+from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.topic_log import (
+    READ_BLOCKS_MAX,
+    LedgerSummary,
+    Loss,
+    PendingBlock,
+    TopicLog,
+    last_position,
+    payloads,
+)
+from onewriter_broker.producer import Producer, lineage
+from onewriter_broker.resends import Key, Resends
+from onewriter_broker.tenures import (
+    audit_fields,
+    contender_fields,
+    marker_fields,
+    state_fields,
+)
+from onewriter_core.errors import Unavailable, Undecided
+from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_core.topic.effects import (
+    Answer,
+    Close,
+    Effect,
+    Fence,
+    Grant,
+    Probe,
+    Queue,
+    Record,
+    Reject,
+    Suspect,
+)
+from onewriter_core.topic.events import (
+    ClockTicked,
+    DatasetChanged,
+    Event,
+    FenceRefused,
+    FenceStored,
+    LedgerFull,
+    ProducerGone,
+    ProducerRequested,
+    Unloaded,
+)
+from onewriter_core.topic.machine import next_deadline, step
+from onewriter_core.topic.model import (
+    WHOLE,
+    Departure,
+    Purpose,
+    Reserved,
+    Shared,
+    Slot,
+    Tenure,
+    Topic,
+    Vacant,
+)
+from onewriter_core.wire.messages import summarize
+
+HISTORY_MAX = 32
+"""Transitions kept in memory for ``status``; the audit stream has them all."""
+
+PREDECESSORS_MAX = 1_000
+"""Producers that left, remembered per topic so that they can resume without duplicates."""
+
+RESEND_BLOCKS_MAX = 64
+"""Blocks looked through for what a resumed producer may send again, after a change of broker."""
+
+RETRY_SECONDS = 0.2
+"""Between attempts at what must succeed before a grant is answered."""
+
+log = structlog.get_logger(__name__)
+
+
+class Ownership(Protocol):
+    """What the runner needs of bucket ownership (buckets.BucketOwnership)."""
+
+    def holding(self, bucket: int) -> Holding | None: ...
+
+    async def reserve_ledger(self, bucket: int) -> int: ...
+
+    async def record_grant(self, bucket: int, ledger: int) -> None: ...
+
+    async def refence(
+        self, bucket: int, failed: Binding, outcome: Outcome | None = None
+    ) -> Refenced: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One line of a topic's story, as ``status`` shows it."""
+
+    record: Record
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """What all runners of a broker share."""
+
+    store: LogStore
+    appender: Appender
+    ownership: Ownership
+    spawn: Callable[[Coroutine[object, object, None]], object]
+    now: Callable[[], float]
+    wall_ms: Callable[[], int]
+    incarnation: str
+    lost: Callable[[Loss], None]
+    moved: Callable[[TopicName, Record], None]
+
+
+class TopicRunner:
+    """Runs one topic's machine. ``logs`` has a log for every slot."""
+
+    def __init__(
+        self, name: TopicName, bucket: int, topic: Topic, logs: dict[int, TopicLog], shell: Shell
+    ) -> None:
+        self.name = name
+        self.bucket = bucket
+        self.topic = topic
+        self.logs = logs
+        self.producers: dict[str, Producer] = {}
+        self.history: deque[Transition] = deque(maxlen=HISTORY_MAX)
+        self._shell = shell
+        self._mailbox: deque[Event] = deque()
+        self._is_stepping = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._predecessors: OrderedDict[tuple[int, str], Producer] = OrderedDict()
+        self._answers: dict[str, asyncio.Future[Answer]] = {}
+        self._rolling: set[int] = set()
+
+    # ------------------------------------------------------------ events
+
+    async def open(self, slots: tuple[Slot, ...]) -> tuple[Slot, ...] | None:
+        """Fence the logs of these slots, which this broker begins to serve; None: bucket lost.
+
+        Raises Unavailable when no ledger can be reserved.
+        """
+        tenures = tuple((slot.number, _tenure(slot)) for slot in slots)
+        numbers = tuple(slot.number for slot in slots)
+        effect = Fence(0, Purpose.REFENCE, numbers, None, Departure.MOVED, (), tenures, (), None)
+        ledger = await self._shell.ownership.reserve_ledger(self.bucket)
+        known = {slot.number: slot for slot in slots}
+        opened = await self._write_markers(effect, known, ledger, flush=False)
+        if opened is None:
+            return None
+        return tuple(replace(slot, ledger=opened, is_open=True) for slot in slots)
+
+    def start(self, slots: tuple[Slot, ...]) -> None:
+        """Serve these slots, which were opened."""
+        self.topic = replace(self.topic, slots=slots)
+        self._set_timer()
+
+    def refence_where_refused(self) -> None:
+        """Bucket and dataset are still ours, but writes were refused: open the next ledger."""
+        if any(topic_log.was_refused for topic_log in self.logs.values()):
+            self.dataset_changed()
+
+    def post(self, event: Event) -> None:
+        """Step the machine with the event, after those posted before it."""
+        self._mailbox.append(event)
+        if self._is_stepping:
+            return
+        self._is_stepping = True
+        try:
+            while self._mailbox:
+                self._step(self._mailbox.popleft())
+        finally:
+            self._is_stepping = False
+        self._set_timer()
+        if self.topic.claim is None:
+            self._remember_presence()
+
+    def _step(self, event: Event) -> None:
+        if isinstance(event, FenceStored | FenceRefused) and (
+            self.topic.claim is None or self.topic.claim.number != event.number
+        ):
+            log.info("fence.stale", topic=str(self.name), event=event)  # unloaded meanwhile
+            return
+        self.topic, effects = step(self.topic, event)
+        for effect in effects:
+            self._perform(effect)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = next_deadline(self.topic)
+        if deadline is not None:
+            delay = max(0.0, deadline - self._shell.now())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.post(ClockTicked(self._shell.now()))
+
+    def request(self, producer: Producer) -> None:
+        """A producer asks for the topic; it is answered through its channel."""
+        self.producers[producer.request.registration] = producer
+        self.post(ProducerRequested(producer.request, self._shell.now()))
+
+    def gone(self, producer: Producer, departure: Departure) -> None:
+        """A producer or waiter left, or its connection did."""
+        if self._stop(producer.request.registration) is not None:
+            self.post(ProducerGone(producer.request.registration, departure, self._shell.now()))
+
+    async def administer(self, event: Event, identifier: str) -> Answer:
+        """Post an administrator's request and wait for its answer."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._answers[identifier] = future
+        try:
+            self.post(event)
+            return await future
+        finally:
+            del self._answers[identifier]
+
+    def dataset_changed(self) -> None:
+        """The store failed over: nothing is appended until every log is fenced again."""
+        for topic_log in self.logs.values():
+            topic_log.is_writable = False
+            topic_log.was_refused = True
+        # This broker made or read every grant since it took the bucket, so it knows them.
+        self.post(DatasetChanged(grants_known=True, now=self._shell.now()))
+
+    def unload(self, reason: str) -> None:
+        """Serve the topic no longer: everybody is told to look it up again."""
+        self.post(Unloaded(reason, self._shell.now()))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for topic_log in self.logs.values():
+            topic_log.close()
+
+    def roll_if_full(self, bytes_max: int, age_seconds_max: float) -> None:
+        """Ask for the next ledger where the present one has passed its size or age."""
+        now = self._shell.now()
+        for slot in self.topic.slots:
+            topic_log = self.logs[slot.number]
+            is_old = topic_log.ledger_entries > 0 and now - topic_log.opened_at > age_seconds_max
+            if topic_log.is_writable and (is_old or topic_log.ledger_bytes > bytes_max):
+                self.post(LedgerFull(slot.number, now))
+
+    # ------------------------------------------------------------ effects
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Fence():
+                self._shell.spawn(self._fence(effect))
+            case Grant():
+                self._grant(effect)
+            case Queue(registration, name):
+                producer = self.producers[registration]
+                producer.name = name
+                producer.channel.producer_waits(producer)
+            case Reject(registration, code, message):
+                refused = self._stop(registration)
+                if refused is not None:
+                    refused.channel.producer_refused(refused, code, message)
+            case Close(registration, departure):
+                closed = self._stop(registration)
+                if closed is not None:
+                    log.info(
+                        "producer.closed",
+                        topic=str(self.name),
+                        producer=closed.name,
+                        address=closed.request.address,
+                        cause=departure.value,
+                    )
+                    closed.channel.producer_closed(closed)
+            case Probe(registration):
+                if registration in self.producers:
+                    self.producers[registration].channel.probe()
+            case Suspect(registration, claimed, stored):
+                log.warning(
+                    "epoch.ahead",
+                    topic=str(self.name),
+                    registration=registration,
+                    claimed_epoch=claimed,
+                    stored_epoch=stored,
+                )
+                self._audit({"kind": "suspect", "epoch": str(stored), "claimed": str(claimed)})
+            case Record():
+                self._record(effect)
+            case Answer(identifier, _, _):
+                future = self._answers.get(identifier)
+                if future is not None and not future.done():
+                    future.set_result(effect)
+            case _:
+                assert_never(effect)
+
+    def _stop(self, registration: str) -> Producer | None:
+        """Forget a producer; what it handed to the store is still answered to it."""
+        producer = self.producers.pop(registration, None)
+        if producer is None:
+            return None
+        producer.is_active = False
+        if producer.is_granted:
+            key = (producer.request.slot, producer.name)
+            self._predecessors[key] = producer
+            self._predecessors.move_to_end(key)
+            while len(self._predecessors) > PREDECESSORS_MAX:
+                self._predecessors.popitem(last=False)
+        return producer
+
+    def _grant(self, effect: Grant) -> None:
+        producer = self.producers[effect.registration]
+        producer.name = effect.producer_name
+        producer.epoch = effect.epoch
+        producer.is_granted = True
+        returns = effect.resumed or producer.request.reconnects > 0
+        if not returns:
+            self._activate(producer)
+            return
+        predecessor = self._predecessors.pop((producer.request.slot, producer.name), None)
+        if predecessor is not None and predecessor.request.identity == producer.request.identity:
+            producer.resends = lineage(predecessor)
+            predecessor.successor = producer
+            self._activate(producer)
+        else:  # it was granted by another broker, or its connection outlived our memory
+            self._shell.spawn(self._activate_from_log(producer, effect))
+
+    def _activate(self, producer: Producer) -> None:
+        producer.is_active = True
+        producer.channel.producer_ready(producer, producer.epoch)
+
+    async def _activate_from_log(self, producer: Producer, effect: Grant) -> None:
+        try:
+            producer.resends = await self._lineage_from_log(producer, effect.epoch)
+        except Undecided as undecided:
+            producer.channel.drop(f"the log could not be read: {undecided}")
+            return
+        if self.producers.get(effect.registration) is producer:
+            self._activate(producer)
+
+    async def _lineage_from_log(self, producer: Producer, epoch: int | None) -> Resends:
+        """The producer's newest entries out of the log's tail, as another broker left them."""
+        topic_log = producer.topic_log
+        stored: list[tuple[Key, Position]] = []
+        blocks = await topic_log.store.read_blocks(
+            topic_log.name,
+            Position(epoch or 0, 0),
+            topic_log.committed,
+            count=RESEND_BLOCKS_MAX,
+            reverse=True,
+        )
+        for block in reversed(blocks):
+            if isinstance(block, Marker):
+                continue
+            ledger, entry = block.position
+            for payload in payloads(block):
+                summary = summarize(payload)
+                if summary.producer_name == producer.name:
+                    key = (
+                        summary.sequence_id,
+                        summary.highest_sequence_id,
+                        summary.chunk_id or 0,
+                    )
+                    stored.append((key, Position(ledger, entry)))
+                entry += 1
+        return Resends.of(stored, ())
+
+    # ------------------------------------------------------------ fences
+
+    async def _fence(self, effect: Fence) -> None:
+        """Perform a Fence effect: reserve a ledger, stop the writers, write the markers."""
+        try:
+            ledger = await self._shell.ownership.reserve_ledger(self.bucket)
+        except Unavailable as unavailable:
+            reason = f"no ledger can be reserved now: {unavailable}"
+            self.post(FenceRefused(effect.number, reason, self._shell.now()))
+            return
+        for registration in effect.stops:
+            if registration in self.producers:
+                self.producers[registration].is_active = False
+        changes_hands = effect.purpose in {Purpose.GRANT, Purpose.DEPOSE}
+        if changes_hands:
+            for slot in effect.slots:
+                self.logs[slot].refuse_waiting()
+        slots = {slot.number: slot for slot in self.topic.slots}
+        opened = await self._write_markers(effect, slots, ledger, flush=not changes_hands)
+        if opened is None:
+            return  # the bucket is lost: the topic is being unloaded
+        if changes_hands:
+            await self._record_grant(opened)
+        self.post(FenceStored(effect.number, opened, self._shell.now()))
+
+    async def _write_markers(
+        self, effect: Fence, slots: Mapping[int, Slot], ledger: int, *, flush: bool
+    ) -> int | None:
+        """The ledger that was opened, after as many attempts as the store's failovers take."""
+        create = False
+        previous = {slot: self.logs[slot].summary() for slot in effect.slots}
+        while True:
+            holding = self._shell.ownership.holding(self.bucket)
+            if holding is None:
+                return None
+            binding = holding.binding
+            logs = [self.logs[slot] for slot in effect.slots]
+            fence = self._store_fence(effect, slots, binding, ledger, previous, create=create)
+            outcome = await self._shell.appender.fence(fence, logs, flush=flush)
+            if outcome is Outcome.DONE:
+                break
+            log.warning("fence.refused", topic=str(self.name), ledger=ledger, outcome=outcome.value)
+            try:
+                answer = await self._shell.ownership.refence(self.bucket, binding, outcome)
+                if answer is Refenced.LOST:
+                    return None
+                create = create or outcome is Outcome.LOST
+                ledger = await self._shell.ownership.reserve_ledger(self.bucket)
+            except (Unavailable, Undecided) as error:
+                log.warning("fence.waits", topic=str(self.name), reason=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+        for part, topic_log in zip(fence.logs, logs, strict=True):
+            await self._reconcile(topic_log, ledger, changes_hands=not flush)
+            if topic_log.binding is None:
+                return None
+            topic_log.state.update(part.state)
+            topic_log.marker_committed(Marker(Position(ledger, 0), part.marker))
+            topic_log.is_writable = True
+            if topic_log.waiting:
+                self._shell.appender.gathered(topic_log)
+        return ledger
+
+    def _store_fence(
+        self,
+        effect: Fence,
+        slots: Mapping[int, Slot],
+        binding: Binding,
+        ledger: int,
+        previous: dict[int, LedgerSummary],
+        *,
+        create: bool,
+    ) -> StoreFence:
+        time_ms = self._shell.wall_ms()
+        parts: list[FencedLog] = []
+        for number in effect.slots:
+            topic_log = self.logs[number]
+            state = state_fields(effect, slots[number], ledger, time_ms)
+            state["generation"] = str(binding.generation)
+            if create:  # the log was lost: what it kept besides is written anew
+                state = {
+                    name: value
+                    for name, value in topic_log.state.items()
+                    if name not in {"tok", "ledger"}
+                } | state
+            parts.append(
+                FencedLog(
+                    topic_log.name,
+                    create or not topic_log.exists,
+                    marker_fields(effect, number, ledger, time_ms),
+                    state,
+                )
+            )
+        first = slots[effect.slots[0]]
+        since = first.vacant_since
+        leaderless_ms = None if since is None else int((self._shell.now() - since) * 1000)
+        audit = audit_fields(
+            effect,
+            str(self.name),
+            ledger,
+            first.epoch,
+            self._shell.incarnation,
+            previous,
+            time_ms,
+            0 if effect.stops else leaderless_ms,
+        )
+        return StoreFence(binding, ledger, tuple(parts), audit)
+
+    async def _record_grant(self, ledger: int) -> None:
+        while True:
+            try:
+                await self._shell.ownership.record_grant(self.bucket, ledger)
+            except Unavailable as unavailable:
+                if self._shell.ownership.holding(self.bucket) is None:
+                    return
+                log.warning("grant.waits", topic=str(self.name), reason=str(unavailable))
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    async def _reconcile(self, topic_log: TopicLog, ledger: int, *, changes_hands: bool) -> None:
+        """After a fence that followed a refused write: see what of the former tail survived.
+
+        Undecided blocks that are there are confirmed. The others are certainly not in the log that
+        counts: refused when the topic changed hands, else appended again under the new ledger in
+        the same order. Acknowledged entries that are not there are a loss: counted, logged with
+        their positions, audited.
+        """
+        if not topic_log.was_refused:
+            return
+        undecided = list(topic_log.undecided)
+        acknowledged = topic_log.committed
+        while True:
+            try:
+                tail = await self._former_tail(topic_log, len(undecided), ledger)
+                break
+            except Undecided as error:
+                log.warning("reconcile.waits", topic=str(topic_log.name), reason=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+        if topic_log.binding is None:
+            return
+        topic_log.was_refused = False
+        last = max((last_position(block) for block in tail), default=EARLIEST)
+        if last < acknowledged and acknowledged.entry > 0:
+            self._report(Loss(topic_log.name, last, acknowledged))
+        stored = {block.position: block for block in tail if isinstance(block, Block)}
+        absent: list[PendingBlock] = []
+        for pending in undecided:
+            block = stored.get(pending.block.position)
+            if block is not None and block.chain == pending.block.chain:
+                topic_log.block_committed(pending)
+            elif changes_hands:
+                topic_log.give_up(pending, is_definite=True)
+            else:
+                absent.append(pending)
+        for pending in reversed(absent):
+            topic_log.put_back(pending)
+
+    def _report(self, loss: Loss) -> None:
+        self._shell.lost(loss)
+        self._audit(
+            {
+                "kind": "loss",
+                "log": str(loss.topic),
+                "after": str(loss.after),
+                "last": str(loss.last),
+                "entries": str(loss.entries),
+            }
+        )
+
+    async def _former_tail(
+        self, topic_log: TopicLog, undecided: int, ledger: int
+    ) -> list[StoredBlock]:
+        """The newest blocks in front of the new ledger: all that is undecided, and one more."""
+        blocks: list[StoredBlock] = []
+        end = Position(ledger, 0).previous
+        while len(blocks) <= undecided:
+            count = min(undecided + 1 - len(blocks), READ_BLOCKS_MAX)
+            more = await topic_log.store.read_blocks(
+                topic_log.name, EARLIEST, end, count=count, reverse=True
+            )
+            blocks += more
+            if len(more) < count:
+                break
+            end = more[-1].position.previous
+        return blocks
+
+    # ------------------------------------------------------------ the story
+
+    def _record(self, record: Record) -> None:
+        self.history.append(Transition(record, self._shell.wall_ms()))
+        self._shell.moved(self.name, record)
+        holder = record.holder
+        log.info(
+            "topic.transition",
+            topic=str(self.name),
+            partitions=[slot for slot in record.slots if slot != WHOLE],
+            kind=record.purpose.value,
+            cause=record.departure.value,
+            old_epoch=record.old_epoch,
+            epoch=record.epoch,
+            ledger=record.ledger,
+            holder=None if holder is None else holder.producer_name,
+            address=None if holder is None else holder.address,
+            leaderless_ms=milliseconds(record.leaderless_seconds),
+        )
+        if record.purpose is Purpose.RESUME and holder is not None:
+            self._audit(
+                {
+                    "kind": record.purpose.value,
+                    "epoch": str(record.epoch),
+                    "ledger": str(record.ledger),
+                    "cause": record.departure.value,
+                }
+                | contender_fields(holder)
+            )
+
+    def _audit(self, fields: dict[str, str]) -> None:
+        """Write an audit record that belongs to no fence; the fence's own are written with it."""
+        record = {
+            "topic": str(self.name),
+            "broker": self._shell.incarnation,
+            "t": str(self._shell.wall_ms()),
+        } | fields
+
+        async def write() -> None:
+            holding = self._shell.ownership.holding(self.bucket)
+            if holding is None:
+                return
+            try:
+                outcome = await self._shell.store.write_audit(holding.binding, record)
+            except Undecided as undecided:
+                log.warning("audit.undecided", record=record, reason=str(undecided))
+            else:
+                if outcome is not Outcome.DONE:
+                    log.warning("audit.refused", record=record, outcome=outcome.value)
+
+        self._shell.spawn(write())
+
+    def _remember_presence(self) -> None:
+        """Note with each log whether its holder is there, for whoever loads the topic next.
+
+        Best effort: what is missed only costs the next broker a resume window for nobody.
+        """
+        for slot in self.topic.slots:
+            topic_log = self.logs[slot.number]
+            present = "0" if not self._is_held(slot) else "1"
+            if topic_log.is_writable and topic_log.state.get("present", "0") != present:
+                topic_log.state["present"] = present
+                self._shell.spawn(self._save_presence(topic_log, present))
+
+    async def _save_presence(self, topic_log: TopicLog, present: str) -> None:
+        try:
+            await topic_log.save_state({"present": present})
+        except (Unavailable, Undecided) as error:
+            log.debug("presence.unsaved", topic=str(topic_log.name), reason=str(error))
+
+    def _is_held(self, slot: Slot) -> bool:
+        return any(slot.number in holder.slots for holder in self.topic.holders) and not isinstance(
+            slot.ownership, Shared
+        )
+
+
+def _tenure(slot: Slot) -> Tenure | None:
+    """What the marker of a slot that is being loaded keeps."""
+    return slot.ownership.tenure if isinstance(slot.ownership, Vacant | Reserved) else None
+
+
+def milliseconds(seconds: float | None) -> int | None:
+    """Whole milliseconds, rounded; None stays None."""
+    return None if seconds is None else round(seconds * 1000)

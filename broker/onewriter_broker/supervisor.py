@@ -1,0 +1,296 @@
+"""The supervisor: a small parent process that keeps brokers and the embedded server running.
+
+It holds the data directory's lock, owns the embedded server, and starts the brokers as children.
+Each broker's event loop writes a byte into an inherited pipe every BEAT_SECONDS; one that falls
+silent is frozen and is killed, so that its sockets reset and its clients go elsewhere at once.
+Killing a broker does not touch the store. A supervisor that was itself held up (a suspended machine,
+SIGSTOP) observes anew instead of killing those who were held up with it.
+
+The child's end of the pipe is ``Heartbeat``: it also notices that the supervisor is gone. What does
+not live here: what a broker does, and any promise; nothing of this is needed for safety.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import os
+import signal
+from asyncio.subprocess import Process
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from onewriter_broker.children import send_signal, start_child, stop_child
+from onewriter_broker.datadir import DirectoryLock
+from onewriter_broker.embedded import EmbeddedServer
+from onewriter_core.errors import ConfigurationError
+
+BEAT_SECONDS = 0.25
+"""Between two bytes of a child."""
+
+SILENT_SECONDS = 1.5
+"""A child that beat before and has not for so long is frozen."""
+
+FIRST_BEAT_SECONDS = 60.0
+"""A child that never beat for so long is frozen."""
+
+LOOK_SECONDS = 0.1
+"""Between two looks at the children."""
+
+HELD_UP_SECONDS = 0.5
+"""A longer gap between two looks means that the supervisor itself was held up."""
+
+RESTART_SECONDS = 0.1
+RESTART_SECONDS_MAX = 10.0
+"""Between restarts of a child that keeps ending: doubling from the first to the second."""
+
+STEADY_SECONDS = 30.0
+"""A child that ran for so long is restarted without delay."""
+
+STOP_SECONDS = 10.0
+"""For a clean stop of a child."""
+
+_BEATS_READ_MAX = 4096
+
+_log = structlog.get_logger(__name__)
+
+
+class Heartbeat:
+    """A child's side: ``run`` in its event loop, as a task of the child's.
+
+    ``descriptor`` is the number that the supervisor passed on the command line. ``on_parent_gone``
+    is called once when the supervisor has died; the child should then stop.
+    """
+
+    def __init__(self, descriptor: int, on_parent_gone: Callable[[], None]) -> None:
+        os.set_inheritable(descriptor, False)
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+        self._on_parent_gone = on_parent_gone
+
+    async def run(self) -> None:
+        """Beat until cancelled or until the supervisor is gone."""
+        try:
+            while True:
+                if not self._beat():
+                    break
+                await asyncio.sleep(BEAT_SECONDS)
+        finally:
+            os.close(self._descriptor)
+        self._on_parent_gone()
+
+    def _beat(self) -> bool:
+        try:
+            os.write(self._descriptor, b".")
+        except BlockingIOError:
+            return True  # the supervisor is held up and the pipe is full: nobody needs this beat
+        except BrokenPipeError:
+            return False
+        return True
+
+
+class Watch:
+    """Whether one child is frozen: pure, fed with beats and with each look's time (seconds)."""
+
+    def __init__(self, now: float) -> None:
+        self._looked_at = now
+        self._silent_seconds = 0.0
+        self._has_beaten = False
+
+    def beat(self) -> None:
+        """The child gave a sign of life since the last look."""
+        self._has_beaten = True
+        self._silent_seconds = 0.0
+
+    @property
+    def has_beaten(self) -> bool:
+        """Whether the child ever gave a sign of life."""
+        return self._has_beaten
+
+    def is_frozen(self, now: float) -> bool:
+        """Look at the child; time during which nobody looked counts against nobody."""
+        gap = now - self._looked_at
+        self._looked_at = now
+        if gap > HELD_UP_SECONDS:
+            self._silent_seconds = 0.0
+            return False
+        self._silent_seconds += gap
+        return self._silent_seconds >= (SILENT_SECONDS if self._has_beaten else FIRST_BEAT_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """A child to keep running.
+
+    ``command`` makes its command line from the number of the heartbeat's descriptor.
+    """
+
+    name: str
+    command: Callable[[int], Sequence[str]]
+
+
+class ChildEvent(enum.Enum):
+    """What happened to a child; told to the supervisor's ``on_event``."""
+
+    STARTED = "started"
+    FROZEN = "frozen"
+    ENDED = "ended"
+
+
+class ChildFailed(ConfigurationError):
+    """A child ended by itself before it ever worked: trying again would not help."""
+
+    def __init__(self, name: str, code: int) -> None:
+        super().__init__(f"{name} ended during its start with code {code}")
+        self.code = code
+
+
+class Supervisor:
+    """Runs ``children`` and, if given, the embedded ``server`` on ``data_directory``.
+
+    ``children`` is called once the server answers (its URL is known then). ``on_event`` is told
+    what happens to whom, with the process id.
+    """
+
+    def __init__(
+        self,
+        data_directory: Path,
+        children: Callable[[], Sequence[ChildSpec]],
+        *,
+        server: EmbeddedServer | None = None,
+        on_event: Callable[[str, ChildEvent, int], None] = lambda _name, _event, _pid: None,
+    ) -> None:
+        self._lock = DirectoryLock(data_directory, what="onewriter")
+        self._children = children
+        self._server = server
+        self._on_event = on_event
+        self._processes: dict[str, Process] = {}
+        self._stop = asyncio.Event()
+        self._is_urgent = asyncio.Event()
+
+    def request_stop(self) -> None:
+        """Stop cleanly; asked again: at once."""
+        if self._stop.is_set():
+            self._is_urgent.set()
+        self._stop.set()
+
+    async def run(self) -> int:
+        """Run until SIGINT, SIGTERM or ``request_stop``; the exit code.
+
+        Raises ConfigurationError when the directory is in use or the embedded server cannot start,
+        ChildFailed when a child never came up.
+        """
+        self._lock.acquire()
+        loop = asyncio.get_running_loop()
+        stop_signals = (signal.SIGINT, signal.SIGTERM)
+        for number in stop_signals:
+            loop.add_signal_handler(number, self.request_stop)
+        try:
+            if self._server is not None:
+                await self._server.start()
+            try:
+                await self._run_children()
+            finally:
+                if self._server is not None:
+                    await self._server.stop()
+        finally:
+            for number in stop_signals:
+                loop.remove_signal_handler(number)
+            self._lock.release()
+        return 0
+
+    async def _run_children(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                keepers = [tasks.create_task(self._keep(child)) for child in self._children()]
+                if self._server is not None:
+                    keepers.append(tasks.create_task(self._server.watch()))
+                await self._stop.wait()
+                for keeper in keepers:
+                    keeper.cancel()
+        except* ConfigurationError as errors:
+            raise errors.exceptions[0] from None
+
+    async def _keep(self, child: ChildSpec) -> None:
+        """Run one child, again and again; cancelled: stop it cleanly."""
+        loop = asyncio.get_running_loop()
+        delay = RESTART_SECONDS
+        is_first = True
+        while True:
+            started_at = loop.time()
+            code, has_beaten = await self._run_once(child)
+            if is_first and not has_beaten:
+                raise ChildFailed(child.name, code)
+            is_first = False
+            if loop.time() - started_at >= STEADY_SECONDS:
+                delay = RESTART_SECONDS
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, RESTART_SECONDS_MAX)
+
+    async def _run_once(self, child: ChildSpec) -> tuple[int, bool]:
+        """One process of a child, until it ends; its code, and whether it ever worked."""
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        try:
+            process = await start_child(
+                child.command(writing), pass_descriptors=[writing], death_signal=signal.SIGKILL
+            )
+        except OSError as error:
+            os.close(reading)
+            raise ConfigurationError(f"{child.name} cannot be started: {error}") from error
+        finally:
+            os.close(writing)
+        self._tell(child, ChildEvent.STARTED, process)
+        try:
+            has_beaten = await self._watch(child, process, reading)
+        except asyncio.CancelledError:
+            await self._stop_cleanly(process)
+            raise
+        finally:
+            os.close(reading)
+            self._tell(child, ChildEvent.ENDED, process)
+        return process.returncode or 0, has_beaten
+
+    async def _watch(self, child: ChildSpec, process: Process, reading: int) -> bool:
+        """Look at a child until it has ended, and kill it when it is frozen."""
+        loop = asyncio.get_running_loop()
+        watch = Watch(loop.time())
+        while process.returncode is None:
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await process.wait()
+            except TimeoutError:
+                pass  # it runs
+            try:
+                if os.read(reading, _BEATS_READ_MAX):
+                    watch.beat()
+            except BlockingIOError:
+                pass  # no beat since the last look
+            if process.returncode is None and watch.is_frozen(loop.time()):
+                self._tell(child, ChildEvent.FROZEN, process)
+                send_signal(process, signal.SIGKILL)
+                await process.wait()
+        return watch.has_beaten
+
+    async def _stop_cleanly(self, process: Process) -> None:
+        """SIGTERM, and SIGKILL when its time is up or the stop became urgent."""
+        send_signal(process, signal.SIGCONT)
+        async with asyncio.TaskGroup() as tasks:
+            stopping = tasks.create_task(stop_child(process, STOP_SECONDS))
+            urgent = tasks.create_task(self._is_urgent.wait())
+            await asyncio.wait((stopping, urgent), return_when=asyncio.FIRST_COMPLETED)
+            if not stopping.done():
+                send_signal(process, signal.SIGKILL)
+            urgent.cancel()
+
+    def _tell(self, child: ChildSpec, event: ChildEvent, process: Process) -> None:
+        _log.info(
+            f"child.{event.value}",
+            child=child.name,
+            process_id=process.pid,
+            code=process.returncode,
+        )
+        self._on_event(child.name, event, process.pid)

@@ -1,0 +1,161 @@
+"""How a topic's ownership stands in the store: markers, state fields and audit records.
+
+Pure translation between the topic machine's values and the strings that the log store keeps; the
+fields are described in docs/log-format.md. Written by every fence, read when a topic is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from onewriter_broker.log.topic_log import LedgerSummary
+from onewriter_core.ids import Identity
+from onewriter_core.topic.effects import NEW_EPOCH, Fence
+from onewriter_core.topic.model import (
+    WHOLE,
+    Contender,
+    Purpose,
+    Reserved,
+    Slot,
+    Tenure,
+    Vacant,
+)
+
+
+def marker_fields(fence: Fence, slot: int, ledger: int, time_ms: int) -> dict[str, str]:
+    """What the marker that opens ``ledger`` says of one slot."""
+    tenure = dict(fence.tenures)[slot]
+    epoch = ledger if tenure is None or tenure.epoch == NEW_EPOCH else tenure.epoch
+    fields = {"cause": fence.purpose.value, "t": str(time_ms)}
+    if tenure is not None:
+        fields |= {
+            "mode": "exclusive",
+            "epoch": str(epoch),
+            "producer": tenure.producer_name,
+            "subject": str(tenure.identity),
+        }
+    else:
+        fields["mode"] = "none" if fence.purpose is Purpose.DEPOSE else "shared"
+    return fields
+
+
+def state_fields(fence: Fence, slot: Slot, ledger: int, time_ms: int) -> dict[str, str]:
+    """What the log's state holds from this fence on."""
+    tenure = dict(fence.tenures)[slot.number]
+    changes_hands = fence.purpose in {Purpose.GRANT, Purpose.DEPOSE}
+    fields = {"epoch": str(ledger if changes_hands else slot.epoch)}
+    if tenure is None:
+        fields["holder"] = ""
+    else:
+        fields["holder"] = json.dumps(
+            {
+                "epoch": ledger if tenure.epoch == NEW_EPOCH else tenure.epoch,
+                "producer": tenure.producer_name,
+                "subject": tenure.identity.subject,
+                "podUID": tenure.identity.pod_uid,
+            }
+        )
+    if changes_hands:
+        fields["since"] = str(time_ms)
+        fields["present"] = "1" if fence.purpose is Purpose.GRANT else "0"
+        deposed = dict(fence.deposed)[slot.number]
+        fields["deposed"] = json.dumps([[name.subject, name.pod_uid] for name in deposed])
+    return fields
+
+
+def audit_fields(
+    fence: Fence,
+    topic: str,
+    ledger: int,
+    old_epoch: int,
+    incarnation: str,
+    previous: Mapping[int, LedgerSummary],
+    time_ms: int,
+    leaderless_ms: int | None,
+) -> dict[str, str]:
+    """The audit record of a fence: who, why, after whom, and who would have been next."""
+    tenures = dict(fence.tenures)
+    tenure = tenures[fence.slots[0]]
+    changes_hands = fence.purpose in {Purpose.GRANT, Purpose.DEPOSE}
+    kept = old_epoch if tenure is None else tenure.epoch
+    fields = {
+        "kind": fence.purpose.value,
+        "topic": topic,
+        "partitions": ",".join(str(slot) for slot in fence.slots if slot != WHOLE),
+        "ledger": str(ledger),
+        "epoch": str(ledger if changes_hands else kept),
+        "oldEpoch": str(old_epoch),
+        "cause": fence.departure.value,
+        "broker": incarnation,
+        "t": str(time_ms),
+        "previous": json.dumps(
+            {
+                str(slot): [str(summary.last), summary.entries, summary.bytes]
+                for slot, summary in previous.items()
+            }
+        ),
+    }
+    if leaderless_ms is not None:
+        fields["leaderlessMs"] = str(leaderless_ms)
+    if tenure is not None:
+        fields |= {"producer": tenure.producer_name, "subject": str(tenure.identity)}
+    if fence.contender is not None:
+        fields |= contender_fields(fence.contender)
+    if fence.best_loser is not None:
+        loser = fence.best_loser
+        fields["nextWaiter"] = json.dumps(
+            {"producer": loser.producer_name, "priority": loser.priority, "arrival": loser.arrival}
+        )
+    return fields
+
+
+def contender_fields(contender: Contender) -> dict[str, str]:
+    """A contender as the audit describes it."""
+    return {
+        "producer": contender.producer_name,
+        "subject": str(contender.identity),
+        "mode": contender.mode.name,
+        "priority": str(contender.priority),
+        "arrival": str(contender.arrival),
+        "claim": contender.claim,
+        "address": contender.address,
+        "incarnation": contender.group,
+    }
+
+
+def slot_of(
+    number: int,
+    state: Mapping[str, str],
+    *,
+    may_resume: bool,
+    reserved_until: float | None,
+) -> Slot:
+    """A slot as its log's state describes it; this broker has not fenced it yet.
+
+    ``reserved_until``: until when the holder may come back before anybody else; None: no longer.
+    """
+    epoch = int(state.get("epoch", "0"))
+    deposed = tuple(
+        Identity(subject, pod_uid) for subject, pod_uid in json.loads(state.get("deposed", "[]"))
+    )
+    tenure = tenure_of(state) if may_resume else None
+    ownership: Vacant | Reserved = Vacant(tenure)
+    if tenure is not None and reserved_until is not None and state.get("present") == "1":
+        ownership = Reserved(tenure, reserved_until)
+    return Slot(
+        number,
+        epoch=epoch,
+        ownership=ownership,
+        deposed=deposed,
+    )
+
+
+def tenure_of(state: Mapping[str, str]) -> Tenure | None:
+    """The tenure that the state keeps; None when nobody may resume."""
+    if not state.get("holder"):
+        return None
+    holder = json.loads(state["holder"])
+    return Tenure(
+        holder["epoch"], holder["producer"], Identity(holder["subject"], holder["podUID"])
+    )

@@ -1,0 +1,247 @@
+"""How a client proves who it is: static tokens (JWT), or nothing at all.
+
+An Authenticator turns what CONNECT or AUTH_RESPONSE carried into an identity. What that identity
+may do is decided in ``access``. A token never reaches a log line, an error text or a traceback.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from onewriter_core.errors import ConfigurationError, Refused, ServerError
+from onewriter_core.ids import Identity
+
+METHOD_TOKEN: Final = "token"  # noqa: S105 - the name of a method, not a secret
+METHODS_NONE: Final = frozenset({"", "none"})
+"""How clients without credentials name their method; whatever data comes with it is ignored."""
+
+TOKEN_BYTES_MAX: Final = 16 * 1024
+SUBJECT_LENGTH_MAX: Final = 253
+KEY_FILE_BYTES_MAX: Final = 64 * 1024
+KEY_FILES_MAX: Final = 16
+
+SECRET_BYTES_MIN: Final = 32
+"""A shorter HS256 secret can be guessed from one token."""
+
+RSA_BITS_MIN: Final = 2048
+
+CLOCK_SKEW_SECONDS: Final = 30.0
+"""How far ahead of this machine's clock a token's issuer may be (``nbf``). Expiry gets no grace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Authenticated:
+    """A proven identity, good until ``expires_at`` (Unix seconds; None: for ever).
+
+    The session must ask for a new proof by then (AUTH_CHALLENGE) or end.
+    """
+
+    identity: Identity
+    expires_at: float | None = None
+
+
+class Authenticator(Protocol):
+    """Proves identities; asynchronous, because some ask a server."""
+
+    async def authenticate(self, method: str, data: bytes) -> Authenticated:
+        """Judge one proof. Raises Refused(AUTHENTICATION_ERROR); Unavailable if nobody can tell."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationKey:
+    """One key and the only algorithm it is used with, so that no token chooses how it is read."""
+
+    algorithm: str
+    key: bytes | RSAPublicKey | EllipticCurvePublicKey = field(repr=False)
+
+
+class AnonymousAuthenticator:
+    """Asks for no proof: everybody is anonymous, as in Pulsar without authentication."""
+
+    async def authenticate(self, method: str, data: bytes) -> Authenticated:
+        del method, data
+        return Authenticated(Identity())
+
+
+class StaticTokenAuthenticator:
+    """Accepts tokens signed with one of the configured keys.
+
+    A client without a token is anonymous unless ``is_required``; one with a bad token is refused,
+    never let in as anonymous. ``audience`` must be among the token's audiences when it is given.
+    ``unix_seconds`` is the wall clock.
+    """
+
+    def __init__(
+        self,
+        keys: Iterable[VerificationKey],
+        unix_seconds: Callable[[], float],
+        *,
+        is_required: bool = False,
+        audience: str | None = None,
+    ) -> None:
+        self._keys = tuple(keys)
+        self._unix_seconds = unix_seconds
+        self._is_required = is_required
+        self._audience = audience
+        if not self._keys:
+            raise ConfigurationError("authentication by token needs a secret or public key file")
+
+    async def authenticate(self, method: str, data: bytes) -> Authenticated:
+        if method in METHODS_NONE:
+            if self._is_required:
+                raise _refused("a token is required")
+            return Authenticated(Identity())
+        if method != METHOD_TOKEN:
+            raise _refused("only the authentication method 'token' is known here")
+        return verify(data, self._keys, self._unix_seconds(), self._audience)
+
+
+def verify(
+    token: bytes, keys: Iterable[VerificationKey], now: float, audience: str | None = None
+) -> Authenticated:
+    """Check a token's signature, times, audience and subject; ``now`` in Unix seconds.
+
+    Raises Refused(AUTHENTICATION_ERROR), whose text holds nothing of the token.
+    """
+    if len(token) > TOKEN_BYTES_MAX:
+        raise _refused(f"a token has at most {TOKEN_BYTES_MAX} bytes")
+    payload = _signed_payload(token, keys, audience)
+    expires_at = _time(payload, "exp")
+    if expires_at is not None and expires_at <= now:
+        raise _refused("the token has expired")
+    not_before = _time(payload, "nbf")
+    if not_before is not None and not_before > now + CLOCK_SKEW_SECONDS:
+        raise _refused("the token is not valid yet")
+    subject = payload.get("sub")
+    if not isinstance(subject, str) or not 0 < len(subject) <= SUBJECT_LENGTH_MAX:
+        raise _refused(f"the token needs a subject of 1 to {SUBJECT_LENGTH_MAX} characters")
+    if not subject.isprintable():
+        raise _refused("the token's subject has characters that cannot be printed")
+    return Authenticated(Identity(subject), expires_at)
+
+
+def load_keys(
+    secret_key_files: Iterable[Path] = (), public_key_files: Iterable[Path] = ()
+) -> tuple[VerificationKey, ...]:
+    """Read HS256 secrets, and RSA (RS256) or P-256 (ES256) public keys in PEM.
+
+    Raises ConfigurationError that names the file. Blocks on the file system.
+    """
+    secrets, publics = tuple(secret_key_files), tuple(public_key_files)
+    if len(secrets) + len(publics) > KEY_FILES_MAX:
+        raise ConfigurationError(f"at most {KEY_FILES_MAX} token key files are read")
+    keys = [key for file in secrets for key in _secret_keys(file)]
+    keys += [_public_key(file) for file in publics]
+    return tuple(keys)
+
+
+def _signed_payload(
+    token: bytes, keys: Iterable[VerificationKey], audience: str | None
+) -> Mapping[str, object]:
+    try:
+        algorithm = jwt.get_unverified_header(token).get("alg")
+    except (jwt.PyJWTError, ValueError, RecursionError):
+        # "from None" here and below: the cause may hold pieces of the token.
+        raise _refused("not a token (a signed JWT is expected)") from None
+    reason = "the token is signed with an algorithm or key that is not accepted here"
+    for key in keys:
+        if key.algorithm != algorithm:
+            continue
+        try:
+            # Times are judged by verify(), against a clock that is an argument.
+            payload: Mapping[str, object] = jwt.decode(
+                token,
+                key.key,
+                algorithms=[key.algorithm],
+                audience=audience,
+                options={
+                    "verify_exp": False,
+                    "verify_nbf": False,
+                    "verify_iat": False,
+                    "verify_sub": False,
+                    "verify_aud": audience is not None,
+                },
+            )
+        except jwt.InvalidSignatureError:
+            continue
+        except (jwt.InvalidAudienceError, jwt.MissingRequiredClaimError):
+            reason = "the token is for another audience"
+        except (jwt.PyJWTError, ValueError, RecursionError):
+            reason = "the token's contents cannot be read"
+        else:
+            return payload
+    raise _refused(reason)
+
+
+def _time(payload: Mapping[str, object], name: str) -> float | None:
+    value = payload.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_time(value):
+        raise _refused(f"the token's {name} is not a time")
+    return float(value)
+
+
+def _is_time(value: float) -> bool:
+    return math.isfinite(value) and 0 <= value < 2**53
+
+
+def _secret_keys(file: Path) -> list[VerificationKey]:
+    """A secret as it stands, without a final line break, and decoded when it is base64.
+
+    All readings count: each is as hard to guess as the file, and none has to be configured.
+    """
+    content = _read(file)
+    if b"-----BEGIN" in content:
+        raise ConfigurationError(f"{file}: holds a PEM key; an HS256 secret is expected")
+    readings = {content, content.rstrip(b"\r\n")}
+    with contextlib.suppress(binascii.Error):  # not base64: the file is the secret itself
+        readings.add(base64.b64decode(content.strip(), validate=True))
+    secrets = sorted(reading for reading in readings if len(reading) >= SECRET_BYTES_MIN)
+    if not secrets:
+        raise ConfigurationError(f"{file}: an HS256 secret has at least {SECRET_BYTES_MIN} bytes")
+    return [VerificationKey("HS256", secret) for secret in secrets]
+
+
+def _public_key(file: Path) -> VerificationKey:
+    try:
+        key = load_pem_public_key(_read(file))
+    except (ValueError, UnsupportedAlgorithm):
+        # The cause is left out: it may quote a private key put here by mistake.
+        raise ConfigurationError(f"{file}: not a public key in PEM") from None
+    if isinstance(key, RSAPublicKey):
+        if key.key_size < RSA_BITS_MIN:
+            raise ConfigurationError(f"{file}: an RSA key has at least {RSA_BITS_MIN} bits")
+        return VerificationKey("RS256", key)
+    if isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP256R1):
+        return VerificationKey("ES256", key)
+    raise ConfigurationError(f"{file}: an RSA or P-256 public key is expected")
+
+
+def _read(file: Path) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(KEY_FILE_BYTES_MAX + 1)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
+    if len(content) > KEY_FILE_BYTES_MAX:
+        raise ConfigurationError(f"{file}: larger than {KEY_FILE_BYTES_MAX} bytes")
+    return content
+
+
+def _refused(reason: str) -> Refused:
+    return Refused(ServerError.AUTHENTICATION_ERROR, reason)

@@ -1,0 +1,384 @@
+"""The topics this broker serves: loading, creating, adding partitions, deleting, unloading.
+
+A topic is loaded when somebody first looks it up here: its state is read, every log of it is
+fenced (so that from then on this broker's token is the one that counts), its ownership restored
+from the markers, its subscriptions from their cursors. It is unloaded when its bucket leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import structlog
+
+from onewriter_broker.buckets import BucketOwnership, LostReason, Refenced
+from onewriter_broker.catalog import CatalogEntry, Catalogs
+from onewriter_broker.claims import Holding
+from onewriter_broker.detection import Detection
+from onewriter_broker.dispatch import Subscriptions
+from onewriter_broker.log.api import Durability
+from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.runner import Shell, TopicRunner
+from onewriter_broker.settings import Settings
+from onewriter_broker.tenures import slot_of
+from onewriter_core.api import ExclusiveTopic
+from onewriter_core.api.manifests import DesiredState
+from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
+from onewriter_core.ids import Position, TopicName, bucket_of
+from onewriter_core.topic.events import PolicyChanged, SlotsAdded
+from onewriter_core.topic.model import WHOLE, PromotionPolicy, Topic
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class LoadedTopic:
+    """A topic served here: its runner, and the subscriptions of each log."""
+
+    name: TopicName
+    bucket: int
+    entry: CatalogEntry
+    runner: TopicRunner
+    subscriptions: dict[int, Subscriptions]
+    declared: ExclusiveTopic | None
+
+    def has(self, name: TopicName) -> bool:
+        """Whether the topic serves that name already."""
+        return (WHOLE if name.partition is None else name.partition) in self.subscriptions
+
+    def detection(self, settings: Settings) -> Detection:
+        """How soon a holder of this topic counts as silent."""
+        if self.declared is None:
+            return Detection(settings.ping_interval_seconds, settings.silent_after_seconds)
+        detection = self.declared.spec.detection
+        return Detection(detection.ping_interval_seconds, detection.silence_seconds)
+
+    @property
+    def progress_deadline_seconds(self) -> float:
+        """The longest time a holder may go without publishing; 0: for ever."""
+        if self.declared is None:
+            return 0.0
+        return self.declared.spec.detection.progress_deadline_seconds
+
+    def slot_of(self, name: TopicName) -> int:
+        """The slot that a topic name means; raises Refused when it has none."""
+        slot = WHOLE if name.partition is None else name.partition
+        if slot not in self.subscriptions:
+            raise Refused(ServerError.TOPIC_NOT_FOUND, f"{name} does not exist")
+        return slot
+
+
+class Topics:
+    """All topics of the buckets that this broker holds. Implements buckets.BucketEvents."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalogs: Catalogs,
+        subscriptions: Callable[[TopicLog], Subscriptions],
+    ) -> None:
+        self.loaded: dict[str, LoadedTopic] = {}
+        self.desired = DesiredState()
+        self._settings = settings
+        self._shell: Shell
+        self._catalogs = catalogs
+        self._subscriptions = subscriptions
+        self._loading: dict[str, asyncio.Future[LoadedTopic]] = {}
+        self._reserved_until: dict[int, float] = {}
+        self._unloaded_at: dict[str, float] = {}
+        self.ownership: BucketOwnership
+
+    def serve_with(self, ownership: BucketOwnership, shell: Shell) -> None:
+        """Complete the construction: ownership reports to this object, and serves it."""
+        self.ownership = ownership
+        self._shell = shell
+
+    # ------------------------------------------------------------ BucketEvents
+
+    def bucket_acquired(self, bucket: int, holding: Holding) -> None:
+        """The bucket's stamp has locked out its former owner; topics are fenced as they load."""
+        self._catalogs.forget(bucket)
+        window = self._settings.resume_window_seconds
+        self._reserved_until[bucket] = self._shell.now() + window
+        log.info("bucket.acquired", bucket=bucket, grants_known=holding.grants_known)
+
+    def bucket_lost(self, bucket: int, reason: LostReason) -> None:
+        """Everybody who uses one of its topics is sent to look it up again."""
+        self._catalogs.forget(bucket)
+        for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
+            self._drop(topic, "the topic is moving to another broker")
+        log.info("bucket.lost", bucket=bucket, reason=reason.value)
+
+    def dataset_changed(self, bucket: int, holding: Holding) -> None:
+        """The store failed over: fence every loaded topic of the bucket again."""
+        self._catalogs.forget(bucket)
+        log.warning("bucket.dataset_changed", bucket=bucket, replid=holding.binding.replid)
+        for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
+            topic.runner.dataset_changed()
+
+    def refenced(self, bucket: int, answer: Refenced) -> None:
+        """A refused write was looked into: where the bucket is kept, its topics fence again."""
+        if answer is Refenced.LOST:
+            return  # bucket_lost has been told
+        for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
+            topic.runner.refence_where_refused()
+
+    async def drain(self, bucket: int) -> None:
+        """Save the cursors and let the calls under way end."""
+        topics = [t for t in self.loaded.values() if t.bucket == bucket]
+        for topic in topics:
+            for subscriptions in topic.subscriptions.values():
+                await subscriptions.save()
+            self._drop(topic, "the topic is moving to another broker")
+
+    # ------------------------------------------------------------ serving
+
+    def bucket_of(self, name: TopicName) -> int:
+        return bucket_of(name, self._catalogs.buckets)
+
+    def is_owned(self, name: TopicName) -> bool:
+        """Whether this broker serves the topic's bucket now."""
+        return self.ownership.holding(self.bucket_of(name)) is not None
+
+    async def partitions_of(self, name: TopicName) -> int | None:
+        """How many partitions a topic has, 0 for none; None: it does not exist. Raises Undecided."""
+        declared = self.desired.topic(name.base)
+        entry = await self._catalogs.entry(name.base, is_owned=self.is_owned(name))
+        if entry is not None:
+            return max(entry.partitions, declared.spec.partitions if declared else 0)
+        return declared.spec.partitions if declared is not None else None
+
+    async def exists(self, name: TopicName) -> bool:
+        """Whether the topic was created or declared. Raises Undecided."""
+        return await self.partitions_of(name) is not None
+
+    async def serve(self, name: TopicName) -> LoadedTopic:
+        """The topic, loaded; created when it does not exist yet.
+
+        The caller has checked that it may exist. Raises Unavailable when this broker does not hold
+        its bucket, Undecided when the store does not answer, Refused for a partition that the topic
+        does not have.
+        """
+        base = name.base
+        key = str(base)
+        topic = self.loaded.get(key)
+        if topic is None:
+            topic = await self._load_once(base, WHOLE if name.partition is None else name.partition)
+        slot = WHOLE if name.partition is None else name.partition
+        if slot not in topic.subscriptions:
+            await self._add_slot(topic, slot)
+        return topic
+
+    async def _load_once(self, base: TopicName, slot: int) -> LoadedTopic:
+        key = str(base)
+        loading = self._loading.get(key)
+        if loading is None:
+            if len(self.loaded) >= self._settings.topics_max:
+                raise Unavailable(f"this broker serves {self._settings.topics_max} topics already")
+            loading = asyncio.get_running_loop().create_future()
+            self._loading[key] = loading
+            self._shell.spawn(self._load_for(loading, base, slot))
+        return await asyncio.shield(loading)
+
+    async def _load_for(
+        self, loading: asyncio.Future[LoadedTopic], base: TopicName, slot: int
+    ) -> None:
+        """Load a topic for all who wait for it; a failure is theirs."""
+        try:
+            loading.set_result(await self._load(base, slot))
+        except (OnewriterError, ValueError) as error:
+            loading.set_exception(error)
+            loading.exception()  # all who waited may have gone
+        finally:
+            del self._loading[str(base)]
+            loading.cancel()
+
+    async def _load(self, base: TopicName, slot: int) -> LoadedTopic:
+        bucket = self.bucket_of(base)
+        holding = self._holding(bucket)
+        declared = self.desired.topic(base)
+        known = await self._catalogs.entry(base, is_owned=True)
+        entry = _with_declared(known or CatalogEntry(), declared)
+        if entry.partitions == 0:
+            entry = entry.with_slot(slot)
+        if entry != known:
+            await self._catalogs.write(holding.binding, base, entry)
+        logs = {number: self._new_log(base, number, declared) for number in entry.slots}
+        for topic_log in logs.values():
+            topic_log.state = await self._shell.store.read_state(
+                topic_log.name, replid=holding.binding.replid
+            )
+            topic_log.exists = "ledger" in topic_log.state
+        slots = tuple(
+            slot_of(
+                number,
+                topic_log.state,
+                may_resume=holding.may_resume(int(topic_log.state.get("generation", "0"))),
+                reserved_until=self._reservation(bucket, base),
+            )
+            for number, topic_log in logs.items()
+        )
+        runner = TopicRunner(base, bucket, Topic(slots, _policy(declared)), logs, self._shell)
+        opened = await runner.open(slots)
+        if opened is None or self.ownership.holding(bucket) != holding:
+            raise Unavailable(f"bucket {bucket} has moved on")
+        topic = LoadedTopic(base, bucket, entry, runner, {}, declared)
+        for number, topic_log in logs.items():
+            topic.subscriptions[number] = self._subscriptions(topic_log)
+        self.loaded[str(base)] = topic
+        self._unloaded_at.pop(str(base), None)
+        runner.start(opened)
+        return topic
+
+    async def _add_slot(self, topic: LoadedTopic, slot: int) -> None:
+        """A partition by name of a topic without declared partitions, or one that was added."""
+        partitions = topic.entry.partitions
+        if slot == WHOLE or (partitions and slot >= partitions):
+            raise Refused(ServerError.TOPIC_NOT_FOUND, f"{topic.name} has {partitions} partitions")
+        await self._add_slots(topic, topic.entry.with_slot(slot))
+
+    async def _add_slots(self, topic: LoadedTopic, entry: CatalogEntry) -> None:
+        holding = self._holding(topic.bucket)
+        await self._catalogs.write(holding.binding, topic.name, entry)
+        topic.entry = entry
+        for number in entry.slots:
+            if number in topic.runner.logs:
+                continue
+            topic_log = self._new_log(topic.name, number, topic.declared)
+            topic_log.state = await self._shell.store.read_state(
+                topic_log.name, replid=holding.binding.replid
+            )
+            topic_log.exists = "ledger" in topic_log.state
+            if number in topic.runner.logs:
+                continue  # somebody else was quicker
+            may_resume = holding.may_resume(int(topic_log.state.get("generation", "0")))
+            slot = slot_of(number, topic_log.state, may_resume=may_resume, reserved_until=None)
+            topic.runner.logs[number] = topic_log
+            opened = await topic.runner.open((slot,))
+            if opened is None:
+                raise Unavailable(f"bucket {topic.bucket} has moved on")
+            topic.subscriptions[number] = self._subscriptions(topic_log)
+            topic.runner.post(SlotsAdded(opened, self._shell.now()))
+
+    def _holding(self, bucket: int) -> Holding:
+        holding = self.ownership.holding(bucket)
+        if holding is None:
+            raise Unavailable(f"bucket {bucket} is not served here")
+        return holding
+
+    def _reservation(self, bucket: int, base: TopicName) -> float | None:
+        """Until when a returning holder comes before the waiters; None when that has passed."""
+        until = self._reserved_until.get(bucket, 0.0)
+        unloaded = self._unloaded_at.get(str(base))
+        if unloaded is not None:
+            until = max(until, unloaded + self._settings.resume_window_seconds)
+        return until if until > self._shell.now() else None
+
+    def _new_log(self, base: TopicName, slot: int, declared: ExclusiveTopic | None) -> TopicLog:
+        name = base if slot == WHOLE else base.with_partition(slot)
+        durability = Durability(declared.spec.durability.value) if declared else Durability.LOCAL
+        return TopicLog(name, self._shell.store, self._settings.tail_bytes_per_log, durability)
+
+    # ------------------------------------------------------------ administration
+
+    def apply(self, desired: DesiredState) -> None:
+        """Take over what the manifests say; loaded topics follow at once."""
+        self.desired = desired
+        for topic in self.loaded.values():
+            topic.declared = desired.topic(topic.name)
+            topic.runner.post(PolicyChanged(_policy(topic.declared), self._shell.now()))
+            for topic_log in topic.runner.logs.values():
+                if topic.declared is not None:
+                    topic_log.durability = Durability(topic.declared.spec.durability.value)
+
+    async def set_partitions(self, base: TopicName, partitions: int) -> None:
+        """Create a partitioned topic, or add partitions to it. Raises Refused, Unavailable."""
+        holding = self._holding(self.bucket_of(base))
+        known = await self._catalogs.entry(base, is_owned=True)
+        entry = known or CatalogEntry()
+        if partitions < entry.partitions:
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, "partitions cannot be taken away")
+        slots = tuple(sorted({*entry.slots, *range(partitions)}))
+        grown = replace(entry, partitions=partitions, slots=slots)
+        topic = self.loaded.get(str(base))
+        if topic is None:
+            await self._catalogs.write(holding.binding, base, grown)
+        else:
+            await self._add_slots(topic, grown)
+
+    async def delete(self, base: TopicName) -> None:
+        """Delete a topic: trim its logs to nothing, leave tombstones that keep the epochs.
+
+        Producers and consumers are closed. Raises Unavailable, Undecided.
+        """
+        holding = self._holding(self.bucket_of(base))
+        topic = await self.serve_existing(base)
+        for slot, topic_log in topic.runner.logs.items():
+            await topic.subscriptions[slot].delete_all()
+            binding = topic_log.binding
+            if binding is None:
+                raise Unavailable(f"{base} has moved on")
+            end = Position(topic_log.ledger, topic_log.next_entry)
+            await self._shell.store.trim(
+                binding, topic_log.name, binding.token(topic_log.ledger), end, {}
+            )
+        self._drop(topic, "the topic was deleted")
+        await self._catalogs.write(holding.binding, base, CatalogEntry(is_deleted=True))
+
+    async def serve_existing(self, base: TopicName) -> LoadedTopic:
+        """The topic, loaded; raises Refused when it does not exist."""
+        if await self.partitions_of(base) is None:
+            raise Refused(ServerError.TOPIC_NOT_FOUND, f"{base} does not exist")
+        topic = self.loaded.get(str(base))
+        return topic if topic is not None else await self._load_once(base, WHOLE)
+
+    async def unload(self, base: TopicName) -> None:
+        """Close a topic here; it is loaded again by whoever looks it up next."""
+        topic = self.loaded.get(str(base))
+        if topic is not None:
+            for subscriptions in topic.subscriptions.values():
+                await subscriptions.save()
+            self._unloaded_at[str(base)] = self._shell.now()
+            self._drop(topic, "the topic is being unloaded")
+
+    def _drop(self, topic: LoadedTopic, reason: str) -> None:
+        if self.loaded.pop(str(topic.name), None) is None:
+            return
+        topic.runner.unload(reason)
+        for subscriptions in topic.subscriptions.values():
+            self._shell.spawn(subscriptions.close(reason, save=False))
+
+    async def list(self, namespace: str) -> Mapping[str, CatalogEntry]:
+        """All topics of ``tenant/namespace``, by base name, declared ones included."""
+        found: dict[str, CatalogEntry] = {}
+        for topic in self.desired.topics:
+            name = topic.topic_name
+            if name.namespace_name == namespace:
+                found[str(name)] = _with_declared(CatalogEntry(), topic)
+        for bucket in range(self._catalogs.buckets):
+            is_owned = self.ownership.holding(bucket) is not None
+            entries = await self._catalogs.bucket(bucket, is_owned=is_owned)
+            for text, entry in entries.items():
+                if entry.is_deleted:
+                    continue
+                if TopicName.parse(text).namespace_name == namespace:
+                    found[text] = entry
+        return found
+
+
+def _with_declared(entry: CatalogEntry, declared: ExclusiveTopic | None) -> CatalogEntry:
+    if declared is None or declared.spec.partitions <= entry.partitions:
+        if entry.partitions or declared is None:
+            return entry
+        return entry.with_slot(WHOLE)
+    partitions = declared.spec.partitions
+    slots = tuple(sorted({*entry.slots, *range(partitions)} - {WHOLE}))
+    return replace(entry, partitions=partitions, slots=slots)
+
+
+def _policy(declared: ExclusiveTopic | None) -> PromotionPolicy:
+    if declared is None:
+        return PromotionPolicy.PRIORITY
+    return PromotionPolicy(declared.spec.promotion.policy.value)

@@ -1,0 +1,142 @@
+"""``ProducerClaim``: who may write to a topic, and with what standing in its queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from onewriter_core.api.common import (
+    API_VERSION,
+    INT32_MAX,
+    INT32_MIN,
+    MODE_WORDS,
+    PRINTABLE,
+    AccessModeWord,
+    ApiModel,
+    ListOf,
+    Resource,
+    ResourceName,
+    WordOf,
+)
+from onewriter_core.topic.model import AccessMode
+
+Priority = Annotated[int, Field(ge=INT32_MIN, le=INT32_MAX)]
+
+
+class Permission(StrEnum):
+    """What a claim allows. ``lead``: to hold the topic. ``takeover``: to depose its holder too."""
+
+    LEAD = "lead"
+    TAKEOVER = "takeover"
+
+
+_NEEDED: Final[Mapping[AccessMode | None, Permission]] = {
+    AccessMode.EXCLUSIVE: Permission.LEAD,
+    AccessMode.WAIT_FOR_EXCLUSIVE: Permission.LEAD,
+    AccessMode.EXCLUSIVE_WITH_FENCING: Permission.TAKEOVER,
+}
+"""The permission that each access mode needs; Shared needs none."""
+
+
+class TopicReference(ApiModel):
+    """The ExclusiveTopic that a claim is for, in the claim's own namespace; it cannot change."""
+
+    name: ResourceName
+
+
+class LabelSelector(ApiModel):
+    """Pods by their labels; all must match."""
+
+    match_labels: Annotated[dict[str, str], Field(min_length=1, max_length=64)]
+
+
+class ClaimSubject(ApiModel):
+    """Who the claim is for. Everything given must hold.
+
+    ``service_account_name`` is a ServiceAccount of the claim's namespace: the token's subject is
+    ``system:serviceaccount:NAMESPACE:NAME``, or just the name for a static token. ``pod_selector``
+    narrows it to some pods and can only be judged in Kubernetes. ``token_subject`` is the exact
+    subject of a static token and stands alone.
+    """
+
+    service_account_name: ResourceName | None = None
+    pod_selector: LabelSelector | None = None
+    token_subject: Annotated[str, Field(pattern=PRINTABLE, max_length=253)] | None = None
+
+    @model_validator(mode="after")
+    def _names_somebody(self) -> Self:
+        # In CEL: has(self.tokenSubject) != (has(self.serviceAccountName) || has(self.podSelector))
+        in_kubernetes = self.service_account_name is not None or self.pod_selector is not None
+        if not in_kubernetes and self.token_subject is None:
+            raise ValueError("must have one of serviceAccountName, podSelector, tokenSubject")
+        if in_kubernetes and self.token_subject is not None:
+            raise ValueError(
+                "tokenSubject stands alone: write a second claim for the other subject"
+            )
+        return self
+
+
+class ProducerClaimSpec(ApiModel):
+    """What is allowed to whom.
+
+    ``mode`` restricts the access modes to one; none given: whatever the topic allows. A takeover
+    (ExclusiveWithFencing) is judged by ``allow`` alone. ``priority`` caps what a producer may ask
+    for; ``default_priority`` is for a producer that asks for none.
+    """
+
+    topic_ref: TopicReference
+    subject: ClaimSubject
+    mode: AccessModeWord | None = None
+    priority: Priority | None = None
+    default_priority: Priority | None = None
+    allow: Annotated[ListOf[WordOf[Permission]], Field(max_length=2)] = (Permission.LEAD,)
+
+    @field_validator("allow")
+    @classmethod
+    def _takeover_includes_lead(cls, allow: tuple[Permission, ...]) -> tuple[Permission, ...]:
+        # In CEL: !('takeover' in self) || 'lead' in self; and x-kubernetes-list-type: set.
+        if len(set(allow)) != len(allow):
+            raise ValueError("must not name a permission twice")
+        if Permission.TAKEOVER in allow and Permission.LEAD not in allow:
+            raise ValueError("takeover needs lead as well: allow: [lead, takeover]")
+        return allow
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        # In CEL: !(has(self.priority) && has(self.defaultPriority) &&
+        #           self.defaultPriority > self.priority)
+        cap, default = self.priority, self.default_priority
+        if cap is not None and default is not None and default > cap:
+            raise ValueError(f"defaultPriority {default} is above priority {cap}, which caps it")
+        # In CEL: !has(self.mode) || self.mode == 'Shared' || 'lead' in self.allow (and likewise
+        #         'takeover' for ExclusiveWithFencing)
+        needed = _NEEDED.get(self.mode)
+        if self.mode is not None and needed is not None and needed not in self.allow:
+            raise ValueError(f"mode {MODE_WORDS[self.mode]} needs {needed} in allow")
+        return self
+
+    def refuses_mode(self, mode: AccessMode) -> str | None:
+        """Why a producer of that mode may not write under this claim; None when it may."""
+        is_takeover = mode is AccessMode.EXCLUSIVE_WITH_FENCING
+        if self.mode is not None and mode is not self.mode and not is_takeover:
+            return f"allows mode {MODE_WORDS[self.mode]} only"
+        needed = _NEEDED.get(mode)
+        if needed is not None and needed not in self.allow:
+            return f"does not allow to {'take over' if is_takeover else 'lead'}"
+        return None
+
+    def priority_in_effect(self, asked: int | None) -> int:
+        """The producer's own priority, else the claim's default, else 0; never above the cap."""
+        wanted = asked if asked is not None else self.default_priority or 0
+        return wanted if self.priority is None else min(wanted, self.priority)
+
+
+class ProducerClaim(Resource):
+    """A claim to write to one topic; many pods under one claim are normal."""
+
+    api_version: Literal["onewriter.dev/v1alpha1"] = API_VERSION
+    kind: Literal["ProducerClaim"] = "ProducerClaim"
+    spec: ProducerClaimSpec

@@ -1,0 +1,147 @@
+"""What both resources are made of: strictness, metadata, names, lists and words.
+
+Values are frozen. Types are not converted (``partitions: "3"`` is an error, as it is in
+Kubernetes), unknown fields are errors, and field names are camelCase in YAML and snake_case here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Final, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+
+from onewriter_core.topic.model import AccessMode
+
+API_VERSION: Final = "onewriter.dev/v1alpha1"
+"""The only version there is."""
+
+INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+
+DNS_LABEL = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+SERVICE_NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+DECLARED_TOPIC = r"^persistent://[-=:.A-Za-z0-9_]+/[-=:.A-Za-z0-9_]+/[^\x00-\x20\x7f]+$"
+PRINTABLE = r"^[^\x00-\x1f\x7f]+$"
+
+PATTERN_MEANINGS: Final[Mapping[str, str]] = {
+    DNS_LABEL: "lower-case letters, digits and '-', with a letter or digit at both ends",
+    DNS_SUBDOMAIN: "lower-case letters, digits, '-' and '.', with letters or digits around each dot",
+    SERVICE_NAME: "lower-case letters, digits and '-', beginning with a letter",
+    DECLARED_TOPIC: "persistent://TENANT/NAMESPACE/NAME without white space",
+    PRINTABLE: "printable characters",
+}
+"""Each pattern in words, for error messages."""
+
+ResourceName = Annotated[str, Field(pattern=DNS_SUBDOMAIN, max_length=253)]
+NamespaceName = Annotated[str, Field(pattern=DNS_LABEL, max_length=63)]
+
+_Item = TypeVar("_Item")
+ListOf = Annotated[tuple[_Item, ...], Field(strict=False)]
+"""A YAML list, kept as a tuple; its items stay strict."""
+
+_Word = TypeVar("_Word", bound=StrEnum)
+WordOf = Annotated[_Word, Field(strict=False)]
+"""One of a StrEnum's words, spelled as in YAML."""
+
+_MODES: Final[Mapping[str, AccessMode]] = {
+    "Shared": AccessMode.SHARED,
+    "Exclusive": AccessMode.EXCLUSIVE,
+    "WaitForExclusive": AccessMode.WAIT_FOR_EXCLUSIVE,
+    "ExclusiveWithFencing": AccessMode.EXCLUSIVE_WITH_FENCING,
+}
+MODE_WORDS: Final[Mapping[AccessMode, str]] = {mode: word for word, mode in _MODES.items()}
+"""How each access mode is written in YAML and in messages to people."""
+
+
+def _read_mode(value: object) -> AccessMode:
+    if isinstance(value, AccessMode):
+        return value
+    if isinstance(value, str) and value in _MODES:
+        return _MODES[value]
+    raise ValueError(f"must be one of {', '.join(_MODES)}")
+
+
+AccessModeWord = Annotated[
+    AccessMode,
+    PlainValidator(_read_mode),
+    PlainSerializer(lambda mode: MODE_WORDS[mode], return_type=str),
+    WithJsonSchema({"type": "string", "enum": list(_MODES)}),
+]
+"""An access mode: Pulsar's number in the machine, its name in YAML."""
+
+
+class ApiModel(BaseModel):
+    """The settings that every part of a resource has."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        allow_inf_nan=False,
+        serialize_by_alias=True,
+    )
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, object]) -> Self:
+        """Read what YAML or JSON parsed to; raises pydantic.ValidationError.
+
+        Only camelCase names count here: the snake_case ones are for Python code.
+        """
+        return cls.model_validate(document, by_alias=True, by_name=False)
+
+
+_BOOKKEEPING = frozenset({
+    "clusterName", "creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp",
+    "finalizers", "generateName", "generation", "managedFields", "ownerReferences",
+    "resourceVersion", "selfLink", "uid",
+})  # fmt: skip
+"""Fields of Kubernetes' ObjectMeta that the API server keeps: accepted, and ignored."""
+
+
+class Metadata(ApiModel):
+    """What names an object. ``namespace`` is Kubernetes'; it is part of a topic's default name."""
+
+    name: ResourceName
+    namespace: NamespaceName = "default"
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ignore_bookkeeping(cls, data: Any) -> Any:
+        return _without(data, _BOOKKEEPING)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Resource(ApiModel):
+    """A declared object. ``status`` is the operator's to write: accepted, and ignored."""
+
+    metadata: Metadata
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ignore_status(cls, data: Any) -> Any:
+        return _without(data, frozenset({"status"}))
+
+
+def _without(data: Any, names: frozenset[str]) -> Any:
+    """A mapping less some of its keys; anything else unchanged, for pydantic to refuse."""
+    if not isinstance(data, Mapping):
+        return data
+    return {key: value for key, value in data.items() if key not in names}

@@ -1,0 +1,249 @@
+"""Manifest files to the desired state: what topics and claims there are to be.
+
+All errors are collected before any is raised, each naming file, document and field. What the
+resources themselves allow is in ``topic`` and ``claim``; how text is read in ``yamltext``; how a
+violation is put into words in ``violations``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from onewriter_core.api.claim import ProducerClaim
+from onewriter_core.api.common import API_VERSION
+from onewriter_core.api.topic import ExclusiveTopic
+from onewriter_core.api.violations import in_words
+from onewriter_core.api.yamltext import UnreadableText, read_json, read_yaml
+from onewriter_core.errors import ConfigurationError
+from onewriter_core.ids import TopicName
+
+SUFFIXES: Final = (".yaml", ".yml", ".json")
+"""Files that are read when a directory is given; its subdirectories are not."""
+
+FILES_MAX = 1_000
+"""Manifest files read at once."""
+
+FILE_BYTES_MAX = 1024 * 1024
+"""Bytes of one manifest file."""
+
+DOCUMENTS_MAX = 5_000
+"""Documents of one manifest file."""
+
+ERRORS_MAX = 50
+"""Errors that are spelled out; the rest is counted."""
+
+Declared = ExclusiveTopic | ProducerClaim
+
+_KINDS: Final[Mapping[str, type[ExclusiveTopic | ProducerClaim]]] = {
+    "ExclusiveTopic": ExclusiveTopic,
+    "ProducerClaim": ProducerClaim,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredState:
+    """The topics and claims that were declared, in the order in which they were read.
+
+    ``warnings`` are oddities that are no errors, one sentence each: a claim whose topic is not
+    there may be waiting for it. Built by ``load`` and ``combine``, which see to it that no topic
+    and no object is there twice.
+    """
+
+    topics: tuple[ExclusiveTopic, ...] = ()
+    claims: tuple[ProducerClaim, ...] = ()
+    warnings: tuple[str, ...] = ()
+    _topic_of: dict[TopicName, ExclusiveTopic] = field(init=False, repr=False, compare=False)
+    _claims_of: dict[tuple[str, str], tuple[ProducerClaim, ...]] = field(
+        init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        claims_of: dict[tuple[str, str], tuple[ProducerClaim, ...]] = {}
+        for claim in self.claims:
+            key = (claim.metadata.namespace, claim.spec.topic_ref.name)
+            claims_of[key] = (*claims_of.get(key, ()), claim)
+        # The only way to fill a field of a frozen dataclass; nothing changes them afterwards.
+        object.__setattr__(self, "_topic_of", {topic.topic_name: topic for topic in self.topics})
+        object.__setattr__(self, "_claims_of", claims_of)
+
+    def topic(self, name: TopicName) -> ExclusiveTopic | None:
+        """The declaration of a topic, or of the topic whose partition ``name`` is."""
+        return self._topic_of.get(name.base)
+
+    def claims_for(self, topic: ExclusiveTopic) -> tuple[ProducerClaim, ...]:
+        """The claims that refer to a declared topic, from its own namespace."""
+        return self._claims_of.get((topic.metadata.namespace, topic.metadata.name), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A resource and where it was read, in words for a person."""
+
+    resource: Declared
+    where: str
+
+
+def load(*paths: Path) -> DesiredState:
+    """Read manifest files, and directories of them, as one desired state.
+
+    Raises ConfigurationError with one line per error. A path that is not there and a directory
+    without manifests are errors. Blocks on the file system: call it before the event loop runs, or
+    in a thread.
+    """
+    errors: list[str] = []
+    resources: list[Located] = []
+    for file in _files(paths, errors):
+        text = _text(file, errors)
+        if text is not None:
+            resources += parse(text, str(file), errors, is_json=file.suffix == ".json")
+    return combine(resources, errors)
+
+
+def parse(text: str, source: str, errors: list[str], *, is_json: bool = False) -> list[Located]:
+    """Read the documents of one text; what is wrong is added to ``errors``, nothing is raised."""
+    resources: list[Located] = []
+    number = 0
+    try:
+        for number, document in enumerate(_documents(text, is_json=is_json), start=1):
+            if number > DOCUMENTS_MAX:
+                errors.append(f"{source}: more than {DOCUMENTS_MAX} documents")
+                break
+            if document is not None:
+                resources += _resource(document, f"{source}, document {number}", errors)
+    except UnreadableText as error:
+        errors.append(f"{source}, document {number + 1}, {error}")
+    return resources
+
+
+def combine(resources: Iterable[Located], errors: Iterable[str] = ()) -> DesiredState:
+    """Make one desired state of what was read, ``errors`` being what was found so far.
+
+    Raises ConfigurationError if there are errors, or if an object or a topic is there twice.
+    """
+    found = list(errors)
+    objects: dict[tuple[str, str, str], str] = {}
+    names: dict[TopicName, str] = {}
+    topics: list[ExclusiveTopic] = []
+    claims: list[tuple[ProducerClaim, str]] = []
+    for located in resources:
+        resource, where = located.resource, located.where
+        key = (resource.kind, resource.metadata.namespace, resource.metadata.name)
+        if key in objects:
+            found.append(
+                f"{where}: {resource.kind} {resource.metadata} is already in {objects[key]}"
+            )
+            continue
+        objects[key] = where
+        if isinstance(resource, ProducerClaim):
+            claims.append((resource, where))
+            continue
+        name = resource.topic_name
+        if name in names:
+            found.append(f"{where}, spec.topic: {name} is already declared in {names[name]}")
+        names.setdefault(name, where)
+        topics.append(resource)
+    if found:
+        raise ConfigurationError(_summary(found))
+    return DesiredState(
+        tuple(topics), tuple(claim for claim, _ in claims), _warnings(objects, claims)
+    )
+
+
+def _warnings(
+    objects: Mapping[tuple[str, str, str], str], claims: Iterable[tuple[ProducerClaim, str]]
+) -> tuple[str, ...]:
+    return tuple(
+        f"{where}, spec.topicRef.name: no ExclusiveTopic {claim.spec.topic_ref.name} is declared in "
+        f"namespace {claim.metadata.namespace}; the claim {claim.metadata.name} waits for it"
+        for claim, where in claims
+        if ("ExclusiveTopic", claim.metadata.namespace, claim.spec.topic_ref.name) not in objects
+    )
+
+
+def _summary(errors: list[str]) -> str:
+    """One line per error, each without line breaks of its own and printable on any terminal."""
+    lines = [_one_line(error) for error in errors[:ERRORS_MAX]]
+    if len(errors) > ERRORS_MAX:
+        lines.append(f"and {len(errors) - ERRORS_MAX} more errors")
+    return "\n".join(lines)
+
+
+def _one_line(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _files(paths: Iterable[Path], errors: list[str]) -> list[Path]:
+    """The manifest files, each once even when it is given twice."""
+    files: dict[Path, Path] = {}
+    for path in paths:
+        try:
+            is_folder = path.is_dir()
+            inside = sorted(filter(_is_manifest, path.iterdir())) if is_folder else [path]
+            if not inside:
+                errors.append(f"{path}: no {', '.join(SUFFIXES)} file in this directory")
+            for file in inside:
+                files.setdefault(file.resolve(), file)
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
+            errors.append(f"{path}: {_reason(error)}")
+    if len(files) > FILES_MAX:
+        errors.append(f"{len(files)} manifest files: at most {FILES_MAX} are read")
+    return list(files.values())[:FILES_MAX]
+
+
+def _is_manifest(path: Path) -> bool:
+    return path.suffix in SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def _text(file: Path, errors: list[str]) -> str | None:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(FILE_BYTES_MAX + 1)
+        if len(data) <= FILE_BYTES_MAX:
+            return data.decode("utf-8-sig")
+        errors.append(f"{file}: larger than {FILE_BYTES_MAX} bytes")
+    except UnicodeDecodeError as error:
+        errors.append(f"{file}: not UTF-8 text (byte {error.start + 1})")
+    except (OSError, ValueError) as error:
+        errors.append(f"{file}: {_reason(error)}")
+    return None
+
+
+def _reason(error: OSError | ValueError | RuntimeError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _documents(text: str, *, is_json: bool) -> Iterator[object]:
+    if is_json:
+        yield read_json(text)
+    else:
+        yield from read_yaml(text)
+
+
+def _resource(document: object, where: str, errors: list[str]) -> list[Located]:
+    """The resource that a document declares, as a list of one; of none when it is wrong."""
+    if not isinstance(document, Mapping):
+        errors.append(f"{where}: must be a mapping with apiVersion, kind, metadata and spec")
+        return []
+    version, kind = document.get("apiVersion"), document.get("kind")
+    model = _KINDS.get(kind) if isinstance(kind, str) else None
+    if version != API_VERSION:
+        errors.append(f"{where}, apiVersion: {_must_be((API_VERSION,), version)}")
+    if model is None:
+        errors.append(f"{where}, kind: {_must_be(tuple(_KINDS), kind)}")
+    if model is None or version != API_VERSION:
+        return []
+    try:
+        return [Located(model.from_document(document), where)]
+    except ValidationError as error:
+        errors += [f"{where}{violation}" for violation in in_words(model, error)]
+        return []
+
+
+def _must_be(allowed: tuple[str, ...], value: object) -> str:
+    must = f"must be {' or '.join(allowed)}"
+    return f"{must}, not {str(value)[:100]}" if value is not None else must

@@ -1,0 +1,35 @@
+"""What can be declared but is not done yet: said clearly instead of ignored.
+
+A resource may ask for more than this version does. Where ignoring that would break a promise, the
+broker refuses the resource with the reason given here; where a field only means something in
+Kubernetes (``fencing``, ``leaderService``), nothing needs to be said.
+"""
+
+from __future__ import annotations
+
+from onewriter_core.api.claim import ProducerClaim
+from onewriter_core.api.topic import ExclusiveTopic, PromotionPolicy
+
+
+def unsupported(resource: ExclusiveTopic | ProducerClaim) -> tuple[str, ...]:
+    """Why this version cannot do what the resource asks for; empty when it can."""
+    if isinstance(resource, ExclusiveTopic):
+        return _unsupported_topic(resource)
+    return _unsupported_claim(resource)
+
+
+def _unsupported_topic(topic: ExclusiveTopic) -> tuple[str, ...]:
+    reasons = []
+    if topic.spec.promotion.policy is PromotionPolicy.BALANCED:
+        reasons.append(
+            "spec.promotion.policy: Balanced is not available yet; write Priority or Fifo"
+        )
+    if topic.spec.compaction.enabled:
+        reasons.append("spec.compaction.enabled: compaction is not available yet; leave it out")
+    return tuple(reasons)
+
+
+def _unsupported_claim(claim: ProducerClaim) -> tuple[str, ...]:
+    if claim.spec.subject.pod_selector is not None:
+        return ("spec.subject.podSelector: pods can only be judged in Kubernetes; leave it out",)
+    return ()

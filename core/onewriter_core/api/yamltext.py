@@ -1,0 +1,166 @@
+"""YAML and JSON text to plain values, for input that nobody vouches for.
+
+Bounded in depth and in size *after* aliases are expanded, so that a few lines which unfold to
+billions of values are refused before anything is built. A key that stands twice is an error, as it
+is for Kubernetes. Dates stay the strings that they are in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+DEPTH_MAX = 50
+"""Mappings and lists inside each other."""
+
+VALUES_MAX = 50_000
+"""Scalars, lists and mappings of one document, each alias counted as what it stands for."""
+
+_TAG = "tag:yaml.org,2002:"
+_PLAIN_TAGS = frozenset(
+    _TAG + name for name in ("null", "bool", "int", "float", "str", "seq", "map", "merge", "value")
+)
+
+
+class UnreadableText(ValueError):
+    """The text is not what its format allows, or is beyond a bound; the message says where."""
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with a bound on depth, and without the type for dates."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML reads this very class attribute
+        first: [pair for pair in pairs if pair[0] != f"{_TAG}timestamp"]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self._depth >= DEPTH_MAX:
+            event = self.peek_event()  # type: ignore[no-untyped-call]  # its stub is incomplete
+            raise UnreadableText(f"{_line(event)}: nested deeper than {DEPTH_MAX}")
+        # Counted here as well, so that a huge document is refused before all of it is parsed.
+        self._nodes = self._nodes + 1 if self._depth else 1
+        if self._nodes > VALUES_MAX:
+            raise UnreadableText(f"more than {VALUES_MAX} values")
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """What a node unfolds to; ``is_open`` while its own children are being counted."""
+
+    values: int
+    is_open: bool = False
+
+
+def read_yaml(text: str) -> Iterator[object]:
+    """The documents of a YAML stream, one by one; an empty document is None.
+
+    Raises UnreadableText. What came before the unreadable place has been yielded by then.
+    """
+    try:
+        loader = _Loader(text)
+        while loader.check_node() and (node := loader.get_node()) is not None:
+            _check(node, loader, {})
+            yield loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+        raise UnreadableText(f"{where}{error.problem or error.context or 'not YAML'}") from error
+    except UnreadableText:
+        raise
+    except yaml.reader.ReaderError as error:
+        raise UnreadableText(
+            f"character {error.position + 1}: not allowed in YAML ({error.reason})"
+        ) from error
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise UnreadableText(f"not YAML: {str(error)[:200]}") from error
+
+
+def read_json(text: str) -> object:
+    """The one value of a JSON text; raises UnreadableText."""
+    try:
+        return json.loads(text, object_pairs_hook=_no_key_twice)
+    except json.JSONDecodeError as error:
+        raise UnreadableText(f"line {error.lineno}, column {error.colno}: {error.msg}") from error
+    except RecursionError as error:
+        raise UnreadableText(f"nested deeper than {DEPTH_MAX}") from error
+    except ValueError as error:
+        raise UnreadableText(str(error)[:200]) from error
+
+
+def _no_key_twice(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UnreadableText(f"the key {twice[:100]!r} stands twice")
+    return mapping
+
+
+def _check(node: yaml.Node, loader: _Loader, sizes: dict[int, _Size]) -> int:
+    """Count what a node unfolds to and refuse what a plain document never has."""
+    known = sizes.get(id(node))
+    if known is not None:
+        if known.is_open:
+            raise UnreadableText(f"{_line(node)}: an alias inside what it stands for")
+        return known.values
+    sizes[id(node)] = _Size(0, is_open=True)
+    values = 1
+    if isinstance(node, yaml.ScalarNode):
+        _check_scalar(node, loader)
+    elif isinstance(node, yaml.MappingNode):
+        _check_keys(node)
+        for key, value in node.value:
+            values = _add(values, _check(key, loader, sizes), node)
+            values = _add(values, _check(value, loader, sizes), node)
+    else:
+        for item in node.value:
+            values = _add(values, _check(item, loader, sizes), node)
+    if node.tag not in _PLAIN_TAGS:
+        raise UnreadableText(f"{_line(node)}: the tag {node.tag[:100]!r} is not allowed")
+    sizes[id(node)] = _Size(values)
+    return values
+
+
+def _add(values: int, more: int, node: yaml.Node) -> int:
+    if values + more > VALUES_MAX:
+        raise UnreadableText(f"{_line(node)}: more than {VALUES_MAX} values, aliases counted in")
+    return values + more
+
+
+def _check_scalar(node: yaml.ScalarNode, loader: _Loader) -> None:
+    """An explicit tag must be the one that the text would have got by itself (``!!int x``)."""
+    if node.tag == f"{_TAG}str":
+        return
+    fitting = loader.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]  # its stub is incomplete
+    if node.tag != fitting:
+        raise UnreadableText(f"{_line(node)}: {node.value[:100]!r} does not fit {node.tag[:100]!r}")
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    seen = set()
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise UnreadableText(f"{_line(key)}: a key must be a string")
+        if key.value in seen and key.tag != f"{_TAG}merge":
+            raise UnreadableText(f"{_line(key)}: the key {key.value[:100]!r} stands twice")
+        seen.add(key.value)
+
+
+def _line(item: yaml.Node | yaml.Event | None) -> str:
+    mark = None if item is None else item.start_mark
+    return "here" if mark is None else f"line {mark.line + 1}"

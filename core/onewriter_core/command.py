@@ -1,0 +1,171 @@
+"""The one ``onewriter`` command: finds its verbs and dispatches to them.
+
+Each part of onewriter adds verbs through the entry-point group ``onewriter.commands``, name to
+``module:click_command``; so no part imports its sibling, and a verb's module is imported only when
+it is used or when help lists what it does. Verbs themselves do not live here.
+
+Exit codes, for every verb:
+
+====  ==========================================================================================
+0     done
+1     a definite no: what was asked was refused, or what was checked does not hold
+2     settings, manifests or the command line are wrong
+3     not known: nobody could be reached, or it may or may not have happened; asking again is safe
+====  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any, Final, NoReturn
+
+import click
+
+from onewriter_core.errors import ConfigurationError, OnewriterError, Refused
+
+ENTRY_POINT_GROUP: Final = "onewriter.commands"
+DISTRIBUTION: Final = "onewriter"
+
+EXIT_REFUSED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_UNKNOWN: Final = 3
+
+_EXTRAS: Final = {
+    "onewriter": "client",
+    "onewriter_broker": "broker",
+    "onewriter_operator": "operator",
+    "onewriter_pipeline": "spark",
+}
+"""Package to the extra that installs what it needs."""
+
+
+class VerbUnavailable(click.ClickException):
+    """A verb whose module cannot be imported as things are installed."""
+
+    exit_code = EXIT_USAGE
+
+    def show(self, file: Any = None) -> None:
+        del file  # always the error stream
+        click.echo(f"onewriter: {self.message}", err=True)
+
+
+class VerbGroup(click.Group):
+    """A group whose commands are entry points, imported one by one when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All verbs that are installed, by name."""
+        del ctx
+        return sorted(_entry_points())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb of that name, None when there is none; raises VerbUnavailable."""
+        del ctx
+        entry_point = _entry_points().get(cmd_name)
+        return None if entry_point is None else _load(entry_point)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List every verb with its first line, or with what it lacks."""
+        rows = [(name, self._short_help(ctx, name)) for name in self.list_commands(ctx)]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, but an unknown verb is answered with the likeliest ones."""
+        name = args[0]
+        if not name.startswith("-") and name not in self.list_commands(ctx):
+            near = difflib.get_close_matches(name, self.list_commands(ctx), n=3)
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            ctx.fail(f"there is no command {name!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def _short_help(self, ctx: click.Context, name: str) -> str:
+        try:
+            verb = self.get_command(ctx, name)
+        except VerbUnavailable as unavailable:
+            return f"({unavailable.message})"
+        return "" if verb is None else verb.get_short_help_str(limit=100)
+
+
+def _entry_points() -> dict[str, metadata.EntryPoint]:
+    return {point.name: point for point in metadata.entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _load(entry_point: metadata.EntryPoint) -> click.Command:
+    package = entry_point.module.partition(".")[0]
+    try:
+        module = importlib.import_module(entry_point.module)
+    except ModuleNotFoundError as error:
+        missing = error.name or "?"
+        if package in _EXTRAS and missing.partition(".")[0] != package:
+            raise VerbUnavailable(
+                f"{entry_point.name} needs more than is installed (no module {missing}): "
+                f"pip install '{DISTRIBUTION}[{_EXTRAS[package]}]'"
+            ) from error
+        raise VerbUnavailable(
+            f"{entry_point.name} cannot start: there is no module {missing}"
+        ) from error
+    except ImportError as error:
+        raise VerbUnavailable(f"{entry_point.name} cannot start: {error}") from error
+    verb = getattr(module, entry_point.attr, None)
+    if not isinstance(verb, click.Command):
+        raise VerbUnavailable(f"{entry_point.name} cannot start: {entry_point.value} is no command")
+    return verb
+
+
+def _show_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if not is_asked or ctx.resilient_parsing:
+        return
+    try:
+        version = metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        version = "(not installed: run from a source tree)"
+    click.echo(f"onewriter {version}")
+    ctx.exit()
+
+
+@click.group(cls=VerbGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
+def onewriter() -> None:
+    """Topics that have one writer at a time, provably.
+
+    `onewriter COMMAND --help` explains a command. Exit codes: 0 done, 1 a definite no,
+    2 wrong settings or usage, 3 not known (ask again).
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one verb and exit; without ``arguments`` those of the process count.
+
+    An OnewriterError ends in one line on the error stream (a ConfigurationError in one per mistake)
+    and its exit code; anything else that is raised is a defect and shows its traceback.
+    """
+    try:
+        onewriter.main(args=None if arguments is None else list(arguments), prog_name="onewriter")
+    except OnewriterError as error:
+        for line in str(error).splitlines() or [type(error).__name__]:
+            click.echo(f"onewriter: {line}", err=True)
+        sys.exit(_exit_code(error))
+
+
+def _exit_code(error: OnewriterError) -> int:
+    match error:
+        case ConfigurationError():
+            return EXIT_USAGE
+        case Refused():
+            return EXIT_REFUSED
+        case _:
+            return EXIT_UNKNOWN

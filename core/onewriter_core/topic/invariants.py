@@ -1,0 +1,429 @@
+"""What must hold of every topic and of every step: one copy, used by all tests of the machine.
+
+``check`` judges a state, ``check_step`` one step with its effects. Both raise Violation, whose text
+begins with the predicate's name. They are written from the promises, not from the machine's code,
+and share nothing with it but the model and the order of waiters.
+
+Not here: what only a log or a client can show (docs/invariants.md says which predicate is where).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from onewriter_core.errors import ServerError
+from onewriter_core.topic.effects import Answer, Close, Effect, Fence, Grant, Probe, Queue, Reject
+from onewriter_core.topic.events import (
+    Event,
+    FenceRefused,
+    FenceRequested,
+    FenceStored,
+    HandoverRequested,
+    ProducerGone,
+    ProducerRequested,
+    Unloaded,
+)
+from onewriter_core.topic.model import (
+    DEFERRED_MAX,
+    DEPOSED_MAX,
+    HELD_BACK_MAX,
+    WAITERS_MAX,
+    AccessMode,
+    Contender,
+    Departure,
+    Held,
+    Purpose,
+    Reserved,
+    Shared,
+    Slot,
+    Tenure,
+    Topic,
+    Vacant,
+)
+from onewriter_core.topic.waiting import in_order
+
+
+class Violation(AssertionError):
+    """A predicate does not hold; the text names it."""
+
+
+def check(topic: Topic) -> None:
+    """Raise Violation unless everything that must hold of a topic between two events holds."""
+    _registered_once(topic)
+    _holders_fit(topic)
+    _claim_fits(topic)
+    _nothing_slept_through(topic)
+    _bounds_kept(topic)
+    if topic.is_closed:
+        _must("a closed topic is empty", not places(topic) and topic.claim is None)
+
+
+def check_step(before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]) -> None:
+    """Raise Violation unless the step from ``before`` to ``after`` keeps every promise."""
+    _epochs_rise(before, event, after)
+    _rights_do_not_return(before, event, after)
+    _one_fence(before, event, after, effects)
+    _grants_earned(before, event, after, effects)
+    _everybody_answered(before, event, after, effects)
+    _gate_kept(before, event, after, effects)
+    _removal_names_who(before, event, after, effects)
+    _promotion_chosen(before, event, after, effects)
+    _administrator_answered(before, event, after, effects)
+
+
+def places(topic: Topic) -> dict[str, str]:
+    """Where every registration stands: writing, claiming, waiting, deferred or held back."""
+    return dict(_places(topic))
+
+
+def _must(name: str, holds: bool, detail: object = "") -> None:
+    if not holds:
+        raise Violation(f"{name}: {detail}" if detail != "" else name)
+
+
+def _places(topic: Topic) -> Iterator[tuple[str, str]]:
+    for slot in topic.slots:
+        if isinstance(slot.ownership, Shared):
+            yield from ((p.registration, "writing") for p in slot.ownership.producers)
+    yield from ((m.registration, "writing") for h in topic.holders for m in h.members)
+    if topic.claim is not None:
+        yield from ((p.registration, "claiming") for p in topic.claim.newcomers)
+        if topic.claim.contender is not None:
+            yield from ((m.registration, "claiming") for m in topic.claim.contender.members)
+    yield from ((m.registration, "waiting") for w in topic.queue for m in w.members)
+    yield from ((r.registration, "deferred") for r in topic.deferred)
+    yield from ((h.request.registration, "held back") for h in topic.held_back)
+
+
+def _writes(topic: Topic, slot: Slot) -> set[str]:
+    match slot.ownership:
+        case Held(_, group):
+            holder = topic.holder(group)
+            members = () if holder is None else holder.members
+            return {m.registration for m in members if m.slot == slot.number}
+        case Shared(producers):
+            return {p.registration for p in producers}
+        case Vacant() | Reserved():
+            return set()
+
+
+def _tenure(slot: Slot) -> Tenure | None:
+    return None if isinstance(slot.ownership, Shared) else slot.ownership.tenure
+
+
+# -- of a state --------------------------------------------------------------------------------
+
+
+def _registered_once(topic: Topic) -> None:
+    twice = [
+        name for name, count in Counter(name for name, _ in _places(topic)).items() if count > 1
+    ]
+    _must("each registration appears once", not twice, twice)
+    groups = Counter(c.group for c in (*topic.holders, *topic.queue))
+    if topic.claim is not None and topic.claim.contender is not None:
+        groups[topic.claim.contender.group] += 1
+    _must("each group appears once", all(count == 1 for count in groups.values()), groups)
+
+
+def _holders_fit(topic: Topic) -> None:
+    held: set[tuple[str, int]] = set()
+    for slot in topic.slots:
+        tenure = _tenure(slot)
+        _must("a tenure has its slot's epoch", tenure is None or tenure.epoch == slot.epoch, slot)
+        match slot.ownership:
+            case Held(Tenure(_, name, identity), group):
+                holder = topic.holder(group)
+                _must("a Held slot's group is a known holder", holder is not None, slot)
+                if holder is not None:
+                    fits = (holder.producer_name, holder.identity) == (name, identity)
+                    _must("a holder holds what it was granted", fits, slot)
+                    _must("a holder's slots contain what it holds", slot.number in holder.slots)
+                held.add((group, slot.number))
+            case Shared(producers):
+                names = {producer.producer_name for producer in producers}
+                _must("a Shared slot has producers", bool(producers), slot)
+                _must("Shared producers have different names", len(names) == len(producers), slot)
+            case Vacant() | Reserved():
+                pass
+    for holder in topic.holders:
+        _must("a holder has a member", bool(holder.members), holder.group)
+        members = {(holder.group, m.slot) for m in holder.members}
+        _must("a holder's members write", members <= held, holder)
+        _must("a slot has one member", len(members) == len(holder.members), holder)
+
+
+def _claim_fits(topic: Topic) -> None:
+    claim = topic.claim
+    if claim is None:
+        _must("a request is deferred only by a claim", not topic.deferred, topic.deferred)
+        return
+    numbers = {slot.number for slot in topic.slots}
+    _must("a claim's slots exist", bool(claim.slots) and set(claim.slots) <= numbers, claim)
+    _must("the claim is the newest one", claim.number == topic.claims, claim)
+    needs = claim.purpose in {Purpose.GRANT, Purpose.RESUME}
+    _must("a grant or resume is somebody's", needs == (claim.contender is not None), claim)
+    if claim.contender is not None:
+        _must("who claims wants the claim's slots", claim.contender.slots == claim.slots, claim)
+    _must("newcomers are Shared", claim.purpose is Purpose.SHARE or not claim.newcomers, claim)
+
+
+def _nothing_slept_through(topic: Topic) -> None:
+    """No lost wake-up: without a claim in progress nobody waits for what is there (L2)."""
+    if topic.claim is not None or topic.is_closed:
+        return
+    waiting = in_order(topic.queue, topic.policy)
+    for place, waiter in enumerate(waiting):
+        wanted = set(waiter.slots)
+        overtaken = any(wanted & set(earlier.slots) for earlier in waiting[:place])
+        free = all(isinstance(s.ownership, Vacant) for s in topic.slots if s.number in wanted)
+        _must("no waiter is grantable while no claim is in progress", overtaken or not free, waiter)
+    for slot in topic.slots:
+        if isinstance(slot.ownership, Held | Shared):
+            _must("no writer is left without a fence of this dataset", slot.is_open, slot)
+        if isinstance(slot.ownership, Held):
+            _must("no holder keeps what the store may have lost", not slot.grants_lost, slot)
+
+
+def _bounds_kept(topic: Topic) -> None:
+    _must("waiters are bounded", len(topic.queue) <= WAITERS_MAX + 1)  # a handover rolled back
+    _must("deferred requests are bounded", len(topic.deferred) <= DEFERRED_MAX)
+    _must("requests held back are bounded", len(topic.held_back) <= HELD_BACK_MAX)
+    _must("waiters wait", all(w.mode is AccessMode.WAIT_FOR_EXCLUSIVE for w in topic.queue))
+    _must("a waiter has a member", all(w.members for w in topic.queue))
+    numbers = {slot.number for slot in topic.slots}
+    _must("slots have different numbers", len(numbers) == len(topic.slots), topic.slots)
+    for slot in topic.slots:
+        _must("deposed identities are bounded", len(slot.deposed) <= DEPOSED_MAX)
+        _must("nobody anonymous is remembered", not any(i.is_anonymous for i in slot.deposed))
+        _must(
+            "an epoch is at most the newest ledger", slot.epoch <= slot.ledger or not slot.is_open
+        )
+
+
+# -- of a step ---------------------------------------------------------------------------------
+
+
+def _slot_pairs(before: Topic, after: Topic) -> Iterator[tuple[Slot, Slot]]:
+    for old in before.slots:
+        new = after.slot(old.number)
+        _must("slots stay", new is not None, old.number)
+        if new is not None:
+            yield old, new
+
+
+def _epochs_rise(before: Topic, event: Event, after: Topic) -> None:
+    for old, new in _slot_pairs(before, after):
+        _must("an epoch never falls", new.epoch >= old.epoch, (old.epoch, new.epoch))
+        _must("a ledger never falls", new.ledger >= old.ledger, (old.ledger, new.ledger))
+        if (new.epoch, new.ledger) != (old.epoch, old.ledger):
+            claim = before.claim
+            named = (
+                isinstance(event, FenceStored) and claim is not None and old.number in claim.slots
+            )
+            _must("only a stored fence moves epoch or ledger", named, (old, new))
+        if new.epoch > old.epoch:
+            _must("a new epoch is the ledger", new.epoch == new.ledger > old.ledger, new)
+
+
+def _rights_do_not_return(before: Topic, event: Event, after: Topic) -> None:
+    """A right to write or resume once ended never comes back, but by a new epoch."""
+    for old, new in _slot_pairs(before, after):
+        tenure = _tenure(new)
+        if tenure not in {None, _tenure(old)}:
+            is_new = isinstance(event, FenceStored) and new.epoch == event.ledger > old.epoch
+            _must("a tenure begins with its epoch", is_new, (old, new))
+    _must("a closed topic stays closed", after.is_closed or not before.is_closed)
+
+
+def _one_fence(before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]) -> None:
+    fences = [effect for effect in effects if isinstance(effect, Fence)]
+    _must("at most one fence is asked for", len(fences) <= 1, fences)
+    was = None if before.claim is None else before.claim.number
+    now = None if after.claim is None else after.claim.number
+    ends = isinstance(event, FenceStored | FenceRefused | Unloaded)
+    _must("a claim ends by its answer", was is None or was == now or ends, (was, now))
+    begun = [] if now in {was, None} else [now]
+    _must("a new claim is a fence asked for", [f.number for f in fences] == begun, fences)
+    for fence in fences:
+        changes = fence.purpose in {Purpose.GRANT, Purpose.DEPOSE}
+        writers = [w for s in after.slots if s.number in fence.slots for w in _writes(after, s)]
+        stopped = writers if changes else []
+        _must("a fence stops its slots' writers", sorted(fence.stops) == sorted(stopped), fence)
+        told = [number for number, _ in fence.tenures]
+        _must("a fence tells every slot's tenure", sorted(told) == sorted(fence.slots), fence)
+
+
+def _grants_earned(before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]) -> None:
+    for grant in (effect for effect in effects if isinstance(effect, Grant)):
+        old, new = before.slot(grant.slot), after.slot(grant.slot)
+        if old is None or new is None:
+            raise Violation(f"a grant is of a slot that exists: {grant}")
+        _must("who is granted writes", grant.registration in _writes(after, new), grant)
+        _must("a grant tells the stored epoch", (grant.epoch or 0) == new.epoch, grant)
+        if grant.resumed:
+            _must("a resume keeps the epoch", new.epoch == old.epoch, grant)
+            _must("a resume needs the tenure", _tenure(old) == _tenure(new) is not None, grant)
+        elif isinstance(new.ownership, Held):
+            stored = isinstance(event, FenceStored) and new.epoch == event.ledger
+            joins = old.ownership == new.ownership
+            _must("a new epoch is granted out of a stored fence", stored or joins, grant)
+
+
+def _everybody_answered(
+    before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]
+) -> None:
+    """Who is asked, moved or removed hears of it once; nobody else hears anything."""
+    was, now = places(before), places(after)
+    answers: dict[str, list[Effect]] = {}
+    for effect in effects:
+        if isinstance(effect, Grant | Queue | Reject | Close):
+            answers.setdefault(effect.registration, []).append(effect)
+    gone = event.registration if isinstance(event, ProducerGone) else None
+    asked = event.request.registration if isinstance(event, ProducerRequested) else None
+    for name, heard in answers.items():
+        _must("nobody is answered twice in a step", len(heard) == 1, heard)
+        _must("only who is known is answered", name in was or name == asked, heard)
+        _must("who is gone is not answered", name != gone, heard)
+    everybody = was.keys() | now.keys()
+    if asked is not None:
+        everybody |= {asked}
+    for name in everybody:
+        told = next(iter(answers.get(name, [])), None)
+        _answered(
+            name, was.get(name), now.get(name), told, is_gone=name == gone, is_asked=name == asked
+        )
+
+
+def _answered(
+    registration: str,
+    was: str | None,
+    now: str | None,
+    told: Effect | None,
+    *,
+    is_gone: bool,
+    is_asked: bool,
+) -> None:
+    story = (registration, was, now, told)
+    if was is None:
+        _must("only who asks comes in", is_asked, story)
+    if now is None:
+        ending = Close if was == "writing" else Reject
+        _must("who is removed is told", is_gone or isinstance(told, ending), story)
+    elif now == "writing":
+        _must("who may write is told once", isinstance(told, Grant) == (was != "writing"), story)
+    else:
+        _must("nobody's writing turns into waiting", was != "writing", story)
+        _must("who waits is not turned away", not isinstance(told, Close | Reject | Grant), story)
+        queued = now == "waiting" and was not in {"waiting", "claiming"}
+        _must("who waits is told", isinstance(told, Queue) or not queued, story)
+
+
+def _gate_kept(before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]) -> None:
+    """A stale producer is refused before anybody else is touched (the stale fencer)."""
+    if not isinstance(event, ProducerRequested) or before.is_closed:
+        return
+    request, slot = event.request, before.slot(event.request.slot)
+    if slot is None or request.mode is AccessMode.SHARED or request.topic_epoch is None:
+        return
+    if request.topic_epoch < slot.epoch:
+        _must("a stale request changes nothing", after == before, request)
+        fenced = [
+            effect
+            for effect in effects
+            if isinstance(effect, Reject)
+            and effect.registration == request.registration
+            and effect.code is ServerError.PRODUCER_FENCED
+        ]
+        _must("a stale request is fenced", len(fenced) == len(effects) == 1, effects)
+
+
+def _removal_names_who(
+    before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]
+) -> None:
+    """A producer that leaves frees what it holds, never what its successor holds."""
+    if not isinstance(event, ProducerGone):
+        return
+    answers = [e for e in effects if isinstance(e, Grant | Queue | Reject | Close | Probe)]
+    _must("a departure is nobody else's business", not answers, answers)
+    was, now = places(before), places(after)
+    _must("who is gone is gone", event.registration not in now, event)
+    for registration in was.keys() - {event.registration}:
+        promoted = (was[registration], now.get(registration)) == ("waiting", "claiming")
+        stayed = was[registration] == now.get(registration)
+        _must("a departure moves nobody else, but to a promotion", stayed or promoted, registration)
+    leaving = {
+        h.group for h in before.holders if event.registration in [m.registration for m in h.members]
+    }
+    for old, new in _slot_pairs(before, after):
+        if old.ownership != new.ownership:
+            freed = event.registration in _writes(before, old) or (
+                isinstance(old.ownership, Held) and old.ownership.group in leaving
+            )
+            _must("a departure frees only what the departed held", freed, (old, new))
+
+
+def _promotion_chosen(
+    before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]
+) -> None:
+    """Nobody is overtaken, and a promotion takes the best of those it may choose from (S11)."""
+    for fence in (effect for effect in effects if isinstance(effect, Fence)):
+        winner = fence.contender
+        if winner is None or fence.purpose is not Purpose.GRANT:
+            continue
+        if fence.departure is Departure.HANDED_OVER:
+            _handover_chosen(before, event, winner)
+            continue
+        for slot in (s for s in after.slots if s.number in fence.slots):
+            free = isinstance(slot.ownership, Vacant)
+            takes = winner.mode is AccessMode.EXCLUSIVE_WITH_FENCING
+            _must("only a takeover deposes", free or takes, (winner, slot))
+        rivals = [
+            w
+            for w in after.queue
+            if not set(w.slots).isdisjoint(winner.slots)
+            and (w in before.queue or w.arrival < winner.arrival)
+        ]
+        if winner.mode is AccessMode.WAIT_FOR_EXCLUSIVE:
+            ahead = in_order((*rivals, winner), after.policy)
+            rivals = ahead[: ahead.index(winner)]
+        overtaken = [w for w in rivals if not _extends(after, winner)]
+        _must("nobody who waits is overtaken", not overtaken, (winner, overtaken))
+
+
+def _handover_chosen(before: Topic, event: Event, winner: Contender) -> None:
+    if not isinstance(event, HandoverRequested):
+        raise Violation(f"a handover is asked for: {winner}")
+    named = [
+        w
+        for w in in_order(before.queue, before.policy)
+        if not event.to or event.to in {w.producer_name, w.claim}
+    ]
+    _must("a handover takes the best who is meant", named[:1] == [winner], (event.to, winner))
+
+
+def _extends(topic: Topic, contender: Contender) -> bool:
+    """Whether its partitioned producer holds other slots already: this one was added later."""
+    return any(
+        holder.is_partitioned
+        and set(holder.slots).isdisjoint(contender.slots)
+        and (holder.identity, holder.mode) == (contender.identity, contender.mode)
+        and (
+            holder.producer_name == contender.producer_name
+            or holder.connection == contender.connection
+        )
+        for holder in topic.holders
+    )
+
+
+def _administrator_answered(
+    before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]
+) -> None:
+    answered = [effect.identifier for effect in effects if isinstance(effect, Answer)]
+    owed = [before.claim.answers] if before.claim is not None and before.claim.answers else []
+    if isinstance(event, HandoverRequested | FenceRequested):
+        owed.append(event.identifier)
+    promised = [after.claim.answers] if after.claim is not None and after.claim.answers else []
+    _must(
+        "an administrator is answered once", sorted(answered + promised) == sorted(owed), answered
+    )

@@ -1,0 +1,196 @@
+"""Entries, the payloads of SEND and MESSAGE: checksum, metadata, batches.
+
+The broker stores and delivers entries verbatim; it reads them only for what this module offers.
+Clients and tests build and take apart. Contents stay as they are: compression and encryption are
+the clients' business.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import google_crc32c
+from google.protobuf.message import DecodeError
+
+from onewriter_core.errors import ProtocolError
+from onewriter_core.wire.commands import check_values
+from onewriter_core.wire.frames import BROKER_ENTRY_METADATA_MAGIC, CHECKSUM_MAGIC
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+Bytes = bytes | bytearray | memoryview
+
+_U32 = struct.Struct(">I")
+_CHECKED_START = 6
+"""What the checksum covers begins behind its magic (2) and itself (4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntrySummary:
+    """What the broker may want to know of an entry.
+
+    ``num_messages`` counts the batch's messages, 1 for an entry that ``is_batch`` says is none.
+    ``chunk_id`` and ``num_chunks`` are None unless the entry is a chunk of the message ``uuid``.
+    Times are milliseconds since 1970 by the producer's clock, 0 for none.
+    """
+
+    producer_name: str
+    sequence_id: int
+    highest_sequence_id: int
+    publish_time_ms: int
+    event_time_ms: int
+    num_messages: int
+    is_batch: bool
+    chunk_id: int | None
+    num_chunks: int | None
+    uuid: str
+    partition_key: str
+    compression: int
+    is_encrypted: bool
+
+
+def split_broker_entry_metadata(payload: Bytes) -> tuple[pb.BrokerEntryMetadata | None, memoryview]:
+    """A payload as a client gets it: the broker's own metadata, if any, and the entry."""
+    view = memoryview(payload)
+    if view[:2] != BROKER_ENTRY_METADATA_MAGIC:
+        return None, view
+    if len(view) < 6:
+        raise ProtocolError("broker entry metadata is cut short")
+    stop = 6 + _U32.unpack_from(view, 2)[0]
+    if stop > len(view):
+        raise ProtocolError("broker entry metadata is cut short")
+    try:
+        return pb.BrokerEntryMetadata.FromString(bytes(view[6:stop])), view[stop:]
+    except DecodeError as error:
+        raise ProtocolError("broker entry metadata is damaged") from error
+
+
+def entry_checksum_ok(entry: Bytes) -> bool:
+    """Whether the entry's CRC32C is right; an entry without one is fine.
+
+    Raises ProtocolError when it is too short to hold the checksum that it announces.
+    """
+    view = memoryview(entry)
+    if view[:2] != CHECKSUM_MAGIC:
+        return True
+    if len(view) < _CHECKED_START:
+        raise ProtocolError("an entry's checksum is cut short")
+    # The library takes nothing but bytes; the copy costs less than the sum.
+    checksum: int = google_crc32c.value(bytes(view[_CHECKED_START:]))
+    return view[2:_CHECKED_START] == _U32.pack(checksum)
+
+
+def parse_metadata(entry: Bytes) -> pb.MessageMetadata:
+    """An entry's metadata in full, with every value checked; ProtocolError when it is damaged."""
+    metadata = _metadata(memoryview(entry))
+    check_values(metadata)
+    return metadata
+
+
+def entry_payload(entry: Bytes) -> memoryview:
+    """What follows the metadata: one message's content or a batch, as the producer made it."""
+    view = memoryview(entry)
+    return view[_metadata_bounds(view)[1] :]
+
+
+def summarize(entry: Bytes) -> EntrySummary:
+    """The summary of an entry; ProtocolError when its metadata is damaged.
+
+    Protobuf parses all of it, quicker than Python could skip what is not needed.
+    """
+    metadata = _metadata(memoryview(entry))
+    for text in (metadata.producer_name, metadata.uuid, metadata.partition_key):
+        if not isinstance(text, str):
+            raise ProtocolError("an entry's metadata has a text that is not UTF-8")
+    return EntrySummary(
+        producer_name=metadata.producer_name,
+        sequence_id=metadata.sequence_id,
+        highest_sequence_id=metadata.highest_sequence_id,
+        publish_time_ms=metadata.publish_time,
+        event_time_ms=metadata.event_time,
+        num_messages=metadata.num_messages_in_batch,
+        is_batch=metadata.HasField("num_messages_in_batch"),
+        chunk_id=metadata.chunk_id if metadata.HasField("chunk_id") else None,
+        num_chunks=metadata.num_chunks_from_msg
+        if metadata.HasField("num_chunks_from_msg")
+        else None,
+        uuid=metadata.uuid,
+        partition_key=metadata.partition_key,
+        compression=metadata.compression,
+        is_encrypted=bool(metadata.encryption_keys),
+    )
+
+
+def build_entry(metadata: pb.MessageMetadata, payload: Bytes, *, checksum: bool = True) -> bytes:
+    """An entry as a producer sends it."""
+    encoded = metadata.SerializeToString()
+    body = b"".join((_U32.pack(len(encoded)), encoded, payload))
+    if not checksum:
+        return body
+    return b"".join((CHECKSUM_MAGIC, _U32.pack(google_crc32c.value(body)), body))
+
+
+def build_batch(messages: Iterable[tuple[pb.SingleMessageMetadata, bytes]]) -> bytes:
+    """A batch's payload; each metadata's payload_size is set to what it has to be."""
+    parts: list[bytes] = []
+    for metadata, content in messages:
+        metadata.payload_size = len(content)
+        encoded = metadata.SerializeToString()
+        parts += (_U32.pack(len(encoded)), encoded, content)
+    return b"".join(parts)
+
+
+def iterate_batch(
+    payload: Bytes, count: int
+) -> Iterator[tuple[pb.SingleMessageMetadata, memoryview]]:
+    """The ``count`` messages of a batch that is neither compressed nor encrypted.
+
+    Raises ProtocolError where the batch turns out to be damaged or of another length.
+    """
+    view = memoryview(payload)
+    position = 0
+    for _ in range(count):
+        if len(view) - position < _U32.size:
+            raise ProtocolError("a batch is cut short")
+        metadata_start = position + _U32.size
+        content_start = metadata_start + _U32.unpack_from(view, position)[0]
+        if content_start > len(view):
+            raise ProtocolError("a batch is cut short")
+        try:
+            metadata = pb.SingleMessageMetadata.FromString(
+                bytes(view[metadata_start:content_start])
+            )
+        except DecodeError as error:
+            raise ProtocolError("a message's metadata is damaged") from error
+        if not metadata.IsInitialized() or metadata.payload_size < 0:
+            raise ProtocolError("a message without a size")
+        check_values(metadata)
+        position = content_start + metadata.payload_size
+        if position > len(view):
+            raise ProtocolError("a batch is cut short")
+        yield metadata, view[content_start:position]
+    if position != len(view):
+        raise ProtocolError("a batch is longer than its messages")
+
+
+def _metadata(view: memoryview) -> pb.MessageMetadata:
+    start, stop = _metadata_bounds(view)
+    try:
+        metadata = pb.MessageMetadata.FromString(bytes(view[start:stop]))
+    except DecodeError as error:
+        raise ProtocolError("an entry's metadata is damaged") from error
+    if not metadata.IsInitialized():
+        raise ProtocolError("an entry's metadata lacks a required field")
+    return metadata
+
+
+def _metadata_bounds(view: memoryview) -> tuple[int, int]:
+    size_at = _CHECKED_START if view[:2] == CHECKSUM_MAGIC else 0
+    start = size_at + _U32.size
+    if len(view) < start:
+        raise ProtocolError("an entry without metadata")
+    stop = start + _U32.unpack_from(view, size_at)[0]
+    if stop > len(view):
+        raise ProtocolError("an entry's metadata is cut short")
+    return start, stop

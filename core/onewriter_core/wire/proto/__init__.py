@@ -1,0 +1,1 @@
+"""Pulsar's messages as protobuf classes, generated from PulsarApi.proto by generate.py."""

@@ -1,0 +1,248 @@
+"""A broker's usual answers, each a whole frame, ready to be written.
+
+Receipts, deliveries and ack responses are in hot.py; CONNECTED and the like change the connection's
+state and are methods of server.ServerConnection. Rare answers: commands.encode_command.
+
+Texts of errors must not contain the name of another error: the Go client looks for names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from onewriter_core.errors import ServerError
+from onewriter_core.wire.commands import BROKER_REQUEST_ID, encode_command, message_id_to_proto
+from onewriter_core.wire.hot import MessageId
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+TransactionCommand = (
+    pb.CommandNewTxn
+    | pb.CommandAddPartitionToTxn
+    | pb.CommandAddSubscriptionToTxn
+    | pb.CommandEndTxn
+    | pb.CommandEndTxnOnPartition
+    | pb.CommandEndTxnOnSubscription
+    | pb.CommandTcClientConnectRequest
+)
+
+PING = encode_command(pb.CommandPing())
+PONG = encode_command(pb.CommandPong())
+
+
+def wire_code(code: ServerError) -> pb.ServerError.ValueType:
+    """An error code as the generated messages want it; the numbers are the same."""
+    return pb.ServerError.ValueType(code)
+
+
+def success(request_id: int) -> bytes:
+    """Answers SUBSCRIBE, UNSUBSCRIBE, SEEK and both CLOSE commands."""
+    return encode_command(pb.CommandSuccess(request_id=request_id))
+
+
+def error(request_id: int, code: ServerError, message: str) -> bytes:
+    """Refuses a request. Not for LOOKUP and PARTITIONED_METADATA, which have their own ids."""
+    return encode_command(
+        pb.CommandError(request_id=request_id, error=wire_code(code), message=message)
+    )
+
+
+def producer_success(
+    request_id: int,
+    producer_name: str,
+    *,
+    ready: bool = True,
+    topic_epoch: int | None = None,
+    last_sequence_id: int = -1,
+    schema_version: bytes = b"",
+) -> bytes:
+    """Answers PRODUCER; ``ready=False`` tells a producer that it waits for the topic.
+
+    A waiter gets a second one with the same request id, ready and with its ``topic_epoch``.
+    """
+    return encode_command(
+        pb.CommandProducerSuccess(
+            request_id=request_id,
+            producer_name=producer_name,
+            last_sequence_id=last_sequence_id,
+            schema_version=schema_version,
+            topic_epoch=topic_epoch,
+            producer_ready=ready,
+        )
+    )
+
+
+def send_error(producer_id: int, sequence_id: int, code: ServerError, message: str) -> bytes:
+    """Refuses one SEND; for most codes C++ and Go clients close their connection on it."""
+    return encode_command(
+        pb.CommandSendError(
+            producer_id=producer_id,
+            sequence_id=sequence_id,
+            error=wire_code(code),
+            message=message,
+        )
+    )
+
+
+def close_producer(
+    producer_id: int,
+    *,
+    request_id: int = BROKER_REQUEST_ID,
+    broker_url: str = "",
+    broker_url_tls: str = "",
+) -> bytes:
+    """Closes a created producer, never a waiting one; its client asks anew, at the URL if given."""
+    return encode_command(
+        pb.CommandCloseProducer(
+            producer_id=producer_id,
+            request_id=request_id,
+            assigned_broker_service_url=broker_url or None,
+            assigned_broker_service_url_tls=broker_url_tls or None,
+        )
+    )
+
+
+def close_consumer(
+    consumer_id: int,
+    *,
+    request_id: int = BROKER_REQUEST_ID,
+    broker_url: str = "",
+    broker_url_tls: str = "",
+) -> bytes:
+    """Closes a consumer; its client subscribes anew, at the URL if given."""
+    return encode_command(
+        pb.CommandCloseConsumer(
+            consumer_id=consumer_id,
+            request_id=request_id,
+            assigned_broker_service_url=broker_url or None,
+            assigned_broker_service_url_tls=broker_url_tls or None,
+        )
+    )
+
+
+def lookup_connect(
+    request_id: int, broker_url: str, *, broker_url_tls: str = "", authoritative: bool = True
+) -> bytes:
+    """The topic is served at ``broker_url``: connect there."""
+    return encode_command(
+        pb.CommandLookupResponse(
+            request_id=request_id,
+            response=pb.CommandLookupResponse.CONNECT,
+            broker_service_url=broker_url,
+            broker_service_url_tls=broker_url_tls or None,
+            authoritative=authoritative,
+        )
+    )
+
+
+def lookup_redirect(
+    request_id: int, broker_url: str, *, broker_url_tls: str = "", authoritative: bool = False
+) -> bytes:
+    """The broker at ``broker_url`` knows: look up there."""
+    return encode_command(
+        pb.CommandLookupResponse(
+            request_id=request_id,
+            response=pb.CommandLookupResponse.REDIRECT,
+            broker_service_url=broker_url,
+            broker_service_url_tls=broker_url_tls or None,
+            authoritative=authoritative,
+        )
+    )
+
+
+def lookup_failed(request_id: int, code: ServerError, message: str) -> bytes:
+    """Refuses a LOOKUP. On SERVICE_NOT_READY C++ and Go clients close their connection."""
+    return encode_command(
+        pb.CommandLookupResponse(
+            request_id=request_id,
+            response=pb.CommandLookupResponse.FAILED,
+            error=wire_code(code),
+            message=message,
+        )
+    )
+
+
+def partitions(request_id: int, count: int) -> bytes:
+    """Answers PARTITIONED_METADATA; 0 for a topic without partitions."""
+    return encode_command(
+        pb.CommandPartitionedMetadataResponse(
+            request_id=request_id,
+            partitions=count,
+            response=pb.CommandPartitionedMetadataResponse.SUCCESS,
+        )
+    )
+
+
+def partitions_failed(request_id: int, code: ServerError, message: str) -> bytes:
+    """Refuses PARTITIONED_METADATA. On SERVICE_NOT_READY C++ and Go close their connection."""
+    return encode_command(
+        pb.CommandPartitionedMetadataResponse(
+            request_id=request_id,
+            response=pb.CommandPartitionedMetadataResponse.FAILED,
+            error=wire_code(code),
+            message=message,
+        )
+    )
+
+
+def active_consumer_change(consumer_id: int, *, is_active: bool) -> bytes:
+    """Tells a Failover consumer whether it is the one that gets messages."""
+    return encode_command(
+        pb.CommandActiveConsumerChange(consumer_id=consumer_id, is_active=is_active)
+    )
+
+
+def last_message_id(
+    request_id: int, message_id: MessageId, mark_delete: MessageId | None = None
+) -> bytes:
+    """Answers GET_LAST_MESSAGE_ID; hot.EARLIEST_ID for an empty topic."""
+    return encode_command(
+        pb.CommandGetLastMessageIdResponse(
+            request_id=request_id,
+            last_message_id=message_id_to_proto(message_id),
+            consumer_mark_delete_position=None
+            if mark_delete is None
+            else message_id_to_proto(mark_delete),
+        )
+    )
+
+
+def topics_of_namespace(
+    request_id: int,
+    topics: Iterable[str],
+    *,
+    filtered: bool = False,
+    topics_hash: str = "",
+    changed: bool = True,
+) -> bytes:
+    """Answers GET_TOPICS_OF_NAMESPACE; ``filtered``: the client's pattern was applied."""
+    return encode_command(
+        pb.CommandGetTopicsOfNamespaceResponse(
+            request_id=request_id,
+            topics=topics,
+            filtered=filtered,
+            topics_hash=topics_hash or None,
+            changed=changed,
+        )
+    )
+
+
+def transaction_refused(command: TransactionCommand, code: ServerError, message: str) -> bytes:
+    """Answers any request about transactions with its own kind of response."""
+    refusal = _REFUSALS[command.DESCRIPTOR.full_name]
+    return encode_command(
+        refusal(request_id=command.request_id, error=wire_code(code), message=message)
+    )
+
+
+_REFUSALS = {
+    request.DESCRIPTOR.full_name: response
+    for request, response in (
+        (pb.CommandNewTxn, pb.CommandNewTxnResponse),
+        (pb.CommandAddPartitionToTxn, pb.CommandAddPartitionToTxnResponse),
+        (pb.CommandAddSubscriptionToTxn, pb.CommandAddSubscriptionToTxnResponse),
+        (pb.CommandEndTxn, pb.CommandEndTxnResponse),
+        (pb.CommandEndTxnOnPartition, pb.CommandEndTxnOnPartitionResponse),
+        (pb.CommandEndTxnOnSubscription, pb.CommandEndTxnOnSubscriptionResponse),
+        (pb.CommandTcClientConnectRequest, pb.CommandTcClientConnectResponse),
+    )
+}

@@ -1,0 +1,80 @@
+"""A broker's end of one connection; see connection.py for the order of commands.
+
+Answers that do not touch the connection's state are built by replies.py and hot.py.
+"""
+
+from __future__ import annotations
+
+from onewriter_core.errors import ServerError
+from onewriter_core.wire import replies
+from onewriter_core.wire.commands import (
+    BROKER_REQUEST_ID,
+    MESSAGE_LENGTH_MAX,
+    PROTOCOL_VERSION,
+    Command,
+    encode_command,
+)
+from onewriter_core.wire.connection import FROM_CLIENT, Connection, State
+from onewriter_core.wire.frames import FRAME_LENGTH_MAX, FrameReader
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+
+class ServerConnection(Connection):
+    """Decodes what a client sends and checks its order.
+
+    ``peer`` is the client's CONNECT, None before it. ``frame_length_max``: bytes of a frame.
+    """
+
+    __slots__ = ("peer",)
+
+    def __init__(self, *, frame_length_max: int = FRAME_LENGTH_MAX) -> None:
+        self.peer: pb.CommandConnect | None = None
+        super().__init__(FrameReader(frame_length_max=frame_length_max), FROM_CLIENT)
+
+    @property
+    def protocol_version(self) -> int:
+        """The version that both sides speak; 0 before CONNECT."""
+        return 0 if self.peer is None else min(PROTOCOL_VERSION, self.peer.protocol_version)
+
+    def connected(
+        self,
+        server_version: str,
+        *,
+        max_message_size: int = MESSAGE_LENGTH_MAX,
+        get_partitions_without_auto_creation: bool = True,
+    ) -> bytes:
+        """Accept the client; RuntimeError when it is not its turn."""
+        self._sending(pb.BaseCommand.CONNECTED)
+        return encode_command(
+            pb.CommandConnected(
+                server_version=server_version,
+                protocol_version=self.protocol_version,
+                max_message_size=max_message_size,
+                feature_flags=pb.FeatureFlags(
+                    supports_get_partitioned_metadata_without_auto_creation=(
+                        get_partitions_without_auto_creation
+                    ),
+                ),
+            )
+        )
+
+    def challenge(self, server_version: str, method: str, data: bytes = b"") -> bytes:
+        """Ask for (fresh) credentials; the client answers AUTH_RESPONSE."""
+        self._sending(pb.BaseCommand.AUTH_CHALLENGE)
+        return encode_command(
+            pb.CommandAuthChallenge(
+                server_version=server_version,
+                challenge=pb.AuthData(auth_method_name=method, auth_data=data),
+                protocol_version=self.protocol_version,
+            )
+        )
+
+    def refuse(self, code: ServerError, message: str) -> bytes:
+        """Turn the client away instead of CONNECTED: write this, then close the socket."""
+        self.close()
+        return replies.error(BROKER_REQUEST_ID, code, message)
+
+    def _on_transition(self, command: Command, state: State | None) -> None:
+        super()._on_transition(command, state)
+        if isinstance(command, pb.CommandConnect):
+            self.peer = command

@@ -1,0 +1,254 @@
+"""The worlds that the log store's contract is tested in: servers in memory, and real ones.
+
+A world opens stores and does to its servers what the contract is about. The tests see only this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from tests.servers import SERVER_PROGRAMS, StoreServer, running_pair, running_server
+
+from onewriter_broker.log.api import Append, Binding, Block, Fence, FencedLog, LogStore, Outcome
+from onewriter_broker.log.blocks import CHAIN_START, chain
+from onewriter_broker.log.memory import MemoryLogStore
+from onewriter_broker.log.memory_server import MemoryNode, MemoryServer
+from onewriter_broker.log.redis_primary import RedisSettings
+from onewriter_broker.log.redis_store import RedisLogStore
+from onewriter_core.ids import Position, TopicName
+
+BUCKETS = 4
+WORLD_KINDS = ["memory", *SERVER_PROGRAMS]
+
+
+class World(Protocol):
+    """Servers, and stores that are connected to whatever discovery calls the primary."""
+
+    kind: str
+
+    def open(self) -> LogStore: ...
+
+    def replid(self) -> str:
+        """The dataset of the node that discovery names."""
+
+    def flush_all(self) -> None: ...
+
+    def drop_connections(self) -> None: ...
+
+    def mark(self) -> int:
+        """A point in the append-only file, for ``restart``."""
+
+    def restart(self, keep: int | None = None) -> None: ...
+
+    def go_away(self) -> None: ...
+
+    def come_back(self) -> None: ...
+
+
+class PairWorld(World, Protocol):
+    """A world with a primary and a replica."""
+
+    def stop_replication(self) -> None:
+        """From here on the replica gets nothing any more."""
+
+    def fail_over(self) -> None:
+        """Discovery names the replica now; the old primary stays and can be written to."""
+
+
+class MemoryWorld:
+    kind = "memory"
+
+    def __init__(self, *, with_replica: bool) -> None:
+        self.server = MemoryServer()
+        self.replica: MemoryNode | None = None
+        if with_replica:
+            self.replica = self.server.add_replica("node-1")
+
+    def open(self) -> LogStore:
+        return MemoryLogStore(
+            self.server.resolve, buckets=BUCKETS, replicas=1, commit_timeout_seconds=0.05
+        )
+
+    def replid(self) -> str:
+        return self.server.primary.replid
+
+    def flush_all(self) -> None:
+        self.server.flush_all(self.server.primary)
+
+    def drop_connections(self) -> None:
+        self.server.primary.drop_connections()
+
+    def mark(self) -> int:
+        return len(self.server.primary.history)
+
+    def restart(self, keep: int | None = None) -> None:
+        self.server.restart(self.server.primary, keep=keep)
+
+    def go_away(self) -> None:
+        self.server.primary.is_reachable = False
+
+    def come_back(self) -> None:
+        self.server.primary.is_reachable = True
+
+    def stop_replication(self) -> None:
+        assert self.replica is not None
+        self.replica.holds_replication = True
+
+    def fail_over(self) -> None:
+        assert self.replica is not None
+        self.server.promote(self.replica)
+
+
+class ServerWorld:
+    """Real servers; a link that the stores connect through stands for discovery."""
+
+    def __init__(self, folder: Path, primary: StoreServer, replica: StoreServer | None) -> None:
+        self.kind = primary.kind
+        self.primary = primary
+        self.replica = replica
+        self._link = folder / "primary"
+        self._point_to(primary)
+
+    def open(self) -> LogStore:
+        return RedisLogStore(self.settings())
+
+    def settings(self) -> RedisSettings:
+        return RedisSettings(
+            url=f"unix://{self._link}",
+            buckets=BUCKETS,
+            replicas=1,
+            connect_timeout_seconds=2.0,
+            call_timeout_seconds=2.0,
+            commit_timeout_seconds=0.2,
+        )
+
+    def replid(self) -> str:
+        return self.primary.replid()
+
+    def flush_all(self) -> None:
+        self.primary.command("FLUSHALL")
+
+    def drop_connections(self) -> None:
+        self.primary.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    def mark(self) -> int:
+        return self.primary.append_only_bytes()
+
+    def restart(self, keep: int | None = None) -> None:
+        self.primary.restart(keep_bytes=keep)
+
+    def go_away(self) -> None:
+        self.primary.kill()
+
+    def come_back(self) -> None:
+        self.primary.start()
+
+    def stop_replication(self) -> None:
+        # A replica that is cut off here and promoted later has the same data as one promoted here.
+        assert self.replica is not None
+        self.replica.promote()
+
+    def fail_over(self) -> None:
+        assert self.replica is not None
+        self.primary = self.replica
+        self._point_to(self.replica)
+
+    def _point_to(self, server: StoreServer) -> None:
+        fresh = self._link.with_suffix(".new")
+        fresh.symlink_to(server.path)
+        fresh.replace(self._link)
+
+
+@contextlib.contextmanager
+def open_world(kind: str) -> Iterator[World]:
+    if kind == "memory":
+        yield MemoryWorld(with_replica=False)
+        return
+    with tempfile.TemporaryDirectory(prefix="ow-") as folder, running_server(kind) as server:
+        yield ServerWorld(Path(folder), server, None)
+
+
+@contextlib.contextmanager
+def open_pair_world(kind: str) -> Iterator[PairWorld]:
+    if kind == "memory":
+        yield MemoryWorld(with_replica=True)
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="ow-") as folder,
+        running_pair(kind) as (primary, replica),
+    ):
+        yield ServerWorld(Path(folder), primary, replica)
+
+
+def topics_of_bucket(bucket: int, count: int) -> list[TopicName]:
+    """Different topics that hash into one bucket."""
+    found: list[TopicName] = []
+    number = 0
+    while len(found) < count:
+        topic = TopicName.parse(f"topic-{number}")
+        if zlib.crc32(str(topic).encode()) % BUCKETS == bucket:
+            found.append(topic)
+        number += 1
+    return found
+
+
+class Writer:
+    """A broker as small as can be: one bucket, one ledger, and the blocks it sends."""
+
+    def __init__(self, store: LogStore, binding: Binding, ledger: int) -> None:
+        self.store = store
+        self.binding = binding
+        self.ledger = ledger
+        self.token = binding.token(ledger)
+        self._next: dict[TopicName, int] = {}
+        self._chain: dict[TopicName, bytes] = {}
+
+    async def fence(self, *topics: TopicName, create: bool = True) -> Outcome:
+        logs = tuple(
+            FencedLog(topic, create, {"epoch": str(self.ledger)}, {"holder": self.binding.owner})
+            for topic in topics
+        )
+        audit = {"event": "fence", "ledger": str(self.ledger)}
+        return await self.store.fence(Fence(self.binding, self.ledger, logs, audit))
+
+    def block(self, topic: TopicName, *entries: bytes, counts: list[int] | None = None) -> Block:
+        """The next block of the topic."""
+        first = self._next.get(topic, 1)
+        position = Position(self.ledger, first)
+        lengths = [len(entry) for entry in entries]
+        payload = b"".join(entries)
+        link = chain(self._chain.get(topic, CHAIN_START), position, lengths, payload)
+        self._next[topic] = first + len(entries)
+        self._chain[topic] = link
+        return Block(position, lengths, payload, counts, 1_700_000_000_000 + first, link)
+
+    def appending(self, topic: TopicName, *entries: bytes, never_sent: bool = False) -> Append:
+        block = self.block(topic, *entries)
+        return Append(self.binding, topic, self.token, block, never_sent=never_sent)
+
+    async def append(self, topic: TopicName, *entries: bytes) -> Append:
+        """Append one block and insist that it got in."""
+        append = self.appending(topic, *entries)
+        assert await self.store.append([append]) == [Outcome.DONE]
+        return append
+
+
+async def writer(
+    world: World,
+    store: LogStore,
+    *,
+    bucket: int = 0,
+    owner: str = "broker-a",
+    version: int = 1,
+    generation: int = 1,
+    ledger: int = 5,
+) -> Writer:
+    """A writer whose binding is stamped on the present dataset."""
+    binding = Binding(bucket, world.replid(), generation, owner, version)
+    assert await store.stamp(binding) is Outcome.DONE
+    return Writer(store, binding, ledger)

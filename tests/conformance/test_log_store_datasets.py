@@ -1,0 +1,247 @@
+"""The contract of LogStore when the dataset changes underneath: restarts, failovers, losses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from tests.conformance.log_store_worlds import (
+    WORLD_KINDS,
+    PairWorld,
+    World,
+    Writer,
+    open_pair_world,
+    open_world,
+    topics_of_bucket,
+    writer,
+)
+
+from onewriter_broker.log.api import Durability, LogStore, Outcome
+from onewriter_core.errors import Undecided
+from onewriter_core.ids import EARLIEST, Position
+
+TOPIC, OTHER = topics_of_bucket(0, 2)
+
+
+@pytest.fixture(params=WORLD_KINDS)
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with open_world(request.param) as opened:
+        yield opened
+
+
+@pytest.fixture(params=WORLD_KINDS)
+def pair(request: pytest.FixtureRequest) -> Iterator[PairWorld]:
+    with open_pair_world(request.param) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def store(world: World) -> AsyncIterator[LogStore]:
+    opened = world.open()
+    yield opened
+    await opened.close()
+
+
+async def positions(store: LogStore) -> list[str]:
+    return [str(b.position) for b in await store.read_blocks(TOPIC, EARLIEST, count=1000)]
+
+
+async def every_write(stale: Writer) -> list[Outcome]:
+    """The answers to each guarded write of a writer."""
+    store, binding, token = stale.store, stale.binding, stale.token
+    (appended,) = await store.append([stale.appending(TOPIC, b"stale")])
+    return [
+        await store.stamp(binding),
+        await Writer(store, binding, stale.ledger + 1).fence(TOPIC),
+        appended,
+        await store.set_state(binding, TOPIC, token, {"cursor": "5-1"}),
+        await store.trim(binding, TOPIC, token, Position(5, 2), {}),
+        await store.write_audit(binding, {"event": "stale"}),
+        await store.set_catalog(binding, {"topic": "{}"}),
+    ]
+
+
+async def test_a_restart_makes_every_binding_stale(world: World, store: LogStore) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    await mine.append(TOPIC, b"1")
+    world.restart()
+    fresh = world.open()
+    mine.store = fresh
+    assert await every_write(mine) == [Outcome.REFENCE] * 7
+    assert await positions(fresh) == ["5-0", "5-1"]
+    seen = await fresh.observe([0])
+    assert seen.replid == world.replid() != mine.binding.replid
+    # Only the generation can show that this is the registered dataset's continuation.
+    assert seen.previous_replid == ""
+    assert seen.units[0].generation == 1
+    await fresh.close()
+
+
+async def test_a_marker_that_a_torn_file_forgot_lets_no_old_writer_in(
+    world: World, store: LogStore
+) -> None:
+    old = await writer(world, store)
+    await old.fence(TOPIC)
+    await old.append(TOPIC, b"1")
+    mark = world.mark()
+    successor = await writer(world, store, owner="broker-b", version=2, ledger=6)
+    await successor.fence(TOPIC)
+    world.restart(keep=mark)
+    fresh = world.open()
+    assert await positions(fresh) == ["5-0", "5-1"]
+    assert (await fresh.observe([0])).units[0].owner == "broker-a"
+    # Owner, token and position all fit again; the dataset's identity alone refuses.
+    old.store = fresh
+    assert await every_write(old) == [Outcome.REFENCE] * 7
+    assert await positions(fresh) == ["5-0", "5-1"]
+    await fresh.close()
+
+
+async def test_a_store_connects_again_by_itself(world: World, store: LogStore) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    world.go_away()
+    lost = mine.appending(TOPIC, b"1")
+    for _ in range(2):
+        with pytest.raises(Undecided):
+            await store.append([lost])
+        with pytest.raises(Undecided):
+            await store.read_state(TOPIC)
+    world.come_back()
+    seen = await store.observe([0])
+    assert seen.is_primary
+    assert await store.read_state(TOPIC) != {}
+
+
+async def test_an_emptied_dataset_is_lost_not_free(world: World, store: LogStore) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    await mine.append(TOPIC, b"1")
+    world.flush_all()
+    assert (await store.observe([0])).replid == mine.binding.replid
+    stamped, *others = await every_write_but_stamp_last(mine)
+    assert others == [Outcome.LOST] * 6
+    assert stamped is Outcome.DONE
+    assert await positions(store) == []
+    # Even stamped anew: a log that must exist is lost until its loss was reported.
+    later = Writer(store, mine.binding, 7)
+    assert await later.fence(TOPIC, create=False) is Outcome.LOST
+    assert await store.append([mine.appending(TOPIC, b"2")]) == [Outcome.LOST]
+    assert await later.fence(TOPIC, create=True) is Outcome.DONE
+    assert await positions(store) == ["7-0"]
+
+
+async def every_write_but_stamp_last(stale: Writer) -> list[Outcome]:
+    store, binding, token = stale.store, stale.binding, stale.token
+    (appended,) = await store.append([stale.appending(TOPIC, b"stale")])
+    others = [
+        await Writer(store, binding, stale.ledger + 1).fence(TOPIC),
+        appended,
+        await store.set_state(binding, TOPIC, token, {"cursor": "5-1"}),
+        await store.trim(binding, TOPIC, token, Position(5, 2), {}),
+        await store.write_audit(binding, {"event": "stale"}),
+        await store.set_catalog(binding, {"topic": "{}"}),
+    ]
+    return [await store.stamp(binding), *others]
+
+
+async def test_recovery_reads_come_from_the_named_dataset_or_not_at_all(
+    world: World, store: LogStore
+) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    await store.set_catalog(mine.binding, {"a": "b"})
+    here = mine.binding.replid
+    assert (await store.read_state(TOPIC, replid=here))["tok"] == mine.token
+    assert await store.read_catalog(0, replid=here) == {"a": "b"}
+    assert len(await store.read_blocks(TOPIC, EARLIEST, count=10, replid=here)) == 1
+    elsewhere = "f" * 40
+    with pytest.raises(Undecided, match="dataset"):
+        await store.read_state(TOPIC, replid=elsewhere)
+    with pytest.raises(Undecided, match="dataset"):
+        await store.read_catalog(0, replid=elsewhere)
+    with pytest.raises(Undecided, match="dataset"):
+        await store.read_blocks(TOPIC, EARLIEST, count=10, replid=elsewhere)
+
+
+# --- a primary and a replica
+
+
+async def test_a_promoted_replica_that_lags_lets_no_old_writer_in(pair: PairWorld) -> None:
+    store = pair.open()
+    old = await writer(pair, store)
+    await old.fence(TOPIC)
+    await old.append(TOPIC, b"1")
+    assert await store.commit(Durability.REPLICATED, replid=old.binding.replid)
+    pair.stop_replication()
+    successor = await writer(pair, store, owner="broker-b", version=2, ledger=6)
+    await successor.fence(TOPIC)
+    await successor.append(TOPIC, b"2")
+    registered = pair.replid()
+    pair.fail_over()
+
+    fresh = pair.open()
+    seen = await fresh.observe([0])
+    assert seen.previous_replid == registered, "a promotion names the dataset it continues"
+    assert seen.units[0].owner == "broker-a", "the new owner's stamp did not arrive"
+    old.store = successor.store = fresh
+    assert await every_write(old) == [Outcome.REFENCE] * 7
+    assert await every_write(successor) == [Outcome.REFENCE] * 7
+    assert await positions(fresh) == ["5-0", "5-1"]
+
+    # The old primary is still there and takes what is bound to it; nobody will register it again.
+    on_stale = dataclasses.replace(successor.binding)
+    assert await store.stamp(on_stale) is Outcome.DONE
+    adopted = dataclasses.replace(successor.binding, replid=seen.replid, generation=2, version=3)
+    assert await store.stamp(adopted) is Outcome.REFENCE
+    assert await fresh.stamp(adopted) is Outcome.DONE
+    assert await Writer(fresh, adopted, 7).fence(TOPIC, create=False) is Outcome.DONE
+    assert await positions(fresh) == ["5-0", "5-1", "7-0"]
+    await store.close()
+    await fresh.close()
+
+
+async def test_replicated_is_promised_only_when_a_replica_has_it(pair: PairWorld) -> None:
+    store = pair.open()
+    mine = await writer(pair, store)
+    await mine.fence(TOPIC)
+    await mine.append(TOPIC, b"1")
+    assert (await store.observe([])).replicas == 1
+    assert await store.commit(Durability.REPLICATED)
+    assert await store.commit(Durability.ALL_REPLICAS)
+    pair.stop_replication()
+    await mine.append(TOPIC, b"2")
+    assert not await store.commit(Durability.REPLICATED)
+    assert not await store.commit(Durability.ALL_REPLICAS)
+    assert await store.commit(Durability.LOCAL)
+    await store.close()
+
+
+async def test_a_new_connection_vouches_for_nothing_it_did_not_write(pair: PairWorld) -> None:
+    store = pair.open()
+    mine = await writer(pair, store)
+    await mine.fence(TOPIC)
+    append = await mine.append(TOPIC, b"1")
+    pair.drop_connections()
+    await store.read_state(TOPIC)
+    with pytest.raises(Undecided):
+        await store.commit(Durability.REPLICATED)
+    # The same append again: it is there, and now this connection has written behind it.
+    pair.stop_replication()
+    assert await store.append([append]) == [Outcome.DONE]
+    assert not await store.commit(Durability.REPLICATED)
+    with pytest.raises(Undecided):
+        await store.commit(Durability.REPLICATED, replid="f" * 40)
+    await store.close()
+
+
+async def test_local_is_promised_by_a_file_synced_on_every_write(
+    world: World, store: LogStore
+) -> None:
+    mine = await writer(world, store)
+    assert await mine.fence(TOPIC) is Outcome.DONE
+    assert await store.commit(Durability.NONE)
+    assert await store.commit(Durability.LOCAL, replid=mine.binding.replid)
+    assert not await store.commit(Durability.REPLICATED)

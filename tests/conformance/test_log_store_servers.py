@@ -1,0 +1,411 @@
+"""What only a real server can show: demotion, stalls, memory, ACL, Sentinel, scripts, the reader."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import redis.exceptions
+from tests.conformance.log_store_worlds import ServerWorld, Writer, topics_of_bucket, writer
+from tests.servers import SERVER_PROGRAMS, StoreServer, free_port, running_pair, running_server
+
+from onewriter_broker.log.api import Durability, LogStore, Observation, Outcome
+from onewriter_broker.log.blocks import MalformedBlock
+from onewriter_broker.log.redis_primary import RedisSettings
+from onewriter_broker.log.redis_store import RedisLogStore
+from onewriter_broker.log.server_checks import broker_acl_rules, check_server, judge
+from onewriter_core.errors import ConfigurationError, Undecided
+from onewriter_core.ids import EARLIEST, Position, TopicName
+
+TOPIC, OTHER = topics_of_bucket(0, 2)
+PASSWORD = "for these tests"  # noqa: S105 (servers that live for one test)
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def world(store_server: StoreServer, tmp_path: Path) -> Iterator[ServerWorld]:
+    with tempfile.TemporaryDirectory(prefix="ow-") as folder:
+        yield ServerWorld(Path(folder), store_server, None)
+
+
+@pytest.fixture
+async def store(world: ServerWorld) -> AsyncIterator[LogStore]:
+    opened = world.open()
+    yield opened
+    await opened.close()
+
+
+async def positions(store: LogStore) -> list[str]:
+    return [str(b.position) for b in await store.read_blocks(TOPIC, EARLIEST, count=1000)]
+
+
+async def test_a_stalled_server_is_undecided_and_its_late_work_overtakes_nothing(
+    world: ServerWorld,
+) -> None:
+    settings = dataclasses.replace(
+        world.settings(), call_timeout_seconds=0.2, connect_timeout_seconds=0.2
+    )
+    store = RedisLogStore(settings)
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    world.primary.pause()
+    append = mine.appending(TOPIC, b"1")
+    with pytest.raises(Undecided):
+        await store.append([append])
+    with pytest.raises(Undecided):
+        await store.set_state(mine.binding, TOPIC, mine.token, {"cursor": "old"})
+    world.primary.resume()
+    fields = {"cursor": "new"}
+    assert await store.set_state(mine.binding, TOPIC, mine.token, fields) is Outcome.DONE
+    assert await store.append([append]) == [Outcome.DONE]
+    await asyncio.sleep(0.05)
+    assert (await store.read_state(TOPIC))["cursor"] == "new"
+    assert await positions(store) == ["5-0", "5-1"]
+    await store.close()
+
+
+async def test_commands_of_a_dropped_connection_never_run_behind_its_successors(
+    world: ServerWorld,
+) -> None:
+    # The old connection's write waits in the server's socket while the server is stopped; the new
+    # connection must not be able to write before that one is gone.
+    store = RedisLogStore(dataclasses.replace(world.settings(), call_timeout_seconds=0.2))
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    for round_number in range(5):
+        world.primary.pause()
+        with pytest.raises(Undecided):
+            await store.set_state(mine.binding, TOPIC, mine.token, {"cursor": "old"})
+        world.primary.resume()
+        fields = {"cursor": f"new {round_number}"}
+        assert await store.set_state(mine.binding, TOPIC, mine.token, fields) is Outcome.DONE
+        await asyncio.sleep(0.02)
+        assert (await store.read_state(TOPIC))["cursor"] == f"new {round_number}"
+    await store.close()
+
+
+async def test_forgotten_scripts_are_loaded_again(world: ServerWorld, store: LogStore) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    world.primary.command("SCRIPT", "FLUSH")
+    append = mine.appending(TOPIC, b"1")
+    with pytest.raises(Undecided, match="NOSCRIPT"):
+        await store.append([append])
+    assert await store.append([append]) == [Outcome.DONE]
+
+
+async def test_a_full_server_refuses_whole_calls_and_takes_them_later(
+    world: ServerWorld, store: LogStore
+) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    append = mine.appending(TOPIC, b"1")
+    world.primary.command("CONFIG", "SET", "maxmemory", "1")
+    with pytest.raises(Undecided, match="OOM"):
+        await store.append([append])
+    seen = await store.observe([])
+    assert seen.memory_bytes_max == 1 < seen.memory_bytes_used
+    world.primary.command("CONFIG", "SET", "maxmemory", "0")
+    assert await store.append([append]) == [Outcome.DONE]
+
+
+async def test_a_foreign_entry_in_a_log_is_named(world: ServerWorld, store: LogStore) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    key = f"ow:{{b0}}:log:{TOPIC}"
+    world.primary.command("XADD", key, "5-1", "hello", "world")
+    with pytest.raises(MalformedBlock, match="5-1"):
+        await store.read_blocks(TOPIC, EARLIEST, count=10)
+    # The place is taken, by something that is not this block.
+    assert await store.append([mine.appending(TOPIC, b"1")]) == [Outcome.FENCED]
+
+
+async def test_a_key_of_the_wrong_type_is_undecided_not_fenced(
+    world: ServerWorld, store: LogStore
+) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    key = f"ow:{{b0}}:log:{TOPIC}"
+    world.primary.command("DEL", key)
+    world.primary.command("SET", key, "not a stream")
+    with pytest.raises(Undecided, match="WRONGTYPE"):
+        await store.append([mine.appending(TOPIC, b"1")])
+    with pytest.raises(Undecided, match="WRONGTYPE"):
+        await store.read_blocks(TOPIC, EARLIEST, count=10)
+    with pytest.raises(Undecided, match="WRONGTYPE"):
+        await store.read_blocks(TOPIC, EARLIEST, count=10, replid=mine.binding.replid)
+
+
+async def test_a_deleted_log_is_lost_and_stays_lost(world: ServerWorld, store: LogStore) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    world.primary.command("DEL", f"ow:{{b0}}:log:{TOPIC}")
+    assert await store.append([mine.appending(TOPIC, b"1")]) == [Outcome.LOST]
+    assert world.primary.command("EXISTS", f"ow:{{b0}}:log:{TOPIC}") == 0
+    end = Position(5, 0)
+    assert await store.trim(mine.binding, TOPIC, mine.token, end, {}) is Outcome.LOST
+    assert await Writer(store, mine.binding, 6).fence(TOPIC, create=False) is Outcome.LOST
+
+
+async def test_a_trimmed_log_survives_a_crash(world: ServerWorld, store: LogStore) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    for _ in range(150):
+        await mine.append(TOPIC, b"x" * 500)
+    newer = Writer(store, mine.binding, 6)
+    await newer.fence(TOPIC)
+    await store.trim(mine.binding, TOPIC, newer.token, Position(6, 0), {})
+    before = await positions(store)
+    assert len(before) < 100
+    world.primary.command("BGREWRITEAOF")
+    world.restart()
+    fresh = world.open()
+    assert await positions(fresh) == before
+    await fresh.close()
+
+
+async def test_everysec_is_local_through_waitaof_where_the_server_has_it(server_kind: str) -> None:
+    with running_server(server_kind, appendfsync="everysec") as server:
+        settings = RedisSettings(url=server.url, buckets=4, commit_timeout_seconds=2.0)
+        facts = await check_server(settings)
+        store = RedisLogStore(settings)
+        with tempfile.TemporaryDirectory(prefix="ow-") as folder:
+            mine = await writer(ServerWorld(Path(folder), server, None), store)
+        await mine.fence(TOPIC)
+        promised = Durability.LOCAL in judge(facts, Durability.NONE).promises
+        assert promised == (server_kind == "valkey")
+        assert await store.commit(Durability.LOCAL) == promised
+        await store.close()
+
+
+# --- start-up
+
+
+async def test_the_embedded_default_passes_the_checks(world: ServerWorld) -> None:
+    facts = await check_server(world.settings())
+    verdict = judge(facts, Durability.LOCAL)
+    assert verdict.refusals == ()
+    assert verdict.strongest is Durability.LOCAL
+    assert facts.product == ("valkey" if world.kind == "valkey" else "redis")
+    assert facts.replid == world.replid()
+
+
+async def test_a_broker_user_can_do_its_work_and_undo_nothing(world: ServerWorld) -> None:
+    rules = broker_acl_rules(with_waitaof=world.kind == "valkey").split()
+    world.primary.command("ACL", "SETUSER", "broker", "on", f">{PASSWORD}", *rules)
+    settings = dataclasses.replace(world.settings(), username="broker", password=PASSWORD)
+    facts = await check_server(settings)
+    assert facts.allowed == ()
+    assert judge(facts, Durability.LOCAL).refusals == ()
+    store = RedisLogStore(settings)
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    await mine.append(TOPIC, b"1")
+    assert await store.commit(Durability.LOCAL)
+    assert not await store.commit(Durability.REPLICATED)
+    end = Position(5, 1)
+    assert await store.trim(mine.binding, TOPIC, mine.token, end, {"a": "b"}) is Outcome.DONE
+    assert await store.set_catalog(mine.binding, {"t": "{}"}, ["u"]) is Outcome.DONE
+    assert await store.write_audit(mine.binding, {"event": "x"}) is Outcome.DONE
+    assert await store.read_blocks(TOPIC, EARLIEST, count=9, replid=mine.binding.replid)
+    await store.beat("broker-a", "1")
+    await store.forget_member("broker-a")
+    await store.set_settings({"a": "b"}, ["c"])
+    await store.close()
+
+    client = redis.Redis(
+        unix_socket_path=str(world.primary.path), username="broker", password=PASSWORD
+    )
+    key = f"ow:{{b0}}:log:{TOPIC}"
+    for words in (
+        ("DEL", key),
+        ("XSETID", key, "1-1"),
+        ("SET", key, "x"),
+        ("EXPIRE", key, "1"),
+        ("RENAME", key, "x"),
+        ("FLUSHALL",),
+        ("CONFIG", "SET", "maxmemory", "1"),
+        ("EVAL", f"return redis.call('DEL', '{key}')", "0"),
+        ("HSET", "elsewhere", "a", "b"),
+    ):
+        with pytest.raises(redis.exceptions.ResponseError):
+            client.execute_command(*words)  # type: ignore[no-untyped-call]
+    client.close()
+    assert world.primary.command("EXISTS", key) == 1
+
+
+async def test_an_acl_user_that_may_delete_is_found_out(world: ServerWorld) -> None:
+    world.primary.command("ACL", "SETUSER", "broad", "on", f">{PASSWORD}", "~*", "+@all")
+    settings = dataclasses.replace(world.settings(), username="broad", password=PASSWORD)
+    facts = await check_server(settings)
+    assert facts.allowed == ("DEL", "XSETID")
+    assert len(judge(facts, Durability.LOCAL).refusals) == 1
+
+
+async def test_a_wrong_password_is_a_clear_answer(world: ServerWorld) -> None:
+    settings = dataclasses.replace(world.settings(), username="broker", password=PASSWORD[1:])
+    store = RedisLogStore(settings)
+    with pytest.raises(Undecided, match="WRONGPASS"):
+        await store.observe([])
+    with pytest.raises(Undecided, match="cannot be checked"):
+        await check_server(settings)
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["", "http://x", "rediss://x:1", "redis://x:port", "redis://x/3", "redis://u:p@x:1/2"]
+)
+async def test_a_url_that_cannot_be_used_says_what_to_write(url: str) -> None:
+    store = RedisLogStore(RedisSettings(url=url))
+    with pytest.raises(ConfigurationError) as refusal:
+        await store.observe([])
+    assert "u:p" not in str(refusal.value)
+    await store.close()
+
+
+# --- failover
+
+
+async def test_a_demoted_primary_is_left_for_the_new_one(server_kind: str) -> None:
+    with (
+        running_pair(server_kind) as (primary, replica),
+        tempfile.TemporaryDirectory(prefix="ow-") as folder,
+    ):
+        pair = ServerWorld(Path(folder), primary, replica)
+        store = pair.open()
+        mine = await writer(pair, store)
+        await mine.fence(TOPIC)
+        assert await store.commit(Durability.REPLICATED)
+        replica.promote()
+        primary.follow(replica)
+        append = mine.appending(TOPIC, b"1")
+        assert await store.append([append]) == [Outcome.REFENCE]
+        stale = dataclasses.replace(mine.binding, replid=primary.replid())
+        with pytest.raises(Undecided, match="READONLY"):
+            await store.stamp(stale)
+        with pytest.raises(Undecided, match="no primary"):
+            await store.observe([0])
+        pair.fail_over()
+        assert await store.append([append]) == [Outcome.REFENCE]
+        assert (await store.observe([0])).previous_replid == mine.binding.replid
+        await store.close()
+
+
+async def test_sentinel_leads_to_the_primary_of_the_moment(server_kind: str) -> None:
+    with (
+        running_pair(server_kind) as (first, second),
+        tempfile.TemporaryDirectory(prefix="ow-") as folder,
+    ):
+        port = free_port()
+        sentinel = start_sentinel(server_kind, Path(folder), port, first)
+        try:
+            settings = RedisSettings(
+                sentinels=(f"127.0.0.1:{free_port()}", f"127.0.0.1:{port}"),
+                sentinel_primary="shard",
+                buckets=4,
+            )
+            store = RedisLogStore(settings)
+            seen = await until_answered(store)
+            assert seen.replid == first.replid()
+            # Sentinel learns of the replica from the primary's INFO, once in ten seconds at worst.
+            await until_sentinel_knows_the_replica(port)
+            before = first.replid()
+            first.kill()
+            with pytest.raises(Undecided):
+                await store.observe([])
+            seen = await until_answered(store)
+            assert seen.replid == second.replid()
+            assert seen.previous_replid == before
+            await store.close()
+            lost = dataclasses.replace(settings, sentinel_primary="other")
+            with pytest.raises(Undecided, match="other"):
+                await RedisLogStore(lost).observe([])
+        finally:
+            sentinel.kill()
+            sentinel.wait()
+
+
+def start_sentinel(
+    kind: str, folder: Path, port: int, primary: StoreServer
+) -> subprocess.Popen[bytes]:
+    configuration = folder / "sentinel.conf"
+    configuration.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {folder}\n"
+        f"sentinel monitor shard 127.0.0.1 {primary.port} 1\n"
+        "sentinel down-after-milliseconds shard 300\n"
+    )
+    program = str(SERVER_PROGRAMS[kind])
+    return subprocess.Popen([program, str(configuration), "--sentinel"], stdout=subprocess.DEVNULL)
+
+
+async def until_answered(store: LogStore, seconds: float = 20.0) -> Observation:
+    async with asyncio.timeout(seconds):
+        while True:
+            try:
+                return await store.observe([])
+            except Undecided:
+                await asyncio.sleep(0.05)
+
+
+async def until_sentinel_knows_the_replica(port: int) -> None:
+    client = redis.Redis(port=port, protocol=2)
+    async with asyncio.timeout(20):
+        while True:
+            if client.execute_command("SENTINEL", "REPLICAS", "shard"):  # type: ignore[no-untyped-call]
+                break
+            await asyncio.sleep(0.05)
+    client.close()
+
+
+# --- the published format
+
+
+async def test_the_reader_in_the_documentation_reads_a_log(store_server: StoreServer) -> None:
+    text = (ROOT / "docs" / "log-format.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    store = RedisLogStore(RedisSettings(url=store_server.url))
+    topic = TopicName.parse("persistent://public/default/orders")
+    with tempfile.TemporaryDirectory(prefix="ow-") as folder:
+        world = ServerWorld(Path(folder), store_server, None)
+        mine = await writer(world, store, bucket=zlib_bucket(topic))
+    await mine.fence(topic)
+    for number in range(20):
+        await mine.append(topic, b"a%d" % number, b"", b"\x00\xff")
+    await Writer(store, mine.binding, 6).fence(topic)
+    await store.close()
+    printed = run_program(program, store_server.url, str(topic))
+    expected = ["5-0 marker of broker-a"]
+    for number in range(20):
+        first = 1 + 3 * number
+        expected += [
+            f"5-{first} b'a{number}'",
+            f"5-{first + 1} b''",
+            f"5-{first + 2} b'\\x00\\xff'",
+        ]
+    assert printed == [*expected, "6-0 marker of broker-a"]
+
+
+def run_program(source: str, *arguments: str) -> list[str]:
+    words = [sys.executable, "-W", "error", "-c", source, *arguments]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def zlib_bucket(topic: TopicName) -> int:
+    return RedisLogStore(RedisSettings())._keys.bucket(topic)
+
+
+def test_every_script_says_what_it_takes_and_what_it_keeps() -> None:
+    folder = ROOT / "broker" / "onewriter_broker" / "log" / "scripts"
+    scripts = [path for path in folder.glob("*.lua") if path.name != "guard.lua"]
+    assert len(scripts) == 7
+    for path in scripts:
+        header = path.read_text().split("\n\n")[0]
+        for heading in ("-- KEYS", "-- ARGV", "-- Reply", "-- Invariant:"):
+            assert heading in header, f"{path.name} lacks {heading}"

@@ -1,0 +1,660 @@
+"""The storage protocol (docs/adr/0002) as a model: anchor, two-node store, brokers, all their races.
+
+The race, in prose
+------------------
+A broker that wants a bucket reads the anchor, looks at the store, changes the anchor by
+compare-and-set, stamps the bucket's record in the store, and opens a new ledger there by writing
+its marker. From that marker on the store refuses whatever is older. Between any two of these steps
+the broker may stand still for as long as it likes, and the world goes on: another broker takes the
+bucket; the primary dies and a replica that never saw the marker is promoted; the dead primary comes
+back from a torn file and, until somebody tells it otherwise, accepts writes like any primary. Now
+the first broker wakes up. It believes that it owns the bucket, it holds a ledger that was once
+good, it has commands in socket buffers, and there may be a node that has forgotten why it should
+refuse them. If one such command is accepted on the branch of history that finally counts, the fence
+was worth nothing.
+
+So the anchor registers not only an owner but the one dataset (replid) that counts; a write names the
+dataset it was bound to and is refused elsewhere; and another dataset may be registered only if it
+descends from the registered one: by its ``master_replid2``, or, where a restart lost that, because
+it carries the generation that only a stamp *after* the compare-and-set can have put there.
+
+How it is modelled
+------------------
+* ``State.anchor`` is the anchor with its whole past: version v of the record is ``anchor[v]``.
+* A node is its role, its replid, its replid2 and the sequence of writes it executed. What the
+  scripts look at (the bucket's generation, owner and stamped version, a log's newest marker and
+  token) is a fold over those writes. Every loss is then simply a shorter sequence.
+* A replica may lag by any number of writes. The choice is made late: while linked, it is shown with
+  all of its primary's writes, and its promotion keeps any prefix of them.
+* Each successful compare-and-set creates a *binding*. A binding's commands (stamp, read the log,
+  fence, roll, append, cursor write, catalog write) may be executed on any writable node at any later
+  time, until the end of the world: that is the frozen broker, the crashed one whose bytes are still
+  under way, the one that reconnected elsewhere, and the owner itself, all at once. A crash is thus
+  a binding whose commands no longer come.
+* An accepted write that is newer than all that was granted changes nothing that any later check
+  looks at, so it is not stored. One that is *stale* is stored as such (ghost), because the branch it
+  sits on may yet be registered.
+
+Ghost variables, seen by properties and never by the protocol: ``granted`` and ``granted_epoch``
+(the highest ledger and topic epoch any producer may have heard of), ``parents`` (which dataset each
+was really cut from), stale marks.
+
+Bounds are bounds, not truths
+-----------------------------
+``Scope`` limits nodes, brokers, anchor versions (successful acquisitions), datasets (promotions and
+restarts) and ledgers per reservation. Nothing is proved beyond them; what is wrong with the weaker
+protocols shows well within them.
+
+Not modelled
+------------
+* The content of entries: retries, deduplication, the reconciliation of the tail after a re-fence,
+  the commit watermark, and with them durability and visibility (redis invariants 8 and 9).
+* Several topics or buckets, and more than one shard. One topic per bucket loses nothing here: the
+  scripts treat topics one by one, under one record.
+* Damage to a live dataset (FLUSHALL, DEL, XSETID): the store's access rules forbid it to brokers.
+* Force: ``adopt --force`` gives up lineage on purpose. Restoring an old copy of the anchor.
+* The last granted ledger recorded in the anchor (it lets a holder resume after a failover that
+  provably lost no marker); here such a holder must win anew.
+* Liveness. What the protocol refuses for ever is named by ``sometimes`` properties only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Which protections are in force. The defaults are the protocol; each may be taken away.
+
+    ``replid_guard``: a write is refused where the dataset is not the one it was bound to.
+    ``registered``: the anchor names the dataset that counts; without it a broker binds to the
+    dataset it happens to see, and re-binds after a failover if the anchor still names it as owner.
+    ``by_previous`` and ``by_generation``: the two ways in which a dataset can be adopted.
+    ``by_anything``: any dataset can be adopted.
+    ``past_refused``: a dataset that was registered before is never adopted again.
+    ``stamp_after``: the generation is written after the compare-and-set, not before.
+    ``owner_check``: what a write compares with the bucket's stamp.
+    ``late_stamp_refused``: a stamp older than the one that stands is refused.
+    ``generation_check``: a write is refused where the bucket's generation is above its own.
+    ``token_check``: a write is refused unless the log's token is its own ledger's.
+    ``fresh_block``: ledgers left over from an earlier ownership are thrown away.
+    ``careful_resume``: a topic epoch found in the log is trusted only if its marker was written
+    in the present generation.
+    """
+
+    replid_guard: bool = True
+    registered: bool = True
+    by_previous: bool = True
+    by_generation: bool = True
+    by_anything: bool = False
+    past_refused: bool = True
+    stamp_after: bool = True
+    owner_check: Literal["nothing", "owner", "version"] = "owner"
+    late_stamp_refused: bool = True
+    generation_check: bool = True
+    token_check: bool = True
+    fresh_block: bool = True
+    careful_resume: bool = True
+
+
+PROTOCOL = Rules()
+"""Level 4: what the broker does."""
+
+ID_FENCE_ONLY = Rules(
+    replid_guard=False,
+    registered=False,
+    owner_check="nothing",
+    generation_check=False,
+    token_check=False,
+)
+"""Level 1: ledgers from the anchor, and nothing but the store's order of IDs."""
+
+UNREGISTERED = Rules(
+    registered=False, owner_check="nothing", generation_check=False, token_check=False
+)
+"""Level 2: the dataset is checked in every write, but no one says which dataset counts."""
+
+LINEAGE_BY_REPLID_ONLY = Rules(by_generation=False)
+"""Level 3: registered, adopted by replid2 alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """How much of the world is explored.
+
+    ``versions``: successful compare-and-sets. ``datasets``: replids, the first one included, so
+    that ``datasets - 1`` promotions, restarts and spontaneous changes of replid happen at most.
+    ``block``: ledgers reserved by one compare-and-set. ``reads_apart``: reading the anchor and
+    looking at the node are two steps. Where nothing is written before the compare-and-set, one step
+    reaches the same outcomes: an attempt that another version overtook between the two can only
+    lose, so a read that matters might as well have been made just before the look. ``needless``:
+    an owner may acquire again although its dataset is registered and its reservation not used up.
+    ``begun``: start where A has acquired, stamped and opened its first ledger, which saves the
+    search eight steps.
+    """
+
+    nodes: int = 2
+    brokers: int = 2
+    versions: int = 3
+    datasets: int = 3
+    block: int = 2
+    reads_apart: bool = True
+    needless: bool = False
+    begun: bool = False
+
+
+class Version(NamedTuple):
+    """One version of the anchor's record."""
+
+    generation: int
+    replid: int
+    owner: int
+    high_water: int
+
+
+class Write(NamedTuple):
+    """One write as executed by a node.
+
+    ``stamp``: number = anchor version. ``generation``: number = generation, written by a variant
+    before its compare-and-set. ``marker``: number = ledger, with epoch and generation.
+    ``stale`` (ghost): a write that should have been refused if this branch counts.
+    """
+
+    kind: Literal["stamp", "generation", "marker", "stale"]
+    number: int
+    generation: int = 0
+    epoch: int = 0
+
+
+class Node(NamedTuple):
+    """One server. ``previous`` is its ``master_replid2``; 0: none."""
+
+    primary: bool
+    replid: int
+    previous: int
+    writes: tuple[Write, ...]
+
+
+class Binding(NamedTuple):
+    """What one acquisition left with its broker.
+
+    The reservation is ``first`` to ``end``; below ``following`` its ledgers are used. ``epoch`` is
+    the topic epoch that the broker knows to be the newest granted; 0: it does not know.
+    """
+
+    replid: int
+    first: int
+    following: int
+    end: int
+    epoch: int
+
+
+class Attempt(NamedTuple):
+    """An acquisition under way. ``replid`` 0: the anchor was read, the node not yet looked at."""
+
+    version: int
+    replid: int = 0
+    adopt: bool = False
+    announced: bool = False
+
+
+class State(NamedTuple):
+    anchor: tuple[Version, ...]
+    nodes: tuple[Node, ...]
+    bindings: tuple[Binding, ...]
+    attempts: tuple[Attempt | None, ...]
+    elected: int
+    granted: int
+    granted_epoch: int
+    parents: tuple[int, ...]
+
+
+class Action(NamedTuple):
+    """What happened, as data for properties and as a line for stories.
+
+    ``version`` is the anchor version that was read, or whose binding acts; ``number`` a ledger, an
+    epoch or a count of surviving writes, as the kind says.
+    """
+
+    kind: str
+    node: int = -1
+    broker: int = -1
+    version: int = -1
+    number: int = 0
+    detail: str = ""
+
+    def __str__(self) -> str:
+        who = f"broker {'AB'[self.broker] if self.broker < 2 else self.broker}"
+        what = f"{who}, bound by version {self.version},"
+        where = f"node {self.node}"
+        match self.kind:
+            case "read":
+                return f"{who} reads the anchor: version {self.version}"
+            case "observe":
+                return f"{who} looks at {where}: {self.detail}"
+            case "announce":
+                return f"{who} writes generation {self.number} to {where}, before its CAS"
+            case "acquire":
+                return f"{who} wins the CAS: version {self.version}, {self.detail}"
+            case "lose":
+                return f"{who} loses the CAS it based on version {self.version}"
+            case "rebind":
+                return f"{who}, still the owner, binds itself to {self.detail}"
+            case "stamp":
+                return f"{what} stamps {where}"
+            case "recover":
+                return f"{what} reads topic epoch {self.number} from the log on {where}"
+            case "grant":
+                return f"{what} opens ledger {self.number} on {where}: a new topic epoch is granted"
+            case "keep":
+                return f"{what} opens ledger {self.number} on {where}, {self.detail}"
+            case "append" | "cursor" | "catalog":
+                return f"{what} gets a stale {self.kind} write accepted on {where}"
+            case "promote":
+                return f"{where} is promoted; {self.number} writes of its primary had reached it"
+            case "restart":
+                return f"{where} restarts from {self.detail}; {self.number} writes survive"
+            case _:
+                return f"{where} becomes a replica of {self.detail}"
+
+
+class View(NamedTuple):
+    """What the scripts find in a node: a fold over its writes. Zero where nothing was written."""
+
+    generation: int
+    stamped: int
+    ledger: int
+    marker_generation: int
+    epoch: int
+    stale: bool
+    rising: bool
+    epochs: tuple[tuple[int, int], ...]
+
+    def epoch_of(self, ledger: int) -> int:
+        """The topic epoch of a ledger's marker; the ledger itself if the marker is not here."""
+        return next((epoch for own, epoch in self.epochs if own == ledger), ledger)
+
+
+EMPTY = View(0, 0, 0, 0, 0, stale=False, rising=True, epochs=())
+
+
+@cache
+def view(writes: tuple[Write, ...]) -> View:
+    if not writes:
+        return EMPTY
+    before, last = view(writes[:-1]), writes[-1]
+    match last.kind:
+        case "stamp":
+            return before._replace(generation=last.generation, stamped=last.number)
+        case "generation":
+            return before._replace(generation=last.number)
+        case "marker":
+            return before._replace(
+                ledger=last.number,
+                marker_generation=last.generation,
+                epoch=last.epoch,
+                rising=before.rising and last.number > before.ledger,
+                epochs=(*before.epochs, (last.number, last.epoch)),
+            )
+        case "stale":
+            return before._replace(stale=True)
+
+
+Transition = tuple[Action, State]
+
+
+@dataclass(frozen=True, slots=True)
+class StorageProtocol:
+    """The model: ``Rules`` decide what brokers and scripts check, ``Scope`` how far it goes."""
+
+    rules: Rules = PROTOCOL
+    scope: Scope = Scope()
+
+    def initial(self) -> Iterator[State]:
+        """One primary with linked replicas; nothing written or registered, unless ``begun``."""
+        state = State(
+            anchor=(Version(0, 0, -1, 0),),
+            nodes=tuple(Node(index == 0, 1, 0, ()) for index in range(self.scope.nodes)),
+            bindings=(Binding(0, 1, 1, 0, 0),),
+            attempts=(None,) * self.scope.brokers,
+            elected=0,
+            granted=0,
+            granted_epoch=0,
+            parents=(0,),
+        )
+        yield self._begun(state) if self.scope.begun else state
+
+    def _begun(self, state: State) -> State:
+        """The same world after broker A's first acquisition and first grant."""
+        block = self.scope.block
+        writes = (Write("stamp", 1, 1), Write("marker", 1, 1, 1))
+        return state._replace(
+            anchor=(*state.anchor, Version(1, 1, 0, block)),
+            nodes=tuple(node._replace(writes=writes) for node in state.nodes),
+            bindings=(*state.bindings, Binding(1, 1, 2, block, 1)),
+            granted=1,
+            granted_epoch=1,
+        )
+
+    def successors(self, state: State) -> Iterator[Transition]:
+        if len(state.anchor) <= self.scope.versions:
+            for broker in range(self.scope.brokers):
+                yield from self._acquire(state, broker)
+        for version in range(1, len(state.anchor)):
+            for index, node in enumerate(state.nodes):
+                if node.primary:
+                    yield from self._write(state, version, index, node)
+        if len(state.parents) < self.scope.datasets:
+            for index, node in enumerate(state.nodes):
+                yield from self._replace_dataset(state, index, node)
+        yield from self._resync(state)
+
+    # ---- Brokers: read the anchor, look at the store, compare and set -------------------------
+
+    def _acquire(self, state: State, broker: int) -> Iterator[Transition]:
+        newest = len(state.anchor) - 1
+        if newest == 0 and broker > 0:
+            return  # Brokers are alike: whoever is first is called A.
+        attempt = state.attempts[broker]
+        if attempt is None or attempt.version != newest:
+            fresh = Attempt(newest)
+            if self.scope.reads_apart:
+                yield (
+                    Action("read", broker=broker, version=newest),
+                    self._attempting(state, broker, fresh),
+                )
+            else:
+                yield from self._observe(state, broker, fresh)
+        if attempt is None:
+            return
+        if not attempt.replid:
+            yield from self._observe(state, broker, attempt)
+            return
+        if attempt.adopt and not self.rules.stamp_after and not attempt.announced:
+            generation = state.anchor[attempt.version].generation + 1
+            for index, node in enumerate(state.nodes):
+                if node.primary and node.replid == attempt.replid:
+                    yield (
+                        Action("announce", index, broker, number=generation),
+                        self._attempting(
+                            _written(state, node.replid, Write("generation", generation)),
+                            broker,
+                            attempt._replace(announced=True),
+                        ),
+                    )
+            return
+        if attempt.version != newest:
+            yield (
+                Action("lose", broker=broker, version=attempt.version),
+                self._attempting(state, broker, None),
+            )
+        elif self.rules.registered or not self._needs_nothing(state, broker):
+            yield self._win(state, broker, attempt)
+        elif self.rules.replid_guard:
+            yield self._rebind(state, broker, attempt)
+
+    def _observe(self, state: State, broker: int, attempt: Attempt) -> Iterator[Transition]:
+        for index, node in enumerate(state.nodes):
+            if node.primary and (how := self.adoptable(state, attempt.version, node)):
+                adopt = self.rules.registered and how != "the registered one"
+                if self.rules.registered and not adopt and self._needs_nothing(state, broker):
+                    continue
+                yield (
+                    Action("observe", index, broker, detail=f"replid {node.replid}, {how}"),
+                    self._attempting(
+                        state, broker, attempt._replace(replid=node.replid, adopt=adopt)
+                    ),
+                )
+
+    def _needs_nothing(self, state: State, broker: int) -> bool:
+        """An owner with ledgers left opens the next one without asking the anchor."""
+        own = state.bindings[-1]
+        return (
+            not self.scope.needless
+            and state.anchor[-1].owner == broker
+            and own.following <= own.end
+        )
+
+    def adoptable(self, state: State, version: int, node: Node) -> str:
+        """Why a broker that read ``version`` may bind to this node; empty: it may not."""
+        record = state.anchor[version]
+        if not self.rules.registered:
+            return "taken as it is"
+        if not record.replid:
+            return "" if view(node.writes).generation else "the first one"
+        if node.replid == record.replid:
+            return "the registered one"
+        if self.rules.by_anything:
+            return "taken as it is"
+        past = {earlier.replid for earlier in state.anchor[: version + 1]}
+        if self.rules.past_refused and node.replid in past:
+            return ""
+        if self.rules.by_previous and node.previous == record.replid:
+            return "its replid2 is the registered one"
+        if self.rules.by_generation and view(node.writes).generation == record.generation:
+            return f"it carries generation {record.generation}"
+        return ""
+
+    def _attempting(self, state: State, broker: int, attempt: Attempt | None) -> State:
+        attempts = (*state.attempts[:broker], attempt, *state.attempts[broker + 1 :])
+        return state._replace(attempts=attempts)
+
+    def _win(self, state: State, broker: int, attempt: Attempt) -> Transition:
+        record, own = state.anchor[-1], state.bindings[-1]
+        goes_on = record.owner == broker
+        high_water = record.high_water + self.scope.block
+        first = record.high_water + 1
+        if not self.rules.fresh_block:
+            for number in range(len(state.anchor) - 1, 0, -1):
+                left = state.bindings[number]
+                if state.anchor[number].owner == broker and left.following <= left.end:
+                    first, high_water = left.following, record.high_water
+                    break
+        binding = Binding(
+            attempt.replid,
+            first,
+            first,
+            high_water if first > record.high_water else left.end,
+            own.epoch if goes_on else 0,
+        )
+        version = Version(record.generation + attempt.adopt, attempt.replid, broker, high_water)
+        return (
+            Action(
+                "acquire",
+                broker=broker,
+                version=len(state.anchor),
+                detail=f"generation {version.generation}, replid {version.replid}, "
+                f"ledgers {binding.first} to {binding.end}",
+            ),
+            state._replace(
+                anchor=(*state.anchor, version),
+                bindings=(*state.bindings, binding),
+                attempts=tuple(
+                    None if index == broker else self._overtaken(state, other)
+                    for index, other in enumerate(state.attempts)
+                ),
+            ),
+        )
+
+    def _overtaken(self, state: State, attempt: Attempt | None) -> Attempt | None:
+        """An attempt whose version is no longer the newest.
+
+        It can only lose its compare-and-set, which changes nothing, so it is forgotten at once;
+        unless it may still write to a node before it.
+        """
+        if self.rules.stamp_after or len(state.anchor) >= self.scope.versions:
+            return None
+        return attempt
+
+    def _rebind(self, state: State, broker: int, attempt: Attempt) -> Transition:
+        """Level 2: the owner follows the store to another dataset on its own authority."""
+        binding = state.bindings[-1]._replace(replid=attempt.replid)
+        return (
+            Action("rebind", broker=broker, detail=f"replid {attempt.replid}"),
+            self._attempting(
+                state._replace(bindings=(*state.bindings[:-1], binding)), broker, None
+            ),
+        )
+
+    # ---- The scripts: what a binding's commands do when a node executes them ------------------
+
+    def _write(self, state: State, version: int, index: int, node: Node) -> Iterator[Transition]:
+        rules, binding, record = self.rules, state.bindings[version], state.anchor[version]
+        if rules.replid_guard and node.replid != binding.replid:
+            return
+        act = Action("", index, record.owner, version)
+        seen = view(node.writes)
+        if rules.registered and seen.stamped != version:
+            late = seen.stamped > version or seen.generation > record.generation
+            if not (late and rules.late_stamp_refused):
+                stamp = Write("stamp", version, record.generation)
+                yield act._replace(kind="stamp"), _written(state, node.replid, stamp)
+        if not self.guarded(state, version, seen):
+            return
+        unopened = binding.following == binding.first
+        if rules.registered and unopened and not binding.epoch and self._stamped(node, version):
+            current = seen.marker_generation == record.generation
+            epoch = seen.epoch if current or not rules.careful_resume else 0
+            if epoch:
+                yield (
+                    act._replace(kind="recover", number=epoch),
+                    _bound(state, version, binding._replace(epoch=epoch)),
+                )
+        ledger = binding.following
+        if ledger <= binding.end and seen.ledger < ledger:
+            yield self._opened(state, act._replace(kind="grant", number=ledger), ledger)
+            if binding.epoch:
+                detail = f"keeping topic epoch {binding.epoch}"
+                yield self._opened(
+                    state, act._replace(kind="keep", number=ledger, detail=detail), binding.epoch
+                )
+        if not seen.stale:
+            yield from self._stale_writes(state, act, node, seen)
+
+    @staticmethod
+    def _stamped(node: Node, version: int) -> bool:
+        return any(write.kind == "stamp" and write.number == version for write in node.writes)
+
+    def guarded(self, state: State, version: int, seen: View) -> bool:
+        """Whether the bucket's record lets this binding's write pass; its dataset is right."""
+        record = state.anchor[version]
+        if self.rules.generation_check and seen.generation > record.generation:
+            return False
+        match self.rules.owner_check:
+            case "nothing":
+                return True
+            case "owner":
+                return seen.stamped > 0 and state.anchor[seen.stamped].owner == record.owner
+            case "version":
+                return seen.stamped == version
+
+    def _opened(self, state: State, action: Action, epoch: int) -> Transition:
+        """A marker was written. Its answer is the grant, unless the broker no longer listens.
+
+        A process that acquired again does not answer for the binding it replaced.
+        """
+        binding, record = state.bindings[action.version], state.anchor[action.version]
+        marker = Write("marker", binding.following, record.generation, epoch)
+        after = _bound(
+            _written(state, state.nodes[action.node].replid, marker),
+            action.version,
+            binding._replace(following=binding.following + 1, epoch=epoch),
+        )
+        if any(later.owner == record.owner for later in state.anchor[action.version + 1 :]):
+            return action, after
+        return action, after._replace(
+            granted=max(state.granted, binding.following),
+            granted_epoch=max(state.granted_epoch, epoch),
+        )
+
+    def _stale_writes(
+        self, state: State, act: Action, node: Node, seen: View
+    ) -> Iterator[Transition]:
+        """The accepted writes that ought to have been refused, if this branch counts.
+
+        A cursor or catalog write is judged where it happens and leaves no mark: with the token in
+        force it passes only where an append would, and that one leaves its mark.
+        """
+        binding = state.bindings[act.version]
+        spoilt = _written(state, node.replid, Write("stale", 0))
+        for ledger in range(binding.first, binding.following):
+            epoch = seen.epoch_of(ledger)
+            if ledger >= state.granted and epoch >= state.granted_epoch:
+                continue
+            if self.rules.token_check and seen.ledger != ledger:
+                continue
+            detail = "ledger" if ledger < state.granted else "epoch"
+            if seen.ledger <= ledger:  # the order of IDs, which guards nothing but appends
+                yield act._replace(kind="append", number=ledger, detail=detail), spoilt
+            yield act._replace(kind="cursor", number=ledger, detail=detail), state
+        if self.rules.registered and any(
+            state.anchor[later].owner != act.broker and self._stamped(node, later)
+            for later in range(act.version + 1, len(state.anchor))
+        ):
+            # "regained": see EARLIER_OWNERSHIP in storage_properties.
+            regained = state.anchor[seen.stamped].owner == act.broker
+            yield act._replace(kind="catalog", detail="regained" if regained else "deposed"), state
+
+    # ---- The store: promotions, restarts, resynchronisation -----------------------------------
+
+    def _replace_dataset(self, state: State, index: int, node: Node) -> Iterator[Transition]:
+        replid = len(state.parents) + 1
+        grown = state._replace(parents=(*state.parents, node.replid))
+        for count in range(len(node.writes) + 1):
+            writes = node.writes[:count]
+            act = Action("promote", index, number=count)
+            if not node.primary:
+                promoted = Node(True, replid, node.replid, writes)
+                yield act, _placed(grown, index, promoted)._replace(elected=self._elected(index))
+                continue
+            act = act._replace(kind="restart")
+            yield (
+                act._replace(detail="its append-only file (or loses its backlog)"),
+                _placed(grown, index, node._replace(replid=replid, previous=0, writes=writes)),
+            )
+            yield (
+                act._replace(detail="a snapshot"),
+                _placed(
+                    grown, index, node._replace(replid=replid, previous=node.replid, writes=writes)
+                ),
+            )
+
+    def _elected(self, index: int) -> int:
+        """Which node survives matters only where no registration says which dataset counts."""
+        return 0 if self.rules.registered else index
+
+    def _resync(self, state: State) -> Iterator[Transition]:
+        """A node is told to follow a primary: the stale one the elected one, or either way."""
+        for index, node in enumerate(state.nodes):
+            for source, primary in enumerate(state.nodes):
+                if source == index or not primary.primary or node.replid == primary.replid:
+                    continue
+                if not self.rules.registered and source != state.elected:
+                    continue
+                replica = primary._replace(primary=False, previous=0)
+                yield (
+                    Action("resync", index, detail=f"node {source}"),
+                    _placed(state, index, replica),
+                )
+
+
+def _placed(state: State, index: int, node: Node) -> State:
+    return state._replace(nodes=(*state.nodes[:index], node, *state.nodes[index + 1 :]))
+
+
+def _written(state: State, replid: int, write: Write) -> State:
+    """The write reaches the primary and, as far as anyone can tell, its linked replicas."""
+    nodes = tuple(
+        node._replace(writes=(*node.writes, write)) if node.replid == replid else node
+        for node in state.nodes
+    )
+    return state._replace(nodes=nodes)
+
+
+def _bound(state: State, version: int, binding: Binding) -> State:
+    bindings = (*state.bindings[:version], binding, *state.bindings[version + 1 :])
+    return state._replace(bindings=bindings)

@@ -1,0 +1,247 @@
+"""The storage protocol explored: all of it holds, and each thing taken away from it is missed.
+
+``ONEWRITER_MODEL=large`` adds the scopes that take minutes and gigabytes (`make model`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+
+from tests.model.explorer import Report, explore
+from tests.model.storage_properties import (
+    EARLIER_OWNERSHIP,
+    RECOVERY,
+    ROLL,
+    StorageSometimes,
+    always,
+    registration,
+    sometimes,
+    steps,
+)
+from tests.model.storage_protocol import (
+    ID_FENCE_ONLY,
+    LINEAGE_BY_REPLID_ONLY,
+    PROTOCOL,
+    UNREGISTERED,
+    Action,
+    Rules,
+    Scope,
+    State,
+    StorageProtocol,
+)
+
+LARGE = os.environ.get("ONEWRITER_MODEL") == "large"
+STATES_MAX = 20_000_000 if LARGE else 2_000_000
+
+THREE_DATASETS = Scope(block=1, reads_apart=False)
+"""Three acquisitions, two failovers: the smallest scope in which everything interesting happens."""
+
+StorageReport = Report[State, Action]
+
+
+def examine(
+    rules: Rules,
+    scope: Scope,
+    *,
+    invariants: Sequence[str] = (),
+    seen: Sequence[StorageSometimes] = (),
+) -> StorageReport:
+    """Explore, judging all invariants or only those that carry one of the numbers given."""
+    all_steps = steps(rules) + (registration(rules) if rules.registered else [])
+    return explore(
+        StorageProtocol(rules, scope),
+        always=[p for p in always(rules) if not invariants or p.name[0] in invariants],
+        steps=[p for p in all_steps if not invariants or p.name[0] in invariants],
+        sometimes=seen,
+        states_max=STATES_MAX,
+    )
+
+
+def story(report: StorageReport) -> list[Action]:
+    assert report.violation is not None, f"nothing was found: {report}"
+    return list(report.violation.actions)
+
+
+def kinds(report: StorageReport) -> list[str]:
+    return [action.kind for action in story(report)]
+
+
+# ---- The protocol holds ---------------------------------------------------------------------------
+
+
+def test_it_holds_through_two_failovers_and_three_owners() -> None:
+    model = StorageProtocol(PROTOCOL, THREE_DATASETS)
+    examine(PROTOCOL, THREE_DATASETS, seen=sometimes(model)).assert_sound()
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        pytest.param(Scope(datasets=2, block=1, needless=True), id="every step apart"),
+        pytest.param(Scope(versions=2, datasets=4, block=1, begun=True), id="three failovers"),
+        pytest.param(Scope(datasets=2, block=1, nodes=3, begun=True), id="three nodes"),
+    ],
+)
+def test_it_holds_in_other_directions(scope: Scope) -> None:
+    examine(PROTOCOL, scope).assert_sound()
+
+
+def test_it_holds_while_owners_roll() -> None:
+    scope = Scope(versions=2, block=2, reads_apart=False)
+    examine(PROTOCOL, scope, seen=[ROLL]).assert_sound()
+
+
+@pytest.mark.skipif(not LARGE, reason="minutes and gigabytes; ONEWRITER_MODEL=large runs it")
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(
+    "scope",
+    [
+        pytest.param(Scope(reads_apart=False, begun=True), id="rolls and two failovers"),
+        pytest.param(Scope(block=1, needless=True), id="every step apart"),
+        pytest.param(
+            Scope(nodes=3, block=1, reads_apart=False, begun=True), id="three nodes, two failovers"
+        ),
+        pytest.param(
+            Scope(brokers=3, block=1, reads_apart=False, begun=True), id="three brokers"
+        ),
+        pytest.param(
+            Scope(versions=4, datasets=2, block=1, reads_apart=False, begun=True), id="four owners"
+        ),
+    ],
+)
+def test_it_holds_in_larger_scopes(scope: Scope) -> None:
+    examine(PROTOCOL, scope).assert_sound()
+
+
+# ---- Weaker protocols are found wrong -------------------------------------------------------------
+
+
+def test_the_id_fence_alone_forgets_with_the_dataset() -> None:
+    """Level 1: the marker was lost with the tail, so the old writer's ID is high enough again."""
+    found = examine(ID_FENCE_ONLY, Scope(versions=2, datasets=2, block=1), invariants="1")
+    losses = {"promote", "restart"}
+    assert losses & set(kinds(found)), "the ID fence holds inside one dataset"
+    assert kinds(found)[-1] == "append"
+
+
+def test_a_dataset_check_is_not_enough_while_nobody_says_which_dataset_counts() -> None:
+    """Level 2: one broker follows the failover, the other completes its takeover on the old node."""
+    found = examine(UNREGISTERED, Scope(versions=2, datasets=2), invariants="1")
+    assert "rebind" in kinds(found)
+    assert "promote" in kinds(found)
+    assert kinds(found)[-1] == "append"
+
+
+def test_lineage_by_replid_alone_is_safe_but_stuck() -> None:
+    """Level 3: a restart from the append-only file clears replid2, and nothing leads on from there."""
+    report = examine(LINEAGE_BY_REPLID_ONLY, THREE_DATASETS, seen=[RECOVERY])
+    assert report.violation is None
+    assert not report.cut
+    assert report.unreached == (RECOVERY.name,)
+
+
+def test_a_generation_written_before_the_compare_and_set_makes_a_stale_branch_adoptable() -> None:
+    """A broker with an old view counts up a stale branch to the very generation that won elsewhere."""
+    found = examine(Rules(stamp_after=False), Scope(block=1, begun=True), invariants="1")
+    last = story(found)[-1]
+    assert last.kind == "acquire"
+    assert kinds(found).count("announce") >= 2
+    assert "append" in kinds(found), "the branch took an old owner's append before"
+
+
+def test_adopting_whatever_is_there_brings_a_stale_branch_back() -> None:
+    found = examine(Rules(by_anything=True), Scope(block=1, begun=True), invariants="1")
+    assert {"append", "promote"} <= set(kinds(found))
+
+
+def test_without_the_dataset_check_an_old_owner_writes_into_the_new_dataset() -> None:
+    found = examine(
+        Rules(replid_guard=False), Scope(versions=2, datasets=2, block=1), invariants="1"
+    )
+    assert kinds(found)[-1] == "append"
+
+
+def test_ledgers_kept_from_an_earlier_ownership_are_too_low() -> None:
+    found = examine(Rules(fresh_block=False), Scope(datasets=2, begun=True), invariants="17")
+    assert kinds(found).count("acquire") >= 2
+    assert "restart" in kinds(found) or "promote" in kinds(found)
+
+
+def test_without_the_token_a_deposed_owner_moves_cursors() -> None:
+    """There is no ID fence on a hash: the writes beside the log stand or fall with the token."""
+    found = examine(
+        Rules(token_check=False), Scope(versions=2, datasets=2, block=1), invariants="6"
+    )
+    assert kinds(found)[-1] == "cursor"
+
+
+def test_without_the_owner_check_a_late_grant_slips_between_reading_and_fencing() -> None:
+    """The new owner resumes the epoch it read; meanwhile the old one granted a newer one."""
+    found = examine(
+        Rules(owner_check="nothing"), Scope(versions=2, datasets=2, begun=True), invariants="7"
+    )
+    recovered = kinds(found).index("recover")
+    assert "grant" in kinds(found)[recovered:]
+    assert kinds(found)[-1] == "keep"
+
+
+def test_a_late_stamp_that_is_let_in_takes_the_bucket_back() -> None:
+    found = examine(
+        Rules(late_stamp_refused=False), Scope(versions=2, datasets=2, block=1), invariants="6"
+    )
+    stamps = [action.version for action in story(found) if action.kind == "stamp"]
+    assert stamps != sorted(stamps) or kinds(found)[-1] == "catalog"
+
+
+def test_an_epoch_found_in_a_cut_log_is_not_the_last_one() -> None:
+    found = examine(
+        Rules(careful_resume=False), Scope(versions=2, datasets=2, begun=True), invariants="7"
+    )
+    assert kinds(found)[-1] == "keep"
+    assert {"restart", "promote"} & set(kinds(found))
+
+
+def test_comparing_only_the_owner_lets_through_its_own_write_from_before_it_lost_the_bucket() -> None:
+    """A took, B took, A took again: A's delayed catalog write from its first time still passes.
+
+    Only writes guarded by nothing but the bucket's record are concerned; comparing the stamp's
+    version as well closes it.
+    """
+    scope = Scope(datasets=1, block=1)
+    for owner_check, broken in (("owner", True), ("version", False)):
+        rules = Rules(owner_check=owner_check)
+        report = explore(StorageProtocol(rules, scope), steps=[EARLIER_OWNERSHIP])
+        assert (report.violation is not None) is broken
+
+
+@pytest.mark.parametrize("spare", ["past_refused", "generation_check"])
+def test_second_lines_of_defence_are_not_what_it_stands_on(spare: str) -> None:
+    """Within this scope the protocol holds without them; they guard against what is not modelled."""
+    examine(Rules(**{spare: False}), THREE_DATASETS).assert_sound()  # type: ignore[arg-type]  # names of boolean fields
+
+
+# ---- The model tells its story --------------------------------------------------------------------
+
+
+def test_every_kind_of_action_has_its_line() -> None:
+    class Every(NamedTuple):
+        rules: Rules
+        scope: Scope
+
+    lines: set[str] = set()
+    for rules, scope in (
+        Every(Rules(stamp_after=False, token_check=False), Scope(versions=2, block=2)),
+        Every(UNREGISTERED, Scope(versions=2, datasets=2)),
+    ):
+        model = StorageProtocol(rules, scope)
+        level = list(model.initial())
+        for _ in range(9):
+            level = [
+                after for state in level[:200] for action, after in model.successors(state)
+                if lines.add(str(action)) is None
+            ]
+    assert not any("Action(" in line for line in lines)

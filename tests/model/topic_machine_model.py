@@ -1,0 +1,405 @@
+"""A small world around the real ``step()``: producers, their connections, a store that takes time.
+
+The story. Producers ask for a topic (or its partitions, one request each, in any order), lose their
+connections, come back with the epoch they were granted, close, and ask anew after a refusal. The
+broker notices a lost connection later than the client does, or after the client is back. A fence
+takes as long as it likes; in between anything else may happen. Who is granted appends at once, and
+whoever was told it may write tries to append until it is told otherwise: the log is the one in
+which an old epoch behind a newer one shows soonest.
+
+Bounds, as bounds: ledgers (they also bound epochs), lost connections in a run, reconnects in one
+life of a producer. Names are used again once nobody knows them, arrival and claim numbers are kept
+as ranks, and who was deposed is forgotten where nobody takes over: that only makes equal what no
+rule can tell apart.
+
+Ghost state (only properties look at it): ``log``.
+
+Not modelled: the store (storage_protocol.py), pings, several brokers, time but "the deadline
+passed", what a client does with its errors beyond trying again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from onewriter_core.errors import ServerError
+from onewriter_core.ids import Identity
+from onewriter_core.topic.effects import Close, Effect, Fence, Grant, Reject, Step
+from onewriter_core.topic.events import (
+    ClockTicked,
+    DatasetChanged,
+    Event,
+    FenceRefused,
+    FenceRequested,
+    FenceStored,
+    HandoverRequested,
+    LedgerFull,
+    ProducerGone,
+    ProducerRequested,
+)
+from onewriter_core.topic.invariants import places
+from onewriter_core.topic.machine import next_deadline, step
+from onewriter_core.topic.model import (
+    WHOLE,
+    AccessMode,
+    Departure,
+    Request,
+    Reserved,
+    Slot,
+    Tenure,
+    Topic,
+    Vacant,
+)
+
+RESERVED_UNTIL = 3.0
+LATER = 10.0
+"""When every deadline has passed; everything else happens at 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """A producer: who it is and what it asks for. ``alone``: for each slot by itself."""
+
+    name: str
+    mode: AccessMode
+    slots: tuple[int, ...] = (WHOLE,)
+    alone: bool = False
+    priority: int = 0
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.name, "pod")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a producer knows about one slot, and the connections that it has lost there.
+
+    ``lost`` are registrations that the broker still believes in, with the epoch under which bytes
+    of theirs may still arrive.
+    """
+
+    registration: str = ""
+    epoch: int | None = None
+    granted: bool = False
+    reconnects: int = 0
+    lost: tuple[tuple[str, int | None], ...] = ()
+
+
+Lines = tuple[tuple[Line, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    topic: Topic
+    lines: Lines
+    log: tuple[int, ...]
+    stopped: tuple[str, ...] = ()
+    losses: int = 0
+    failovers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One event with what came of it; an append is no event of the machine."""
+
+    name: str
+    event: Event | None = None
+    topic: Topic | None = None
+    effects: tuple[Effect, ...] = ()
+
+    def __str__(self) -> str:
+        told = ", ".join(_told(effect) for effect in self.effects)
+        return f"{self.name}  =>  {told}" if told else self.name
+
+
+def _told(effect: Effect) -> str:
+    match effect:
+        case Grant(registration, _, _, epoch, resumed):
+            return f"{'resume' if resumed else 'grant'} {registration} epoch {epoch}"
+        case Reject(registration, code, _):
+            return f"reject {registration} {code.name}"
+        case Close(registration, _):
+            return f"close {registration}"
+        case Fence(_, purpose, slots):
+            return f"fence {purpose.value} {slots}"
+        case _:
+            return type(effect).__name__.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The model. ``rules`` is the function under exploration: the real step, or a naive one.
+
+    ``departs_late``: a producer that the broker closed is reported gone once more, some time later.
+    """
+
+    actors: tuple[Actor, ...]
+    partitions: int = 0
+    ledger_max: int = 4
+    reconnects_max: int = 1
+    losses_max: int = 2
+    failovers_max: int = 0
+    is_administered: bool = False
+    may_refuse: bool = False
+    starts_reserved: bool = False
+    departs_late: bool = False
+    rules: Callable[[Topic, Event], Step] = step
+
+    def initial(self) -> Iterator[State]:
+        numbers = range(self.partitions) if self.partitions else (WHOLE,)
+        lines = tuple(tuple(Line() for _ in actor.slots) for actor in self.actors)
+        log = tuple(0 for _ in numbers)
+        yield State(Topic(tuple(Slot(number) for number in numbers)), lines, log)
+        if self.starts_reserved:
+            first = self.actors[0]
+            tenure = Tenure(1, first.name, first.identity)
+            moved = Slot(WHOLE, 1, 1, ownership=Reserved(tenure, RESERVED_UNTIL))
+            yield State(Topic((moved,)), ((Line(epoch=1),), *lines[1:]), (1,))
+
+    def successors(self, state: State) -> Iterator[tuple[Action, State]]:
+        for number, actor in enumerate(self.actors):
+            yield from self._of_connection(state, number, actor)
+            for at in range(len(actor.slots)):
+                yield from self._of_line(state, number, actor, at)
+        yield from self._of_store(state)
+        if self.is_administered:
+            yield from self._of_administrator(state)
+
+    def _of_connection(
+        self, state: State, number: int, actor: Actor
+    ) -> Iterator[tuple[Action, State]]:
+        lines = state.lines[number]
+        if not any(line.registration for line in lines):
+            return
+        if state.losses >= self.losses_max:
+            return
+
+        def lose(line: Line) -> Line:
+            if not line.registration:
+                return line
+            lost = (line.registration, line.epoch if line.granted else None)
+            return replace(line, registration="", granted=False, lost=(*line.lost, lost))
+
+        after = _with_lines(state, number, tuple(lose(line) for line in lines))
+        after = replace(after, losses=state.losses + 1)
+        yield Action(f"{actor.name} loses its connection"), after
+
+    def _of_line(
+        self, state: State, number: int, actor: Actor, at: int
+    ) -> Iterator[tuple[Action, State]]:
+        line, slot = state.lines[number][at], actor.slots[at]
+        where = f"{actor.name}" if slot == WHOLE else f"{actor.name}/{slot}"
+        may_come = line.epoch is None or line.reconnects < self.reconnects_max
+        if not line.registration and may_come:
+            registration = self._fresh(state, where)
+            reconnects = 0 if line.epoch is None else line.reconnects + 1
+            request = Request(
+                registration,
+                actor.name,
+                actor.name,
+                actor.mode,
+                slot,
+                alone=actor.alone,
+                name_given=True,
+                identity=actor.identity,
+                priority=actor.priority,
+                topic_epoch=line.epoch,
+                reconnects=reconnects,
+            )
+            come = replace(line, registration=registration, reconnects=reconnects)
+            carrying = "" if line.epoch is None else f" with epoch {line.epoch}"
+            yield self._happens(
+                f"{where} asks as {registration}{carrying}",
+                _with_line(state, number, at, come),
+                ProducerRequested(request, 0.0),
+            )
+        if line.registration:
+            yield self._happens(
+                f"{line.registration} closes",
+                _with_line(state, number, at, Line(lost=line.lost)),
+                ProducerGone(line.registration, Departure.CLOSED, 0.0),
+            )
+        for lost in line.lost:
+            kept = tuple(other for other in line.lost if other != lost)
+            yield self._happens(
+                f"the broker misses {lost[0]}",
+                _with_line(state, number, at, replace(line, lost=kept)),
+                ProducerGone(lost[0], Departure.CONNECTION_LOST, 0.0),
+            )
+        sources = [*line.lost, (line.registration, line.epoch if line.granted else None)]
+        for registration, epoch in sources:
+            if epoch is not None and registration not in state.stopped:
+                log = _appended(state.log, slot, epoch)
+                if log != state.log:
+                    yield Action(f"{registration} appends under {epoch}"), replace(state, log=log)
+
+    def _of_store(self, state: State) -> Iterator[tuple[Action, State]]:
+        claim = state.topic.claim
+        newest = max(max(slot.ledger, slot.epoch) for slot in state.topic.slots)
+        if claim is not None and newest < self.ledger_max:
+            yield self._happens(
+                f"ledger {newest + 1} is stored", state, FenceStored(claim.number, newest + 1, 0.0)
+            )
+        if claim is not None and self.may_refuse:
+            yield self._happens(
+                "the fence is refused", state, FenceRefused(claim.number, "store is away", 0.0)
+            )
+        if next_deadline(state.topic) is not None:
+            yield self._happens("the deadline passes", state, ClockTicked(LATER))
+        if state.failovers < self.failovers_max:
+            for grants_known in (True, False):
+                yield self._happens(
+                    f"the store fails over, grants {'known' if grants_known else 'lost'}",
+                    replace(state, failovers=state.failovers + 1),
+                    DatasetChanged(grants_known, 0.0),
+                )
+
+    def _of_administrator(self, state: State) -> Iterator[tuple[Action, State]]:
+        if state.topic.claim is None:
+            yield self._happens("handover", state, HandoverRequested("handover", "", 0.0))
+            yield self._happens("fence", state, FenceRequested("fence", None, 0.0))
+            for slot in state.topic.slots:
+                full = LedgerFull(slot.number, 0.0)
+                yield self._happens(f"ledger of {slot.number} is full", state, full)
+
+    def _happens(self, name: str, state: State, event: Event) -> tuple[Action, State]:
+        topic, effects = self.rules(state.topic, event)
+        stopped = state.stopped if topic.claim is not None else ()
+        lines, log = state.lines, state.log
+        for effect in effects:
+            match effect:
+                case Fence():
+                    stopped = effect.stops
+                case Grant(registration, slot, _, epoch):
+                    lines = self._heard(lines, registration, effect)
+                    heard = any(line.registration == registration for of in lines for line in of)
+                    if epoch is not None and heard and not effect.resumed:
+                        log = _appended(log, slot, epoch)
+                case Close(registration) | Reject(registration):
+                    lines = self._heard(lines, registration, effect)
+                case _:
+                    pass
+        after = replace(state, topic=self._plain(topic), lines=lines, stopped=stopped, log=log)
+        return Action(name, event, topic, effects), after
+
+    def _heard(self, lines: Lines, registration: str, effect: Grant | Close | Reject) -> Lines:
+        """What the client makes of what it is told; a lost connection hears nothing."""
+
+        def hears(line: Line) -> Line:
+            if line.registration != registration:
+                told = isinstance(effect, Close | Reject)
+                lost = tuple((r, None if told and r == registration else e) for r, e in line.lost)
+                return replace(line, lost=lost)
+            match effect:
+                case Grant(_, _, _, epoch):
+                    return replace(line, granted=True, epoch=epoch)
+                case Reject(_, ServerError.PRODUCER_FENCED):
+                    return Line(lost=line.lost)
+                case Reject():
+                    return replace(line, registration="", granted=False)
+                case Close():
+                    late = ((registration, None),) if self.departs_late else ()
+                    lost = (*line.lost, *late)
+                    return replace(line, registration="", granted=False, lost=lost)
+                case _:
+                    assert_never(effect)
+
+        return tuple(tuple(hears(line) for line in of_actor) for of_actor in lines)
+
+    def _plain(self, topic: Topic) -> Topic:
+        """The topic without what no rule can tell apart here; see the bounds above."""
+        topic = _ranked(topic)
+        if any(actor.mode is AccessMode.EXCLUSIVE_WITH_FENCING for actor in self.actors):
+            return topic
+        slots = (replace(s, deposed=(), departure=Departure.NONE) for s in topic.slots)
+        return replace(topic, slots=tuple(slots))
+
+    def _fresh(self, state: State, where: str) -> str:
+        topic = state.topic
+        known = {*places(topic), *(contender.group for contender in (*topic.holders, *topic.queue))}
+        if topic.claim is not None and topic.claim.contender is not None:
+            known.add(topic.claim.contender.group)
+        known |= {lost[0] for lines in state.lines for line in lines for lost in line.lost}
+        return next(
+            name for name in (f"{where}.{i}" for i in range(1, len(known) + 2)) if name not in known
+        )
+
+
+def _appended(log: tuple[int, ...], slot: int, epoch: int) -> tuple[int, ...]:
+    return tuple(epoch if number == max(slot, 0) else old for number, old in enumerate(log))
+
+
+def _with_lines(state: State, number: int, lines: tuple[Line, ...]) -> State:
+    changed = tuple(lines if i == number else old for i, old in enumerate(state.lines))
+    return replace(state, lines=changed)
+
+
+def _with_line(state: State, number: int, at: int, line: Line) -> State:
+    lines = tuple(line if i == at else old for i, old in enumerate(state.lines[number]))
+    return _with_lines(state, number, lines)
+
+
+def _ranked(topic: Topic) -> Topic:
+    """The topic with arrival and claim numbers as ranks, which is all that rules look at."""
+    claim = topic.claim
+    contenders = [*topic.queue]
+    if claim is not None and claim.contender is not None:
+        contenders.append(claim.contender)
+    ranks = {a: i for i, a in enumerate(sorted(c.arrival for c in contenders), start=1)}
+    if claim is not None:
+        contender = claim.contender and replace(
+            claim.contender, arrival=ranks[claim.contender.arrival]
+        )
+        claim = replace(claim, number=1, contender=contender)
+    return replace(
+        topic,
+        queue=tuple(replace(w, arrival=ranks[w.arrival]) for w in topic.queue),
+        holders=tuple(replace(h, arrival=0) for h in topic.holders),
+        claim=claim,
+        claims=0 if claim is None else 1,
+        arrivals=len(ranks),
+    )
+
+
+# -- the rules that upstream has --------------------------------------------------------------
+
+
+def queueing_without_the_check(topic: Topic, event: Event) -> Step:
+    """Upstream queues a reconnecting waiter unchecked and, promoting it, sets ITS epoch."""
+    match event:
+        case ProducerRequested(request, now):
+            slot = topic.slot(request.slot)
+            occupied = slot is not None and not isinstance(slot.ownership, Vacant)
+            if request.mode is AccessMode.WAIT_FOR_EXCLUSIVE and (occupied or topic.queue):
+                carried = "" if request.topic_epoch is None else str(request.topic_epoch)
+                request = replace(request, topic_epoch=None, claim=carried)
+            return step(topic, ProducerRequested(request, now))
+        case FenceStored():
+            winner = None if topic.claim is None else topic.claim.contender
+            topic, effects = step(topic, event)
+            if winner is None or not winner.claim or not winner.members:
+                return topic, effects
+            epoch = int(winner.claim)
+            tenure = Tenure(epoch, winner.producer_name, winner.identity)
+            slots = tuple(
+                replace(s, epoch=epoch, ownership=replace(s.ownership, tenure=tenure))
+                if not isinstance(s.ownership, Vacant) and s.number in winner.slots
+                else s
+                for s in topic.slots
+            )
+            told = tuple(replace(e, epoch=epoch) if isinstance(e, Grant) else e for e in effects)
+            return replace(topic, slots=slots), told
+        case _:
+            return step(topic, event)
+
+
+def removal_of_whoever_holds(topic: Topic, event: Event) -> Step:
+    """Upstream clears the exclusive flag when *a* producer goes, whoever set it."""
+    if isinstance(event, ProducerGone):
+        writing = [name for name, place in places(topic).items() if place == "writing"]
+        if event.registration not in places(topic) and writing:
+            event = replace(event, registration=writing[0])
+    return step(topic, event)

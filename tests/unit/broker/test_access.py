@@ -1,0 +1,280 @@
+"""Who may write: declared or not, mode by mode, claim by claim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onewriter_broker.access import (
+    PRIORITY_PROPERTY,
+    Admission,
+    UndeclaredTopics,
+    admit,
+    check_topic,
+    parse_priority,
+)
+from onewriter_core.api import ExclusiveTopic, ProducerClaim
+from onewriter_core.errors import Refused, ServerError
+from onewriter_core.ids import Identity, TopicName
+from onewriter_core.topic.model import AccessMode
+
+ORDERS = TopicName.parse("persistent://shop/default/orders")
+PLAIN = TopicName.parse("plain")
+WRITER = Identity("writer")
+NOBODY = Identity()
+OPEN = UndeclaredTopics()
+EVERY_MODE = list(AccessMode)
+
+
+def topic(*modes: str, require_claim: bool = True) -> ExclusiveTopic:
+    access: dict[str, Any] = {"requireClaim": require_claim}
+    if modes:
+        access["modes"] = list(modes)
+    return ExclusiveTopic.from_document(
+        {
+            "metadata": {"name": "orders", "namespace": "shop"},
+            "spec": {"access": access},
+        }
+    )
+
+
+def claim(
+    name: str = "primary", subject: dict[str, Any] | None = None, **spec: Any
+) -> ProducerClaim:
+    return ProducerClaim.from_document(
+        {
+            "metadata": {"name": name, "namespace": "shop"},
+            "spec": {
+                "topicRef": {"name": "orders"},
+                "subject": subject or {"tokenSubject": "writer"},
+                **spec,
+            },
+        }
+    )
+
+
+def refusal(
+    declared: ExclusiveTopic | None,
+    *claims: ProducerClaim,
+    name: TopicName = ORDERS,
+    identity: Identity = WRITER,
+    mode: AccessMode = AccessMode.EXCLUSIVE,
+    undeclared: UndeclaredTopics = OPEN,
+) -> Refused:
+    with pytest.raises(Refused) as caught:
+        admit(name, declared, claims, identity, mode, None, undeclared)
+    return caught.value
+
+
+# Topics that nobody declared
+
+
+@pytest.mark.parametrize("mode", EVERY_MODE)
+def test_an_undeclared_topic_of_public_default_is_as_in_pulsar(mode: AccessMode) -> None:
+    assert admit(PLAIN, None, [], NOBODY, mode, None) == Admission(0, "", may_take_over=True)
+
+
+def test_an_undeclared_topic_elsewhere_does_not_exist() -> None:
+    assert refusal(None).code is ServerError.TOPIC_NOT_FOUND
+    there = UndeclaredTopics(namespaces=frozenset({"shop/default"}))
+    assert admit(ORDERS, None, [], NOBODY, AccessMode.SHARED, None, there).claim_name == ""
+    assert refusal(None, name=PLAIN, undeclared=there).code is ServerError.TOPIC_NOT_FOUND
+
+
+def test_where_declarations_are_required_an_undeclared_topic_does_not_exist() -> None:
+    strict = UndeclaredTopics(are_refused=True)
+    assert refusal(None, name=PLAIN, undeclared=strict).code is ServerError.TOPIC_NOT_FOUND
+    open_topic = topic(require_claim=False)
+    admit(ORDERS, open_topic, [], NOBODY, AccessMode.EXCLUSIVE, None, strict)
+    check_topic(ORDERS.with_partition(3), open_topic, strict)
+
+
+def test_a_topic_that_keeps_nothing_is_not_served() -> None:
+    volatile = TopicName.parse("non-persistent://public/default/x")
+    assert refusal(None, name=volatile).code is ServerError.NOT_ALLOWED_ERROR
+
+
+# What the topic allows to everybody
+
+
+@pytest.mark.parametrize("mode", EVERY_MODE)
+def test_a_mode_that_the_topic_leaves_out_is_allowed_to_nobody(mode: AccessMode) -> None:
+    words = {
+        AccessMode.SHARED: "Shared",
+        AccessMode.EXCLUSIVE: "Exclusive",
+        AccessMode.WAIT_FOR_EXCLUSIVE: "WaitForExclusive",
+        AccessMode.EXCLUSIVE_WITH_FENCING: "ExclusiveWithFencing",
+    }
+    others = [word for each, word in words.items() if each is not mode]
+    almighty = claim(allow=["lead", "takeover"])
+    refused = refusal(topic(*others), almighty, mode=mode)
+    assert refused.code is ServerError.NOT_ALLOWED_ERROR
+    assert words[mode] in refused.message
+    admit(ORDERS, topic(words[mode]), [almighty], WRITER, mode, None)
+
+
+# Claims
+
+
+@pytest.mark.parametrize("mode", [AccessMode.EXCLUSIVE, AccessMode.EXCLUSIVE_WITH_FENCING])
+def test_a_required_claim_must_match(mode: AccessMode) -> None:
+    assert refusal(topic(), mode=mode).code is ServerError.AUTHORIZATION_ERROR
+    strangers = Identity("stranger")
+    refused = refusal(topic(), claim(allow=["lead", "takeover"]), identity=strangers, mode=mode)
+    assert refused.code is ServerError.AUTHORIZATION_ERROR
+    assert "stranger" in refused.message
+
+
+@pytest.mark.parametrize("mode", EVERY_MODE)
+def test_without_a_required_or_matching_claim_it_is_as_in_pulsar(mode: AccessMode) -> None:
+    open_topic = topic(
+        "Shared", "Exclusive", "WaitForExclusive", "ExclusiveWithFencing", require_claim=False
+    )
+    for claims in ([], [claim(subject={"tokenSubject": "somebody else"})]):
+        assert admit(ORDERS, open_topic, claims, NOBODY, mode, None) == Admission(
+            0, "", may_take_over=True
+        )
+
+
+@pytest.mark.parametrize(
+    ("subject", "identity", "is_admitted"),
+    [
+        ({"tokenSubject": "writer"}, Identity("writer"), True),
+        ({"tokenSubject": "writer"}, Identity("Writer"), False),
+        ({"tokenSubject": "writer"}, Identity("system:serviceaccount:shop:writer"), False),
+        ({"serviceAccountName": "writer"}, Identity("system:serviceaccount:shop:writer"), True),
+        ({"serviceAccountName": "writer"}, Identity("writer", pod_uid="1f"), True),
+        ({"serviceAccountName": "writer"}, Identity("system:serviceaccount:bank:writer"), False),
+        ({"serviceAccountName": "writer"}, Identity("system:serviceaccount:shop:writer2"), False),
+        ({"serviceAccountName": "writer"}, NOBODY, False),
+        ({"podSelector": {"matchLabels": {"a": "b"}}}, Identity("None"), False),
+        (
+            {"serviceAccountName": "writer", "podSelector": {"matchLabels": {"a": "b"}}},
+            Identity("writer"),
+            False,
+        ),
+    ],
+)
+def test_a_claim_is_for_its_subject(
+    subject: dict[str, Any], identity: Identity, is_admitted: bool
+) -> None:
+    claims = [claim(subject=subject)]
+    if is_admitted:
+        admission = admit(ORDERS, topic(), claims, identity, AccessMode.EXCLUSIVE, None)
+        assert admission.claim_name == "primary"
+    else:
+        refused = refusal(topic(), *claims, identity=identity)
+        assert refused.code is ServerError.AUTHORIZATION_ERROR
+
+
+def test_a_claim_that_names_a_mode_allows_that_mode() -> None:
+    waiting = claim(mode="WaitForExclusive")
+    admit(ORDERS, topic(), [waiting], WRITER, AccessMode.WAIT_FOR_EXCLUSIVE, None)
+    refused = refusal(topic(), waiting, mode=AccessMode.EXCLUSIVE)
+    assert refused.code is ServerError.AUTHORIZATION_ERROR
+    assert "primary allows mode WaitForExclusive only" in refused.message
+
+
+@pytest.mark.parametrize("require_claim", [True, False])
+def test_who_matches_a_claim_takes_over_only_if_it_says_so(require_claim: bool) -> None:
+    declared = topic(require_claim=require_claim)
+    modest, mighty = claim(), claim(allow=["lead", "takeover"])
+    fencing = AccessMode.EXCLUSIVE_WITH_FENCING
+    refused = refusal(declared, modest, mode=fencing)
+    assert refused.code is ServerError.AUTHORIZATION_ERROR
+    assert "does not allow to take over" in refused.message
+    assert admit(ORDERS, declared, [mighty], WRITER, fencing, None).may_take_over
+    exclusive = AccessMode.EXCLUSIVE
+    assert not admit(ORDERS, declared, [modest], WRITER, exclusive, None).may_take_over
+    assert admit(ORDERS, declared, [mighty], WRITER, exclusive, None).may_take_over
+
+
+def test_of_several_claims_one_that_admits_is_enough_and_the_highest_priority_counts() -> None:
+    claims = [
+        claim("low", priority=1, defaultPriority=1),
+        claim("other-mode", priority=9, defaultPriority=9, mode="Exclusive"),
+        claim("b-high", priority=5, defaultPriority=5),
+        claim("a-high", priority=5, defaultPriority=5),
+    ]
+    waiting = AccessMode.WAIT_FOR_EXCLUSIVE
+    for order in (claims, claims[::-1]):
+        admission = admit(ORDERS, topic(), order, WRITER, waiting, None)
+        assert admission == Admission(5, "a-high", may_take_over=False)
+    refused = refusal(topic(), *claims, mode=AccessMode.EXCLUSIVE_WITH_FENCING)
+    assert refused.message.count("does not allow to take over") == 4
+
+
+# Priority
+
+
+def test_a_priority_counts_among_waiters_only() -> None:
+    capped = claim(priority=10, defaultPriority=10)
+    for mode in EVERY_MODE:
+        expected = 7 if mode is AccessMode.WAIT_FOR_EXCLUSIVE else 0
+        assert admit(PLAIN, None, [], WRITER, mode, 7).priority == expected
+        if mode in topic().spec.access.modes and mode is not AccessMode.EXCLUSIVE_WITH_FENCING:
+            assert admit(ORDERS, topic(), [capped], WRITER, mode, 7).priority == expected
+
+
+@pytest.mark.parametrize(("asked", "in_effect"), [(None, 3), (0, 0), (10, 10), (11, 10), (-4, -4)])
+def test_a_claim_caps_and_defaults_the_priority(asked: int | None, in_effect: int) -> None:
+    capped = claim(priority=10, defaultPriority=3)
+    admission = admit(ORDERS, topic(), [capped], WRITER, AccessMode.WAIT_FOR_EXCLUSIVE, asked)
+    assert admission.priority == in_effect
+
+
+@pytest.mark.parametrize(
+    ("properties", "wire", "value", "is_noted"),
+    [
+        ({}, None, None, False),
+        ({"other": "1"}, None, None, False),
+        ({PRIORITY_PROPERTY: "7"}, None, 7, False),
+        ({PRIORITY_PROPERTY: "+7"}, None, 7, False),
+        ({PRIORITY_PROPERTY: "-2147483648"}, None, -(2**31), False),
+        ({PRIORITY_PROPERTY: "2147483647"}, None, 2**31 - 1, False),
+        ({PRIORITY_PROPERTY: "2147483648"}, None, 0, True),
+        ({PRIORITY_PROPERTY: ""}, None, 0, True),
+        ({PRIORITY_PROPERTY: " 7"}, None, 0, True),
+        ({PRIORITY_PROPERTY: "7.0"}, None, 0, True),
+        ({PRIORITY_PROPERTY: "٣"}, None, 0, True),
+        ({PRIORITY_PROPERTY: "9" * 10_000}, None, 0, True),
+        ({PRIORITY_PROPERTY: "7"}, 3, 3, False),
+        ({PRIORITY_PROPERTY: "nonsense"}, 0, 0, False),
+        ({PRIORITY_PROPERTY: "7"}, 2**31, 0, True),
+        ({}, -(2**63), 0, True),
+    ],
+)
+def test_the_wire_field_wins_and_what_is_no_priority_is_noted(
+    properties: dict[str, str], wire: int | None, value: int | None, is_noted: bool
+) -> None:
+    asked = parse_priority(properties, wire)
+    assert asked.value == value
+    assert (asked.note is not None) == is_noted
+
+
+@given(text=st.text(), wire=st.none() | st.integers())
+def test_no_priority_is_beyond_32_bits_and_no_note_beyond_a_line(
+    text: str, wire: int | None
+) -> None:
+    value, note = parse_priority({PRIORITY_PROPERTY: text}, wire)
+    assert value is not None
+    assert -(2**31) <= value < 2**31
+    assert note is None or note.isprintable()
+
+
+def test_no_refusal_contains_the_name_of_an_error_that_clients_look_for() -> None:
+    refusals = [
+        refusal(None),
+        refusal(None, undeclared=UndeclaredTopics(are_refused=True)),
+        refusal(None, name=TopicName.parse("non-persistent://a/b/c")),
+        refusal(topic(), mode=AccessMode.SHARED),
+        refusal(topic()),
+        refusal(topic(), claim(), mode=AccessMode.EXCLUSIVE_WITH_FENCING),
+    ]
+    names = [error.name.title().replace("_", "") for error in ServerError]
+    assert "ProducerFenced" in names
+    for refused in refusals:
+        assert not [name for name in names if name in refused.message]

@@ -1,0 +1,258 @@
+"""May a record and a dataset go together, and what the compare-and-set then says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from onewriter_broker.adoption import (
+    LEDGERS_PER_BLOCK,
+    Adopt,
+    FirstRegistration,
+    Reason,
+    Refuse,
+    SameDataset,
+    Verdict,
+    claimed,
+    forced,
+    judge,
+)
+from onewriter_broker.anchor.api import PAST_REPLIDS_MAX, Addresses, Record
+from onewriter_broker.log.api import Observation, Unit
+from onewriter_core.ids import NUMBER_MAX
+
+OLD, HERE, ELSEWHERE = "a" * 40, "b" * 40, "c" * 40
+ADDRESSES = Addresses("pulsar://h:1", "http://h:2")
+USED = Record(generation=3, replid=OLD, owner="broker-9~x", ledger_high_water=128, last_ledger=100)
+
+
+def node(
+    replid: str = HERE,
+    *,
+    previous: str = "",
+    generation: int = 0,
+    last_ledger: int = 0,
+    replicas: int = 0,
+    is_primary: bool = True,
+) -> Observation:
+    unit = Unit(generation=generation, last_ledger=last_ledger)
+    return Observation(replid, previous, is_primary, replicas, {0: unit})
+
+
+def verdict(
+    record: Record,
+    seen: Observation,
+    *,
+    records_every_grant: bool = True,
+    single_node: bool = False,
+    remembered: int | None = None,
+) -> Verdict:
+    return judge(
+        record,
+        0,
+        seen,
+        records_every_grant=records_every_grant,
+        single_node=single_node,
+        remembered=remembered,
+    )
+
+
+def reason(answer: Verdict) -> Reason:
+    assert isinstance(answer, Refuse)
+    assert answer.text
+    return answer.reason
+
+
+# Same, first, descendant, stranger.
+
+
+def test_nobody_knows_the_bucket_so_it_is_registered() -> None:
+    assert verdict(Record(), node()) == FirstRegistration()
+
+
+def test_the_registered_dataset_is_the_same() -> None:
+    assert verdict(USED, node(OLD, generation=3, last_ledger=100)) == SameDataset()
+
+
+def test_a_takeover_that_broke_off_before_its_stamp_leaves_the_same_dataset() -> None:
+    assert verdict(USED, node(OLD, generation=2, last_ledger=100)) == SameDataset()
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        node(previous=OLD, generation=3, last_ledger=100),
+        node(previous=OLD, generation=2, last_ledger=100),
+        node(previous="", generation=3, last_ledger=100),
+        node(previous=ELSEWHERE, generation=3, last_ledger=100),
+    ],
+    ids=["promoted", "promoted without the newest stamp", "AOF restart", "two promotions"],
+)
+def test_a_descendant_is_adopted(seen: Observation) -> None:
+    assert verdict(USED, seen) == Adopt(grants_known=True)
+
+
+@pytest.mark.parametrize(
+    ("record", "seen", "expected"),
+    [
+        (USED, node(is_primary=False), Reason.NOT_PRIMARY),
+        (USED, node(ELSEWHERE, generation=2), Reason.FOREIGN_DATASET),
+        (USED, node(ELSEWHERE), Reason.EMPTY_DATASET),
+        (USED, node(OLD), Reason.EMPTY_DATASET),
+        (USED, node(ELSEWHERE, previous=OLD), Reason.EMPTY_DATASET),
+        (USED, node(OLD, generation=4), Reason.ANCHOR_BEHIND),
+        (Record(), node(generation=1), Reason.UNREGISTERED_DATA),
+        (replace(USED, past_replids=(HERE,)), node(HERE, generation=3), Reason.PAST_DATASET),
+        (
+            replace(USED, ledger_high_water=NUMBER_MAX - 3),
+            node(OLD, generation=3),
+            Reason.NUMBERS_EXHAUSTED,
+        ),
+    ],
+)
+def test_a_stranger_is_refused(record: Record, seen: Observation, expected: Reason) -> None:
+    assert reason(verdict(record, seen)) is expected
+
+
+def test_only_what_may_be_a_race_is_transient() -> None:
+    assert {one for one in Reason if Refuse(one, "").is_transient} == {
+        Reason.NOT_PRIMARY,
+        Reason.ANCHOR_BEHIND,
+    }
+
+
+# A single node.
+
+
+def test_a_single_node_s_dataset_is_adopted_without_a_proof_of_descent() -> None:
+    seen = node(ELSEWHERE, generation=2, last_ledger=100)
+    assert verdict(USED, seen, single_node=True) == Adopt(grants_known=True)
+
+
+def test_a_single_node_that_has_replicas_is_none() -> None:
+    seen = node(ELSEWHERE, generation=2, last_ledger=100, replicas=1)
+    assert reason(verdict(USED, seen, single_node=True)) is Reason.FOREIGN_DATASET
+
+
+def test_a_single_node_that_came_back_empty_is_refused() -> None:
+    assert reason(verdict(USED, node(ELSEWHERE), single_node=True)) is Reason.EMPTY_DATASET
+
+
+def test_an_empty_dataset_is_nothing_to_fear_when_nothing_was_ever_granted() -> None:
+    unused = replace(USED, last_ledger=0)
+    assert verdict(unused, node(OLD)) == SameDataset()
+    assert isinstance(verdict(unused, node(ELSEWHERE), single_node=True), Adopt)
+
+
+def test_without_a_record_of_every_grant_an_empty_dataset_is_always_suspicious() -> None:
+    unused = replace(USED, last_ledger=0)
+    answer = verdict(unused, node(OLD), records_every_grant=False)
+    assert reason(answer) is Reason.EMPTY_DATASET
+
+
+# Are all grants there?
+
+
+@pytest.mark.parametrize(
+    ("last_ledger", "every_grant", "clean", "remembered", "known"),
+    [
+        (100, True, False, None, True),
+        (99, True, False, None, False),
+        (100, False, True, None, True),
+        (99, False, True, None, False),
+        (100, False, False, None, False),
+        (120, False, False, 120, True),
+        (119, False, False, 120, False),
+    ],
+    ids=[
+        "recorded and there",
+        "recorded and lost",
+        "given back and there",
+        "given back and lost",
+        "nobody knows the last grant",
+        "the owner remembers and it is there",
+        "the owner remembers and it is lost",
+    ],
+)
+def test_grants_are_known_when_the_last_recorded_one_is_in_the_dataset(
+    last_ledger: int, every_grant: bool, clean: bool, remembered: int | None, known: bool
+) -> None:
+    seen = node(previous=OLD, generation=3, last_ledger=last_ledger)
+    answer = verdict(
+        replace(USED, clean=clean), seen, records_every_grant=every_grant, remembered=remembered
+    )
+    assert answer == Adopt(grants_known=known)
+
+
+# What is written.
+
+
+def claim(
+    record: Record, seen: Observation, answer: SameDataset | FirstRegistration | Adopt
+) -> Record:
+    return claimed(record, 0, seen, answer, owner="broker-0~me", addresses=ADDRESSES)
+
+
+def test_taking_the_same_dataset_changes_the_owner_and_reserves_a_block() -> None:
+    clean = replace(USED, clean=True)
+    assert claim(clean, node(OLD, generation=3), SameDataset()) == replace(
+        USED,
+        owner="broker-0~me",
+        addresses=ADDRESSES,
+        ledger_high_water=128 + LEDGERS_PER_BLOCK,
+        clean=False,
+    )
+
+
+def test_adopting_starts_a_registration_and_remembers_the_old_dataset() -> None:
+    record = claim(USED, node(), Adopt(grants_known=True))
+    assert (record.generation, record.replid, record.past_replids) == (4, HERE, (OLD,))
+    assert record.known_since == 0
+
+
+def test_adopting_without_knowing_the_grants_is_remembered_for_every_later_owner() -> None:
+    lost = claim(USED, node(), Adopt(grants_known=False))
+    assert lost.known_since == lost.generation == 4
+    later = claim(lost, node(ELSEWHERE), Adopt(grants_known=True))
+    assert (later.generation, later.known_since) == (5, 4)
+
+
+def test_past_datasets_are_bounded_and_the_newest_are_kept() -> None:
+    record = USED
+    for number in range(3 * PAST_REPLIDS_MAX):
+        record = claim(record, node(f"{number:040x}"), Adopt(grants_known=True))
+    assert len(record.past_replids) == PAST_REPLIDS_MAX
+    assert record.past_replids[-1] == f"{3 * PAST_REPLIDS_MAX - 2:040x}"
+    assert record.replid not in record.past_replids
+
+
+def test_a_rewound_anchor_reserves_above_what_the_store_has_seen() -> None:
+    seen = node(OLD, generation=3, last_ledger=500)
+    assert claim(USED, seen, SameDataset()).ledger_high_water == 500 + LEDGERS_PER_BLOCK
+
+
+def test_force_starts_a_registration_above_everything_and_lets_nobody_resume() -> None:
+    record = forced(USED, 0, node(ELSEWHERE, generation=9, last_ledger=500), owner="operator")
+    assert record == Record(
+        generation=10,
+        replid=ELSEWHERE,
+        past_replids=(OLD,),
+        owner="operator",
+        ledger_high_water=500,
+        last_ledger=500,
+        clean=True,
+        known_since=10,
+    )
+
+
+def test_force_makes_an_old_dataset_count_again() -> None:
+    record = forced(replace(USED, past_replids=(HERE,)), 0, node(generation=1), owner="operator")
+    assert (record.replid, record.past_replids) == (HERE, (OLD,))
+
+
+def test_what_was_forced_is_accepted_by_everybody_afterwards() -> None:
+    for seen in (node(), node(generation=2, last_ledger=50)):
+        record = forced(USED, 0, seen, owner="operator")
+        for every_grant in (True, False):
+            assert verdict(record, seen, records_every_grant=every_grant) == SameDataset()

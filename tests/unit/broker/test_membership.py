@@ -1,0 +1,299 @@
+"""Who counts as alive, by one observer's clock."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from onewriter_broker.anchor.api import Addresses
+from onewriter_broker.log.memory import MemoryLogStore
+from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.membership import (
+    BEAT_SECONDS,
+    DEAD_SECONDS,
+    FORGET_SECONDS,
+    MEMBERS_MAX,
+    SETTLE_SECONDS,
+    Beat,
+    MemberObserver,
+    Membership,
+)
+from onewriter_broker.placement import LiveView
+
+ME = "broker-0~me"
+OTHER = "broker-1~x"
+ADDRESSES = Addresses("pulsar://h:1", "http://h:2")
+
+
+class Story:
+    """An observer, a clock, and brokers that beat or do not."""
+
+    def __init__(self) -> None:
+        self.observer = MemberObserver(ME)
+        self.now = 100.0
+        self.counters: dict[str, int] = {}
+        self.beating: set[str] = set()
+        self.leaving: set[str] = set()
+
+    def start(self, member: str) -> None:
+        self.beating.add(member)
+
+    def stop(self, member: str) -> None:
+        self.beating.discard(member)
+
+    def reading(self) -> dict[str, str]:
+        for member in self.beating:
+            self.counters[member] = self.counters.get(member, 0) + 1
+        return {
+            member: Beat(counter, ADDRESSES, member in self.leaving).encode()
+            for member, counter in self.counters.items()
+        }
+
+    def run(self, seconds: float, *, store_away: bool = False) -> None:
+        for _ in range(round(seconds / BEAT_SECONDS)):
+            self.now += BEAT_SECONDS
+            reading = self.reading()
+            if not store_away:
+                self.observer.feed(self.now, reading)
+
+    def view(self) -> LiveView:
+        view = self.observer.view(self.now)
+        assert view is not None
+        return view
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story()
+
+
+def test_before_the_first_reading_nothing_is_known(story: Story) -> None:
+    assert story.observer.view(story.now) is None
+
+
+def test_a_broker_that_beats_is_alive_for_ever(story: Story) -> None:
+    story.start(OTHER)
+    story.run(3600)
+    assert story.view().alive == {"broker-1"}
+    assert story.observer.members() == {OTHER: (ADDRESSES, True)}
+
+
+def test_one_that_stops_beating_is_dead_after_two_seconds(story: Story) -> None:
+    story.start(OTHER)
+    story.run(10)
+    story.stop(OTHER)
+    story.run(DEAD_SECONDS - BEAT_SECONDS)
+    assert story.view().alive == {"broker-1"}
+    story.run(BEAT_SECONDS)
+    assert story.view().alive == frozenset()
+
+
+def test_one_whose_heartbeat_vanished_is_dead_after_two_seconds_too(story: Story) -> None:
+    story.start(OTHER)
+    story.run(10)
+    story.stop(OTHER)
+    story.counters.clear()
+    story.run(DEAD_SECONDS - BEAT_SECONDS)
+    assert story.view().alive == {"broker-1"}
+    story.run(BEAT_SECONDS)
+    assert story.view().alive == frozenset()
+
+
+def test_who_was_there_first_is_settled_at_once(story: Story) -> None:
+    story.start(OTHER)
+    story.run(BEAT_SECONDS)
+    assert story.view().settled == {"broker-1"}
+
+
+def test_a_newcomer_settles_by_staying_alive(story: Story) -> None:
+    story.run(5)
+    story.start(OTHER)
+    story.run(SETTLE_SECONDS)
+    assert story.view().alive == {"broker-1"}
+    assert story.view().settled == frozenset()
+    story.run(BEAT_SECONDS)
+    assert story.view().settled == {"broker-1"}
+
+
+def test_one_that_returns_from_the_dead_settles_anew(story: Story) -> None:
+    story.start(OTHER)
+    story.run(10)
+    story.stop(OTHER)
+    story.run(5)
+    story.start(OTHER)
+    story.run(BEAT_SECONDS)
+    assert (story.view().alive, story.view().settled) == (frozenset({"broker-1"}), frozenset())
+    story.run(SETTLE_SECONDS)
+    assert story.view().settled == {"broker-1"}
+
+
+def test_a_quick_restart_keeps_a_settled_name(story: Story) -> None:
+    story.start(OTHER)
+    story.run(10)
+    story.stop(OTHER)
+    story.run(0.5)
+    story.start("broker-1~y")
+    story.run(10)
+    assert story.view() == LiveView(frozenset({"broker-1"}), frozenset({"broker-1"}), complete=True)
+
+
+def test_one_that_is_leaving_is_alive_but_given_nothing(story: Story) -> None:
+    story.start(OTHER)
+    story.run(10)
+    story.leaving.add(OTHER)
+    story.run(BEAT_SECONDS)
+    assert (story.view().alive, story.view().settled) == (frozenset({"broker-1"}), frozenset())
+
+
+def test_absence_proves_death_only_after_two_seconds_of_observation(story: Story) -> None:
+    story.run(DEAD_SECONDS)
+    assert not story.view().complete
+    story.run(BEAT_SECONDS)
+    assert story.view().complete
+
+
+def test_while_the_store_is_away_nobody_takes_anything(story: Story) -> None:
+    story.start(OTHER)
+    story.run(10)
+    story.run(10, store_away=True)
+    assert story.observer.view(story.now) is None
+
+
+def test_after_the_store_was_away_everyone_is_observed_anew(story: Story) -> None:
+    story.start(OTHER)
+    story.run(10)
+    story.stop(OTHER)
+    story.run(10, store_away=True)
+    story.run(DEAD_SECONDS)
+    assert story.view().alive == {"broker-1"}
+    assert not story.view().complete
+    story.run(BEAT_SECONDS)
+    assert story.view().alive == frozenset()
+    assert story.view().complete
+
+
+def test_an_observer_that_was_paused_observes_anew(story: Story) -> None:
+    story.start(OTHER)
+    story.run(10)
+    story.now += 60
+    story.observer.feed(story.now, {OTHER: Beat(story.counters[OTHER], ADDRESSES).encode()})
+    assert story.view().alive == {"broker-1"}
+    assert not story.view().complete
+
+
+def test_another_process_under_my_name_is_a_rival_once_it_was_seen_at_work(story: Story) -> None:
+    story.start("broker-0~zombie")
+    story.run(BEAT_SECONDS)
+    assert story.view().rivals == frozenset()
+    story.run(BEAT_SECONDS)
+    assert story.view().rivals == {"broker-0~zombie"}
+    assert story.view().alive == frozenset()
+
+
+def test_my_earlier_self_is_no_rival(story: Story) -> None:
+    story.counters["broker-0~before"] = 7
+    story.run(5)
+    assert story.view() == LiveView(complete=True)
+
+
+def test_my_own_heartbeat_is_not_observed(story: Story) -> None:
+    story.start(ME)
+    story.run(5)
+    assert story.observer.members() == {}
+
+
+def test_the_long_dead_are_forgotten_once(story: Story) -> None:
+    story.start(OTHER)
+    story.run(5)
+    story.stop(OTHER)
+    story.run(FORGET_SECONDS)
+    assert story.observer.forgettable() == [OTHER]
+    assert story.observer.forgettable() == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "{",
+        "[]",
+        "7",
+        '{"counter": "1", "leaving": false, "brokerUrl": "", "httpUrl": ""}',
+        '{"counter": 1, "leaving": false, "brokerUrl": 1, "httpUrl": ""}',
+        '{"counter": 1}',
+        "[" * 1000,
+        "x" * 5000,
+    ],
+)
+def test_what_no_broker_writes_is_ignored(story: Story, value: str) -> None:
+    story.observer.feed(story.now, {OTHER: value})
+    assert story.view() == LiveView()
+
+
+def test_no_more_than_so_many_members_are_looked_at(story: Story) -> None:
+    for flood in range(4):
+        reading = {
+            f"broker-{flood}-{n}~x": Beat(1, ADDRESSES).encode() for n in range(10 * MEMBERS_MAX)
+        }
+        story.observer.feed(story.now, reading)
+    assert len(story.observer.members()) == 2 * MEMBERS_MAX
+
+
+# The loop, over a store.
+
+
+async def test_two_brokers_find_each_other_and_miss_the_one_that_left() -> None:
+    server = MemoryServer()
+    clock = [0.0]
+    first, second = (
+        Membership(MemoryLogStore(server.resolve), me, ADDRESSES, clock=lambda: clock[0])
+        for me in (ME, OTHER)
+    )
+
+    async def run(seconds: float, *members: Membership) -> None:
+        for _ in range(round(seconds / BEAT_SECONDS)):
+            clock[0] += BEAT_SECONDS
+            for member in members:
+                await member.beat_once()
+
+    await run(5, first, second)
+    first_view, second_view = first.view(), second.view()
+    assert first_view is not None
+    assert second_view is not None
+    assert first_view.settled == {"broker-1"}
+    assert second_view.settled == {"broker-0"}
+
+    first.changed.clear()
+    await second.announce_leaving()
+    await run(BEAT_SECONDS, first)
+    assert first.changed.is_set()
+    await second.leave()
+    await run(3, first)
+    assert first.view() == LiveView(complete=True)
+
+
+async def test_a_store_that_is_away_leaves_no_view_and_does_not_end_the_loop() -> None:
+    server = MemoryServer()
+    clock = [0.0]
+    store = MemoryLogStore(server.resolve)
+    membership = Membership(store, ME, ADDRESSES, clock=lambda: clock[0])
+    await membership.beat_once()
+    assert membership.view() == LiveView()
+    store.faults.is_cut_off = True
+    clock[0] += 5
+    await membership.beat_once()
+    assert membership.view() is None
+    store.faults.is_cut_off = False
+    await membership.beat_once()
+    assert membership.view() == LiveView()
+
+
+async def test_the_loop_beats_until_it_is_cancelled() -> None:
+    server = MemoryServer()
+    membership = Membership(MemoryLogStore(server.resolve), ME, ADDRESSES)
+    async with asyncio.TaskGroup() as tasks:
+        loop = tasks.create_task(membership.run())
+        await membership.changed.wait()
+        loop.cancel()
+    assert list(server.primary.dataset.members) == [ME]

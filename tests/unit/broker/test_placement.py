@@ -1,0 +1,162 @@
+"""Who should own which bucket."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onewriter_broker.anchor.api import Record
+from onewriter_broker.placement import (
+    LiveView,
+    Plan,
+    expected,
+    incarnation_of,
+    may_take,
+    name_of,
+    plan,
+    rendezvous,
+)
+
+BUCKETS = range(64)
+ME = "broker-0~me"
+names = st.frozensets(st.text("abcdef-0123456789", min_size=1, max_size=8), min_size=1, max_size=6)
+
+
+def view(*alive: str, settled: tuple[str, ...] | None = None, complete: bool = True) -> LiveView:
+    return LiveView(frozenset(alive), frozenset(alive if settled is None else settled), complete)
+
+
+def owned(owner: str) -> dict[int, Record]:
+    return {bucket: Record(owner=owner) for bucket in BUCKETS}
+
+
+def share_of(name: str, *all_names: str) -> tuple[int, ...]:
+    return tuple(bucket for bucket in BUCKETS if rendezvous(bucket, all_names) == name)
+
+
+# Hashing.
+
+
+@given(names, st.text("xyz", min_size=1))
+def test_a_newcomer_only_takes_buckets_and_moves_none_between_the_others(
+    known: frozenset[str], newcomer: str
+) -> None:
+    for bucket in BUCKETS:
+        after = rendezvous(bucket, known | {newcomer})
+        assert after in {newcomer, rendezvous(bucket, known)}
+
+
+@given(names)
+def test_everybody_who_knows_the_same_names_agrees(known: frozenset[str]) -> None:
+    for bucket in BUCKETS:
+        assert rendezvous(bucket, sorted(known)) == rendezvous(bucket, sorted(known, reverse=True))
+
+
+def test_buckets_are_spread_over_all() -> None:
+    shares = [len(share_of(name, "a", "b", "c")) for name in "abc"]
+    assert sum(shares) == 64
+    assert min(shares) > 10
+
+
+# Names.
+
+
+def test_an_incarnation_tells_its_broker_s_name() -> None:
+    assert name_of(incarnation_of("broker-0", "1f")) == "broker-0"
+    assert name_of("") == ""
+    assert name_of("somebody") == ""
+
+
+@pytest.mark.parametrize("name", ["", "a~b", "a:b"])
+def test_a_name_that_would_not_be_told_from_its_nonce_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="name"):
+        incarnation_of(name, "1f")
+
+
+# Who may take.
+
+
+@pytest.mark.parametrize(
+    ("owner", "live", "may"),
+    [
+        ("", view(), True),
+        ("", view("broker-1", complete=False), True),
+        (ME, view(), True),
+        ("broker-0~earlier", view(complete=False), True),
+        ("broker-1~x", view(), True),
+        ("broker-1~x", view("broker-1"), False),
+        ("broker-1~x", view(complete=False), False),
+        ("operator", view(), False),
+        ("broker-0~zombie", LiveView(complete=True, rivals=frozenset({"broker-0~zombie"})), False),
+    ],
+    ids=[
+        "nobody's",
+        "nobody's, whoever is alive",
+        "my own",
+        "of my earlier self",
+        "of a dead broker",
+        "of a live broker",
+        "of a broker not yet observed long enough",
+        "of a forced adoption at work",
+        "of another live process under my name",
+    ],
+)
+def test_only_a_free_bucket_is_taken(owner: str, live: LiveView, may: bool) -> None:
+    assert may_take(ME, live, Record(owner=owner)) is may
+
+
+# The plan.
+
+
+def test_alone_a_broker_takes_everything_free() -> None:
+    assert plan(ME, view(), owned(""), held=()).acquire == tuple(BUCKETS)
+
+
+def test_two_brokers_that_know_each_other_share_what_is_free() -> None:
+    mine = plan(ME, view("broker-1"), owned(""), held=()).acquire
+    theirs = plan("broker-1~x", view("broker-0"), owned(""), held=()).acquire
+    assert sorted(mine + theirs) == list(BUCKETS)
+    assert mine == share_of("broker-0", "broker-0", "broker-1")
+
+
+def test_a_newcomer_gets_nothing_before_it_has_settled_and_then_its_share() -> None:
+    held = owned(ME)
+    assert plan(ME, view("broker-1", settled=()), held, held) == Plan()
+    assert plan(ME, view("broker-1"), held, held).give_back == share_of(
+        "broker-1", "broker-0", "broker-1"
+    )
+
+
+def test_a_newcomer_never_steals_what_a_live_broker_holds_but_expects_it() -> None:
+    assert plan("broker-1~x", view("broker-0"), owned(ME), held=()) == Plan()
+    assert expected("broker-1~x", view("broker-0"), owned(ME))
+    assert not expected("broker-1~x", view("broker-0"), owned(""))
+
+
+def test_a_dead_broker_s_buckets_go_to_the_survivors_by_share() -> None:
+    mine = plan(ME, view("broker-1"), owned("broker-2~dead"), held=()).acquire
+    theirs = plan("broker-1~x", view("broker-0"), owned("broker-2~dead"), held=()).acquire
+    assert sorted(mine + theirs) == list(BUCKETS)
+
+
+def test_after_a_restart_a_broker_goes_for_the_same_buckets() -> None:
+    share = share_of("broker-0", "broker-0", "broker-1")
+    records = {
+        bucket: Record(owner="broker-0~before" if bucket in share else "broker-1~x")
+        for bucket in BUCKETS
+    }
+    assert plan(ME, view("broker-1"), records, held=()) == Plan(acquire=share)
+
+
+def test_a_takeover_that_broke_off_is_finished_or_released() -> None:
+    todo = plan(ME, view("broker-1"), owned(ME), held=())
+    assert todo.acquire == share_of("broker-0", "broker-0", "broker-1")
+    assert todo.release == share_of("broker-1", "broker-0", "broker-1")
+
+
+def test_when_everyone_has_its_share_there_is_nothing_to_do() -> None:
+    share = share_of("broker-0", "broker-0", "broker-1")
+    records = {bucket: Record(owner=ME if bucket in share else "broker-1~x") for bucket in BUCKETS}
+    assert plan(ME, view("broker-1"), records, held=share) == Plan()
+    assert not expected(ME, view("broker-1"), records)

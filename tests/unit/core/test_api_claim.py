@@ -1,0 +1,121 @@
+"""ProducerClaim as a value: whom it names, what it allows, which priority it gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from onewriter_core.api import Permission, ProducerClaim, unsupported
+from onewriter_core.topic.model import AccessMode
+
+INT32 = st.integers(-(2**31), 2**31 - 1)
+
+
+def claimed(**spec: Any) -> ProducerClaim:
+    return ProducerClaim.from_document(
+        {
+            "apiVersion": "onewriter.dev/v1alpha1",
+            "kind": "ProducerClaim",
+            "metadata": {"name": "primary", "namespace": "shop"},
+            "spec": {
+                "topicRef": {"name": "orders"},
+                "subject": {"serviceAccountName": "writer"},
+                **spec,
+            },
+        }
+    )
+
+
+def test_a_bare_claim_may_lead_and_no_more() -> None:
+    spec = claimed().spec
+    assert spec.allow == (Permission.LEAD,)
+    assert (spec.mode, spec.priority, spec.default_priority) == (None, None, None)
+    for mode in (AccessMode.SHARED, AccessMode.EXCLUSIVE, AccessMode.WAIT_FOR_EXCLUSIVE):
+        assert spec.refuses_mode(mode) is None
+    assert spec.refuses_mode(AccessMode.EXCLUSIVE_WITH_FENCING) == "does not allow to take over"
+
+
+def test_a_claim_for_shared_writing_alone_cannot_lead() -> None:
+    spec = claimed(allow=[]).spec
+    assert spec.refuses_mode(AccessMode.SHARED) is None
+    assert spec.refuses_mode(AccessMode.WAIT_FOR_EXCLUSIVE) == "does not allow to lead"
+
+
+def test_a_mode_restricts_everything_but_takeover_which_has_its_own_permission() -> None:
+    spec = claimed(mode="WaitForExclusive", allow=["lead", "takeover"]).spec
+    assert spec.refuses_mode(AccessMode.WAIT_FOR_EXCLUSIVE) is None
+    assert spec.refuses_mode(AccessMode.EXCLUSIVE_WITH_FENCING) is None
+    assert spec.refuses_mode(AccessMode.EXCLUSIVE) == "allows mode WaitForExclusive only"
+    assert spec.refuses_mode(AccessMode.SHARED) == "allows mode WaitForExclusive only"
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "in_effect"),
+    [
+        ({}, None, 0),
+        ({}, 7, 7),
+        ({"priority": 5}, 7, 5),
+        ({"priority": 5}, 3, 3),
+        ({"priority": 5, "defaultPriority": 4}, None, 4),
+        ({"priority": 5, "defaultPriority": 4}, 0, 0),
+        ({"defaultPriority": 4}, None, 4),
+        ({"priority": -5}, None, -5),
+        ({"priority": -5}, -9, -9),
+    ],
+)
+def test_the_producers_priority_is_capped_and_defaults_to_the_claims(
+    given: dict[str, int], asked: int | None, in_effect: int
+) -> None:
+    assert claimed(**given).spec.priority_in_effect(asked) == in_effect
+
+
+@given(cap=INT32, asked=st.none() | INT32)
+def test_no_producer_rises_above_its_claim(cap: int, asked: int | None) -> None:
+    assert claimed(priority=cap).spec.priority_in_effect(asked) <= cap
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"subject": {}},
+        {"subject": {"tokenSubject": "a", "serviceAccountName": "b"}},
+        {"subject": {"tokenSubject": ""}},
+        {"subject": {"tokenSubject": "two\nlines"}},
+        {"subject": {"podSelector": {}}},
+        {"subject": {"podSelector": {"matchLabels": {}}}},
+        {"subject": {"user": "a"}},
+        {"topicRef": {}},
+        {"topicRef": {"name": "Orders"}},
+        {"topicRef": {"name": "orders", "namespace": "other"}},
+        {"mode": "Leader"},
+        {"mode": "ExclusiveWithFencing"},
+        {"mode": "Exclusive", "allow": []},
+        {"priority": 2**31},
+        {"priority": -(2**31) - 1},
+        {"priority": "high"},
+        {"priority": 1, "defaultPriority": 2},
+        {"allow": ["takeover"]},
+        {"allow": ["lead", "lead"]},
+        {"allow": ["own"]},
+        {"allow": None},
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        claimed(**wrong)
+
+
+def test_a_pod_selector_is_kept_for_kubernetes_and_named_as_unsupported_elsewhere() -> None:
+    narrowed = claimed(
+        subject={
+            "serviceAccountName": "writer",
+            "podSelector": {"matchLabels": {"app": "writer"}},
+        }
+    )
+    (reason,) = unsupported(narrowed)
+    assert reason.startswith("spec.subject.podSelector")
+    assert unsupported(claimed()) == ()
