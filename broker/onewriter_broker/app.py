@@ -16,7 +16,7 @@ from onewriter_broker.anchor.api import Addresses, Anchor
 from onewriter_broker.buckets import BucketOwnership
 from onewriter_broker.catalog import Catalogs
 from onewriter_broker.clients import Clients
-from onewriter_broker.dispatch import Subscriptions
+from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.listener import listen
 from onewriter_broker.log.api import LogStore, Outcome
 from onewriter_broker.log.appender import Appender

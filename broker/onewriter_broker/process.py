@@ -26,7 +26,12 @@ from onewriter_broker.log.server_checks import check_server, judge
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.settings import Settings
 from onewriter_broker.supervisor import Heartbeat
-from onewriter_broker.tokens import Authenticator, StaticTokenAuthenticator, load_keys
+from onewriter_broker.tokens import (
+    AnonymousAuthenticator,
+    Authenticator,
+    StaticTokenAuthenticator,
+    load_keys,
+)
 from onewriter_core.api import ExclusiveTopic, ProducerClaim, unsupported
 from onewriter_core.api.manifests import DesiredState, load
 from onewriter_core.errors import ConfigurationError, OnewriterError, Undecided
@@ -71,6 +76,8 @@ def authenticator(settings: Settings) -> Authenticator:
     """Who proves identities. Raises ConfigurationError."""
     secrets = [settings.token_secret_file] if settings.token_secret_file else []
     publics = [settings.token_public_key_file] if settings.token_public_key_file else []
+    if not secrets and not publics and not settings.authentication_required:
+        return AnonymousAuthenticator()
     return StaticTokenAuthenticator(
         load_keys(secrets, publics),
         lambda: time.time_ns() / 1e9,

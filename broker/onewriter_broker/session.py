@@ -16,7 +16,8 @@ import structlog
 from onewriter_broker.access import AskedPriority, admit, check_topic, parse_priority
 from onewriter_broker.clients import Clients
 from onewriter_broker.detection import Detection
-from onewriter_broker.dispatch import Consumer, SubscribeOptions, seek_target
+from onewriter_broker.dispatch.api import SubscribeOptions, seek_target
+from onewriter_broker.dispatch.consumer import Consumer
 from onewriter_broker.log.topic_log import Entry
 from onewriter_broker.lookups import Lookups
 from onewriter_broker.producer import Producer

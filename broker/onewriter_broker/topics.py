@@ -17,7 +17,7 @@ from onewriter_broker.buckets import BucketOwnership, LostReason, Refenced
 from onewriter_broker.catalog import CatalogEntry, Catalogs
 from onewriter_broker.claims import Holding
 from onewriter_broker.detection import Detection
-from onewriter_broker.dispatch import Subscriptions
+from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.api import Durability
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.runner import Shell, TopicRunner

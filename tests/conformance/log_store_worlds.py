@@ -56,6 +56,11 @@ class PairWorld(World, Protocol):
     def stop_replication(self) -> None:
         """From here on the replica gets nothing any more."""
 
+    def pause_replica(self) -> None:
+        """The replica stays connected and takes nothing in until ``resume_replica``."""
+
+    def resume_replica(self) -> None: ...
+
     def fail_over(self) -> None:
         """Discovery names the replica now; the old primary stays and can be written to."""
 
@@ -98,6 +103,14 @@ class MemoryWorld:
     def stop_replication(self) -> None:
         assert self.replica is not None
         self.replica.holds_replication = True
+
+    def pause_replica(self) -> None:
+        self.stop_replication()
+
+    def resume_replica(self) -> None:
+        assert self.replica is not None
+        self.replica.holds_replication = False
+        self.replica.follow()
 
     def fail_over(self) -> None:
         assert self.replica is not None
@@ -152,6 +165,14 @@ class ServerWorld:
         # A replica that is cut off here and promoted later has the same data as one promoted here.
         assert self.replica is not None
         self.replica.promote()
+
+    def pause_replica(self) -> None:
+        assert self.replica is not None
+        self.replica.pause()
+
+    def resume_replica(self) -> None:
+        assert self.replica is not None
+        self.replica.resume()
 
     def fail_over(self) -> None:
         assert self.replica is not None

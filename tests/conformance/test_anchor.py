@@ -346,6 +346,13 @@ async def test_a_directory_that_cannot_be_used_is_unavailable(tmp_path: Path) ->
         await anchor.read(0)
 
 
+async def test_a_closed_anchor_is_unavailable(tmp_path: Path) -> None:
+    anchor = FileAnchor(tmp_path)
+    await anchor.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await anchor.read(0)
+
+
 async def test_files_of_other_kinds_are_left_alone(tmp_path: Path) -> None:
     anchor = FileAnchor(tmp_path)
     await set_record(anchor, 0, FULL)

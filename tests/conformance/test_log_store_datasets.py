@@ -223,18 +223,47 @@ async def test_a_new_connection_vouches_for_nothing_it_did_not_write(pair: PairW
     store = pair.open()
     mine = await writer(pair, store)
     await mine.fence(TOPIC)
+    pair.pause_replica()
     append = await mine.append(TOPIC, b"1")
     pair.drop_connections()
     await store.read_state(TOPIC)
     with pytest.raises(Undecided):
         await store.commit(Durability.REPLICATED)
-    # The same append again: it is there, and now this connection has written behind it.
-    pair.stop_replication()
+    assert await set_cursor(mine) is Outcome.DONE
+    with pytest.raises(Undecided):
+        await store.commit(Durability.REPLICATED)
+    # The same append again: it is there, and this connection has written behind it.
     assert await store.append([append]) == [Outcome.DONE]
     assert not await store.commit(Durability.REPLICATED)
     with pytest.raises(Undecided):
         await store.commit(Durability.REPLICATED, replid="f" * 40)
+    pair.resume_replica()
+    assert await store.commit(Durability.REPLICATED, replid=mine.binding.replid)
     await store.close()
+
+
+async def test_a_repeated_fence_is_vouched_for_like_the_first(pair: PairWorld) -> None:
+    store = pair.open()
+    mine = await writer(pair, store)
+    pair.pause_replica()
+    await mine.fence(TOPIC)
+    pair.drop_connections()
+    await store.read_state(TOPIC)
+    assert await mine.fence(TOPIC) is Outcome.DONE
+    assert not await store.commit(Durability.REPLICATED)
+    pair.resume_replica()
+    assert await store.commit(Durability.REPLICATED)
+    await store.close()
+
+
+async def set_cursor(mine: Writer) -> Outcome:
+    """A write that may be the first to notice a dropped connection."""
+    for _ in range(2):
+        try:
+            return await mine.store.set_state(mine.binding, TOPIC, mine.token, {"cursor": "5-1"})
+        except Undecided:
+            continue
+    raise AssertionError("no connection")
 
 
 async def test_local_is_promised_by_a_file_synced_on_every_write(

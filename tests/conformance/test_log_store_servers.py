@@ -18,7 +18,7 @@ from tests.servers import SERVER_PROGRAMS, StoreServer, free_port, running_pair,
 
 from onewriter_broker.log.api import Durability, LogStore, Observation, Outcome
 from onewriter_broker.log.blocks import MalformedBlock
-from onewriter_broker.log.redis_primary import RedisSettings
+from onewriter_broker.log.redis_primary import RedisSettings, open_primary
 from onewriter_broker.log.redis_store import RedisLogStore
 from onewriter_broker.log.server_checks import broker_acl_rules, check_server, judge
 from onewriter_core.errors import ConfigurationError, Undecided
@@ -71,24 +71,22 @@ async def test_a_stalled_server_is_undecided_and_its_late_work_overtakes_nothing
     await store.close()
 
 
-async def test_commands_of_a_dropped_connection_never_run_behind_its_successors(
+async def test_a_new_connection_has_the_server_forget_the_old_one_first(
     world: ServerWorld,
 ) -> None:
-    # The old connection's write waits in the server's socket while the server is stopped; the new
-    # connection must not be able to write before that one is gone.
-    store = RedisLogStore(dataclasses.replace(world.settings(), call_timeout_seconds=0.2))
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
-    for round_number in range(5):
-        world.primary.pause()
-        with pytest.raises(Undecided):
-            await store.set_state(mine.binding, TOPIC, mine.token, {"cursor": "old"})
-        world.primary.resume()
-        fields = {"cursor": f"new {round_number}"}
-        assert await store.set_state(mine.binding, TOPIC, mine.token, fields) is Outcome.DONE
-        await asyncio.sleep(0.02)
-        assert (await store.read_state(TOPIC))["cursor"] == f"new {round_number}"
-    await store.close()
+    # What the old one still had in a socket can then not run behind the new one's writes.
+    first = await open_primary(world.settings())
+    beside = await open_primary(world.settings())
+    second = await open_primary(world.settings(), replaces=first)
+    await asyncio.wait_for(first.connection.wait_closed(), 5)
+    assert beside.connection.is_open
+    # Client ids of another server process mean nothing here.
+    stranger = dataclasses.replace(beside, run_id="of another process")
+    third = await open_primary(world.settings(), replaces=stranger)
+    assert await beside.connection.submit(["PING"]) == b"PONG"
+    for primary in (beside, second, third):
+        primary.connection.close()
+        await primary.connection.wait_closed()
 
 
 async def test_forgotten_scripts_are_loaded_again(world: ServerWorld, store: LogStore) -> None:
@@ -152,6 +150,32 @@ async def test_a_deleted_log_is_lost_and_stays_lost(world: ServerWorld, store: L
     end = Position(5, 0)
     assert await store.trim(mine.binding, TOPIC, mine.token, end, {}) is Outcome.LOST
     assert await Writer(store, mine.binding, 6).fence(TOPIC, create=False) is Outcome.LOST
+
+
+@pytest.mark.parametrize("lost", ["log", "state"])
+async def test_what_is_left_of_a_log_still_refuses_an_older_ledger(
+    world: ServerWorld, store: LogStore, lost: str
+) -> None:
+    mine = await writer(world, store, ledger=7)
+    await mine.fence(TOPIC)
+    world.primary.command("DEL", f"ow:{{b0}}:{lost}:{TOPIC}")
+    for ledger in (6, 7):
+        late = Writer(store, mine.binding, ledger)
+        assert await late.fence(TOPIC, create=True) is Outcome.FENCED
+    later = Writer(store, mine.binding, 8)
+    assert await later.fence(TOPIC, create=False) is Outcome.LOST
+    assert await later.fence(TOPIC, create=True) is Outcome.DONE
+
+
+async def test_the_token_alone_refuses_where_positions_would_not(
+    world: ServerWorld, store: LogStore
+) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    world.primary.command("HSET", f"ow:{{b0}}:state:{TOPIC}", "tok", "6:broker-b")
+    late = dataclasses.replace(mine.appending(TOPIC, b"1"), never_sent=True)
+    assert await store.append([late]) == [Outcome.FENCED]
+    assert await positions(store) == ["5-0"]
 
 
 async def test_a_trimmed_log_survives_a_crash(world: ServerWorld, store: LogStore) -> None:

@@ -209,8 +209,10 @@ RECOVERY = StorageSometimes(
 
 
 def _rolls(before: State, action: Action, after: State) -> bool:
+    if action.kind != "keep":
+        return False
     binding = before.bindings[action.version]
-    return action.kind == "keep" and binding.following > binding.first
+    return binding.following > binding.first
 
 
 ROLL = StorageSometimes("an owner rolls to its next ledger and keeps the topic epoch", _rolls)

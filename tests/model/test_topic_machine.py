@@ -1,17 +1,13 @@
 """Every reachable state of small worlds around the real ``step()``, and what upstream's rules do.
 
-``make model`` may raise the bounds through the parameters of ``World``.
+Each world is small enough for ten or twenty seconds; MODEL_DEEPER=1 in the environment raises the
+bounds.
 """
 
 from __future__ import annotations
 
-import pytest
+import os
 
-from onewriter_core.errors import ServerError
-from onewriter_core.topic.effects import Close, Fence, Grant, Reject
-from onewriter_core.topic.events import FenceStored, ProducerGone, ProducerRequested
-from onewriter_core.topic.invariants import check, check_step
-from onewriter_core.topic.model import AccessMode, Departure, Purpose, Reserved, Vacant
 from tests.model.explorer import Always, Sometimes, Step, explore
 from tests.model.topic_machine_model import (
     Action,
@@ -22,10 +18,19 @@ from tests.model.topic_machine_model import (
     removal_of_whoever_holds,
 )
 
+from onewriter_core.errors import ServerError
+from onewriter_core.topic.effects import Close, Fence, Grant, Reject
+from onewriter_core.topic.events import ClockTicked, FenceStored, ProducerGone, ProducerRequested
+from onewriter_core.topic.invariants import check, check_step
+from onewriter_core.topic.model import AccessMode, Departure, Purpose, Reserved, Vacant
+
 WAIT = AccessMode.WAIT_FOR_EXCLUSIVE
 EXCLUSIVE = AccessMode.EXCLUSIVE
 FENCING = AccessMode.EXCLUSIVE_WITH_FENCING
 SHARED = AccessMode.SHARED
+
+DEEPER = int(os.environ.get("MODEL_DEEPER", "0"))
+"""Added to the bounds; 1 takes minutes and gigabytes instead of seconds."""
 
 
 def holds_what_must(state: State) -> bool:
@@ -114,6 +119,31 @@ def handed_over(before: State, action: Action, after: State) -> bool:
     )
 
 
+def lost_its_grant(before: State, action: Action, after: State) -> bool:
+    return any(isinstance(e, Close) and e.departure is Departure.GRANT_LOST for e in action.effects)
+
+
+def refenced(before: State, action: Action, after: State) -> bool:
+    return any(isinstance(e, Fence) and e.purpose is Purpose.REFENCE for e in action.effects)
+
+
+def shared_after_exclusive(before: State, action: Action, after: State) -> bool:
+    return any(
+        isinstance(e, Fence) and e.purpose is Purpose.SHARE and before.topic.epoch > 0
+        for e in action.effects
+    )
+
+
+def group_granted(before: State, action: Action, after: State) -> bool:
+    return len({e.slot for e in action.effects if isinstance(e, Grant)}) > 1
+
+
+def held_back_too_long(before: State, action: Action, after: State) -> bool:
+    return isinstance(action.event, ClockTicked) and any(
+        isinstance(e, Fence) for e in action.effects
+    )
+
+
 RESUMED = Sometimes("a holder resumed", resumed)
 REPLACED = Sometimes("a holder was back before it was missed", replaced_its_own_ghost)
 PROMOTED = Sometimes("a waiter was promoted", promoted)
@@ -122,9 +152,127 @@ STALE = Sometimes("a stale producer was refused", stale_was_rejected)
 GHOST = Sometimes("a ghost was skipped", ghost_was_skipped)
 
 
-def test_two_waiters_and_a_fencer() -> None:
-    world = World((Actor("A", WAIT), Actor("B", WAIT), Actor("C", FENCING)), ledger_max=3)
-    sometimes = [RESUMED, REPLACED, PROMOTED, TOOK_OVER, STALE, GHOST]
+def prove(world: World, *sometimes: Sometimes[State, Action]) -> None:
     report = explore(world, always=ALWAYS, steps=STEPS, sometimes=sometimes)
     print(report)
     report.assert_sound()
+
+
+def test_waiters_and_an_exclusive_producer() -> None:
+    actors = (Actor("A", WAIT), Actor("B", WAIT, priority=1), Actor("C", EXCLUSIVE))
+    world = World(actors, ledger_max=4 + DEEPER, losses_max=1 + DEEPER)
+    prove(world, RESUMED, REPLACED, PROMOTED, STALE, GHOST)
+
+
+def test_a_waiter_an_exclusive_producer_and_a_fencer() -> None:
+    actors = (Actor("A", WAIT), Actor("B", EXCLUSIVE), Actor("C", FENCING))
+    world = World(actors, ledger_max=3 + DEEPER, losses_max=1 + DEEPER)
+    prove(world, RESUMED, REPLACED, PROMOTED, TOOK_OVER, STALE)
+
+
+def test_a_waiter_and_a_fencer_that_lose_and_lose() -> None:
+    actors = (Actor("A", WAIT), Actor("B", FENCING))
+    world = World(actors, ledger_max=4 + DEEPER, losses_max=2 + DEEPER, departs_late=True)
+    prove(world, RESUMED, REPLACED, TOOK_OVER, STALE, GHOST)
+
+
+def test_fencers_among_themselves() -> None:
+    """Two that may take over: whoever was deposed must name the epoch, so they do not take turns."""
+    actors = (Actor("A", FENCING), Actor("B", FENCING))
+    world = World(actors, ledger_max=4 + DEEPER, losses_max=2 + DEEPER, departs_late=True)
+    named = Sometimes("a deposed one was stopped", deposed_had_to_name_the_epoch)
+    prove(world, RESUMED, TOOK_OVER, STALE, named)
+
+
+def test_a_topic_that_moved_here_with_administrators_about() -> None:
+    actors = (Actor("A", WAIT), Actor("B", WAIT, priority=1))
+    world = World(
+        actors,
+        ledger_max=4 + DEEPER,
+        losses_max=1 + DEEPER,
+        is_administered=True,
+        may_refuse=True,
+        starts_reserved=True,
+    )
+    moved = Sometimes("a holder resumed after a move", resumed_after_a_move)
+    prove(world, PROMOTED, moved, Sometimes("a handover", handed_over))
+
+
+def test_the_store_fails_over_beneath_them() -> None:
+    actors = (Actor("A", EXCLUSIVE), Actor("B", WAIT))
+    world = World(
+        actors,
+        ledger_max=5 + DEEPER,
+        losses_max=1 + DEEPER,
+        failovers_max=2,
+        starts_reserved=True,
+    )
+    lost = Sometimes("a grant was lost", lost_its_grant)
+    prove(world, RESUMED, PROMOTED, STALE, lost, Sometimes("a ledger was fenced again", refenced))
+
+
+def test_shared_producers_come_after_an_exclusive_one() -> None:
+    actors = (Actor("A", EXCLUSIVE), Actor("B", SHARED), Actor("C", WAIT))
+    world = World(actors, ledger_max=3 + DEEPER, losses_max=1 + DEEPER, failovers_max=1)
+    prove(world, RESUMED, PROMOTED, Sometimes("a right to resume ended", shared_after_exclusive))
+
+
+def test_partitions_are_granted_as_a_group() -> None:
+    """Two clients for both partitions, each asking in any order, as the C++ client does."""
+    actors = (Actor("A", WAIT, (0, 1)), Actor("B", WAIT, (0, 1)))
+    world = World(actors, partitions=2, ledger_max=2 + DEEPER, losses_max=1)
+    alone = Sometimes("a request competed alone", held_back_too_long)
+    whole = Sometimes("a group was granted at once", group_granted)
+    prove(world, RESUMED, PROMOTED, alone, whole)
+
+
+def test_a_group_beside_producers_of_single_partitions() -> None:
+    actors = (
+        Actor("A", WAIT, (0, 1)),
+        Actor("B", EXCLUSIVE, (1,), alone=True),
+        Actor("C", FENCING, (0,), alone=True),
+    )
+    world = World(actors, partitions=2, ledger_max=3 + DEEPER, losses_max=DEEPER)
+    whole = Sometimes("a group was granted at once", group_granted)
+    prove(world, PROMOTED, TOOK_OVER, whole)
+
+
+# -- upstream's rules, in the same worlds ------------------------------------------------------
+
+
+WAITERS = (Actor("A", WAIT), Actor("B", WAIT))
+
+
+def test_queueing_without_the_check_lets_the_epoch_fall() -> None:
+    """A was granted 1 and lost its connection, B holds 2, A queues with 1: then the epoch is 1."""
+    world = World(WAITERS, rules=queueing_without_the_check)
+    found = explore(world, steps=[Step("an epoch never falls", epochs_go_on)]).violation
+    assert found is not None
+    assert found.broken == "an epoch never falls"
+    assert found.states[-2].topic.epoch == 2
+    assert found.states[-1].topic.epoch == 1
+    assert "A asks as A.1 with epoch 1  =>  queue, probe" in found.story()
+    checked = explore(world, always=ALWAYS, steps=STEPS).violation
+    assert checked is not None, "the predicates of all tests see it, too"
+
+
+def test_queueing_without_the_check_lets_an_old_epoch_write_after_a_newer_one() -> None:
+    world = World(WAITERS, rules=queueing_without_the_check)
+    found = explore(world, steps=[Step("the log's epochs never fall", log_goes_on)]).violation
+    assert found is not None
+    assert found.states[-2].log == (2,)
+    assert found.states[-1].log == (1,)
+
+
+def test_a_removal_that_does_not_name_who_makes_two_writers() -> None:
+    """A is fenced by B; A's late departure frees what B holds; C is promoted beside B."""
+    actors = (Actor("A", EXCLUSIVE), Actor("B", FENCING), Actor("C", WAIT))
+    world = World(actors, rules=removal_of_whoever_holds, departs_late=True)
+    found = explore(world, steps=[Step("the log's epochs never fall", log_goes_on)]).violation
+    assert found is not None
+    assert found.broken == "the log's epochs never fall"
+    assert str(found.actions[-1]).startswith("B.1 appends under 2")
+    assert found.states[-1].topic.epoch == 3
+    checked = explore(world, always=ALWAYS, steps=STEPS).violation
+    assert checked is not None
+    assert "a departure" in checked.detail or "who is removed is told" in checked.detail

@@ -107,6 +107,7 @@ class FileAnchor:
         self._checkpoint = checkpoint
         self._unsynced: set[int] = set()
         self._established: set[int] = set()
+        self._is_closed = False
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="anchor")
 
     async def read(self, bucket: int) -> Versioned:
@@ -125,10 +126,13 @@ class FileAnchor:
         return await self._in_thread(self._compare_and_set, bucket, version, record)
 
     async def close(self) -> None:
-        """Wait for what is in flight and end the threads."""
+        """Wait for what is in flight and end the threads; later calls raise Unavailable."""
+        self._is_closed = True
         await asyncio.to_thread(self._threads.shutdown)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: object) -> T:
+        if self._is_closed:
+            raise Unavailable("the anchor was closed")
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._threads, work, *arguments)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from onewriter_broker.log.topic_log import Entry
 from onewriter_core.errors import OnewriterError, Refused, ServerError
-from onewriter_core.wire.commands import from_proto
+from onewriter_core.wire.commands import message_id_from_proto
 from onewriter_core.wire.hot import MessageId
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
@@ -147,15 +147,13 @@ class SubscribeOptions:
             priority_level=command.priority_level,
             durable=command.durable,
             start=(
-                from_proto(command.start_message_id)
+                message_id_from_proto(command.start_message_id)
                 if command.HasField("start_message_id")
                 else None
             ),
             from_earliest=command.initial_position == pb.CommandSubscribe.EARLIEST,
             rollback_seconds=command.start_message_rollback_duration_sec,
-            consumer_epoch=(
-                command.consumer_epoch if command.HasField("consumer_epoch") else None
-            ),
+            consumer_epoch=(command.consumer_epoch if command.HasField("consumer_epoch") else None),
             read_compacted=command.read_compacted,
             metadata={pair.key: pair.value for pair in command.metadata},
             properties={pair.key: pair.value for pair in command.subscription_properties},
@@ -172,7 +170,7 @@ _KINDS = {
 def seek_target(command: pb.CommandSeek) -> SeekTarget:
     """Where a SEEK wants to go; raises Refused when it does not say."""
     if command.HasField("message_id"):
-        return SeekToId(from_proto(command.message_id))
+        return SeekToId(message_id_from_proto(command.message_id))
     if command.HasField("message_publish_time"):
         return SeekToTime(command.message_publish_time)
     raise Refused(ServerError.NOT_ALLOWED_ERROR, "a seek needs a message id or a publish time")

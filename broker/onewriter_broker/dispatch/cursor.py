@@ -309,4 +309,3 @@ def _position(ledger: int, entry: int) -> Position:
 def _weight(mask: int) -> int:
     """What a partly acknowledged batch costs in memory, about."""
     return mask.bit_length() // 8 + 150
-

@@ -10,7 +10,7 @@ import asyncio
 from onewriter_broker.dispatch.cursor import before
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.log.api import Block, StoredBlock
+from onewriter_broker.log.api import Block
 from onewriter_broker.log.topic_log import Entry, TopicLog
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position
@@ -42,33 +42,26 @@ def position_before(message_id: MessageId, committed: Position) -> Position:
 async def last_entry(log: TopicLog) -> Entry | None:
     """The last committed entry; None when the log holds none. Raises Undecided."""
     end = log.committed
-    while end.entry == 0 and end > EARLIEST:
-        # A marker: look for the last block in front of it.
-        found: list[StoredBlock] = [block for block in log.tail if block.position <= end]
-        blocks = [block for block in found if isinstance(block, Block)]
-        if blocks:
-            end = blocks[-1].last
-            break
-        found = await log.store.read_blocks(log.name, EARLIEST, end, count=_BLOCKS, reverse=True)
-        blocks = [block for block in found if isinstance(block, Block)]
-        if blocks:
-            end = blocks[0].last
-        elif len(found) < _BLOCKS:
-            return None
-        else:
-            end = Position(found[-1].position.ledger, 0)
-            end = Position(end.ledger - 1, NUMBER_MAX) if end.ledger > 0 else EARLIEST
-            if end.entry:
-                found = await log.store.read_blocks(
-                    log.name, EARLIEST, end, count=1, reverse=True
-                )
-                if not found:
-                    return None
-                end = found[0].last if isinstance(found[0], Block) else found[0].position
     if end.entry == 0:
-        return None
+        in_memory = [block for block in log.tail if isinstance(block, Block) and block.last <= end]
+        last = in_memory[-1] if in_memory else await _last_stored(log, end)
+        if last is None:
+            return None
+        end = last.last
     entries = await log.read(before(end), 1, 1)
     return entries[0] if entries else None
+
+
+async def _last_stored(log: TopicLog, end: Position) -> Block | None:
+    """The last block of entries up to ``end``, which is a marker."""
+    while True:
+        found = await log.store.read_blocks(log.name, EARLIEST, end, count=_BLOCKS, reverse=True)
+        for block in found:
+            if isinstance(block, Block):
+                return block
+        if len(found) < _BLOCKS or found[-1].position.ledger == 0:
+            return None
+        end = Position(found[-1].position.ledger - 1, NUMBER_MAX)
 
 
 def message_id_of(entry: Entry, partition: int) -> MessageId:
@@ -163,12 +156,17 @@ async def _safely_before(log: TopicLog, time_ms: int) -> Position:
 
 
 async def learn_ledger_ends(log: TopicLog, gaps: LedgerGaps, lowest: Position) -> None:
-    """Find out where the ledgers from ``lowest`` on end, two small reads for each unknown one.
+    """Find out where the ledgers from ``lowest`` on end: one small read for each unknown one.
 
-    Bounded by what LedgerGaps holds. Raises Undecided.
+    At most as many as LedgerGaps holds. Raises Undecided.
     """
+    first = await log.store.read_blocks(
+        log.name, Position(lowest.ledger, 0), log.committed, count=1
+    )
+    if first and isinstance(first[0], Block) and first[0].position.ledger > lowest.ledger:
+        gaps.learn(lowest, first[0].position)  # the log's beginning was trimmed
     ledger = log.committed.ledger
-    for _ in range(len(gaps) + gaps.room):
+    for _ in range(gaps.gaps_max):
         if ledger <= lowest.ledger:
             return
         known = gaps.before_ledger(ledger)
@@ -182,7 +180,6 @@ async def learn_ledger_ends(log: TopicLog, gaps: LedgerGaps, lowest: Position) -
             )
             known = lowest
             if found:
-                block = found[0]
-                known = block.last if isinstance(block, Block) else block.position
+                known = found[0].last if isinstance(found[0], Block) else found[0].position
             gaps.learn(known, Position(ledger, 1))
         ledger = known.ledger

@@ -16,7 +16,7 @@ class LedgerGaps:
     """Pairs of positions between which no entry lies, and never will."""
 
     def __init__(self, gaps_max: int = 10_000) -> None:
-        self._gaps_max = gaps_max
+        self.gaps_max = gaps_max
         self._lasts: list[Position] = []
         self._firsts: list[Position] = []
 
@@ -36,7 +36,7 @@ class LedgerGaps:
             if self._firsts[high - 1] == first and self._lasts[high - 1] <= last:
                 return False
             last = min(last, self._lasts[low])
-        elif len(self._firsts) >= self._gaps_max:
+        elif len(self._firsts) >= self.gaps_max:
             # The lowest goes: a cursor that far behind learns it again when it reads there.
             del self._lasts[0], self._firsts[0]
             low = high = bisect_right(self._firsts, last)

@@ -129,13 +129,11 @@ class CursorSaver:
             receipt(None)
         elif self._receipt_count >= self._limits.receipts_max:
             receipt(
-                Refused(
-                    ServerError.TOO_MANY_REQUESTS, "too many acknowledgements wait to be saved"
-                )
+                Refused(ServerError.TOO_MANY_REQUESTS, "too many acknowledgements wait to be saved")
             )
         else:
             if name not in self._dirty:
-                # In the call that is out now; whether it came before this change does not matter.
+                # The call that is out may fail; the next one is sure to cover it.
                 self._dirty[name] = self._saving[name]
             self._receipts.setdefault(name, []).append(receipt)
             self._receipt_count += 1

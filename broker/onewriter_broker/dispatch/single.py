@@ -74,9 +74,7 @@ class SingleActiveDispatcher:
     def started(self, consumer: Consumer) -> None:
         """Its SUBSCRIBE is answered: tell it where it stands."""
         if self.kind is SubscriptionType.FAILOVER:
-            consumer.channel.active_consumer_changed(
-                consumer.id, is_active=consumer is self.active
-            )
+            consumer.channel.active_consumer_changed(consumer.id, is_active=consumer is self.active)
 
     def redeliver(self, consumer: Consumer, _message_ids: Sequence[MessageId]) -> None:
         """Begin again behind the mark-delete position, if the active consumer asks."""

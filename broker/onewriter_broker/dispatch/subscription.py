@@ -230,9 +230,7 @@ class Subscription:
         else:
             receipt(error)
 
-    def _acknowledge_one(
-        self, consumer: Consumer, message_id: MessageId
-    ) -> OnewriterError | None:
+    def _acknowledge_one(self, consumer: Consumer, message_id: MessageId) -> OnewriterError | None:
         position = message_id.position
         if position > self.topic.log.committed:
             return Refused(ServerError.NOT_ALLOWED_ERROR, f"{position} is not in the log")

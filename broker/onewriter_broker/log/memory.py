@@ -108,8 +108,9 @@ class MemoryLogStore:
             unit = node.dataset.units.get(binding.bucket, Unit())
             if unit.generation > binding.generation:
                 return Outcome.REFENCE
-            if unit.version > binding.version or (
-                unit.version == binding.version and unit.owner != binding.owner
+            if unit.generation == binding.generation and (
+                unit.version > binding.version
+                or (unit.version == binding.version and unit.owner != binding.owner)
             ):
                 return Outcome.FENCED
 

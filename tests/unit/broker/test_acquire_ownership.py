@@ -566,6 +566,20 @@ async def test_a_store_of_another_anchor_is_not_registered(world: World) -> None
         await world.broker("broker-0~b").acquire(0)
 
 
+async def test_force_binds_a_store_to_a_new_anchor(world: World) -> None:
+    broker = await acquired(world)
+    for _ in range(5):
+        await world.grant(broker)
+    lost_anchor, world.anchor = world.anchor, MemoryAnchor()
+    assert (await force(world)).problem == ""
+    successor = world.broker("broker-0~b")
+    holding = await successor.acquire(0)
+    assert holding is not None
+    assert holding.binding.version < (await lost_anchor.read(0)).version
+    assert await successor.reserve_ledger(0) == 6, "above what the store has seen"
+    assert not holding.may_resume(1)
+
+
 async def test_an_anchor_restored_from_a_backup_is_put_off_then_named(world: World) -> None:
     await acquired(world)
     world.server.renew_identity(world.server.primary)

@@ -4,14 +4,15 @@
 -- ARGV  replid generation owner version format
 -- Reply OK | REFENCE | FENCED
 --
--- Invariant: generation and version of the record never fall inside one dataset. Runs only after
--- the anchor's compare-and-set: written earlier, a stale branch could look adoptable.
+-- Invariant: (generation, version) of the record never falls inside one dataset; the version alone
+-- may, when a forced adoption binds the dataset to another anchor. Runs only after the anchor's
+-- compare-and-set: written earlier, a stale branch could look adoptable.
 
 local replid, generation, owner, version = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 if dataset_here() ~= replid then return 'REFENCE' end
 local record = redis.call('HMGET', KEYS[1], 'gen', 'owner', 'version')
 if record[1] and tonumber(record[1]) > tonumber(generation) then return 'REFENCE' end
-if record[3] then
+if record[3] and tonumber(record[1]) == tonumber(generation) then
   if tonumber(record[3]) > tonumber(version) then return 'FENCED' end
   if tonumber(record[3]) == tonumber(version) and record[2] ~= owner then return 'FENCED' end
 end

@@ -1,0 +1,79 @@
+"""What a checker finds: violations of a predicate, and notes on what was left unchecked.
+
+The wording lives here and in the checkers, so that every program that checks logs (the verb, a
+batch job over all history) says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+PREDICATES: Final = {
+    "S1": "ledgers and epochs rise along the log, one epoch per ledger",
+    "S2": "one holder per epoch, one broker per ledger, nothing granted twice",
+    "S3": "each fence in the audit is above all before it",
+    "S4": "a fence is final: marker first, nothing older behind it, every fence audited",
+    "S5": "nothing acknowledged is missing: no hole in a ledger, no tail cut off",
+    "S6": "each producer's entries stand in its order, none twice, no chunk missing",
+    "S7": "every entry is what was written: the chain of hashes holds",
+    "S11": "the waiter promoted was the first by the topic's policy",
+    "S12": "no fence forgotten: the state knows the highest epoch and ledger",
+}
+"""The predicates that stored log and audit can show, each with the part of it that they show."""
+
+VIOLATIONS_MAX = 100
+"""Violations listed per log; further ones are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One predicate does not hold at one place.
+
+    ``log`` is the log's full topic name. ``where`` names the offending places: positions
+    (``7-12``), audit records (``audit 1700000000000-0``) or ``state``.
+    """
+
+    predicate: str
+    log: str
+    where: tuple[str, ...]
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that is no violation but that the reader of a report must know."""
+
+    log: str
+    sentence: str
+
+
+@dataclass(slots=True)
+class Findings:
+    """Violations and notes of one log, in the order found; both bounded.
+
+    ``further`` counts violations beyond VIOLATIONS_MAX. A note is kept once.
+    """
+
+    violations: list[Violation] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    further: int = 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing that was checked is violated."""
+        return not self.violations
+
+    def add(self, violations: Iterator[Violation]) -> None:
+        """Keep these violations, up to the bound."""
+        for violation in violations:
+            if len(self.violations) < VIOLATIONS_MAX:
+                self.violations.append(violation)
+            else:
+                self.further += 1
+
+    def note(self, note: Note) -> None:
+        """Keep a note, unless it was made already."""
+        if note not in self.notes:
+            self.notes.append(note)

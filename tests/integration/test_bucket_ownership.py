@@ -1,0 +1,212 @@
+"""Bucket ownership over what it runs on: an embedded server, the Redis log store, the file anchor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from onewriter_broker.anchor.api import Addresses
+from onewriter_broker.anchor.file import FileAnchor
+from onewriter_broker.buckets import BucketOwnership, LostReason, Refenced
+from onewriter_broker.claims import Holding, adopt_force
+from onewriter_broker.embedded import EmbeddedServer, EmbeddedSettings
+from onewriter_broker.log.api import Fence, FencedLog, Outcome
+from onewriter_broker.log.redis_primary import RedisSettings
+from onewriter_broker.log.redis_store import RedisLogStore
+from onewriter_broker.membership import Membership
+from onewriter_core.errors import Unavailable
+from onewriter_core.ids import TopicName, bucket_of
+
+BUCKETS = 16
+TOPIC = TopicName.parse("orders")
+BUCKET = bucket_of(TOPIC, BUCKETS)
+
+
+class Application:
+    """A broker without topics."""
+
+    def __init__(self, me: str, server: EmbeddedServer, directory: Path) -> None:
+        addresses = Addresses(f"pulsar://{me}", f"http://{me}")
+        self.lost: dict[int, LostReason] = {}
+        self.store = RedisLogStore(RedisSettings(url=server.url, buckets=BUCKETS))
+        self.anchor = FileAnchor(directory / "anchor")
+        self.membership = Membership(self.store, me, addresses)
+        self.buckets = BucketOwnership(
+            me=me,
+            addresses=addresses,
+            buckets=BUCKETS,
+            anchor=self.anchor,
+            store=self.store,
+            events=self,
+            single_node=True,
+            live_view=self.membership.view,
+            wake=self.membership.changed,
+        )
+
+    def bucket_acquired(self, bucket: int, holding: Holding) -> None:
+        pass
+
+    def bucket_lost(self, bucket: int, reason: LostReason) -> None:
+        self.lost[bucket] = reason
+
+    def dataset_changed(self, bucket: int, holding: Holding) -> None:
+        pass
+
+    async def drain(self, bucket: int) -> None:
+        pass
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.membership.run())
+            tasks.create_task(self.buckets.run())
+
+    async def holds(self, count: int) -> None:
+        async with asyncio.timeout(30):
+            while len(self.buckets.held()) != count:  # noqa: ASYNC110 - no event tells it
+                await asyncio.sleep(0.01)
+
+    def holding(self) -> Holding:
+        holding = self.buckets.holding(BUCKET)
+        assert holding is not None
+        return holding
+
+    async def grant(self) -> int:
+        ledger = await self.buckets.reserve_ledger(BUCKET)
+        log = FencedLog(TOPIC, create=True, marker={"note": "x"}, state={})
+        fence = Fence(self.holding().binding, ledger, (log,), {"kind": "grant"})
+        assert await self.store.fence(fence) is Outcome.DONE
+        await self.buckets.record_grant(BUCKET, ledger)
+        return ledger
+
+
+@asynccontextmanager
+async def running(application: Application) -> AsyncIterator[None]:
+    """Run it; at the end it stops in the middle of whatever it does, as when frozen."""
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(application.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+@asynccontextmanager
+async def broker(me: str, server: EmbeddedServer, directory: Path) -> AsyncIterator[Application]:
+    """A running broker; at the end it is gone without a word, as after kill -9."""
+    application = Application(me, server, directory)
+    try:
+        async with running(application):
+            yield application
+    finally:
+        await application.store.close()
+        await application.anchor.close()
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
+    server = EmbeddedServer(EmbeddedSettings(tmp_path / "valkey"))
+    await server.start()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.watch())
+        yield server
+        await server.stop()
+
+
+async def refenced(application: Application, outcome: Outcome) -> Refenced:
+    async with asyncio.timeout(30):
+        return await application.buckets.refence(BUCKET, application.holding().binding, outcome)
+
+
+async def killed(server: EmbeddedServer) -> None:
+    process_id = server.process_id
+    assert process_id is not None
+    os.kill(process_id, signal.SIGKILL)
+    async with asyncio.timeout(30):
+        while server.process_id in {None, process_id}:  # noqa: ASYNC110 - another process's
+            await asyncio.sleep(0.01)
+
+
+async def test_epochs_may_be_resumed_after_broker_and_store_were_killed(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    async with broker("broker-0~a", server, tmp_path) as first:
+        await first.holds(BUCKETS)
+        ledger = await first.grant()
+        generation = first.holding().binding.generation
+    await killed(server)
+    async with broker("broker-0~b", server, tmp_path) as second:
+        await second.holds(BUCKETS)
+        assert second.holding().binding.generation == generation + 1
+        assert second.holding().may_resume(generation)
+        assert await second.grant() > ledger
+
+
+async def test_a_store_that_restarts_under_a_broker_is_adopted_in_place(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    async with broker("broker-0~a", server, tmp_path) as application:
+        await application.holds(BUCKETS)
+        await application.grant()
+        before = application.holding()
+        await killed(server)
+        assert await refenced(application, Outcome.REFENCE) is Refenced.REBOUND
+        after = application.holding()
+        assert after.binding.replid != before.binding.replid
+        assert after.may_resume(before.binding.generation)
+        await application.grant()
+
+
+async def test_a_zombie_broker_cannot_grant(server: EmbeddedServer, tmp_path: Path) -> None:
+    zombie = Application("broker-0~a", server, tmp_path)
+    async with running(zombie):
+        await zombie.holds(BUCKETS)
+        ledger = await zombie.buckets.reserve_ledger(BUCKET)
+    async with broker("broker-1~x", server, tmp_path) as successor:
+        await successor.holds(BUCKETS)
+        log = FencedLog(TOPIC, create=True, marker={"note": "x"}, state={})
+        fence = Fence(zombie.holding().binding, ledger, (log,), {"kind": "grant"})
+        assert await zombie.store.fence(fence) is Outcome.FENCED
+        with pytest.raises(Unavailable, match="taken by 'broker-1~x'"):
+            await zombie.buckets.record_grant(BUCKET, ledger)
+        assert zombie.lost == {BUCKET: LostReason.TAKEN}
+        await successor.grant()
+    await zombie.store.close()
+    await zombie.anchor.close()
+
+
+async def test_a_lost_dataset_is_refused_until_it_is_forced(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    other = EmbeddedServer(EmbeddedSettings(tmp_path / "empty"))
+    async with broker("broker-0~a", server, tmp_path) as application:
+        await application.holds(BUCKETS)
+        ledger = await application.grant()
+    await other.start()
+    try:
+        async with broker("broker-0~b", other, tmp_path) as application:
+            await application.holds(BUCKETS - 1)
+            await asyncio.sleep(0.5)
+            assert "holds nothing of bucket" in application.buckets.waiting_reason(BUCKET)
+            forced = await adopt_force(
+                BUCKET,
+                anchor=application.anchor,
+                store=application.store,
+                operator="operator",
+                reason="the disk is gone",
+                time_ms=1_700_000_000_000,
+                single_node=True,
+            )
+            assert forced.problem == ""
+            await application.holds(BUCKETS)
+            assert not application.holding().may_resume(1)
+            assert await application.grant() > ledger
+            records = await application.store.read_audit(BUCKET, count=10)
+            assert [fields["kind"] for _, fields in records] == ["adopt", "grant"]
+    finally:
+        await other.stop()

