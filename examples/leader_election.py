@@ -45,7 +45,6 @@ def main() -> None:
             lead(producer, options.name, options.interval)
         except pulsar.ProducerFenced:
             print(f"{options.name}: fenced, somebody else leads", flush=True)
-        producer.close()
 
 
 def lead(producer: pulsar.Producer, name: str, interval: float) -> None:

@@ -140,10 +140,18 @@ class StoreServer:
         """Become a replica and wait until it has everything."""
         self.command("REPLICAOF", "127.0.0.1", primary.port)
         deadline = time.monotonic() + START_SECONDS_MAX
-        while self.information("replication").get("master_link_status") != "up":
+        while not (self._has_caught_up() and primary.sees_replicas()):
             if time.monotonic() > deadline:
                 raise RuntimeError("the replica did not catch up")
             time.sleep(0.005)
+
+    def _has_caught_up(self) -> bool:
+        return self.information("replication").get("master_link_status") == "up"
+
+    def sees_replicas(self) -> bool:
+        """Whether every replica that is connected here has finished its first copy."""
+        found = self.information("replication")
+        return found["connected_slaves"] > 0 and "wait_bgsave" not in str(found)
 
     def promote(self) -> None:
         """Stop following: a dataset of its own from here on, with whatever has arrived."""

@@ -23,7 +23,7 @@ from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.topic_log import Loss, TopicLog
 from onewriter_broker.membership import Membership
 from onewriter_broker.placement import incarnation_of
-from onewriter_broker.runner import Shell
+from onewriter_broker.runner import Shell, TopicRunner
 from onewriter_broker.settings import Settings
 from onewriter_broker.tokens import Authenticator
 from onewriter_broker.topics import Topics
@@ -100,6 +100,7 @@ class Broker:
                 now=now,
                 wall_ms=wall_ms,
                 incarnation=self.incarnation,
+                failed=self.topics.failed,
                 lost=self._lost,
                 moved=self._moved,
             ),
@@ -111,6 +112,7 @@ class Broker:
             appender=self.appender,
             authenticator=parts.authenticator,
             addresses=self.addresses,
+            incarnation=self.incarnation,
             undeclared=UndeclaredTopics(
                 settings.require_declared,
                 frozenset(name.strip() for name in settings.allow_undeclared.split(",")),
@@ -167,9 +169,9 @@ class Broker:
             for topic in list(self.topics.loaded.values()):
                 topic.runner.roll_if_full(self.settings.roll_bytes, self.settings.roll_seconds)
 
-    def _subscriptions(self, topic_log: TopicLog) -> Subscriptions:
+    def _subscriptions(self, topic_log: TopicLog, runner: TopicRunner) -> Subscriptions:
         return Subscriptions(
-            topic_log, spawn=self.spawn, clock=self.now, wall_clock_ms=self.wall_ms
+            topic_log, spawn=runner.spawn, clock=self.now, wall_clock_ms=self.wall_ms
         )
 
     def _deposed(self, bucket: int, outcome: Outcome) -> None:

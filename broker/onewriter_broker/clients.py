@@ -56,6 +56,8 @@ class Clients:
     appender: Appender
     authenticator: Authenticator
     addresses: Addresses
+    incarnation: str
+    """Names this process for ever: invented producer names must not come again after a restart."""
     undeclared: UndeclaredTopics
     now: Callable[[], float]
     wall_ms: Callable[[], int]

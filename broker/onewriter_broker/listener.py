@@ -29,6 +29,9 @@ SERVER_VERSION = "onewriter 0.1.0"
 FRAME_OVERHEAD_BYTES = FRAME_LENGTH_MAX - MESSAGE_LENGTH_MAX
 """What a frame may have besides its message."""
 
+NONCE_LENGTH = 9
+"""Characters of an incarnation behind the broker's name that connections are named by."""
+
 WRITE_BUFFER_BYTES_MAX = 1024 * 1024
 """Unsent bytes of a connection above which nothing more is dispatched to it."""
 
@@ -103,6 +106,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
         except ProtocolError as error:
             log.info("connection.broken", address=self._address, reason=str(error))
             self.close(str(error))
+        except Exception:
+            log.exception("connection.failed", address=self._address)
+            self._abort()
 
     def eof_received(self) -> bool:
         return False
@@ -134,7 +140,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def _before_session(self, command: Command) -> None:
         match command:
             case pb.CommandConnect():
-                self._spawn(self._connect(command))
+                self.spawn(self._connect(command))
             case pb.CommandAuthResponse():
                 raise ProtocolError("AUTH_RESPONSE without a challenge")
             case _:
@@ -217,7 +223,19 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._transport.close()
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
-        self._spawn(work)
+        self._spawn(self._guarded(work))
+
+    async def _guarded(self, work: Coroutine[object, object, None]) -> None:
+        try:
+            await work
+        except Exception:
+            log.exception("connection.failed", address=self._address)
+            self._abort()
+
+    def _abort(self) -> None:
+        """The unexpected happened in this connection: it ends, and nobody else's does."""
+        self._is_closing = True
+        self._transport.abort()
 
     def pending_changed(self, difference: int) -> None:
         if self._session is None:
@@ -275,8 +293,9 @@ async def listen(
     """Listen for clients of Pulsar's binary protocol."""
     numbers = itertools.count(1)
     settings = clients.settings
+    prefix = clients.incarnation[: len(settings.name) + NONCE_LENGTH]
     return await asyncio.get_running_loop().create_server(
-        lambda: ClientProtocol(clients, f"{settings.name}-{next(numbers)}", spawn),
+        lambda: ClientProtocol(clients, f"{prefix}-{next(numbers)}", spawn),
         settings.host,
         settings.port,
         backlog=4096,

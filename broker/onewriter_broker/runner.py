@@ -128,10 +128,12 @@ class Shell:
     store: LogStore
     appender: Appender
     ownership: Ownership
-    spawn: Callable[[Coroutine[object, object, None]], object]
+    spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
     now: Callable[[], float]
     wall_ms: Callable[[], int]
     incarnation: str
+    failed: Callable[[TopicName], None]
+    """Told when the unexpected happened in a topic: it is closed, so that nothing goes on wrong."""
     lost: Callable[[Loss], None]
     moved: Callable[[TopicName, Record], None]
 
@@ -192,11 +194,27 @@ class TopicRunner:
         try:
             while self._mailbox:
                 self._step(self._mailbox.popleft())
+        except Exception:
+            log.exception("topic.failed", topic=str(self.name), topic_event=event)
+            self._mailbox.clear()
+            self._shell.failed(self.name)
+            return
         finally:
             self._is_stepping = False
         self._set_timer()
         if self.topic.claim is None:
             self._remember_presence()
+
+    def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Run work of this topic; the unexpected closes the topic, not the broker."""
+        return self._shell.spawn(self._guarded(work))
+
+    async def _guarded(self, work: Coroutine[object, object, None]) -> None:
+        try:
+            await work
+        except Exception:
+            log.exception("topic.failed", topic=str(self.name))
+            self._shell.failed(self.name)
 
     def _step(self, event: Event) -> None:
         if isinstance(event, FenceStored | FenceRefused) and (
@@ -272,7 +290,7 @@ class TopicRunner:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Fence():
-                self._shell.spawn(self._fence(effect))
+                self.spawn(self._fence(effect))
             case Grant():
                 self._grant(effect)
             case Queue(registration, name):
@@ -344,7 +362,7 @@ class TopicRunner:
             predecessor.successor = producer
             self._activate(producer)
         else:  # it was granted by another broker, or its connection outlived our memory
-            self._shell.spawn(self._activate_from_log(producer, effect))
+            self.spawn(self._activate_from_log(producer, effect))
 
     def _activate(self, producer: Producer) -> None:
         producer.is_active = True
@@ -404,11 +422,18 @@ class TopicRunner:
             for slot in effect.slots:
                 self.logs[slot].refuse_waiting()
         slots = {slot.number: slot for slot in self.topic.slots}
+        recording = None
+        if changes_hands:
+            # Beside the fence, not behind it: a grant that is noted but then fails only makes the
+            # anchor expect more than there is.
+            recording = self.spawn(self._record_grant(ledger))
         opened = await self._write_markers(effect, slots, ledger, flush=not changes_hands)
         if opened is None:
             return  # the bucket is lost: the topic is being unloaded
-        if changes_hands:
-            await self._record_grant(opened)
+        if recording is not None:
+            await recording
+            if opened != ledger:
+                await self._record_grant(opened)
         self.post(FenceStored(effect.number, opened, self._shell.now()))
 
     async def _write_markers(
@@ -485,7 +510,8 @@ class TopicRunner:
             effect,
             str(self.name),
             ledger,
-            first.epoch,
+            first,
+            self.topic.policy,
             self._shell.incarnation,
             previous,
             time_ms,
@@ -622,7 +648,7 @@ class TopicRunner:
                 if outcome is not Outcome.DONE:
                     log.warning("audit.refused", record=record, outcome=outcome.value)
 
-        self._shell.spawn(write())
+        self.spawn(write())
 
     def _remember_presence(self) -> None:
         """Note with each log whether its holder is there, for whoever loads the topic next.
@@ -634,7 +660,7 @@ class TopicRunner:
             present = "0" if not self._is_held(slot) else "1"
             if topic_log.is_writable and topic_log.state.get("present", "0") != present:
                 topic_log.state["present"] = present
-                self._shell.spawn(self._save_presence(topic_log, present))
+                self.spawn(self._save_presence(topic_log, present))
 
     async def _save_presence(self, topic_log: TopicLog, present: str) -> None:
         try:

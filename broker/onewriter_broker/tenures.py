@@ -15,6 +15,8 @@ from onewriter_core.topic.effects import NEW_EPOCH, Fence
 from onewriter_core.topic.model import (
     WHOLE,
     Contender,
+    Departure,
+    PromotionPolicy,
     Purpose,
     Reserved,
     Slot,
@@ -68,13 +70,18 @@ def audit_fields(
     fence: Fence,
     topic: str,
     ledger: int,
-    old_epoch: int,
+    first: Slot,
+    policy: PromotionPolicy,
     incarnation: str,
     previous: Mapping[int, LedgerSummary],
     time_ms: int,
     leaderless_ms: int | None,
 ) -> dict[str, str]:
-    """The audit record of a fence: who, why, after whom, and who would have been next."""
+    """The audit record of a fence: who, why, after whom, and who would have been next.
+
+    ``first`` is the fence's first slot as it was before; ``policy`` chose among the waiters.
+    """
+    old_epoch = first.epoch
     tenures = dict(fence.tenures)
     tenure = tenures[fence.slots[0]]
     changes_hands = fence.purpose in {Purpose.GRANT, Purpose.DEPOSE}
@@ -86,7 +93,7 @@ def audit_fields(
         "ledger": str(ledger),
         "epoch": str(ledger if changes_hands else kept),
         "oldEpoch": str(old_epoch),
-        "cause": fence.departure.value,
+        "cause": _cause(fence, first).value,
         "broker": incarnation,
         "t": str(time_ms),
         "previous": json.dumps(
@@ -101,13 +108,24 @@ def audit_fields(
     if tenure is not None:
         fields |= {"producer": tenure.producer_name, "subject": str(tenure.identity)}
     if fence.contender is not None:
-        fields |= contender_fields(fence.contender)
+        fields |= contender_fields(fence.contender) | {"policy": policy.value}
     if fence.best_loser is not None:
         loser = fence.best_loser
         fields["nextWaiter"] = json.dumps(
-            {"producer": loser.producer_name, "priority": loser.priority, "arrival": loser.arrival}
+            {
+                "producer": loser.producer_name,
+                "priority": loser.priority,
+                "arrival": loser.arrival,
+                "slots": loser.slots,
+            }
         )
     return fields
+
+
+def _cause(fence: Fence, first: Slot) -> Departure:
+    """Why the last writer no longer writes: it was deposed by this fence, or had left before."""
+    is_vacant = isinstance(first.ownership, Vacant | Reserved)
+    return first.departure if fence.purpose is Purpose.GRANT and is_vacant else fence.departure
 
 
 def contender_fields(contender: Contender) -> dict[str, str]:
@@ -147,6 +165,7 @@ def slot_of(
         number,
         epoch=epoch,
         ownership=ownership,
+        departure=Departure.NONE if tenure is None else Departure.MOVED,
         deposed=deposed,
     )
 

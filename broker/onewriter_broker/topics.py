@@ -77,7 +77,7 @@ class Topics:
         self,
         settings: Settings,
         catalogs: Catalogs,
-        subscriptions: Callable[[TopicLog], Subscriptions],
+        subscriptions: Callable[[TopicLog, TopicRunner], Subscriptions],
     ) -> None:
         self.loaded: dict[str, LoadedTopic] = {}
         self.desired = DesiredState()
@@ -226,7 +226,7 @@ class Topics:
             raise Unavailable(f"bucket {bucket} has moved on")
         topic = LoadedTopic(base, bucket, entry, runner, {}, declared)
         for number, topic_log in logs.items():
-            topic.subscriptions[number] = self._subscriptions(topic_log)
+            topic.subscriptions[number] = self._subscriptions(topic_log, runner)
         self.loaded[str(base)] = topic
         self._unloaded_at.pop(str(base), None)
         runner.start(opened)
@@ -259,7 +259,7 @@ class Topics:
             opened = await topic.runner.open((slot,))
             if opened is None:
                 raise Unavailable(f"bucket {topic.bucket} has moved on")
-            topic.subscriptions[number] = self._subscriptions(topic_log)
+            topic.subscriptions[number] = self._subscriptions(topic_log, topic.runner)
             topic.runner.post(SlotsAdded(opened, self._shell.now()))
 
     def _holding(self, bucket: int) -> Holding:
@@ -333,6 +333,12 @@ class Topics:
             raise Refused(ServerError.TOPIC_NOT_FOUND, f"{base} does not exist")
         topic = self.loaded.get(str(base))
         return topic if topic is not None else await self._load_once(base, WHOLE)
+
+    def failed(self, base: TopicName) -> None:
+        """The unexpected happened in a topic: close it; whoever uses it looks it up again."""
+        topic = self.loaded.get(str(base))
+        if topic is not None:
+            self._drop(topic, "the topic failed and is being loaded again")
 
     async def unload(self, base: TopicName) -> None:
         """Close a topic here; it is loaded again by whoever looks it up next."""

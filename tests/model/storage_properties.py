@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tests.model.explorer import Always, Sometimes, Step
-from tests.model.storage_protocol import Action, Node, Rules, State, StorageProtocol, view
+from tests.model.storage_protocol import StorageProtocol
+from tests.model.storage_state import Action, Node, Rules, State, view
 
 StorageAlways = Always[State]
 StorageStep = Step[State, Action]

@@ -62,247 +62,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from typing import Literal, NamedTuple
 
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """Which protections are in force. The defaults are the protocol; each may be taken away.
-
-    ``replid_guard``: a write is refused where the dataset is not the one it was bound to.
-    ``registered``: the anchor names the dataset that counts; without it a broker binds to the
-    dataset it happens to see, and re-binds after a failover if the anchor still names it as owner.
-    ``by_previous`` and ``by_generation``: the two ways in which a dataset can be adopted.
-    ``by_anything``: any dataset can be adopted.
-    ``past_refused``: a dataset that was registered before is never adopted again.
-    ``stamp_after``: the generation is written after the compare-and-set, not before.
-    ``owner_check``: what a write compares with the bucket's stamp.
-    ``late_stamp_refused``: a stamp older than the one that stands is refused.
-    ``generation_check``: a write is refused where the bucket's generation is above its own.
-    ``token_check``: a write is refused unless the log's token is its own ledger's.
-    ``fresh_block``: ledgers left over from an earlier ownership are thrown away.
-    ``careful_resume``: a topic epoch found in the log is trusted only if its marker was written
-    in the present generation.
-    """
-
-    replid_guard: bool = True
-    registered: bool = True
-    by_previous: bool = True
-    by_generation: bool = True
-    by_anything: bool = False
-    past_refused: bool = True
-    stamp_after: bool = True
-    owner_check: Literal["nothing", "owner", "version"] = "owner"
-    late_stamp_refused: bool = True
-    generation_check: bool = True
-    token_check: bool = True
-    fresh_block: bool = True
-    careful_resume: bool = True
-
-
-PROTOCOL = Rules()
-"""Level 4: what the broker does."""
-
-ID_FENCE_ONLY = Rules(
-    replid_guard=False,
-    registered=False,
-    owner_check="nothing",
-    generation_check=False,
-    token_check=False,
+from tests.model.storage_state import (
+    PROTOCOL,
+    Action,
+    Attempt,
+    Binding,
+    Node,
+    Rules,
+    Scope,
+    State,
+    Version,
+    View,
+    Write,
+    view,
 )
-"""Level 1: ledgers from the anchor, and nothing but the store's order of IDs."""
-
-UNREGISTERED = Rules(
-    registered=False, owner_check="nothing", generation_check=False, token_check=False
-)
-"""Level 2: the dataset is checked in every write, but no one says which dataset counts."""
-
-LINEAGE_BY_REPLID_ONLY = Rules(by_generation=False)
-"""Level 3: registered, adopted by replid2 alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """How much of the world is explored.
-
-    ``versions``: successful compare-and-sets. ``datasets``: replids, the first one included, so
-    that ``datasets - 1`` promotions, restarts and spontaneous changes of replid happen at most.
-    ``block``: ledgers reserved by one compare-and-set. ``reads_apart``: reading the anchor and
-    looking at the node are two steps. Where nothing is written before the compare-and-set, one step
-    reaches the same outcomes: an attempt that another version overtook between the two can only
-    lose, so a read that matters might as well have been made just before the look. ``needless``:
-    an owner may acquire again although its dataset is registered and its reservation not used up.
-    ``begun``: start where A has acquired, stamped and opened its first ledger, which saves the
-    search eight steps.
-    """
-
-    nodes: int = 2
-    brokers: int = 2
-    versions: int = 3
-    datasets: int = 3
-    block: int = 2
-    reads_apart: bool = True
-    needless: bool = False
-    begun: bool = False
-
-
-class Version(NamedTuple):
-    """One version of the anchor's record."""
-
-    generation: int
-    replid: int
-    owner: int
-    high_water: int
-
-
-class Write(NamedTuple):
-    """One write as executed by a node.
-
-    ``stamp``: number = anchor version. ``generation``: number = generation, written by a variant
-    before its compare-and-set. ``marker``: number = ledger, with epoch and generation.
-    ``stale`` (ghost): a write that should have been refused if this branch counts.
-    """
-
-    kind: Literal["stamp", "generation", "marker", "stale"]
-    number: int
-    generation: int = 0
-    epoch: int = 0
-
-
-class Node(NamedTuple):
-    """One server. ``previous`` is its ``master_replid2``; 0: none."""
-
-    primary: bool
-    replid: int
-    previous: int
-    writes: tuple[Write, ...]
-
-
-class Binding(NamedTuple):
-    """What one acquisition left with its broker.
-
-    The reservation is ``first`` to ``end``; below ``following`` its ledgers are used. ``epoch`` is
-    the topic epoch that the broker knows to be the newest granted; 0: it does not know.
-    """
-
-    replid: int
-    first: int
-    following: int
-    end: int
-    epoch: int
-
-
-class Attempt(NamedTuple):
-    """An acquisition under way. ``replid`` 0: the anchor was read, the node not yet looked at."""
-
-    version: int
-    replid: int = 0
-    adopt: bool = False
-    announced: bool = False
-
-
-class State(NamedTuple):
-    anchor: tuple[Version, ...]
-    nodes: tuple[Node, ...]
-    bindings: tuple[Binding, ...]
-    attempts: tuple[Attempt | None, ...]
-    elected: int
-    granted: int
-    granted_epoch: int
-    parents: tuple[int, ...]
-
-
-class Action(NamedTuple):
-    """What happened, as data for properties and as a line for stories.
-
-    ``version`` is the anchor version that was read, or whose binding acts; ``number`` a ledger, an
-    epoch or a count of surviving writes, as the kind says.
-    """
-
-    kind: str
-    node: int = -1
-    broker: int = -1
-    version: int = -1
-    number: int = 0
-    detail: str = ""
-
-    def __str__(self) -> str:
-        who = f"broker {'AB'[self.broker] if self.broker < 2 else self.broker}"
-        what = f"{who}, bound by version {self.version},"
-        where = f"node {self.node}"
-        match self.kind:
-            case "read":
-                return f"{who} reads the anchor: version {self.version}"
-            case "observe":
-                return f"{who} looks at {where}: {self.detail}"
-            case "announce":
-                return f"{who} writes generation {self.number} to {where}, before its CAS"
-            case "acquire":
-                return f"{who} wins the CAS: version {self.version}, {self.detail}"
-            case "lose":
-                return f"{who} loses the CAS it based on version {self.version}"
-            case "rebind":
-                return f"{who}, still the owner, binds itself to {self.detail}"
-            case "stamp":
-                return f"{what} stamps {where}"
-            case "recover":
-                return f"{what} reads topic epoch {self.number} from the log on {where}"
-            case "grant":
-                return f"{what} opens ledger {self.number} on {where}: a new topic epoch is granted"
-            case "keep":
-                return f"{what} opens ledger {self.number} on {where}, {self.detail}"
-            case "append" | "cursor" | "catalog":
-                return f"{what} gets a stale {self.kind} write accepted on {where}"
-            case "promote":
-                return f"{where} is promoted; {self.number} writes of its primary had reached it"
-            case "restart":
-                return f"{where} restarts from {self.detail}; {self.number} writes survive"
-            case _:
-                return f"{where} becomes a replica of {self.detail}"
-
-
-class View(NamedTuple):
-    """What the scripts find in a node: a fold over its writes. Zero where nothing was written."""
-
-    generation: int
-    stamped: int
-    ledger: int
-    marker_generation: int
-    epoch: int
-    stale: bool
-    rising: bool
-    epochs: tuple[tuple[int, int], ...]
-
-    def epoch_of(self, ledger: int) -> int:
-        """The topic epoch of a ledger's marker; the ledger itself if the marker is not here."""
-        return next((epoch for own, epoch in self.epochs if own == ledger), ledger)
-
-
-EMPTY = View(0, 0, 0, 0, 0, stale=False, rising=True, epochs=())
-
-
-@cache
-def view(writes: tuple[Write, ...]) -> View:
-    if not writes:
-        return EMPTY
-    before, last = view(writes[:-1]), writes[-1]
-    match last.kind:
-        case "stamp":
-            return before._replace(generation=last.generation, stamped=last.number)
-        case "generation":
-            return before._replace(generation=last.number)
-        case "marker":
-            return before._replace(
-                ledger=last.number,
-                marker_generation=last.generation,
-                epoch=last.epoch,
-                rising=before.rising and last.number > before.ledger,
-                epochs=(*before.epochs, (last.number, last.epoch)),
-            )
-        case "stale":
-            return before._replace(stale=True)
-
 
 Transition = tuple[Action, State]
 
@@ -604,7 +378,7 @@ class StorageProtocol:
     def _replace_dataset(self, state: State, index: int, node: Node) -> Iterator[Transition]:
         replid = len(state.parents) + 1
         grown = state._replace(parents=(*state.parents, node.replid))
-        for count in range(len(node.writes) + 1):
+        for count in range(0 if self.scope.losses else len(node.writes), len(node.writes) + 1):
             writes = node.writes[:count]
             act = Action("promote", index, number=count)
             if not node.primary:

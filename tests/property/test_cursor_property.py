@@ -63,7 +63,8 @@ def check(cursor: Cursor, model: Model) -> None:
             assert left & ~remaining == 0, f"messages of {position} were not acknowledged"
             assert position > cursor.mark_delete
         if position > cursor.reach:
-            assert left == ALL
+            assert cursor.remaining(position) is None
+            assert not cursor.is_acknowledged(position)
 
 
 @given(logs(), OPERATIONS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from onewriter_broker.dispatch.api import (
@@ -69,7 +70,7 @@ class Consumer:
         """Shared: the sum of these."""
         self.is_blocked = False
         self.counters = Counters.starting(now)
-        self.connected_since_ms = wall_clock_ms
+        self.connected_since = datetime.fromtimestamp(wall_clock_ms / 1000, UTC).isoformat()
 
     def __repr__(self) -> str:
         return f"<Consumer {self.name!r} of {self.subscription.name!r}>"
@@ -193,6 +194,6 @@ class Consumer:
             unacknowledged=self.unacknowledged,
             is_blocked=self.is_blocked,
             address=self.channel.peer_address,
-            connected_since_ms=self.connected_since_ms,
+            connected_since=self.connected_since,
             backlog=self.subscription.backlog()[0],
         )

@@ -51,7 +51,7 @@ class Counters:
 class ConsumerStats:
     """One consumer, as CONSUMER_STATS_RESPONSE and the admin API show it.
 
-    ``connected_since_ms`` is wall-clock time; ``backlog`` counts entries of its subscription.
+    ``connected_since`` is a time of day in ISO 8601; ``backlog`` counts entries of its subscription.
     """
 
     messages_per_second: float
@@ -66,7 +66,7 @@ class ConsumerStats:
     unacknowledged: int
     is_blocked: bool
     address: str
-    connected_since_ms: int
+    connected_since: str
     backlog: int
 
     def as_pulsar(self) -> dict[str, object]:
@@ -83,6 +83,7 @@ class ConsumerStats:
             "unackedMessages": self.unacknowledged,
             "blockedConsumerOnUnackedMsgs": self.is_blocked,
             "address": self.address,
+            "connectedSince": self.connected_since,
         }
 
 

@@ -275,6 +275,18 @@ class Subscriptions:
             raise Refused(ServerError.CONSUMER_BUSY, "Subscription has active connected consumers")
         await self.remove(subscription)
 
+    async def delete_all(self) -> None:
+        """Delete every subscription with its consumers, because the topic is being deleted.
+
+        Raises Undecided and Unavailable.
+        """
+        self._check_open()
+        durable = [name for name, found in self._by_name.items() if found.is_durable]
+        for subscription in list(self._by_name.values()):
+            self._disconnect(subscription)
+        for name in durable:
+            await self.saver.removal_saved(name)
+
     async def skip_all(self, name: str) -> None:
         """Acknowledge everything there is. Consumers stay connected."""
         subscription = self._find(name)
@@ -353,13 +365,19 @@ class Subscriptions:
 
         Returns when the deletion is saved; raises Undecided and Unavailable.
         """
+        self._disconnect(subscription, spare=spare)
+        if subscription.is_durable:
+            await self.saver.removal_saved(subscription.name)
+
+    def _disconnect(self, subscription: Subscription, *, spare: Consumer | None = None) -> None:
+        """Delete it in memory; what is saved of it follows."""
+        leaving = subscription.detach_all()
         self.discard(subscription)
-        for consumer in subscription.detach_all():
-            if consumer is not spare:
-                consumer.channel.consumer_closed(consumer.id)
         if subscription.is_durable:
             self.saver.removed(subscription.name)
-            await self.saver.removal_saved(subscription.name)
+        for consumer in leaving:
+            if consumer is not spare:
+                consumer.channel.consumer_closed(consumer.id)
 
     def discard(self, subscription: Subscription) -> None:
         """Forget a subscription that nobody needs any more."""

@@ -39,7 +39,7 @@ STATE_FIELDS_RESERVED = frozenset({"tok", "ledger"})
 """State fields that only a fence changes."""
 
 _CHAIN_HEAD = struct.Struct("<QQ")
-_CRC = struct.Struct("<I")
+_NUMBER = struct.Struct("<I")
 _U32 = next(code for code in "IL" if array(code).itemsize == 4)
 _SWAP = sys.byteorder == "big"
 
@@ -50,6 +50,8 @@ class MalformedBlock(ValueError):
 
 def pack_u32(numbers: Sequence[int]) -> bytes:
     """Numbers as consecutive unsigned 32-bit little-endian integers; OverflowError beyond that."""
+    if len(numbers) == 1 and 0 <= numbers[0] < 2**32:
+        return _NUMBER.pack(numbers[0])  # the usual unbatched block, at a third of the cost
     packed = array(_U32, numbers)
     if _SWAP:
         packed.byteswap()
@@ -75,7 +77,7 @@ def chain(previous: bytes, position: Position, lengths: Sequence[int], payload: 
     digest = hashlib.blake2b(previous, digest_size=CHAIN_BYTES)
     digest.update(_CHAIN_HEAD.pack(*position))
     digest.update(pack_u32(lengths))
-    digest.update(_CRC.pack(google_crc32c.value(payload)))
+    digest.update(_NUMBER.pack(google_crc32c.value(payload)))
     return digest.digest()
 
 

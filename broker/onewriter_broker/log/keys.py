@@ -6,7 +6,9 @@ docs/log-format.md explains what each key holds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
 
 from onewriter_core.ids import TopicName, bucket_of
 
@@ -17,11 +19,23 @@ MEMBERS = "ow:members"
 SETTINGS = "ow:settings"
 
 
-@dataclass(frozen=True, slots=True)
+TOPICS_REMEMBERED_MAX = 16_384
+"""Topics whose key names are kept ready; the least recently used are formed anew."""
+
+
+class LogKeys(NamedTuple):
+    """A topic's own keys: the stream of its blocks, the hash of its state."""
+
+    log: str
+    state: str
+
+
 class Keys:
     """Key names for a store whose topics hash into ``buckets`` buckets."""
 
-    buckets: int = BUCKETS_DEFAULT
+    def __init__(self, buckets: int = BUCKETS_DEFAULT) -> None:
+        self.buckets = buckets
+        self.of: Callable[[TopicName], LogKeys] = lru_cache(TOPICS_REMEMBERED_MAX)(self._form)
 
     def bucket(self, topic: TopicName) -> int:
         """The bucket that holds a topic."""
@@ -41,8 +55,12 @@ class Keys:
 
     def log(self, topic: TopicName) -> str:
         """Stream: a topic's blocks."""
-        return f"ow:{{b{self.bucket(topic)}}}:log:{topic}"
+        return self.of(topic).log
 
     def state(self, topic: TopicName) -> str:
         """Hash: a topic's token, cursors and snapshots."""
-        return f"ow:{{b{self.bucket(topic)}}}:state:{topic}"
+        return self.of(topic).state
+
+    def _form(self, topic: TopicName) -> LogKeys:
+        bucket = self.bucket(topic)
+        return LogKeys(f"ow:{{b{bucket}}}:log:{topic}", f"ow:{{b{bucket}}}:state:{topic}")

@@ -31,17 +31,26 @@ def encode(words: Sequence[Word]) -> list[bytes | bytearray]:
     """A command in the server's protocol, as buffers to be written one after the other."""
     head = bytearray(b"*%d\r\n" % len(words))
     buffers: list[bytes | bytearray] = []
-    for word in words:
-        data = word if isinstance(word, bytes) else str(word).encode()
-        head += b"$%d\r\n" % len(data)
-        if len(data) < PAYLOAD_BYTES_UNCOPIED:
-            head += data
-            head += b"\r\n"
-        else:
+    start = 0
+    for index, word in enumerate(words):
+        if not isinstance(word, int) and len(word) >= PAYLOAD_BYTES_UNCOPIED:
+            data = word if isinstance(word, bytes) else word.encode()
+            _pack(head, words[start:index])
+            head += b"$%d\r\n" % len(data)
             buffers += (head, data)
             head = bytearray(b"\r\n")
+            start = index + 1
+    _pack(head, words[start:])
     buffers.append(head)
     return buffers
+
+
+def _pack(head: bytearray, words: Sequence[Word]) -> None:
+    """Add words to an unfinished command, as hiredis packs them into one of their own."""
+    if words:
+        # Its type stub says a tuple of one word.
+        packed = hiredis.pack_command(tuple(words))  # type: ignore[arg-type]
+        head += memoryview(packed)[packed.index(b"\n") + 1 :]
 
 
 class RedisConnection(asyncio.Protocol):

@@ -14,7 +14,7 @@ from itertools import chain as flatten
 
 from onewriter_broker.log import blocks
 from onewriter_broker.log.api import Append, Binding, Fence, Outcome
-from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.keys import Keys, LogKeys
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import Position, TopicName
 
@@ -107,18 +107,18 @@ def fence(keys: Keys, request: Fence, audit_records_max: int) -> list[Word]:
 
 def append(keys: Keys, appends: Sequence[Append]) -> tuple[list[Word], list[int]]:
     """append.lua: the call, and for each of its answers the index of the append it is for."""
-    buckets: dict[Binding, dict[tuple[TopicName, str], list[int]]] = {}
+    buckets: dict[Binding, dict[tuple[LogKeys, str], list[int]]] = {}
     for index, item in enumerate(appends):
         logs = buckets.setdefault(item.binding, {})
-        logs.setdefault((item.topic, item.token), []).append(index)
+        logs.setdefault((keys.of(item.topic), item.token), []).append(index)
     key_words: list[str] = []
     arguments: list[Word] = [len(buckets)]
     order: list[int] = []
     for binding, logs in buckets.items():
         key_words.append(keys.unit(binding.bucket))
         arguments += [*_guard(binding), len(logs)]
-        for (topic, token), indexes in logs.items():
-            key_words += [keys.log(topic), keys.state(topic)]
+        for (log_keys, token), indexes in logs.items():
+            key_words += log_keys
             arguments += [token, len(indexes)]
             for index in indexes:
                 block = appends[index].block

@@ -22,7 +22,7 @@ from onewriter_broker.log.api import (
     Outcome,
     StoredBlock,
 )
-from onewriter_broker.log.blocks import chain
+from onewriter_broker.log.blocks import CHAIN_START, chain
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import Position, TopicName
 
@@ -129,7 +129,7 @@ class TopicLog:
     binding: Binding | None = None
     ledger: int = 0
     next_entry: int = 1
-    chain: bytes = b""
+    chain: bytes = CHAIN_START
     is_writable: bool = False
     was_refused: bool = False
     """A write was refused or the dataset changed: after the next fence, compare the tails."""
@@ -159,7 +159,7 @@ class TopicLog:
         self.ledger = ledger
         self.binding = binding
         self.next_entry = 1
-        self.chain = b""
+        self.chain = CHAIN_START
         self.ledger_bytes = 0
         self.ledger_entries = 0
         self.opened_at = now
@@ -231,7 +231,6 @@ class TopicLog:
         for pending in list(self.undecided):
             self.give_up(pending, is_definite=not pending.was_sent)
         self.refuse_waiting()
-        self.watchers.clear()
         self.tail.clear()
         self.tail_bytes = 0
 

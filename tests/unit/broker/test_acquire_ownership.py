@@ -888,18 +888,35 @@ async def test_with_the_anchor_away_takeovers_wait_visibly_and_owners_go_on(worl
             assert second.broker.waiting_reason(0) == ""
 
 
-async def test_a_refused_bucket_is_tried_again_with_growing_pauses(
+async def test_a_reading_older_than_the_claim_does_not_end_it(
     world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.change(lambda record: replace(record, owner=""))
+    broker = world.broker()
+    original = world.anchor.read
+    world.view = None  # the loop reads, but plans nothing
+
+    async def slow(bucket: int) -> Versioned:
+        answer = await original(bucket)
+        await asyncio.sleep(1)
+        return answer
+
+    async with running(broker.run()):
+        monkeypatch.setattr(world.anchor, "read", slow)
+        await asyncio.sleep(0.5)
+        monkeypatch.setattr(world.anchor, "read", original)
+        world.view = LiveView(complete=True)
+        assert await broker.acquire(0) is not None
+        await asyncio.sleep(1)
+        assert 0 in broker.held()
+        assert world.events["broker-0~a"].reasons == []
+
+
+async def test_a_refused_bucket_is_tried_again_and_served_once_it_is_forced(
+    world: World,
 ) -> None:
     await world.grant(await acquired(world))
     world.server.flush_all(world.server.primary)
-    reads: list[float] = []
-    original = world.anchor.read
-
-    async def counted(bucket: int) -> Versioned:
-        reads.append(asyncio.get_running_loop().time())
-        return await original(bucket)
-
     broker = world.broker("broker-0~b")
     async with running(broker.run()):
         await asyncio.sleep(60)

@@ -34,6 +34,12 @@ def producer_with(fields: str) -> bytes:
         ("0806 320a 0802 1005 1883 808080 7f", Send(2, 5, 3 - 2**28)),
         ("3204 0802 1005 0806", Send(2, 5)),
         ("0806 3204 0802 1005 3204 0803 1006", Send(3, 6)),
+        ("0809 4a10 0802 1206 0807 1008 1801 1204 0803 1009", Delivery(2, MessageId(3, 9, 1))),
+        (
+            "0807 3a12 0802 1005 1a06 0807 1008 1801 1a04 0803 1009",
+            SendReceipt(2, 5, MessageId(3, 9, 1)),
+        ),
+        ("080b 5a08 0802 1085 80808010", Flow(2, 5)),
         ("080a 520c 0802 1000 1a04 1008 0807 4005", Ack(2, 0, (MessageId(7, 8),), 5)),
         ("080a 520e 0802 1000 1a06 0807 1801 1008 4005", Ack(2, 0, (MessageId(7, 8, 1),), 5)),
         (
@@ -103,6 +109,13 @@ def test_every_type_has_a_message_of_its_number_and_name() -> None:
         ("0807 3a02 0802", "SEND_RECEIPT lacks sequence_id"),
         ("080b 5a02 0802", "FLOW lacks message_permits"),
         ("0806 32ff", "bytes that are no command"),
+        ("080a 520b 0802 1000 1a03 080710 4005", "bytes that are no command"),
+        ("0807 3a03 0802 10", "bytes that are no command"),
+        ("0809 4a03 0802 12", "bytes that are no command"),
+        ("080a 5203 0802 10", "bytes that are no command"),
+        ("080b 5a03 0802 10", "bytes that are no command"),
+        # The length's first byte alone would fit, but it goes on in the next.
+        ("0806 3285 0801 1005 188001" + "1801" * 63, "bytes that are no command"),
         ("ffffffffffffffffffffffffffff", "bytes that are no command"),
     ],
 )

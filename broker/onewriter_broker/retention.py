@@ -1,0 +1,257 @@
+"""Retention: how much of a log is kept, by age, bytes and entries.
+
+``trim_before`` decides, purely; ``Retention`` measures logs and trims them. A log without a declared
+bound is never touched. Only blocks below the current ledger's marker are ever cut, so a holder that
+stays long is cut behind its rolls.
+
+Nothing within the bounds is dropped: what goes lies wholly beyond them. What stays may exceed them
+by one stretch of the measurements, which grow coarser with the log, and by what the store keeps.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from onewriter_broker.log.api import Block, Outcome, StoredBlock
+from onewriter_broker.log.topic_log import TopicLog, last_position, stored_bytes
+from onewriter_core.api.topic import Retention as RetentionPolicy
+from onewriter_core.ids import EARLIEST, Position
+
+STRETCHES_MAX = 256
+"""Stretches that a log is measured in; when there are more, neighbours are joined."""
+
+SWEEP_BYTES_MAX = 16 * 1024 * 1024
+"""Bytes of a log that one sweep reads from the store to measure them; the next one goes on."""
+
+READ_BYTES = 1024 * 1024
+"""What one such read aims at."""
+
+READ_BLOCKS_MAX = 256
+"""Blocks that one such read asks for at most."""
+
+TRIMS_MAX = 20
+"""Trim calls of one sweep; the store drops at most 1000 blocks in each."""
+
+TRIMMED = "trimmed"
+"""State field: the position below which blocks were dropped, or may have been."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive blocks of a log: where they begin, what they hold, how new the newest is."""
+
+    start: Position
+    blocks: int
+    entries: int
+    bytes: int
+    newest_ms: int
+
+
+def trim_before(
+    stretches: Sequence[Stretch],
+    policy: RetentionPolicy,
+    lowest_retained: Position | None,
+    marker: Position,
+    now_ms: int,
+) -> Position | None:
+    """The position below which the log may go; None: nothing goes.
+
+    ``stretches`` are the log from its beginning, perhaps not to its end: what is not measured yet
+    counts as nothing, so that too little is cut, never too much. ``lowest_retained`` is how far the
+    slowest durable subscription is, all up to it may go (None: there is none); ``marker`` is the
+    current ledger's. Times are wall clock, milliseconds since 1970.
+    """
+    bounds = (policy.max_age_seconds, policy.max_bytes, policy.max_entries)
+    if not stretches or all(bound is None for bound in bounds):
+        return None
+    left_bytes = sum(stretch.bytes for stretch in stretches)
+    left_entries = sum(stretch.entries for stretch in stretches)
+    cut = stretches[0].start
+    for stretch, following in itertools.pairwise(stretches):
+        left_bytes -= stretch.bytes
+        left_entries -= stretch.entries
+        is_old = (
+            policy.max_age_seconds is not None
+            and stretch.newest_ms < now_ms - policy.max_age_seconds * 1000
+        )
+        is_beyond_bytes = policy.max_bytes is not None and left_bytes >= policy.max_bytes
+        is_beyond_entries = policy.max_entries is not None and left_entries >= policy.max_entries
+        if not (is_old or is_beyond_bytes or is_beyond_entries):
+            break
+        cut = following.start
+    cut = min(cut, marker)
+    if policy.keep_unacknowledged and lowest_retained is not None:
+        cut = min(cut, Position(lowest_retained.ledger, lowest_retained.entry + 1))
+    return cut if cut > stretches[0].start else None
+
+
+@dataclass(slots=True)
+class _Measured:
+    """What is known of one log: stretches from its beginning, and how far they reach.
+
+    ``width`` is the number of blocks that a new stretch gathers.
+    """
+
+    topic_log: TopicLog
+    generation: int
+    """The dataset that was measured: after a failover its successor may have lost the tail."""
+    stretches: list[Stretch] = field(default_factory=list)
+    reaches: Position = EARLIEST
+    width: int = 1
+    largest: int = READ_BYTES
+
+    def add(self, block: StoredBlock) -> None:
+        """The next block of the log."""
+        size, entries, time_ms = 0, 0, _time(block)
+        if isinstance(block, Block):
+            size, entries = len(block.payload), len(block.lengths)
+        newest = self.stretches[-1] if self.stretches else None
+        if newest is not None and newest.blocks < self.width:
+            self.stretches[-1] = _joined(newest, Stretch(newest.start, 1, entries, size, time_ms))
+        else:
+            self.stretches.append(Stretch(block.position, 1, entries, size, time_ms))
+        self.reaches = last_position(block)
+        if len(self.stretches) > STRETCHES_MAX:
+            self.width *= 2
+            pairs = zip(self.stretches[::2], self.stretches[1::2], strict=False)
+            odd = self.stretches[-1:] if len(self.stretches) % 2 else []
+            self.stretches = [_joined(one, other) for one, other in pairs] + odd
+
+    def forget_before(self, first: Position) -> int:
+        """The log begins at ``first`` now; about how many blocks went.
+
+        Of a stretch that went in part nobody knows what is left: it counts as nothing.
+        """
+        before = sum(stretch.blocks for stretch in self.stretches)
+        while len(self.stretches) > 1 and self.stretches[1].start <= first:
+            del self.stretches[0]
+        if self.stretches and self.stretches[0].start < first:
+            rest = self.stretches[0]
+            self.stretches[0] = Stretch(first, 0, 0, 0, rest.newest_ms)
+        return before - sum(stretch.blocks for stretch in self.stretches)
+
+
+class Retention:
+    """Keeps a broker's logs within what was declared for them.
+
+    Remembers what it has measured of each log; after a change of broker that begins anew, a part in
+    each sweep. Not to be used for one log by two tasks at once.
+    """
+
+    def __init__(self) -> None:
+        self._measured: dict[str, _Measured] = {}
+
+    async def sweep(
+        self,
+        topic_log: TopicLog,
+        policy: RetentionPolicy,
+        lowest_retained: Position | None,
+        now_ms: int,
+    ) -> int:
+        """Trim one log to its policy, a bounded part in each call; about how many blocks went.
+
+        ``lowest_retained``: as in ``trim_before``. Nothing is done for a log that is not open here.
+        Raises Undecided when the store does not answer: call it again later.
+        """
+        if (policy.max_age_seconds, policy.max_bytes, policy.max_entries) == (None, None, None):
+            self.forget(topic_log)
+            return 0
+        binding = topic_log.binding
+        if binding is None or topic_log.ledger == 0:
+            self.forget(topic_log)
+            return 0
+        name, generation = str(topic_log.name), binding.generation
+        measured = self._measured.get(name)
+        if (
+            measured is None
+            or measured.topic_log is not topic_log
+            or measured.generation != generation
+        ):
+            measured = self._measured[name] = _Measured(topic_log, generation)
+        await _measure(measured)
+        marker = Position(topic_log.ledger, 0)
+        cut = trim_before(measured.stretches, policy, lowest_retained, marker, now_ms)
+        return 0 if cut is None else await _trim(measured, cut)
+
+    def forget(self, topic_log: TopicLog) -> None:
+        """The log is not served here any more, or no longer bounded."""
+        self._measured.pop(str(topic_log.name), None)
+
+
+async def _measure(measured: _Measured) -> None:
+    """Go on measuring, out of the tail in memory where it reaches back far enough."""
+    topic_log = measured.topic_log
+    read_bytes = 0
+    while measured.reaches < topic_log.committed:
+        tail = topic_log.tail
+        if tail and tail[0].position <= (measured.reaches.ledger, measured.reaches.entry + 1):
+            for block in list(tail):
+                if measured.reaches < block.position <= topic_log.committed:
+                    measured.add(block)
+            return
+        if read_bytes >= SWEEP_BYTES_MAX:
+            return
+        count = max(1, min(READ_BLOCKS_MAX, READ_BYTES // measured.largest))
+        start = Position(measured.reaches.ledger, measured.reaches.entry + 1)
+        blocks = await topic_log.store.read_blocks(
+            topic_log.name, start, topic_log.committed, count=count
+        )
+        if not blocks:
+            return
+        for block in blocks:
+            measured.add(block)
+            read_bytes += stored_bytes(block)
+        measured.largest = max(stored_bytes(block) for block in blocks)
+
+
+async def _trim(measured: _Measured, cut: Position) -> int:
+    topic_log = measured.topic_log
+    dropped = 0
+    for _ in range(TRIMS_MAX):
+        binding = topic_log.binding
+        if binding is None:
+            break
+        token = binding.token(topic_log.ledger)
+        horizon = max(cut, _trimmed(topic_log))
+        fields = {TRIMMED: str(horizon)}
+        outcome = await topic_log.store.trim(binding, topic_log.name, token, cut, fields)
+        if outcome is not Outcome.DONE:
+            log.info("retention.refused", topic=str(topic_log.name), outcome=outcome.value)
+            break
+        topic_log.state.update(fields)
+        first = await topic_log.store.read_blocks(topic_log.name, EARLIEST, count=1)
+        gone = measured.forget_before(first[0].position) if first else 0
+        dropped += gone
+        if gone == 0 or first[0].position >= cut:
+            break  # the store drops whole nodes of a stream: the rest goes with the next ones
+    if dropped:
+        log.info("retention.trimmed", topic=str(topic_log.name), blocks=dropped, before=str(cut))
+    return dropped
+
+
+def _trimmed(topic_log: TopicLog) -> Position:
+    text = topic_log.state.get(TRIMMED)
+    return EARLIEST if text is None else Position.parse(text)
+
+
+def _joined(one: Stretch, other: Stretch) -> Stretch:
+    return Stretch(
+        one.start,
+        one.blocks + other.blocks,
+        one.entries + other.entries,
+        one.bytes + other.bytes,
+        max(one.newest_ms, other.newest_ms),
+    )
+
+
+def _time(block: StoredBlock) -> int:
+    if isinstance(block, Block):
+        return block.time_ms
+    text = block.fields.get("t", "")
+    return int(text) if text.isdecimal() else 0

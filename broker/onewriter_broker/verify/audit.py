@@ -1,0 +1,260 @@
+"""What a bucket's audit shows: fences in order, one holder per epoch, the right waiter promoted.
+
+Pure. Fed with the bucket's records, oldest first; leaves behind, per log, what the log's own check
+compares its markers with. Records of fences were written in the same step as the markers, so their
+order is the order of the fences; resumes and losses are written after the fact and are therefore
+never compared by their place in the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from onewriter_broker.verify.findings import Violation
+from onewriter_broker.verify.records import (
+    FenceRecord,
+    LossRecord,
+    ResumeRecord,
+    UnreadableRecord,
+    Waiter,
+    parse_record,
+)
+from onewriter_core.ids import Position
+from onewriter_core.topic.model import AccessMode, Departure, PromotionPolicy, Purpose
+
+AUDIT_RECORDS_MAX = 100_000
+"""Records of one bucket that are looked at; a note says when there were more."""
+
+_POLICIES = {policy.value for policy in PromotionPolicy}
+
+
+@dataclass(slots=True)
+class LogAudit:
+    """What the audit says of one log."""
+
+    fences: dict[int, FenceRecord] = field(default_factory=dict)
+    """The fences by ledger, in order."""
+    losses: list[LossRecord] = field(default_factory=list)
+    newest: FenceRecord | None = None
+    epoch: int = 0
+    """The highest epoch, granted or remembered."""
+    epoch_record: str = ""
+    holder: tuple[int, str, str] | None = None
+    """Epoch, producer and subject of the newest holder."""
+
+    def is_lost(self, after: Position, last: Position) -> bool:
+        """Whether the broker itself reported the entries behind ``after`` up to ``last`` lost."""
+        return any(loss.after <= after and last <= loss.last for loss in self.losses)
+
+
+@dataclass(slots=True)
+class BucketAudit:
+    """What the audit of a bucket says of all its logs.
+
+    ``oldest`` is the first fence kept: older records may have been trimmed. ``notes`` say what was
+    not looked at.
+    """
+
+    logs: dict[str, LogAudit] = field(default_factory=dict)
+    ledgers: dict[int, FenceRecord] = field(default_factory=dict)
+    oldest: FenceRecord | None = None
+    newest_ledger: int = 0
+    records: int = 0
+    unreadable: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def log(self, name: str) -> LogAudit:
+        """What is known of a log; created when it is new."""
+        return self.logs.setdefault(name, LogAudit())
+
+
+def check_audit(
+    records: Iterable[tuple[str, Mapping[str, str]]], audit: BucketAudit
+) -> Iterator[Violation]:
+    """Check a bucket's records, oldest first, and gather them in ``audit``.
+
+    May be called again with the records that follow.
+    """
+    for record_id, fields in records:
+        if audit.records >= AUDIT_RECORDS_MAX:
+            note = f"the audit was looked at up to its {AUDIT_RECORDS_MAX}th record only"
+            if note not in audit.notes:
+                audit.notes.append(note)
+            return
+        audit.records += 1
+        try:
+            record = parse_record(record_id, fields)
+        except UnreadableRecord as unreadable:
+            audit.unreadable += 1
+            if audit.unreadable == 1:
+                audit.notes.append(f"{unreadable}; it is left out, as are others like it")
+            continue
+        match record:
+            case FenceRecord():
+                yield from _fence(record, audit)
+            case ResumeRecord():
+                yield from _resume(record, audit)
+            case LossRecord():
+                audit.log(record.log).losses.append(record)
+            case None:
+                pass
+
+
+def _fence(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
+    audit.oldest = audit.oldest or record
+    audit.newest_ledger = max(audit.newest_ledger, record.ledger)
+    yield from _given_once(record, audit)
+    yield from _chosen(record, audit)
+    for index, slot in enumerate(record.slots):
+        name = record.log_name(slot)
+        log = audit.log(name)
+        if index == 0 or record.changes_hands:
+            yield from _epoch(record, log, name, is_first=index == 0)
+        if log.newest is not None and record.ledger < log.newest.ledger:
+            yield Violation(
+                "S3",
+                name,
+                (_place(log.newest.record_id), _place(record.record_id)),
+                f"ledger {record.ledger} was fenced after ledger {log.newest.ledger}",
+            )
+        log.fences.setdefault(record.ledger, record)
+        log.newest = record
+
+
+def _given_once(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
+    """A ledger is handed out once, to one broker."""
+    other = audit.ledgers.setdefault(record.ledger, record)
+    if other is record:
+        return
+    to = "" if other.broker == record.broker else f", to {other.broker} and to {record.broker}"
+    for name in dict.fromkeys([other.log_name(other.slots[0]), record.log_name(record.slots[0])]):
+        yield Violation(
+            "S2",
+            name,
+            (_place(other.record_id), _place(record.record_id)),
+            f"ledger {record.ledger} was handed out twice{to}",
+        )
+
+
+def _epoch(record: FenceRecord, log: LogAudit, name: str, *, is_first: bool) -> Iterator[Violation]:
+    """What must hold of a record's epoch, given the records before it."""
+    places = (_place(log.epoch_record), _place(record.record_id))
+    if is_first and record.old_epoch < log.epoch and not _repeats(record, log.newest):
+        yield Violation(
+            "S12",
+            name,
+            places,
+            f"epoch {log.epoch} had been granted, but this fence knew only {record.old_epoch}",
+        )
+    holder = (record.epoch, record.producer, record.subject) if record.producer else None
+    if record.kind is Purpose.GRANT and log.holder is not None and record.epoch == log.holder[0]:
+        yield Violation("S2", name, places, f"epoch {record.epoch} was granted twice")
+    elif record.epoch < log.epoch:
+        yield Violation(
+            "S3", name, places, f"epoch {record.epoch} was written after epoch {log.epoch}"
+        )
+    elif record.changes_hands and record.epoch != record.ledger:
+        yield Violation(
+            "S3",
+            name,
+            (_place(record.record_id),),
+            f"epoch {record.epoch} began with ledger {record.ledger}: they must be one number",
+        )
+    elif record.epoch > record.ledger:
+        yield Violation(
+            "S3",
+            name,
+            (_place(record.record_id),),
+            f"epoch {record.epoch} is above its ledger {record.ledger}",
+        )
+    elif holder and log.holder and holder[0] == log.holder[0] and holder != log.holder:
+        yield Violation(
+            "S2",
+            name,
+            places,
+            f"epoch {record.epoch} was held by {log.holder[1]} and then by {record.producer}",
+        )
+    if max(record.epoch, record.old_epoch) >= log.epoch:
+        log.epoch = max(record.epoch, record.old_epoch)
+        log.epoch_record = record.record_id
+    if holder is not None:
+        log.holder = holder
+
+
+def _repeats(record: FenceRecord, before: FenceRecord | None) -> bool:
+    """Whether this is the same fence again: nobody heard of the first one, a failover took it."""
+    return (
+        before is not None
+        and (record.kind, record.broker) == (before.kind, before.broker)
+        and (record.old_epoch, record.incarnation) == (before.old_epoch, before.incarnation)
+    )
+
+
+def _resume(record: ResumeRecord, audit: BucketAudit) -> Iterator[Violation]:
+    """A resume is legal only under a ledger of the same epoch and holder: nothing lies between."""
+    fence = audit.ledgers.get(record.ledger)
+    if fence is None or fence.topic != record.topic:
+        return
+    if len(fence.slots) > 1 and not fence.changes_hands:
+        return  # the record has the first slot's epoch only
+    name = fence.log_name(fence.slots[0])
+    places = (_place(fence.record_id), _place(record.record_id))
+    if record.epoch != fence.epoch:
+        yield Violation(
+            "S3",
+            name,
+            places,
+            f"epoch {record.epoch} was resumed under ledger {record.ledger} of epoch {fence.epoch}",
+        )
+    elif record.producer and fence.producer and record.producer != fence.producer:
+        yield Violation(
+            "S2",
+            name,
+            places,
+            f"epoch {record.epoch} of {fence.producer} was resumed by {record.producer}",
+        )
+
+
+def _chosen(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
+    """The waiter promoted comes before the best of those that were left waiting."""
+    promoted, left = record.promoted, record.next_waiter
+    if (
+        record.kind is not Purpose.GRANT
+        or record.mode != AccessMode.WAIT_FOR_EXCLUSIVE.name
+        or record.cause == Departure.HANDED_OVER.value  # a person may choose anybody
+        or promoted is None
+        or left is None
+    ):
+        return
+    if left.slots is None and record.slots[0] >= 0:
+        return  # it may have waited for a partition that was not free
+    if left.slots is not None and not set(left.slots) <= set(record.slots):
+        return
+    name = record.log_name(record.slots[0])
+    if record.policy and record.policy not in _POLICIES:
+        note = f"promotions by the policy {record.policy} are not checked"
+        if note not in audit.notes:
+            audit.notes.append(note)
+        return
+    policies = [PromotionPolicy(record.policy)] if record.policy else list(PromotionPolicy)
+    if all(_rank(left, policy) < _rank(promoted, policy) for policy in policies):
+        yield Violation(
+            "S11",
+            name,
+            (_place(record.record_id),),
+            f"{record.producer} (priority {promoted.priority}, arrival {promoted.arrival}) was"
+            f" promoted before a waiter of priority {left.priority}, arrival {left.arrival}",
+        )
+
+
+def _rank(waiter: Waiter, policy: PromotionPolicy) -> tuple[int, int]:
+    match policy:
+        case PromotionPolicy.FIFO:
+            return (0, waiter.arrival)
+        case PromotionPolicy.PRIORITY:
+            return (-waiter.priority, waiter.arrival)
+
+
+def _place(record_id: str) -> str:
+    return f"audit {record_id}"

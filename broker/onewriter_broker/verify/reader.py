@@ -1,0 +1,223 @@
+"""Reads logs, audit and states out of a store and has them checked, in bounded memory.
+
+Works beside running brokers: what is appended, fenced or trimmed meanwhile is told apart from what
+is wrong. The order of the reads makes that possible. Fences whose record is read first must have
+left markers when the log's end is read after that; markers up to that end must have their record
+when the audit is read on after that; the state is read last, and only rises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from onewriter_broker.catalog import CatalogEntry
+from onewriter_broker.log.api import Block, LogStore, StoredBlock, Unit
+from onewriter_broker.log.blocks import MalformedBlock
+from onewriter_broker.log.topic_log import last_position, stored_bytes
+from onewriter_broker.verify.audit import BucketAudit, check_audit
+from onewriter_broker.verify.findings import Findings, Note, Violation
+from onewriter_broker.verify.logs import LogChecker, Stored
+from onewriter_core.errors import Undecided
+from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position, TopicName, bucket_of
+
+READ_BYTES = 1024 * 1024
+"""What one read of blocks aims at."""
+
+READ_BLOCKS_MAX = 256
+"""Blocks that one read asks for at most."""
+
+READ_RECORDS = 500
+"""Audit records of one read."""
+
+READ_ATTEMPTS_MAX = 5
+RETRY_SECONDS = 0.2
+"""How often, and how far apart, a read that the store did not answer is tried."""
+
+_Result = TypeVar("_Result")
+
+Progress = Callable[[str, int], None]
+"""Called now and then with a log's name and the entries checked so far."""
+
+
+@dataclass(slots=True)
+class LogReport:
+    """What was found out about one log."""
+
+    log: str
+    findings: Findings = field(default_factory=Findings)
+    first: Position | None = None
+    last: Position = EARLIEST
+    ledgers: int = 0
+    blocks: int = 0
+    entries: int = 0
+    audit_records: int = 0
+    """Fences of this log in the audit."""
+
+
+async def logs_of(store: LogStore, name: TopicName, buckets: int) -> list[TopicName]:
+    """The logs that a topic name means: all partitions of a base name; empty: there is none.
+
+    Raises Undecided.
+    """
+    catalog = await _patiently(partial(store.read_catalog, bucket_of(name, buckets)))
+    text = catalog.get(str(name.base))
+    names = [] if text is None else CatalogEntry.decode(text).log_names(name.base)
+    if name.partition is not None or not names:
+        names = [name]
+    return [log for log in names if await _exists(store, log)]
+
+
+async def all_logs(store: LogStore, buckets: int) -> list[TopicName]:
+    """Every log that the catalogs name, deleted topics' included. Raises Undecided."""
+    found: list[TopicName] = []
+    for bucket in range(buckets):
+        catalog = await _patiently(partial(store.read_catalog, bucket))
+        for text, entry in sorted(catalog.items()):
+            found += CatalogEntry.decode(entry).log_names(TopicName.parse(text))
+    return [log for log in found if await _exists(store, log)]
+
+
+async def verify(
+    store: LogStore, logs: Sequence[TopicName], buckets: int, progress: Progress
+) -> list[LogReport]:
+    """Check these logs, each with its bucket's audit; one report each, bucket by bucket.
+
+    Raises Undecided when the store does not answer.
+    """
+    reports: list[LogReport] = []
+    of_bucket: dict[int, list[TopicName]] = {}
+    for log in logs:
+        of_bucket.setdefault(bucket_of(log, buckets), []).append(log)
+    for bucket, names in sorted(of_bucket.items()):
+        reports += await _verify_bucket(store, bucket, names, progress)
+    return reports
+
+
+async def _verify_bucket(
+    store: LogStore, bucket: int, names: Sequence[TopicName], progress: Progress
+) -> list[LogReport]:
+    reports = {str(name): LogReport(str(name)) for name in names}
+    audit = BucketAudit()
+    after = await _read_audit(store, bucket, audit, "", reports)
+    settled = {
+        name: log.newest.ledger for name, log in audit.logs.items() if log.newest is not None
+    }
+    ends = {str(name): await _end(store, name) for name in names}
+    await _read_audit(store, bucket, audit, after, reports)
+    for name in names:
+        report = reports[str(name)]
+        checker = LogChecker(str(name), audit, settled.get(str(name), 0))
+        await _read_log(store, name, ends[str(name)], checker, report, progress)
+        state = await _patiently(partial(store.read_state, name))
+        observed = await _patiently(partial(store.observe, [bucket]))
+        report.findings.add(checker.finish(Stored(state, observed.units.get(bucket, Unit()))))
+        for note in (*audit.notes, *checker.notes):
+            report.findings.note(Note(report.log, note))
+        report.first, report.last = checker.first, checker.last
+        report.ledgers, report.blocks = checker.ledgers, checker.blocks
+        report.entries = checker.entries
+        known = audit.logs.get(report.log)
+        report.audit_records = 0 if known is None else len(known.fences)
+    return list(reports.values())
+
+
+async def _read_audit(
+    store: LogStore, bucket: int, audit: BucketAudit, after: str, reports: dict[str, LogReport]
+) -> str:
+    """Check what the audit holds behind ``after``; the id of the last record."""
+    while True:
+        records = await _patiently(
+            partial(store.read_audit, bucket, after=after, count=READ_RECORDS)
+        )
+        for violation in check_audit(records, audit):
+            if violation.log in reports:
+                reports[violation.log].findings.add(iter([violation]))
+        if not records:
+            return after
+        after = records[-1][0]
+
+
+async def _read_log(
+    store: LogStore,
+    name: TopicName,
+    end: Position,
+    checker: LogChecker,
+    report: LogReport,
+    progress: Progress,
+) -> None:
+    start, count = EARLIEST, 1
+    while start <= end:
+        try:
+            blocks = await _patiently(partial(store.read_blocks, name, start, end, count=count))
+        except MalformedBlock as malformed:
+            if count > 1:
+                count = 1  # check all that stands in front of it
+                continue
+            report.findings.add(iter([_unreadable(report.log, malformed)]))
+            report.findings.note(Note(report.log, f"nothing behind {checker.last} was checked"))
+            return
+        if not blocks:
+            return
+        if await _was_trimmed(store, name, checker, blocks[0]):
+            checker.cut()
+            report.findings.note(
+                Note(
+                    report.log, f"trimmed while it was read: checked anew from {blocks[0].position}"
+                )
+            )
+        for block in blocks:
+            report.findings.add(checker.feed(block))
+        progress(report.log, checker.entries)
+        ledger, entry = last_position(blocks[-1])
+        start = Position(ledger, entry + 1)
+        largest = max(stored_bytes(block) for block in blocks)
+        count = max(1, min(READ_BLOCKS_MAX, READ_BYTES // largest))
+        await asyncio.sleep(0)
+
+
+async def _was_trimmed(
+    store: LogStore, name: TopicName, checker: LogChecker, following: StoredBlock
+) -> bool:
+    """Whether a trim overtook the reader between the last read and this one.
+
+    One reply is one moment of the log, so it can only happen between two, and only where the second
+    does not simply go on.
+    """
+    last = checker.last
+    goes_on = following.position == (last.ledger, last.entry + 1)
+    if checker.first is None or (goes_on and isinstance(following, Block)):
+        return False
+    begins = await _patiently(partial(store.read_blocks, name, EARLIEST, count=1))
+    return not begins or begins[0].position > last
+
+
+def _unreadable(log: str, malformed: MalformedBlock) -> Violation:
+    return Violation("S7", log, (), f"a block cannot be read: {malformed}")
+
+
+async def _end(store: LogStore, name: TopicName) -> Position:
+    try:
+        newest = await _patiently(partial(store.read_blocks, name, EARLIEST, count=1, reverse=True))
+    except MalformedBlock:
+        return Position(NUMBER_MAX, NUMBER_MAX)  # the reader meets it and says so
+    return last_position(newest[0]) if newest else EARLIEST
+
+
+async def _exists(store: LogStore, name: TopicName) -> bool:
+    if await _patiently(partial(store.read_state, name)):
+        return True
+    return await _end(store, name) > EARLIEST
+
+
+async def _patiently(read: Callable[[], Awaitable[_Result]]) -> _Result:
+    """The answer of a read, asked for again when the store gave none."""
+    for _ in range(READ_ATTEMPTS_MAX - 1):
+        try:
+            return await read()
+        except Undecided:
+            await asyncio.sleep(RETRY_SECONDS)
+    return await read()
