@@ -17,13 +17,14 @@ from onewriter_broker.buckets import BucketOwnership
 from onewriter_broker.catalog import Catalogs
 from onewriter_broker.clients import Clients
 from onewriter_broker.dispatch.subscriptions import Subscriptions
+from onewriter_broker.fencing import Shell
 from onewriter_broker.listener import listen
 from onewriter_broker.log.api import LogStore, Outcome
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.topic_log import Loss, TopicLog
 from onewriter_broker.membership import Membership
 from onewriter_broker.placement import incarnation_of
-from onewriter_broker.runner import Shell, TopicRunner
+from onewriter_broker.runner import TopicRunner
 from onewriter_broker.settings import Settings
 from onewriter_broker.tokens import Authenticator
 from onewriter_broker.topics import Topics

@@ -9,44 +9,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import structlog
 
-from onewriter_broker.buckets import Refenced
-from onewriter_broker.claims import Holding
+from onewriter_broker.fencing import Fencing, Shell
 from onewriter_broker.log.api import (
-    Binding,
-    Block,
-    FencedLog,
-    LogStore,
     Marker,
     Outcome,
-    StoredBlock,
 )
-from onewriter_broker.log.api import Fence as StoreFence
-from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.topic_log import (
-    READ_BLOCKS_MAX,
-    LedgerSummary,
-    Loss,
-    PendingBlock,
     TopicLog,
-    last_position,
     payloads,
 )
 from onewriter_broker.producer import Producer, lineage
 from onewriter_broker.resends import Key, Resends
 from onewriter_broker.tenures import (
-    audit_fields,
     contender_fields,
-    marker_fields,
-    state_fields,
 )
 from onewriter_core.errors import Unavailable, Undecided
-from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_core.ids import Position, TopicName
 from onewriter_core.topic.effects import (
     Answer,
     Close,
@@ -93,24 +77,7 @@ PREDECESSORS_MAX = 1_000
 RESEND_BLOCKS_MAX = 64
 """Blocks looked through for what a resumed producer may send again, after a change of broker."""
 
-RETRY_SECONDS = 0.2
-"""Between attempts at what must succeed before a grant is answered."""
-
 log = structlog.get_logger(__name__)
-
-
-class Ownership(Protocol):
-    """What the runner needs of bucket ownership (buckets.BucketOwnership)."""
-
-    def holding(self, bucket: int) -> Holding | None: ...
-
-    async def reserve_ledger(self, bucket: int) -> int: ...
-
-    async def record_grant(self, bucket: int, ledger: int) -> None: ...
-
-    async def refence(
-        self, bucket: int, failed: Binding, outcome: Outcome | None = None
-    ) -> Refenced: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,23 +86,6 @@ class Transition:
 
     record: Record
     at_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Shell:
-    """What all runners of a broker share."""
-
-    store: LogStore
-    appender: Appender
-    ownership: Ownership
-    spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
-    now: Callable[[], float]
-    wall_ms: Callable[[], int]
-    incarnation: str
-    failed: Callable[[TopicName], None]
-    """Told when the unexpected happened in a topic: it is closed, so that nothing goes on wrong."""
-    lost: Callable[[Loss], None]
-    moved: Callable[[TopicName, Record], None]
 
 
 class TopicRunner:
@@ -151,6 +101,7 @@ class TopicRunner:
         self.producers: dict[str, Producer] = {}
         self.history: deque[Transition] = deque(maxlen=HISTORY_MAX)
         self._shell = shell
+        self._fencing = Fencing(name, bucket, logs, shell, self._audit)
         self._mailbox: deque[Event] = deque()
         self._is_stepping = False
         self._timer: asyncio.TimerHandle | None = None
@@ -170,7 +121,7 @@ class TopicRunner:
         effect = Fence(0, Purpose.REFENCE, numbers, None, Departure.MOVED, (), tenures, (), None)
         ledger = await self._shell.ownership.reserve_ledger(self.bucket)
         known = {slot.number: slot for slot in slots}
-        opened = await self._write_markers(effect, known, ledger, flush=False)
+        opened = await self._fencing.write_markers(effect, known, ledger, flush=False)
         if opened is None:
             return None
         return tuple(replace(slot, ledger=opened, is_open=True) for slot in slots)
@@ -426,177 +377,15 @@ class TopicRunner:
         if changes_hands:
             # Beside the fence, not behind it: a grant that is noted but then fails only makes the
             # anchor expect more than there is.
-            recording = self.spawn(self._record_grant(ledger))
-        opened = await self._write_markers(effect, slots, ledger, flush=not changes_hands)
+            recording = self.spawn(self._fencing.record_grant(ledger))
+        opened = await self._fencing.write_markers(effect, slots, ledger, flush=not changes_hands)
         if opened is None:
             return  # the bucket is lost: the topic is being unloaded
         if recording is not None:
             await recording
             if opened != ledger:
-                await self._record_grant(opened)
+                await self._fencing.record_grant(opened)
         self.post(FenceStored(effect.number, opened, self._shell.now()))
-
-    async def _write_markers(
-        self, effect: Fence, slots: Mapping[int, Slot], ledger: int, *, flush: bool
-    ) -> int | None:
-        """The ledger that was opened, after as many attempts as the store's failovers take."""
-        create = False
-        previous = {slot: self.logs[slot].summary() for slot in effect.slots}
-        while True:
-            holding = self._shell.ownership.holding(self.bucket)
-            if holding is None:
-                return None
-            binding = holding.binding
-            logs = [self.logs[slot] for slot in effect.slots]
-            fence = self._store_fence(effect, slots, binding, ledger, previous, create=create)
-            outcome = await self._shell.appender.fence(fence, logs, flush=flush)
-            if outcome is Outcome.DONE:
-                break
-            log.warning("fence.refused", topic=str(self.name), ledger=ledger, outcome=outcome.value)
-            try:
-                answer = await self._shell.ownership.refence(self.bucket, binding, outcome)
-                if answer is Refenced.LOST:
-                    return None
-                create = create or outcome is Outcome.LOST
-                ledger = await self._shell.ownership.reserve_ledger(self.bucket)
-            except (Unavailable, Undecided) as error:
-                log.warning("fence.waits", topic=str(self.name), reason=str(error))
-                await asyncio.sleep(RETRY_SECONDS)
-        for part, topic_log in zip(fence.logs, logs, strict=True):
-            await self._reconcile(topic_log, ledger, changes_hands=not flush)
-            if topic_log.binding is None:
-                return None
-            topic_log.state.update(part.state)
-            topic_log.marker_committed(Marker(Position(ledger, 0), part.marker))
-            topic_log.is_writable = True
-            if topic_log.waiting:
-                self._shell.appender.gathered(topic_log)
-        return ledger
-
-    def _store_fence(
-        self,
-        effect: Fence,
-        slots: Mapping[int, Slot],
-        binding: Binding,
-        ledger: int,
-        previous: dict[int, LedgerSummary],
-        *,
-        create: bool,
-    ) -> StoreFence:
-        time_ms = self._shell.wall_ms()
-        parts: list[FencedLog] = []
-        for number in effect.slots:
-            topic_log = self.logs[number]
-            state = state_fields(effect, slots[number], ledger, time_ms)
-            state["generation"] = str(binding.generation)
-            if create:  # the log was lost: what it kept besides is written anew
-                state = {
-                    name: value
-                    for name, value in topic_log.state.items()
-                    if name not in {"tok", "ledger"}
-                } | state
-            parts.append(
-                FencedLog(
-                    topic_log.name,
-                    create or not topic_log.exists,
-                    marker_fields(effect, number, ledger, time_ms),
-                    state,
-                )
-            )
-        first = slots[effect.slots[0]]
-        since = first.vacant_since
-        leaderless_ms = None if since is None else int((self._shell.now() - since) * 1000)
-        audit = audit_fields(
-            effect,
-            str(self.name),
-            ledger,
-            first,
-            self.topic.policy,
-            self._shell.incarnation,
-            previous,
-            time_ms,
-            0 if effect.stops else leaderless_ms,
-        )
-        return StoreFence(binding, ledger, tuple(parts), audit)
-
-    async def _record_grant(self, ledger: int) -> None:
-        while True:
-            try:
-                await self._shell.ownership.record_grant(self.bucket, ledger)
-            except Unavailable as unavailable:
-                if self._shell.ownership.holding(self.bucket) is None:
-                    return
-                log.warning("grant.waits", topic=str(self.name), reason=str(unavailable))
-                await asyncio.sleep(RETRY_SECONDS)
-            else:
-                return
-
-    async def _reconcile(self, topic_log: TopicLog, ledger: int, *, changes_hands: bool) -> None:
-        """After a fence that followed a refused write: see what of the former tail survived.
-
-        Undecided blocks that are there are confirmed. The others are certainly not in the log that
-        counts: refused when the topic changed hands, else appended again under the new ledger in
-        the same order. Acknowledged entries that are not there are a loss: counted, logged with
-        their positions, audited.
-        """
-        if not topic_log.was_refused:
-            return
-        undecided = list(topic_log.undecided)
-        acknowledged = topic_log.committed
-        while True:
-            try:
-                tail = await self._former_tail(topic_log, len(undecided), ledger)
-                break
-            except Undecided as error:
-                log.warning("reconcile.waits", topic=str(topic_log.name), reason=str(error))
-                await asyncio.sleep(RETRY_SECONDS)
-        if topic_log.binding is None:
-            return
-        topic_log.was_refused = False
-        last = max((last_position(block) for block in tail), default=EARLIEST)
-        if last < acknowledged and acknowledged.entry > 0:
-            self._report(Loss(topic_log.name, last, acknowledged))
-        stored = {block.position: block for block in tail if isinstance(block, Block)}
-        absent: list[PendingBlock] = []
-        for pending in undecided:
-            block = stored.get(pending.block.position)
-            if block is not None and block.chain == pending.block.chain:
-                topic_log.block_committed(pending)
-            elif changes_hands:
-                topic_log.give_up(pending, is_definite=True)
-            else:
-                absent.append(pending)
-        for pending in reversed(absent):
-            topic_log.put_back(pending)
-
-    def _report(self, loss: Loss) -> None:
-        self._shell.lost(loss)
-        self._audit(
-            {
-                "kind": "loss",
-                "log": str(loss.topic),
-                "after": str(loss.after),
-                "last": str(loss.last),
-                "entries": str(loss.entries),
-            }
-        )
-
-    async def _former_tail(
-        self, topic_log: TopicLog, undecided: int, ledger: int
-    ) -> list[StoredBlock]:
-        """The newest blocks in front of the new ledger: all that is undecided, and one more."""
-        blocks: list[StoredBlock] = []
-        end = Position(ledger, 0).previous
-        while len(blocks) <= undecided:
-            count = min(undecided + 1 - len(blocks), READ_BLOCKS_MAX)
-            more = await topic_log.store.read_blocks(
-                topic_log.name, EARLIEST, end, count=count, reverse=True
-            )
-            blocks += more
-            if len(more) < count:
-                break
-            end = more[-1].position.previous
-        return blocks
 
     # ------------------------------------------------------------ the story
 

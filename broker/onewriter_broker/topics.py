@@ -18,9 +18,10 @@ from onewriter_broker.catalog import CatalogEntry, Catalogs
 from onewriter_broker.claims import Holding
 from onewriter_broker.detection import Detection
 from onewriter_broker.dispatch.subscriptions import Subscriptions
+from onewriter_broker.fencing import Shell
 from onewriter_broker.log.api import Durability
 from onewriter_broker.log.topic_log import TopicLog
-from onewriter_broker.runner import Shell, TopicRunner
+from onewriter_broker.runner import TopicRunner
 from onewriter_broker.settings import Settings
 from onewriter_broker.tenures import slot_of
 from onewriter_core.api import ExclusiveTopic

@@ -32,6 +32,8 @@ from tests.model.storage_state import (
     State,
 )
 
+pytestmark = pytest.mark.timeout(600)  # tens of seconds of pure computing, more on a busy machine
+
 LARGE = os.environ.get("ONEWRITER_MODEL") == "large"
 STATES_MAX = 20_000_000 if LARGE else 2_000_000
 

@@ -154,7 +154,6 @@ GHOST = Sometimes("a ghost was skipped", ghost_was_skipped)
 
 def prove(world: World, *sometimes: Sometimes[State, Action]) -> None:
     report = explore(world, always=ALWAYS, steps=STEPS, sometimes=sometimes)
-    print(report)
     report.assert_sound()
 
 
@@ -170,16 +169,16 @@ def test_a_waiter_an_exclusive_producer_and_a_fencer() -> None:
     prove(world, RESUMED, REPLACED, PROMOTED, TOOK_OVER, STALE)
 
 
-def test_a_waiter_and_a_fencer_that_lose_and_lose() -> None:
+def test_a_waiter_and_a_fencer_that_lose_two_connections() -> None:
     actors = (Actor("A", WAIT), Actor("B", FENCING))
-    world = World(actors, ledger_max=4 + DEEPER, losses_max=2 + DEEPER, departs_late=True)
+    world = World(actors, ledger_max=3 + DEEPER, losses_max=2 + DEEPER)
     prove(world, RESUMED, REPLACED, TOOK_OVER, STALE, GHOST)
 
 
 def test_fencers_among_themselves() -> None:
     """Two that may take over: whoever was deposed must name the epoch, so they do not take turns."""
     actors = (Actor("A", FENCING), Actor("B", FENCING))
-    world = World(actors, ledger_max=4 + DEEPER, losses_max=2 + DEEPER, departs_late=True)
+    world = World(actors, ledger_max=3 + DEEPER, losses_max=1 + DEEPER, departs_late=True)
     named = Sometimes("a deposed one was stopped", deposed_had_to_name_the_epoch)
     prove(world, RESUMED, TOOK_OVER, STALE, named)
 
@@ -188,7 +187,7 @@ def test_a_topic_that_moved_here_with_administrators_about() -> None:
     actors = (Actor("A", WAIT), Actor("B", WAIT, priority=1))
     world = World(
         actors,
-        ledger_max=4 + DEEPER,
+        ledger_max=3 + DEEPER,
         losses_max=1 + DEEPER,
         is_administered=True,
         may_refuse=True,
@@ -202,7 +201,7 @@ def test_the_store_fails_over_beneath_them() -> None:
     actors = (Actor("A", EXCLUSIVE), Actor("B", WAIT))
     world = World(
         actors,
-        ledger_max=5 + DEEPER,
+        ledger_max=4 + DEEPER,
         losses_max=1 + DEEPER,
         failovers_max=2,
         starts_reserved=True,
@@ -251,7 +250,7 @@ def test_queueing_without_the_check_lets_the_epoch_fall() -> None:
     assert found.broken == "an epoch never falls"
     assert found.states[-2].topic.epoch == 2
     assert found.states[-1].topic.epoch == 1
-    assert "A asks as A.1 with epoch 1  =>  queue, probe" in found.story()
+    assert "with epoch 1  =>  queue" in found.story()
     checked = explore(world, always=ALWAYS, steps=STEPS).violation
     assert checked is not None, "the predicates of all tests see it, too"
 
@@ -265,14 +264,14 @@ def test_queueing_without_the_check_lets_an_old_epoch_write_after_a_newer_one() 
 
 
 def test_a_removal_that_does_not_name_who_makes_two_writers() -> None:
-    """A is fenced by B; A's late departure frees what B holds; C is promoted beside B."""
+    """The late departure of one that was fenced frees what another holds: two are told to write."""
     actors = (Actor("A", EXCLUSIVE), Actor("B", FENCING), Actor("C", WAIT))
     world = World(actors, rules=removal_of_whoever_holds, departs_late=True)
     found = explore(world, steps=[Step("the log's epochs never fall", log_goes_on)]).violation
     assert found is not None
     assert found.broken == "the log's epochs never fall"
-    assert str(found.actions[-1]).startswith("B.1 appends under 2")
-    assert found.states[-1].topic.epoch == 3
+    assert "appends under" in str(found.actions[-1])
+    assert sum(line.granted for lines in found.states[-1].lines for line in lines) == 2
     checked = explore(world, always=ALWAYS, steps=STEPS).violation
     assert checked is not None
     assert "a departure" in checked.detail or "who is removed is told" in checked.detail

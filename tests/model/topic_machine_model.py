@@ -45,6 +45,7 @@ from onewriter_core.topic.model import (
     WHOLE,
     AccessMode,
     Departure,
+    Held,
     Request,
     Reserved,
     Slot,
@@ -145,6 +146,7 @@ class World:
     is_administered: bool = False
     may_refuse: bool = False
     starts_reserved: bool = False
+    closes: bool = True
     departs_late: bool = False
     rules: Callable[[Topic, Event], Step] = step
 
@@ -216,7 +218,7 @@ class World:
                 _with_line(state, number, at, come),
                 ProducerRequested(request, 0.0),
             )
-        if line.registration:
+        if line.registration and self.closes:
             yield self._happens(
                 f"{line.registration} closes",
                 _with_line(state, number, at, Line(lost=line.lost)),
@@ -385,8 +387,8 @@ def queueing_without_the_check(topic: Topic, event: Event) -> Step:
             epoch = int(winner.claim)
             tenure = Tenure(epoch, winner.producer_name, winner.identity)
             slots = tuple(
-                replace(s, epoch=epoch, ownership=replace(s.ownership, tenure=tenure))
-                if not isinstance(s.ownership, Vacant) and s.number in winner.slots
+                replace(s, epoch=epoch, ownership=Held(tenure, winner.group))
+                if s.number in winner.slots
                 else s
                 for s in topic.slots
             )

@@ -71,17 +71,20 @@ class LedgerGaps:
         """
         total, is_exact = 0, True
         position = after
+        index = bisect_right(self._firsts, after)
         while position.ledger < until.ledger:
-            index = bisect_right(self._firsts, position)
-            if index == len(self._firsts) or self._lasts[index].ledger > until.ledger:
+            if index == len(self._firsts) or self._lasts[index].ledger >= until.ledger:
                 return total + until.entry, False
             last, first = self._lasts[index], self._firsts[index]
             if last.ledger > position.ledger:
                 total += last.entry
                 is_exact = False
-            elif last.ledger == position.ledger and last > position:
+            elif last > position:
                 total += last.entry - position.entry
+            if first > until:
+                return total, is_exact
             position = Position(first.ledger, first.entry - 1)
+            index += 1
         if position.ledger == until.ledger:
             total += max(0, until.entry - position.entry)
         return total, is_exact

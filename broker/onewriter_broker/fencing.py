@@ -1,0 +1,259 @@
+"""Fencing a topic's logs: the markers, the grant's record, and what survived a failover.
+
+The runner decides nothing here: it hands over a Fence effect of the topic machine and gets the
+ledger that was opened, however many failovers of the store lie between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from onewriter_broker.buckets import Refenced
+from onewriter_broker.claims import Holding
+from onewriter_broker.log.api import (
+    Binding,
+    Block,
+    FencedLog,
+    LogStore,
+    Marker,
+    Outcome,
+    StoredBlock,
+)
+from onewriter_broker.log.api import Fence as StoreFence
+from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.topic_log import (
+    READ_BLOCKS_MAX,
+    LedgerSummary,
+    Loss,
+    PendingBlock,
+    TopicLog,
+    last_position,
+)
+from onewriter_broker.tenures import audit_fields, marker_fields, state_fields
+from onewriter_core.errors import Unavailable, Undecided
+from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_core.topic.effects import Fence, Record
+from onewriter_core.topic.model import Slot
+
+RETRY_SECONDS = 0.2
+"""Between attempts at what must succeed before a grant is answered."""
+
+log = structlog.get_logger(__name__)
+
+
+class Ownership(Protocol):
+    """What a topic needs of bucket ownership (buckets.BucketOwnership)."""
+
+    def holding(self, bucket: int) -> Holding | None: ...
+
+    async def reserve_ledger(self, bucket: int) -> int: ...
+
+    async def record_grant(self, bucket: int, ledger: int) -> None: ...
+
+    async def refence(
+        self, bucket: int, failed: Binding, outcome: Outcome | None = None
+    ) -> Refenced: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """What all runners of a broker share."""
+
+    store: LogStore
+    appender: Appender
+    ownership: Ownership
+    spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
+    now: Callable[[], float]
+    wall_ms: Callable[[], int]
+    incarnation: str
+    failed: Callable[[TopicName], None]
+    """Told when the unexpected happened in a topic: it is closed, so that nothing goes on wrong."""
+    lost: Callable[[Loss], None]
+    moved: Callable[[TopicName, Record], None]
+
+
+class Fencing:
+    """The fences of one topic. ``logs`` has a log for every slot, and may grow."""
+
+    def __init__(
+        self,
+        name: TopicName,
+        bucket: int,
+        logs: Mapping[int, TopicLog],
+        shell: Shell,
+        audit: Callable[[dict[str, str]], None],
+    ) -> None:
+        self._name = name
+        self._bucket = bucket
+        self._logs = logs
+        self._shell = shell
+        self._audit = audit
+
+    async def write_markers(
+        self, effect: Fence, slots: Mapping[int, Slot], ledger: int, *, flush: bool
+    ) -> int | None:
+        """The ledger that was opened, after as many attempts as the store's failovers take."""
+        create = False
+        previous = {slot: self._logs[slot].summary() for slot in effect.slots}
+        while True:
+            holding = self._shell.ownership.holding(self._bucket)
+            if holding is None:
+                return None
+            binding = holding.binding
+            logs = [self._logs[slot] for slot in effect.slots]
+            fence = self._store_fence(effect, slots, binding, ledger, previous, create=create)
+            outcome = await self._shell.appender.fence(fence, logs, flush=flush)
+            if outcome is Outcome.DONE:
+                break
+            log.warning(
+                "fence.refused", topic=str(self._name), ledger=ledger, outcome=outcome.value
+            )
+            try:
+                answer = await self._shell.ownership.refence(self._bucket, binding, outcome)
+                if answer is Refenced.LOST:
+                    return None
+                create = create or outcome is Outcome.LOST
+                ledger = await self._shell.ownership.reserve_ledger(self._bucket)
+            except (Unavailable, Undecided) as error:
+                log.warning("fence.waits", topic=str(self._name), reason=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+        for part, topic_log in zip(fence.logs, logs, strict=True):
+            await self._reconcile(topic_log, ledger, changes_hands=not flush)
+            if topic_log.binding is None:
+                return None
+            topic_log.state.update(part.state)
+            topic_log.marker_committed(Marker(Position(ledger, 0), part.marker))
+            topic_log.is_writable = True
+            if topic_log.waiting:
+                self._shell.appender.gathered(topic_log)
+        return ledger
+
+    def _store_fence(
+        self,
+        effect: Fence,
+        slots: Mapping[int, Slot],
+        binding: Binding,
+        ledger: int,
+        previous: dict[int, LedgerSummary],
+        *,
+        create: bool,
+    ) -> StoreFence:
+        time_ms = self._shell.wall_ms()
+        parts: list[FencedLog] = []
+        for number in effect.slots:
+            topic_log = self._logs[number]
+            state = state_fields(effect, slots[number], ledger, time_ms)
+            state["generation"] = str(binding.generation)
+            if create:  # the log was lost: what it kept besides is written anew
+                state = {
+                    name: value
+                    for name, value in topic_log.state.items()
+                    if name not in {"tok", "ledger"}
+                } | state
+            parts.append(
+                FencedLog(
+                    topic_log.name,
+                    create or not topic_log.exists,
+                    marker_fields(effect, number, ledger, time_ms),
+                    state,
+                )
+            )
+        first = slots[effect.slots[0]]
+        since = first.vacant_since
+        leaderless_ms = None if since is None else int((self._shell.now() - since) * 1000)
+        audit = audit_fields(
+            effect,
+            str(self._name),
+            ledger,
+            first,
+            self.topic.policy,
+            self._shell.incarnation,
+            previous,
+            time_ms,
+            0 if effect.stops else leaderless_ms,
+        )
+        return StoreFence(binding, ledger, tuple(parts), audit)
+
+    async def record_grant(self, ledger: int) -> None:
+        while True:
+            try:
+                await self._shell.ownership.record_grant(self._bucket, ledger)
+            except Unavailable as unavailable:
+                if self._shell.ownership.holding(self._bucket) is None:
+                    return
+                log.warning("grant.waits", topic=str(self._name), reason=str(unavailable))
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    async def _reconcile(self, topic_log: TopicLog, ledger: int, *, changes_hands: bool) -> None:
+        """After a fence that followed a refused write: see what of the former tail survived.
+
+        Undecided blocks that are there are confirmed. The others are certainly not in the log that
+        counts: refused when the topic changed hands, else appended again under the new ledger in
+        the same order. Acknowledged entries that are not there are a loss: counted, logged with
+        their positions, audited.
+        """
+        if not topic_log.was_refused:
+            return
+        undecided = list(topic_log.undecided)
+        acknowledged = topic_log.committed
+        while True:
+            try:
+                tail = await self._former_tail(topic_log, len(undecided), ledger)
+                break
+            except Undecided as error:
+                log.warning("reconcile.waits", topic=str(topic_log.name), reason=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+        if topic_log.binding is None:
+            return
+        topic_log.was_refused = False
+        last = max((last_position(block) for block in tail), default=EARLIEST)
+        if last < acknowledged and acknowledged.entry > 0:
+            self._report(Loss(topic_log.name, last, acknowledged))
+        stored = {block.position: block for block in tail if isinstance(block, Block)}
+        absent: list[PendingBlock] = []
+        for pending in undecided:
+            block = stored.get(pending.block.position)
+            if block is not None and block.chain == pending.block.chain:
+                topic_log.block_committed(pending)
+            elif changes_hands:
+                topic_log.give_up(pending, is_definite=True)
+            else:
+                absent.append(pending)
+        for pending in reversed(absent):
+            topic_log.put_back(pending)
+
+    def _report(self, loss: Loss) -> None:
+        self._shell.lost(loss)
+        self._audit(
+            {
+                "kind": "loss",
+                "log": str(loss.topic),
+                "after": str(loss.after),
+                "last": str(loss.last),
+                "entries": str(loss.entries),
+            }
+        )
+
+    async def _former_tail(
+        self, topic_log: TopicLog, undecided: int, ledger: int
+    ) -> list[StoredBlock]:
+        """The newest blocks in front of the new ledger: all that is undecided, and one more."""
+        blocks: list[StoredBlock] = []
+        end = Position(ledger, 0).previous
+        while len(blocks) <= undecided:
+            count = min(undecided + 1 - len(blocks), READ_BLOCKS_MAX)
+            more = await topic_log.store.read_blocks(
+                topic_log.name, EARLIEST, end, count=count, reverse=True
+            )
+            blocks += more
+            if len(more) < count:
+                break
+            end = more[-1].position.previous
+        return blocks

@@ -1,0 +1,276 @@
+"""Tenants, namespaces and clusters: what the administration made, and what the settings say.
+
+They are configuration, shared by all brokers through the store's settings hash and cached here; a
+broker that did not make a change sees it after REFRESH_SECONDS at most. Policies are kept and given
+back; which of them mean something here is said in docs/http.md. What lives here is no topic: which
+topics exist is in catalog.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import structlog
+
+from onewriter_broker.log.api import LogStore
+from onewriter_core.errors import OnewriterError, Refused, ServerError
+
+REFRESH_SECONDS: Final = 1.0
+"""Between two readings of what other brokers changed."""
+
+TENANTS_MAX: Final = 1_000
+NAMESPACES_MAX: Final = 10_000
+CLUSTERS_MAX: Final = 100
+
+POLICY_BYTES_MAX: Final = 16 * 1024
+"""A policy, a tenant or a cluster as JSON has at most so many bytes."""
+
+POLICIES_MAX: Final = 100
+"""Policies of one namespace, and as many permissions."""
+
+ALL: Final = "*"
+"""Stands for every namespace, where the settings say so."""
+
+STANDALONE: Final = "standalone"
+"""The one cluster that is always there; Pulsar's own name for a single one."""
+
+CONFIGURED_TENANT: Final = "public"
+
+_NAME = re.compile(r"^[-=:.\w]{1,128}$", re.ASCII)
+_TENANT, _NAMESPACE, _CLUSTER, _POLICY = "tenant/", "namespace/", "cluster/", "policy/"
+
+log = structlog.get_logger(__name__)
+
+
+class Conflict(Refused):
+    """What was to be made is there already, or what was to be removed is still in use."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ServerError.NOT_ALLOWED_ERROR, message)
+
+
+class Missing(Refused):
+    """There is no such tenant, namespace or cluster."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ServerError.TOPIC_NOT_FOUND, message)
+
+
+class Invalid(Refused):
+    """A name or a value that is not allowed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ServerError.INVALID_TOPIC_NAME, message)
+
+
+class Namespaces:
+    """A container of ``tenant/namespace`` names: those whose topics need no declaration.
+
+    ``configured`` are the settings' ones; they always exist. Every change raises Undecided when the
+    store does not answer, and Conflict, Missing or Invalid when it is refused.
+    """
+
+    def __init__(self, store: LogStore, configured: Collection[str]) -> None:
+        self.configured = frozenset(name.strip() for name in configured if name.strip())
+        self._store = store
+        self._stored: dict[str, str] = {}
+
+    def __contains__(self, namespace: object) -> bool:
+        return (
+            namespace in self.configured
+            or ALL in self.configured
+            or (isinstance(namespace, str) and _NAMESPACE + namespace in self._stored)
+        )
+
+    async def run(self) -> None:
+        """Follow what other brokers change, until cancelled."""
+        while True:
+            try:
+                await self.refresh()
+            except OnewriterError as error:
+                log.debug("namespaces.store_away", reason=str(error))
+            await asyncio.sleep(REFRESH_SECONDS)
+
+    async def refresh(self) -> None:
+        """Read everything anew. Raises Undecided."""
+        self._stored = await self._store.read_settings()
+
+    async def _write(self, fields: Mapping[str, str], remove: tuple[str, ...] = ()) -> None:
+        await self._store.set_settings(fields, remove)
+        kept = {key: text for key, text in self._stored.items() if key not in remove}
+        self._stored = kept | fields
+
+    def _under(self, prefix: str) -> list[str]:
+        return sorted(key.removeprefix(prefix) for key in self._stored if key.startswith(prefix))
+
+    # ------------------------------------------------------------ tenants
+
+    def tenants(self) -> list[str]:
+        """All tenants, by name."""
+        named = {name.partition("/")[0] for name in self.configured if name != ALL}
+        return sorted({CONFIGURED_TENANT, *named, *self._under(_TENANT)})
+
+    def tenant(self, name: str) -> dict[str, object]:
+        """A tenant in Pulsar's shape."""
+        stored = self._stored.get(_TENANT + name)
+        if stored is not None:
+            return _object(stored)
+        if name not in self.tenants():
+            raise Missing("Tenant does not exist")
+        return {"adminRoles": [], "allowedClusters": [STANDALONE]}
+
+    async def create_tenant(self, name: str, info: Mapping[str, object]) -> None:
+        """Make a tenant."""
+        await self.refresh()
+        if not _NAME.match(name):
+            raise Invalid("Tenant name is not valid")
+        if name in self.tenants():
+            raise Conflict("Tenant already exist")
+        if len(self._under(_TENANT)) >= TENANTS_MAX:
+            raise Invalid(f"there are {TENANTS_MAX} tenants already")
+        await self._write({_TENANT + name: self._tenant_text(info)})
+
+    async def update_tenant(self, name: str, info: Mapping[str, object]) -> None:
+        """Replace what is kept of a tenant."""
+        await self.refresh()
+        if name not in self.tenants():
+            raise Missing(f"Tenant {name} not found")
+        await self._write({_TENANT + name: self._tenant_text(info)})
+
+    def _tenant_text(self, info: Mapping[str, object]) -> str:
+        clusters = info.get("allowedClusters")
+        if not isinstance(clusters, list) or not clusters:
+            raise Invalid("Clusters cannot be empty or blank")
+        if not {str(cluster) for cluster in clusters} <= set(self.clusters()):
+            raise Invalid("Clusters do not exist")
+        return _text({"adminRoles": info.get("adminRoles") or [], "allowedClusters": clusters})
+
+    async def delete_tenant(self, name: str) -> None:
+        """Remove a tenant that has no namespaces."""
+        await self.refresh()
+        if name not in self.tenants():
+            raise Missing("Tenant doesn't exist")
+        if self.of_tenant(name):
+            raise Conflict("The tenant still has active namespaces")
+        if _TENANT + name not in self._stored:
+            raise Conflict(f"tenant {name} is there by configuration")
+        await self._write({}, (_TENANT + name,))
+
+    # ------------------------------------------------------------ namespaces
+
+    def of_tenant(self, tenant: str) -> list[str]:
+        """The tenant's namespaces as ``tenant/namespace``; raises Missing."""
+        if tenant not in self.tenants():
+            raise Missing("Tenant not found")
+        found = {*self.configured, *self._under(_NAMESPACE)}
+        return sorted(name for name in found if name.startswith(f"{tenant}/"))
+
+    def require(self, namespace: str, message: str = "Namespace does not exist") -> None:
+        """Raise Missing for a namespace that nobody made."""
+        if namespace not in self:
+            raise Missing(message)
+
+    async def create(self, namespace: str, policies: Mapping[str, object]) -> None:
+        """Make a namespace; ``policies`` is Pulsar's Policies object, kept as it was given."""
+        await self.refresh()
+        tenant, _, local = namespace.partition("/")
+        if not _NAME.match(local):
+            raise Invalid("Namespace name is not valid")
+        if tenant not in self.tenants():
+            raise Missing("Tenant does not exist")
+        if namespace in self.configured or _NAMESPACE + namespace in self._stored:
+            raise Conflict("Namespace already exists")
+        if len(self._under(_NAMESPACE)) >= NAMESPACES_MAX:
+            raise Invalid(f"there are {NAMESPACES_MAX} namespaces already")
+        await self._write({_NAMESPACE + namespace: _text(dict(policies))})
+
+    async def delete(self, namespace: str) -> None:
+        """Forget a namespace and its policies; the caller has seen to its topics."""
+        if namespace in self.configured:
+            raise Conflict(f"namespace {namespace} is there by configuration")
+        self.require(namespace, f"Namespace {namespace} does not exist.")
+        policies = (f"{_POLICY}{namespace}/{name}" for name in self._under(_policies(namespace)))
+        await self._write({}, (_NAMESPACE + namespace, *policies))
+
+    def created_with(self, namespace: str) -> dict[str, object]:
+        """The Policies object that the namespace was made with."""
+        return _object(self._stored.get(_NAMESPACE + namespace, "{}"))
+
+    # ------------------------------------------------------------ policies
+
+    def policies(self, namespace: str) -> dict[str, object]:
+        """Every policy that was set, by name."""
+        self.require(namespace)
+        prefix = _policies(namespace)
+        return {name: json.loads(self._stored[prefix + name]) for name in self._under(prefix)}
+
+    def policy(self, namespace: str, name: str) -> object:
+        """One policy; None when it was never set."""
+        return self.policies(namespace).get(name)
+
+    async def set_policy(self, namespace: str, name: str, value: object) -> None:
+        """Keep one policy; each is a field of its own, so brokers do not undo each other's."""
+        self.require(namespace)
+        prefix = _policies(namespace)
+        if prefix + name not in self._stored and len(self._under(prefix)) >= POLICIES_MAX:
+            raise Invalid(f"{namespace} has {POLICIES_MAX} policies already")
+        await self._write({prefix + name: _text(value)})
+
+    async def remove_policy(self, namespace: str, name: str) -> None:
+        """Back to the default."""
+        self.require(namespace)
+        await self._write({}, (_policies(namespace) + name,))
+
+    # ------------------------------------------------------------ clusters
+
+    def clusters(self) -> list[str]:
+        """All clusters, by name."""
+        return sorted({STANDALONE, *self._under(_CLUSTER)})
+
+    def cluster(self, name: str) -> dict[str, object] | None:
+        """What was stored of a cluster; None for one that was never changed; raises Missing."""
+        if name not in self.clusters():
+            raise Missing("Cluster does not exist")
+        stored = self._stored.get(_CLUSTER + name)
+        return None if stored is None else _object(stored)
+
+    async def put_cluster(self, name: str, data: Mapping[str, object], *, is_new: bool) -> None:
+        """Make or change a cluster."""
+        await self.refresh()
+        if not _NAME.match(name):
+            raise Invalid("Cluster name is not valid")
+        if is_new and name in self.clusters():
+            raise Conflict("Cluster already exists")
+        if not is_new and name not in self.clusters():
+            raise Missing("Cluster does not exist")
+        if len(self._under(_CLUSTER)) >= CLUSTERS_MAX:
+            raise Invalid(f"there are {CLUSTERS_MAX} clusters already")
+        await self._write({_CLUSTER + name: _text(dict(data))})
+
+    async def delete_cluster(self, name: str) -> None:
+        """Forget a cluster."""
+        await self.refresh()
+        if name == STANDALONE:
+            raise Conflict(f"cluster {STANDALONE} is this one")
+        self.cluster(name)
+        await self._write({}, (_CLUSTER + name,))
+
+
+def _policies(namespace: str) -> str:
+    return f"{_POLICY}{namespace}/"
+
+
+def _object(text: str) -> dict[str, object]:
+    value = json.loads(text)
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    text = json.dumps(value)
+    if len(text) > POLICY_BYTES_MAX:
+        raise Invalid(f"a value has at most {POLICY_BYTES_MAX} bytes of JSON")
+    return text

@@ -1,0 +1,234 @@
+"""``onewriter verify``: check what log and audit show, straight from the store.
+
+Reads the store itself rather than asking a broker, so it works while none runs, and does not take a
+broker's word for anything. It never writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import click
+from pydantic import ValidationError
+
+from onewriter_broker.embedded import EmbeddedServer, EmbeddedSettings
+from onewriter_broker.log.redis_store import RedisLogStore
+from onewriter_broker.logs import configure_logging
+from onewriter_broker.process import redis_settings
+from onewriter_broker.settings import Settings
+from onewriter_broker.verify.findings import PREDICATES
+from onewriter_broker.verify.reader import LogReport, all_logs, logs_of, verify
+from onewriter_core.command import EXIT_REFUSED
+from onewriter_core.errors import ConfigurationError, Refused, ServerError, Undecided
+from onewriter_core.ids import InvalidTopicName, TopicName
+
+PROGRESS_SECONDS = 2.0
+"""Between two lines about how far the check is."""
+
+
+@click.command("verify")
+@click.argument("topic", required=False)
+@click.option("--all", "everything", is_flag=True, help="Check every log of the store.")
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Data directory of `onewriter up`, whose store is checked; it need not be running.",
+)
+@click.option("--redis-url", help="Check this Redis or Valkey: redis://host:port or unix:///path.")
+@click.option(
+    "--buckets", type=int, help="Buckets of the store, if brokers were told another number."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="For people, or for programs.",
+)
+@click.pass_context
+def verify_command(
+    context: click.Context,
+    topic: str | None,
+    everything: bool,
+    data_dir: Path | None,
+    redis_url: str | None,
+    buckets: int | None,
+    output: str,
+) -> None:
+    """Check TOPIC's log and audit as they are stored, or every log with --all.
+
+    Exit code 0: everything that they can show holds. 1: something does not; the offending positions
+    are listed. 3: the store did not answer. What only a client's own history can show (which
+    messages were acknowledged, what was read) is not checked here: docs/invariants.md.
+    """
+    if everything == (topic is not None):
+        raise click.UsageError("name a topic, or say --all")
+    configure_logging()
+    name = None if topic is None else _topic_name(topic)
+    settings = _settings(data_dir, redis_url, buckets)
+    reports = asyncio.run(_verify(settings, name))
+    click.echo(_as_json(reports) if output == "json" else _as_table(reports))
+    if not all(report.findings.holds for report in reports):
+        context.exit(EXIT_REFUSED)
+
+
+def _topic_name(text: str) -> TopicName:
+    try:
+        return TopicName.parse(text)
+    except InvalidTopicName as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _settings(data_dir: Path | None, redis_url: str | None, buckets: int | None) -> Settings:
+    """How to reach the store: as told, as the environment says, or as a broker there reached it."""
+    given: dict[str, object] = {}
+    if data_dir is not None:
+        given["data_dir"] = data_dir
+    if redis_url is not None:
+        given["redis_url"] = redis_url
+    if buckets is not None:
+        given["buckets"] = buckets
+    settings = Settings(**given)  # type: ignore[arg-type]  # pydantic judges
+    if settings.redis_url or settings.redis_sentinels:
+        return settings
+    found = sorted((settings.data_dir.absolute() / "run").glob("*.json"))
+    if not found:
+        raise ConfigurationError(
+            f"no broker was ever started on {settings.data_dir.absolute()}: name its data directory"
+            " with --data-dir, or the store with --redis-url"
+        )
+    try:
+        ran_with = Settings.model_validate_json(found[0].read_text())
+    except (OSError, ValidationError) as error:
+        raise ConfigurationError(f"{found[0]} cannot be read: {error}") from error
+    return ran_with if buckets is None else ran_with.model_copy(update={"buckets": buckets})
+
+
+@asynccontextmanager
+async def _store(settings: Settings) -> AsyncIterator[RedisLogStore]:
+    """The store; an embedded server that is not running is started for the time of the check."""
+    store = RedisLogStore(redis_settings(settings))
+    directory = settings.data_dir.absolute() / "valkey"
+    server = None
+    try:
+        try:
+            await store.observe([])
+        except Undecided:
+            if not settings.redis_url.startswith("unix://") or not directory.is_dir():
+                raise
+            click.echo("onewriter: the embedded server is not running; starting it", err=True)
+            server = EmbeddedServer(EmbeddedSettings(directory))
+            await server.start()
+            await store.close()
+            store = RedisLogStore(
+                redis_settings(settings.model_copy(update={"redis_url": server.url}))
+            )
+        yield store
+    finally:
+        await store.close()
+        if server is not None:
+            await server.stop()
+
+
+async def _verify(settings: Settings, name: TopicName | None) -> list[LogReport]:
+    async with _store(settings) as store:
+        if name is None:
+            logs = await all_logs(store, settings.buckets)
+        else:
+            logs = await logs_of(store, name, settings.buckets)
+            if not logs:
+                raise Refused(ServerError.TOPIC_NOT_FOUND, f"the store has no log of {name}")
+        return await verify(store, logs, settings.buckets, _Progress())
+
+
+class _Progress:
+    """Says on the error stream how far a long check is."""
+
+    def __init__(self) -> None:
+        self._said_at = time.monotonic()
+
+    def __call__(self, log: str, entries: int) -> None:
+        now = time.monotonic()
+        if now - self._said_at >= PROGRESS_SECONDS:
+            self._said_at = now
+            click.echo(f"onewriter: {log}: {entries} entries checked", err=True)
+
+
+def _as_json(reports: Sequence[LogReport]) -> str:
+    return json.dumps(
+        {
+            "holds": all(report.findings.holds for report in reports),
+            "checked": PREDICATES,
+            "logs": [
+                {
+                    "log": report.log,
+                    "holds": report.findings.holds,
+                    "first": None if report.first is None else str(report.first),
+                    "last": str(report.last),
+                    "ledgers": report.ledgers,
+                    "blocks": report.blocks,
+                    "entries": report.entries,
+                    "auditedFences": report.audit_records,
+                    "violations": [
+                        {
+                            "predicate": violation.predicate,
+                            "where": violation.where,
+                            "sentence": violation.sentence,
+                        }
+                        for violation in report.findings.violations
+                    ],
+                    "furtherViolations": report.findings.further,
+                    "notes": [note.sentence for note in report.findings.notes],
+                }
+                for report in reports
+            ],
+        },
+        indent=2,
+    )
+
+
+def _as_table(reports: Sequence[LogReport]) -> str:
+    rows = [("LOG", "FIRST", "LAST", "LEDGERS", "ENTRIES", "FENCES AUDITED", "RESULT")]
+    for report in reports:
+        count = len(report.findings.violations) + report.findings.further
+        rows.append(
+            (
+                report.log,
+                "-" if report.first is None else str(report.first),
+                str(report.last),
+                str(report.ledgers),
+                str(report.entries),
+                str(report.audit_records),
+                "holds" if count == 0 else f"{count} violated",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    for report in reports:
+        lines += _details(report)
+    predicates = ", ".join(PREDICATES)
+    lines += ["", f"Checked: {predicates}, as far as log and audit show them."]
+    return "\n".join(lines)
+
+
+def _details(report: LogReport) -> list[str]:
+    findings = report.findings
+    if not findings.violations and not findings.notes:
+        return []
+    lines = ["", report.log]
+    for violation in findings.violations:
+        lines.append(f"  {violation.predicate}  {', '.join(violation.where)}: {violation.sentence}")
+        lines.append(f"      violates: {PREDICATES[violation.predicate]}")
+    if findings.further:
+        lines.append(f"  and {findings.further} more")
+    lines += [f"  note: {note.sentence}" for note in findings.notes]
+    return lines
