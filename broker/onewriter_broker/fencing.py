@@ -171,7 +171,6 @@ class Fencing:
             str(self._name),
             ledger,
             first,
-            self.topic.policy,
             self._shell.incarnation,
             previous,
             time_ms,

@@ -16,7 +16,6 @@ from onewriter_core.topic.model import (
     WHOLE,
     Contender,
     Departure,
-    PromotionPolicy,
     Purpose,
     Reserved,
     Slot,
@@ -71,7 +70,6 @@ def audit_fields(
     topic: str,
     ledger: int,
     first: Slot,
-    policy: PromotionPolicy,
     incarnation: str,
     previous: Mapping[int, LedgerSummary],
     time_ms: int,
@@ -79,7 +77,7 @@ def audit_fields(
 ) -> dict[str, str]:
     """The audit record of a fence: who, why, after whom, and who would have been next.
 
-    ``first`` is the fence's first slot as it was before; ``policy`` chose among the waiters.
+    ``first`` is the fence's first slot as it was before.
     """
     old_epoch = first.epoch
     tenures = dict(fence.tenures)
@@ -108,7 +106,7 @@ def audit_fields(
     if tenure is not None:
         fields |= {"producer": tenure.producer_name, "subject": str(tenure.identity)}
     if fence.contender is not None:
-        fields |= contender_fields(fence.contender) | {"policy": policy.value}
+        fields |= contender_fields(fence.contender) | {"policy": fence.policy.value}
     if fence.best_loser is not None:
         loser = fence.best_loser
         fields["nextWaiter"] = json.dumps(

@@ -107,7 +107,8 @@ def _settings(data_dir: Path | None, redis_url: str | None, buckets: int | None)
         ran_with = Settings.model_validate_json(found[0].read_text())
     except (OSError, ValidationError) as error:
         raise ConfigurationError(f"{found[0]} cannot be read: {error}") from error
-    return ran_with if buckets is None else ran_with.model_copy(update={"buckets": buckets})
+    told = {"data_dir": settings.data_dir.absolute()}
+    return ran_with.model_copy(update=told if buckets is None else {**told, "buckets": buckets})
 
 
 @asynccontextmanager

@@ -71,6 +71,7 @@ def start_claim(
         tuple(tenures),
         tuple(deposed),
         best_loser,
+        topic.policy,
     )
     return replace(topic, claims=number, claim=claim), (fence,)
 

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity
-from onewriter_core.topic.model import Contender, Departure, Purpose, Tenure, Topic
+from onewriter_core.topic.model import (
+    Contender,
+    Departure,
+    PromotionPolicy,
+    Purpose,
+    Tenure,
+    Topic,
+)
 
 NEW_EPOCH = -1
 """Stands for an epoch that is the ledger about to be opened."""
@@ -24,7 +31,7 @@ class Fence:
     handed to the store is still receipted, what they have not is refused. ``tenures`` is what the
     markers say, by slot: a tenure of epoch NEW_EPOCH starts with this ledger, others are kept, None
     ends the right to resume. ``deposed`` is remembered with each slot. ``best_loser`` is the waiter
-    that comes next, for the audit.
+    that comes next by ``policy``, for the audit.
     """
 
     number: int
@@ -36,6 +43,7 @@ class Fence:
     tenures: tuple[tuple[int, Tenure | None], ...]
     deposed: tuple[tuple[int, tuple[Identity, ...]], ...]
     best_loser: Contender | None
+    policy: PromotionPolicy = PromotionPolicy.PRIORITY
 
 
 @dataclass(frozen=True, slots=True)

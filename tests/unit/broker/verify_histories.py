@@ -167,6 +167,7 @@ class Story:
             tuple(tenures),
             tuple((number, ()) for number in numbers),
             left,
+            self.policy,
         )
         parts = tuple(
             FencedLog(
@@ -182,7 +183,6 @@ class Story:
             str(self.topic),
             self.ledger,
             self.slots[numbers[0]],
-            self.policy,
             self.binding.owner,
             {number: self.logs[number].summary() for number in numbers},
             self.clock_ms,

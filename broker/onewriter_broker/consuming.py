@@ -1,0 +1,233 @@
+"""The consumers of one connection: opened, fed with acknowledgements, and delivered to.
+
+The Channel of each of them; what is delivered when is the dispatcher's decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onewriter_broker.access import check_topic
+from onewriter_broker.clients import Clients
+from onewriter_broker.dispatch.api import SubscribeOptions, seek_target
+from onewriter_broker.dispatch.consumer import Consumer
+from onewriter_broker.log.topic_log import Entry
+from onewriter_broker.requests import Link, Opening, Requests, code_of
+from onewriter_core.errors import OnewriterError, Refused, ServerError
+from onewriter_core.ids import TopicName
+from onewriter_core.wire import replies
+from onewriter_core.wire.commands import encode_command, message_id_from_proto
+from onewriter_core.wire.hot import Ack, Flow, encode_ack_response, encode_message_header
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+
+class Consuming:
+    """One connection's consumers, by their ids on it."""
+
+    def __init__(self, clients: Clients, link: Link, requests: Requests, address: str) -> None:
+        self.peer_address = address
+        self._clients = clients
+        self._link = link
+        self._requests = requests
+        self._consumers: dict[int, Consumer | Opening] = {}
+        self._is_lost = False
+
+    def flow(self, command: Flow) -> None:
+        """The client has room for so many messages more."""
+        consumer = self._consumers.get(command.consumer_id)
+        if isinstance(consumer, Consumer):
+            consumer.flow(command.permits)
+
+    def open(self, command: pb.CommandSubscribe) -> None:
+        if command.consumer_id in self._consumers:
+            present = self._consumers[command.consumer_id]
+            if isinstance(present, Consumer):
+                self._link.write(replies.success(command.request_id))
+                return
+            text = "Consumer is already present on the connection"
+            self._link.write(replies.error(command.request_id, ServerError.SERVICE_NOT_READY, text))
+            return
+        if len(self._consumers) >= self._clients.settings.consumers_per_connection_max:
+            text = "too many consumers on one connection"
+            self._link.write(replies.error(command.request_id, ServerError.TOO_MANY_REQUESTS, text))
+            return
+        opening = Opening(command.request_id)
+        self._consumers[command.consumer_id] = opening
+        self._requests.run(command.request_id, self._open(command, opening))
+
+    async def _open(self, command: pb.CommandSubscribe, opening: Opening) -> None:
+        try:
+            name = TopicName.parse(command.topic)
+            options = SubscribeOptions.from_command(command)
+            check_topic(name, self._clients.topics.desired.topic(name), self._clients.undeclared)
+            if not command.force_topic_creation and not await self._clients.topics.exists(name):
+                raise Refused(ServerError.TOPIC_NOT_FOUND, f"{name} does not exist")
+            topic = await self._clients.topics.serve(name)
+            subscriptions = topic.subscriptions[topic.slot_of(name)]
+            consumer = await subscriptions.subscribe(options, self)
+        except BaseException:
+            if self._consumers.get(command.consumer_id) is opening:
+                del self._consumers[command.consumer_id]
+            raise
+        if opening.is_cancelled or self._is_lost:
+            consumer.close()
+            return
+        self._consumers[command.consumer_id] = consumer
+        self._link.write(replies.success(command.request_id))
+        consumer.start()
+
+    def close(self, command: pb.CommandCloseConsumer) -> None:
+        consumer = self._consumers.pop(command.consumer_id, None)
+        if isinstance(consumer, Consumer):
+            consumer.close()
+        elif isinstance(consumer, Opening):
+            consumer.is_cancelled = True
+        self._link.write(replies.success(command.request_id))
+
+    def _consumer(self, consumer_id: int) -> Consumer:
+        consumer = self._consumers.get(consumer_id)
+        if not isinstance(consumer, Consumer):
+            raise Refused(ServerError.CONSUMER_NOT_FOUND, "no such consumer on this connection")
+        return consumer
+
+    def acknowledge(self, ack: Ack) -> None:
+        consumer = self._consumers.get(ack.consumer_id)
+        request_id = ack.request_id
+        if not isinstance(consumer, Consumer):
+            if request_id is not None:  # an ACK may arrive after CLOSE_CONSUMER
+                self._link.write(
+                    encode_ack_response(
+                        ack.consumer_id,
+                        request_id,
+                        ServerError.CONSUMER_NOT_FOUND,
+                        "no such consumer on this connection",
+                    )
+                )
+            return
+        if request_id is None:
+            consumer.acknowledge(ack)
+            return
+
+        def receipt(error: OnewriterError | None) -> None:
+            code = None if error is None else code_of(error)
+            text = "" if error is None else str(error)
+            self._link.write(encode_ack_response(ack.consumer_id, request_id, code, text))
+
+        consumer.acknowledge(ack, receipt)
+
+    def redeliver(self, command: pb.CommandRedeliverUnacknowledgedMessages) -> None:
+        consumer = self._consumers.get(command.consumer_id)
+        if isinstance(consumer, Consumer):
+            consumer.redeliver(
+                [message_id_from_proto(message_id) for message_id in command.message_ids],
+                command.consumer_epoch if command.HasField("consumer_epoch") else None,
+            )
+
+    async def unsubscribe(self, command: pb.CommandUnsubscribe) -> None:
+        consumer = self._consumer(command.consumer_id)
+        await consumer.unsubscribe(force=command.force)
+        if self._consumers.get(command.consumer_id) is consumer:
+            del self._consumers[command.consumer_id]
+        self._link.write(replies.success(command.request_id))
+
+    async def seek(self, command: pb.CommandSeek) -> None:
+        consumer = self._consumer(command.consumer_id)
+        await consumer.seek(
+            seek_target(command),
+            lambda: self._link.write(replies.success(command.request_id)),
+        )
+
+    async def last_message_id(self, command: pb.CommandGetLastMessageId) -> None:
+        found = await self._consumer(command.consumer_id).last_message_id()
+        self._link.write(
+            replies.last_message_id(command.request_id, found.message_id, found.mark_delete)
+        )
+
+    def stats(self, command: pb.CommandConsumerStats) -> None:
+        consumer = self._consumers.get(command.consumer_id)
+        if not isinstance(consumer, Consumer):
+            reply = pb.CommandConsumerStatsResponse(
+                request_id=command.request_id,
+                error_code=replies.wire_code(ServerError.CONSUMER_NOT_FOUND),
+                error_message="no such consumer on this connection",
+            )
+        else:
+            stats = consumer.stats(self._clients.now())
+            reply = pb.CommandConsumerStatsResponse(
+                request_id=command.request_id,
+                msg_rate_out=stats.messages_per_second,
+                msg_throughput_out=stats.bytes_per_second,
+                msg_rate_redeliver=stats.redelivered_per_second,
+                consumer_name=stats.name,
+                available_permits=max(stats.permits, 0),
+                unacked_messages=stats.unacknowledged,
+                blocked_consumer_on_unacked_msgs=stats.is_blocked,
+                address=stats.address,
+                connected_since=str(stats.connected_since),
+                type=stats.kind,
+                msg_backlog=stats.backlog,
+                message_ack_rate=stats.acknowledged_per_second,
+            )
+        self._link.write(encode_command(reply))
+
+    @property
+    def has_room(self) -> bool:
+        return self._link.has_room
+
+    def deliver_many(
+        self, consumer_id: int, entries: Sequence[Entry], consumer_epoch: int | None
+    ) -> None:
+        parts: list[bytes | memoryview] = []
+        for (ledger, number), payload, _ in entries:
+            parts.append(
+                encode_message_header(
+                    consumer_id,
+                    ledger,
+                    number,
+                    len(payload),
+                    consumer_epoch=consumer_epoch,
+                )
+            )
+            parts.append(payload)
+        self._link.write(*parts)
+
+    def deliver(
+        self,
+        consumer_id: int,
+        entry: Entry,
+        *,
+        redelivery_count: int,
+        ack_set: tuple[int, ...],
+        consumer_epoch: int | None,
+    ) -> None:
+        header = encode_message_header(
+            consumer_id,
+            entry.position.ledger,
+            entry.position.entry,
+            len(entry.payload),
+            redelivery_count=redelivery_count,
+            ack_set=ack_set,
+            consumer_epoch=consumer_epoch,
+        )
+        self._link.write(header, entry.payload)
+
+    def active_consumer_changed(self, consumer_id: int, *, is_active: bool) -> None:
+        self._link.write(replies.active_consumer_change(consumer_id, is_active=is_active))
+
+    def consumer_closed(self, consumer_id: int) -> None:
+        if self._consumers.pop(consumer_id, None) is not None:
+            self._link.write(replies.close_consumer(consumer_id))
+
+    def room_made(self) -> None:
+        """The socket takes data again."""
+        for consumer in list(self._consumers.values()):
+            if isinstance(consumer, Consumer):
+                consumer.room_made()
+
+    def lost(self) -> None:
+        """The connection is closed."""
+        self._is_lost = True
+        for consumer in list(self._consumers.values()):
+            if isinstance(consumer, Consumer):
+                consumer.close()
+        self._consumers.clear()

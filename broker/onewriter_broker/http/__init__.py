@@ -1,0 +1,1 @@
+"""The HTTP interface: Pulsar's admin subset, onewriter's own API, health and metrics, on one port."""

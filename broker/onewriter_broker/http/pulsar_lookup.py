@@ -1,0 +1,50 @@
+"""Pulsar's look-up over HTTP: which broker serves a topic."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from onewriter_broker.http.site import Site, topic_of
+from onewriter_broker.lookups import NO_OWNER, OWNER_WAIT_SECONDS
+from onewriter_broker.namespaces import Missing
+from onewriter_core.errors import Refused, ServerError, Unavailable
+from onewriter_core.ids import TopicName
+
+WHOLE_RANGE = "0x00000000_0xffffffff"
+"""What is answered for a topic's bundle: Pulsar's bundles do not exist here, buckets do."""
+
+
+def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+    """See docs/http.md, "Look-up"."""
+
+    def checked(request: web.Request) -> TopicName:
+        name = topic_of(request)
+        try:
+            site.check_topic(name)
+        except Refused as refused:
+            if refused.code is ServerError.TOPIC_NOT_FOUND:
+                raise Missing("Namespace not found") from None
+            raise
+        return name
+
+    async def lookup(request: web.Request) -> web.Response:
+        name = checked(request)
+        owner = await site.owner_of(name, wait_seconds=OWNER_WAIT_SECONDS)
+        if owner is None:
+            raise Unavailable(f"{NO_OWNER}: {site.why_not_served(name)}")
+        return web.json_response(
+            {
+                "brokerUrl": owner.broker_url,
+                "httpUrl": owner.http_url,
+                "nativeUrl": owner.broker_url,
+                "brokerUrlSsl": "",
+            }
+        )
+
+    async def bundle(request: web.Request) -> web.Response:
+        checked(request)
+        return web.json_response(text=WHOLE_RANGE)
+
+    path = "/lookup/v2/topic/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic}"
+    router.add_get(path, lookup)
+    router.add_get(path + "/bundle", bundle)

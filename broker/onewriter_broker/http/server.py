@@ -1,0 +1,195 @@
+"""The HTTP server of one broker: its socket, its guards, and where each path goes.
+
+Guards, in this order, for every request: too many at once, a page of another origin, who asks and
+whether they may change anything, time. A defect in a handler is a 500 and a line in the log; it
+takes nothing else down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+import structlog
+from aiohttp import web
+
+from onewriter_broker.http import (
+    health,
+    onewriter_api,
+    pulsar_cluster,
+    pulsar_lookup,
+    pulsar_namespaces,
+    pulsar_subscriptions,
+    pulsar_topics,
+)
+from onewriter_broker.http.site import (
+    BODY_BYTES_MAX,
+    IDENTITY,
+    Answerable,
+    Refusal,
+    Site,
+    failure,
+    status_of,
+)
+from onewriter_core.errors import Refused, ServerError
+from onewriter_core.ids import Identity
+
+CONNECTIONS_MAX: Final = 2_000
+"""HTTP connections at once; more are closed as they come."""
+
+REQUESTS_MAX: Final = 256
+"""Requests worked on at once; more are answered 429."""
+
+REQUEST_SECONDS: Final = 30.0
+"""A request that takes longer is answered 504: what it asked for may or may not happen."""
+
+KEEP_ALIVE_SECONDS: Final = 60.0
+
+STOP_SECONDS: Final = 2.0
+"""How long a stopping server waits for the requests under way."""
+
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Answered without a token: probes and scrapers have none. They tell nothing that is secret."""
+
+_BEARER: Final = "bearer "
+
+log = structlog.get_logger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class HttpServer:
+    """Serves a Site on the settings' HTTP port; use ``start`` and ``stop`` once each."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._under_way = 0
+        self._runner = web.AppRunner(
+            self._application(),
+            access_log=None,
+            handle_signals=False,
+            keepalive_timeout=KEEP_ALIVE_SECONDS,
+            shutdown_timeout=STOP_SECONDS,
+        )
+        self._socket: asyncio.Server | None = None
+
+    def _application(self) -> web.Application:
+        application = web.Application(
+            client_max_size=BODY_BYTES_MAX, middlewares=[web.middleware(self._guarded)]
+        )
+        for module in (
+            health,
+            pulsar_cluster,
+            pulsar_namespaces,
+            pulsar_topics,
+            pulsar_subscriptions,
+            pulsar_lookup,
+            onewriter_api,
+        ):
+            module.add_routes(application.router, self._site)
+        return application
+
+    async def start(self) -> None:
+        """Listen. Raises OSError when the port is taken."""
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None  # noqa: S101 - set up above
+
+        def connected() -> asyncio.BaseProtocol:
+            if len(server.connections) >= CONNECTIONS_MAX:
+                return _Refusing()
+            return server()
+
+        settings = self._site.clients.settings
+        self._socket = await asyncio.get_running_loop().create_server(
+            connected, settings.host, settings.http_port, backlog=1024
+        )
+
+    async def stop(self) -> None:
+        """Take no more requests, let those under way end, close."""
+        if self._socket is not None:
+            self._socket.close()
+        await self._runner.cleanup()
+
+    # ------------------------------------------------------------ guards
+
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._under_way >= REQUESTS_MAX:
+            return failure(429, f"{REQUESTS_MAX} requests are being worked on")
+        self._under_way += 1
+        try:
+            await self._admit(request)
+            async with asyncio.timeout(REQUEST_SECONDS):
+                return await handler(request)
+        except Answerable as error:
+            return failure(status_of(error), str(error))
+        except TimeoutError:
+            return failure(504, f"not decided within {REQUEST_SECONDS:g} s: it may or may not be")
+        except web.HTTPRedirection:
+            raise
+        except web.HTTPException as error:
+            return failure(error.status, _reason(error))
+        except (ConnectionError, asyncio.CancelledError):
+            raise  # the client has gone, or the broker stops
+        except Exception:
+            log.exception("http.defect", method=request.method, path=request.path)
+            return failure(500, "internal error; the broker's log has the details")
+        finally:
+            self._under_way -= 1
+
+    async def _admit(self, request: web.Request) -> None:
+        """Prove who asks; raises Refused, Refusal, Unavailable."""
+        changes = request.method not in {"GET", "HEAD", "OPTIONS"}
+        origin = request.headers.get("Origin")
+        if changes and origin is not None and urlsplit(origin).netloc != request.host:
+            raise Refusal(403, "a page of another origin may not change anything here")
+        if request.path in OPEN_PATHS:
+            return
+        scheme_and_token = request.headers.get("Authorization", "")
+        if scheme_and_token[: len(_BEARER)].lower() == _BEARER:
+            method, data = "token", scheme_and_token[len(_BEARER) :].strip()
+        elif scheme_and_token:
+            raise Refused(ServerError.AUTHENTICATION_ERROR, "only Bearer tokens are known here")
+        else:
+            method, data = "none", ""
+        authenticator = self._site.clients.authenticator
+        proof = await authenticator.authenticate(method, data.encode("utf-8", "replace"))
+        request[IDENTITY] = proof.identity
+        if changes:
+            self._check_administrator(proof.identity)
+
+    def _check_administrator(self, identity: Identity) -> None:
+        """Changes are for ``admin_subjects``, wherever these or tokens are configured."""
+        settings = self._site.clients.settings
+        names = {name.strip() for name in settings.admin_subjects.split(",") if name.strip()}
+        if not names and not settings.authentication_required:
+            return
+        if identity.subject not in names:
+            raise Refused(
+                ServerError.AUTHORIZATION_ERROR,
+                f"{identity} is not among the administrators (setting admin_subjects)",
+            )
+
+
+class _Refusing(asyncio.Protocol):
+    """A connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if isinstance(transport, asyncio.Transport):
+            transport.abort()
+        else:  # uvloop's transports are no subclasses of asyncio's
+            transport.close()
+
+
+def _reason(error: web.HTTPException) -> str:
+    match error.status:
+        case 404:
+            return "there is nothing at this path; docs/http.md lists what there is"
+        case 405:
+            return "this path does not know that method"
+        case 413:
+            return f"a body has at most {BODY_BYTES_MAX} bytes"
+        case _:
+            return error.reason

@@ -1,0 +1,241 @@
+"""What every HTTP handler stands on: the broker's parts, and the errors that become answers.
+
+Routes live in the other modules of this package; nothing here knows a path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+import aiohttp
+from aiohttp import web
+
+from onewriter_broker.access import check_topic
+from onewriter_broker.anchor.api import Addresses
+from onewriter_broker.clients import Clients
+from onewriter_broker.log.api import LogStore
+from onewriter_broker.log.topic_log import Loss
+from onewriter_broker.membership import Membership
+from onewriter_broker.metrics import Metrics
+from onewriter_broker.namespaces import Conflict, Invalid, Missing, Namespaces
+from onewriter_broker.topics import Topics
+from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
+from onewriter_core.ids import Identity, InvalidTopicName, TopicName
+
+BODY_BYTES_MAX: Final = 256 * 1024
+"""A request's body."""
+
+OWNER_WAIT_SECONDS: Final = 5.0
+"""How long a request waits for its topic's bucket to have an owner."""
+
+OWNER_POLL_SECONDS: Final = 0.05
+
+FORWARD_SECONDS: Final = 20.0
+"""Time for a request that this broker makes to another one on behalf of its caller."""
+
+_STATUS_OF: Final = {
+    ServerError.AUTHENTICATION_ERROR: 401,
+    ServerError.AUTHORIZATION_ERROR: 403,
+    ServerError.CONSUMER_BUSY: 412,
+    ServerError.TOPIC_NOT_FOUND: 404,
+    ServerError.SUBSCRIPTION_NOT_FOUND: 404,
+    ServerError.CONSUMER_NOT_FOUND: 404,
+    ServerError.TOO_MANY_REQUESTS: 429,
+    ServerError.PRODUCER_BUSY: 409,
+    ServerError.INVALID_TOPIC_NAME: 412,
+    ServerError.NOT_ALLOWED_ERROR: 405,
+    ServerError.PRODUCER_FENCED: 409,
+    ServerError.SERVICE_NOT_READY: 503,
+}
+
+
+class Refusal(Exception):
+    """Answer with this status and reason."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status of an error that answers a request."""
+    match error:
+        case Refusal():
+            return error.status
+        case Conflict():
+            return 409
+        case Missing():
+            return 404
+        case Invalid() | InvalidTopicName():
+            return 412
+        case Refused():
+            return _STATUS_OF.get(error.code, 500)
+        case _:
+            return 503  # Unavailable, Undecided: not now, or not known
+
+
+def failure(status: int, reason: str) -> web.Response:
+    """An error in Pulsar's shape."""
+    return web.json_response({"reason": reason}, status=status)
+
+
+NO_CONTENT: Final = 204
+
+
+def done() -> web.Response:
+    """Done, and nothing to say."""
+    return web.Response(status=NO_CONTENT)
+
+
+@dataclass(slots=True)
+class Site:
+    """The broker, as the handlers see it."""
+
+    clients: Clients
+    incarnation: str
+    store: LogStore
+    membership: Membership
+    namespaces: Namespaces
+    metrics: Metrics
+    losses: Sequence[Loss]
+    is_ready: asyncio.Event
+    spawn: Callable[[Coroutine[object, object, None]], object]
+
+    @property
+    def topics(self) -> Topics:
+        return self.clients.topics
+
+    @property
+    def addresses(self) -> Addresses:
+        return self.clients.addresses
+
+    def check_topic(self, name: TopicName) -> None:
+        """Raise Refused for a topic that is not declared and may not be made."""
+        check_topic(name, self.topics.desired.topic(name), self.clients.undeclared)
+
+    def require_namespace(self, namespace: str, message: str = "Namespace does not exist") -> None:
+        """Raise Missing for a namespace that nobody made and no manifest names."""
+        declared = {topic.topic_name.namespace_name for topic in self.topics.desired.topics}
+        if namespace not in declared:
+            self.namespaces.require(namespace, message)
+
+    async def owner_of(self, name: TopicName, *, wait_seconds: float) -> Addresses | None:
+        """Who serves the topic; None when nobody is known to, in time."""
+        bucket = self.topics.bucket_of(name)
+        waited = 0.0
+        while (owner := self.topics.ownership.owner_of(bucket)) is None:
+            if waited >= wait_seconds:
+                return None
+            await asyncio.sleep(OWNER_POLL_SECONDS)
+            waited += OWNER_POLL_SECONDS
+        return owner
+
+    async def require_owned(self, request: web.Request, name: TopicName) -> None:
+        """Return if the topic is served here; else send the client to the broker that does.
+
+        Raises HTTPTemporaryRedirect, Unavailable.
+        """
+        owner = await self.owner_of(name, wait_seconds=OWNER_WAIT_SECONDS)
+        if self.topics.is_owned(name):
+            return
+        if owner is None or owner == self.addresses:
+            raise Unavailable(self.why_not_served(name))
+        raise web.HTTPTemporaryRedirect(owner.http_url + request.raw_path)
+
+    def why_not_served(self, name: TopicName) -> str:
+        """A sentence for a topic whose bucket has no known owner."""
+        bucket = self.topics.bucket_of(name)
+        reason = self.topics.ownership.waiting_reason(bucket)
+        return f"bucket {bucket} of {name.base} has no owner now" + (reason and f": {reason}")
+
+    async def forward(self, request: web.Request, method: str, url: str) -> None:
+        """Ask another broker for something, with the caller's credentials; raises what it said."""
+        headers = {
+            name: request.headers[name] for name in ("Authorization",) if name in request.headers
+        }
+        timeout = aiohttp.ClientTimeout(total=FORWARD_SECONDS)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.request(method, url, headers=headers) as answer,
+            ):
+                if answer.status >= 300:
+                    raise Refusal(answer.status, _reason(await answer.text()))
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise Unavailable(f"another broker did not answer: {error or 'too slow'}") from error
+
+
+def _reason(text: str) -> str:
+    try:
+        return str(json.loads(text)["reason"])
+    except (ValueError, KeyError, TypeError):
+        return text[:200]
+
+
+# ------------------------------------------------------------ requests
+
+
+IDENTITY: Final = web.RequestKey("identity", Identity)
+"""Who asks, as the server's guard proved it."""
+
+
+def namespace_of(request: web.Request) -> str:
+    """``tenant/namespace`` out of the path."""
+    return f"{request.match_info['tenant']}/{request.match_info['namespace']}"
+
+
+def topic_of(request: web.Request) -> TopicName:
+    """The topic out of the path; raises InvalidTopicName."""
+    found = request.match_info
+    domain = found.get("domain", "persistent")
+    return TopicName.parse(f"{domain}://{found['tenant']}/{found['namespace']}/{found['topic']}")
+
+
+def flag(request: web.Request, name: str) -> bool:
+    """A boolean of the query, as Pulsar's clients write it."""
+    return request.query.get(name, "").lower() == "true"
+
+
+def number(request: web.Request, name: str, default: int, most: int) -> int:
+    """A whole number of the query, from 1 to ``most``; raises Refusal."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdecimal() or len(text) > 9 or int(text) < 1:
+        raise Refusal(400, f"{name} is a whole number from 1 to {most}")
+    return min(int(text), most)
+
+
+async def json_body(request: web.Request) -> object:
+    """The body as JSON, whatever its content type says; None when it is empty."""
+    text = (await request.read()).decode("utf-8", "replace")
+    if not text.strip():
+        return None
+    try:
+        value: object = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"the body is not JSON: {error}") from None
+    return value
+
+
+async def object_body(request: web.Request) -> dict[str, object]:
+    """The body as a JSON object; an empty one when there is none."""
+    value = await json_body(request)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Refusal(400, "the body must be a JSON object")
+    return value
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+Answerable = (OnewriterError, InvalidTopicName, Refusal)
+"""Exceptions that are answers."""

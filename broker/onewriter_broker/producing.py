@@ -1,0 +1,326 @@
+"""The producers of one connection: admitted, handed to their topics' runners, and fed.
+
+A ProducerChannel for each of them. Who may write is the topic machine's decision; here a SEND is
+routed to its producer, whose one flag says whether it may.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from onewriter_broker.access import AskedPriority, admit, check_topic, parse_priority
+from onewriter_broker.clients import Clients
+from onewriter_broker.producer import Producer
+from onewriter_broker.requests import Link, Opening, Requests, error_reply
+from onewriter_broker.topics import LoadedTopic
+from onewriter_core.errors import ProtocolError, Refused, ServerError
+from onewriter_core.ids import Identity, InvalidTopicName, TopicName
+from onewriter_core.topic.model import AccessMode, Departure, Request
+from onewriter_core.wire import replies
+from onewriter_core.wire.commands import queue_priority
+from onewriter_core.wire.hot import Send
+from onewriter_core.wire.messages import entry_checksum_ok
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+CLOSED_PRODUCERS_MAX = 10_000
+"""Producer ids remembered after they were closed: their late SENDs are ignored."""
+
+NAMED_PARTITIONS_MAX = 10_000
+"""Partitions that a connection asked for by name, remembered so that they compete alone."""
+
+IF_EPOCH_PROPERTY = "onewriter.if-epoch"
+"""Producer property: a takeover happens only if the topic epoch still is this number."""
+
+ACCESS_MODE_PROPERTY = "onewriter.access-mode"
+"""Producer property: ``ExclusiveWithFencing`` for clients that cannot ask for it (Go)."""
+
+log = structlog.get_logger(__name__)
+
+
+class Producing:
+    """One connection's producers, by their ids on it."""
+
+    def __init__(
+        self,
+        clients: Clients,
+        link: Link,
+        requests: Requests,
+        *,
+        name: str,
+        address: str,
+        identity: Identity,
+    ) -> None:
+        self._clients = clients
+        self._link = link
+        self._requests = requests
+        self._name = name
+        self._address = address
+        self._identity = identity
+        self._producers: dict[int, Producer | Opening] = {}
+        self._topics_of: dict[int, LoadedTopic] = {}
+        self._closed_producers: dict[int, None] = {}
+        self._named_partitions: dict[str, None] = {}
+        self._registrations = 0
+        self._exclusive = 0
+        self._is_lost = False
+
+    def open(self, command: pb.CommandProducer) -> None:
+        asked = self._asked_priority(command)
+        present = self._producers.get(command.producer_id)
+        if present is not None:
+            self._open_again(command, present, asked)
+            return
+        if len(self._producers) >= self._clients.settings.producers_per_connection_max:
+            text = "too many producers on one connection"
+            self._link.write(replies.error(command.request_id, ServerError.TOO_MANY_REQUESTS, text))
+            return
+        self._closed_producers.pop(command.producer_id, None)
+        opening = Opening(command.request_id, asked.value or 0)
+        self._producers[command.producer_id] = opening
+        try:
+            name = TopicName.parse(command.topic)
+        except InvalidTopicName as error:
+            del self._producers[command.producer_id]
+            self._link.write(error_reply(command.request_id, error))
+            return
+        topic = self._clients.topics.loaded.get(str(name.base))
+        if topic is not None and topic.has(name):
+            self._register(command, name, topic, opening, asked)
+        else:
+            self._requests.run(command.request_id, self._open_later(command, name, opening, asked))
+
+    def _open_again(
+        self,
+        command: pb.CommandProducer,
+        present: Producer | Opening,
+        asked: AskedPriority,
+    ) -> None:
+        """The same producer id on the same connection: repeat the answer, or refuse."""
+        priority = present.asked_priority if isinstance(present, Producer) else present.priority
+        if (asked.value or 0) != priority:
+            text = "the queue priority of a producer never changes after its creation"
+            code = ServerError.NOT_ALLOWED_ERROR
+        elif isinstance(present, Producer) and present.is_granted:
+            present.request_id = command.request_id
+            self.producer_ready(present, present.epoch)
+            return
+        else:
+            text = "Producer is already present on the connection"
+            code = ServerError.SERVICE_NOT_READY
+        self._link.write(replies.error(command.request_id, code, text))
+
+    async def _open_later(
+        self,
+        command: pb.CommandProducer,
+        name: TopicName,
+        opening: Opening,
+        asked: AskedPriority,
+    ) -> None:
+        try:
+            check_topic(name, self._clients.topics.desired.topic(name), self._clients.undeclared)
+            topic = await self._clients.topics.serve(name)
+        except BaseException:
+            if self._producers.get(command.producer_id) is opening:
+                del self._producers[command.producer_id]
+            raise
+        if not opening.is_cancelled and not self._is_lost:
+            self._register(command, name, topic, opening, asked)
+
+    def _register(
+        self,
+        command: pb.CommandProducer,
+        name: TopicName,
+        topic: LoadedTopic,
+        opening: Opening,
+        asked: AskedPriority,
+    ) -> None:
+        """Admit the producer and hand it to the topic's runner, which answers it."""
+        try:
+            request = self._request(command, name, topic, asked)
+        except Refused as refused:
+            del self._producers[command.producer_id]
+            self._link.write(error_reply(command.request_id, refused))
+            return
+        producer = Producer(
+            self,
+            command.producer_id,
+            opening.request_id,
+            request,
+            topic.runner.logs[request.slot],
+            self._clients.appender.gathered,
+            asked_priority=asked.value or 0,
+        )
+        self._producers[command.producer_id] = producer
+        self._topics_of[command.producer_id] = topic
+        if producer.is_exclusive:
+            self._exclusive += 1
+            detection = topic.detection(self._clients.settings)
+            self._link.detection = detection.sooner_of(self._link.detection)
+        topic.runner.request(producer)
+
+    def _request(
+        self,
+        command: pb.CommandProducer,
+        name: TopicName,
+        topic: LoadedTopic,
+        asked: AskedPriority,
+    ) -> Request:
+        """The command as the topic machine understands it. Raises Refused."""
+        properties = {item.key: item.value for item in command.metadata}
+        mode = AccessMode(command.producer_access_mode)
+        if (
+            mode is AccessMode.EXCLUSIVE
+            and properties.get(ACCESS_MODE_PROPERTY) == "ExclusiveWithFencing"
+        ):
+            mode = AccessMode.EXCLUSIVE_WITH_FENCING
+        desired = self._clients.topics.desired
+        declared = topic.declared
+        admission = admit(
+            name,
+            declared,
+            desired.claims_for(declared) if declared is not None else (),
+            self._identity,
+            mode,
+            asked.value,
+            self._clients.undeclared,
+        )
+        if asked.note:
+            log.warning("priority.unreadable", topic=str(name), note=asked.note)
+        if_epoch = properties.get(IF_EPOCH_PROPERTY)
+        if if_epoch is not None and not if_epoch.isdecimal():
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, f"{IF_EPOCH_PROPERTY} must be a number")
+        self._registrations += 1
+        registration = f"{self._name}/{command.producer_id}/{self._registrations}"
+        return Request(
+            registration=registration,
+            connection=self._name,
+            producer_name=command.producer_name or f"onewriter-{registration}",
+            mode=mode,
+            slot=topic.slot_of(name),
+            alone=topic.entry.partitions == 0 or str(name) in self._named_partitions,
+            name_given=bool(command.producer_name) and command.user_provided_producer_name,
+            identity=self._identity,
+            priority=admission.priority,
+            topic_epoch=command.topic_epoch if command.HasField("topic_epoch") else None,
+            reconnects=command.epoch,
+            claim=admission.claim_name,
+            address=self._address,
+            may_take_over=admission.may_take_over,
+            if_epoch=None if if_epoch is None else int(if_epoch),
+        )
+
+    def _asked_priority(self, command: pb.CommandProducer) -> AskedPriority:
+        field = self._clients.settings.queue_priority_field
+        wire = queue_priority(command, field) if field else None
+        return parse_priority({item.key: item.value for item in command.metadata}, wire)
+
+    def close(self, command: pb.CommandCloseProducer) -> None:
+        """Leave once everything handed in is answered, so that a successor comes behind it."""
+        producer = self._producers.get(command.producer_id)
+        if isinstance(producer, Producer):
+            producer.when_idle(lambda: self._closed_by_client(producer, command.request_id))
+            return
+        if isinstance(producer, Opening):
+            producer.is_cancelled = True
+            del self._producers[command.producer_id]
+        self._link.write(replies.success(command.request_id))
+
+    def _closed_by_client(self, producer: Producer, request_id: int) -> None:
+        topic = self._forget(producer)
+        if topic is not None:
+            topic.runner.gone(producer, Departure.CLOSED)
+        self._link.write(replies.success(request_id))
+
+    def _forget(self, producer: Producer) -> LoadedTopic | None:
+        if self._producers.get(producer.producer_id) is not producer:
+            return None
+        del self._producers[producer.producer_id]
+        self._closed_producers[producer.producer_id] = None
+        while len(self._closed_producers) > CLOSED_PRODUCERS_MAX:
+            del self._closed_producers[next(iter(self._closed_producers))]
+        topic = self._topics_of.pop(producer.producer_id)
+        if producer.is_exclusive:
+            self._exclusive -= 1
+            if self._exclusive == 0:
+                self._link.detection = None
+        return topic
+
+    def send(self, send: Send, payload: memoryview) -> None:
+        producer = self._producers.get(send.producer_id)
+        if isinstance(producer, Producer):
+            if not entry_checksum_ok(payload):
+                text = "the checksum of the message is wrong"
+                self._link.write(
+                    replies.send_error(
+                        send.producer_id, send.sequence_id, ServerError.CHECKSUM_ERROR, text
+                    )
+                )
+            elif producer.is_active:
+                self._link.pending_changed(len(payload))
+                producer.publish(send, payload)
+            # Otherwise it is being closed, and learns so by CLOSE_PRODUCER: not appended.
+        elif producer is None and send.producer_id not in self._closed_producers:
+            raise ProtocolError(f"SEND for producer {send.producer_id}, which does not exist")
+
+    def producer_ready(self, producer: Producer, epoch: int | None) -> None:
+        self._link.write(
+            replies.producer_success(producer.request_id, producer.name, topic_epoch=epoch)
+        )
+
+    def producer_waits(self, producer: Producer) -> None:
+        self._link.write(replies.producer_success(producer.request_id, producer.name, ready=False))
+
+    def producer_refused(self, producer: Producer, code: ServerError, message: str) -> None:
+        self._forget(producer)
+        self._link.write(replies.error(producer.request_id, code, message))
+
+    def producer_closed(self, producer: Producer) -> None:
+        if self._forget(producer) is not None:
+            self._link.write(replies.close_producer(producer.producer_id))
+
+    def send_answered(self, frame: bytes, size: int) -> None:
+        self._link.write(frame)
+        self._link.pending_changed(-size)
+
+    def send_dropped(self, size: int) -> None:
+        self._link.pending_changed(-size)
+
+    def drop(self, reason: str) -> None:
+        self._link.close(reason)
+
+    def probe(self) -> None:
+        self._link.write(replies.PING)
+
+    def progress(self, now: float) -> None:
+        """Close exclusive producers that have passed their topic's progress deadline."""
+        for producer_id, producer in list(self._producers.items()):
+            if not isinstance(producer, Producer) or not producer.is_active:
+                continue
+            deadline = self._topics_of[producer_id].progress_deadline_seconds
+            if deadline and producer.is_exclusive and producer.idle_seconds(now) > deadline:
+                topic = self._forget(producer)
+                self._link.write(replies.close_producer(producer_id))
+                if topic is not None:
+                    topic.runner.gone(producer, Departure.PROGRESS_DEADLINE)
+
+    def depart(self, departure: Departure) -> None:
+        for producer in list(self._producers.values()):
+            if isinstance(producer, Producer):
+                topic = self._forget(producer)
+                if topic is not None:
+                    topic.runner.gone(producer, departure)
+        self._producers.clear()
+
+    def remember_partition(self, topic: str) -> None:
+        """Clients ask for the metadata of what the user named, not of a topic's own partitions."""
+        try:
+            name = TopicName.parse(topic)
+        except InvalidTopicName:
+            return  # answered by the look-up itself
+        if name.partition is not None and len(self._named_partitions) < NAMED_PARTITIONS_MAX:
+            self._named_partitions[str(name)] = None
+
+    def lost(self) -> None:
+        """The connection is closed."""
+        self._is_lost = True
+        self.depart(Departure.CONNECTION_LOST)

@@ -1,0 +1,95 @@
+"""A connection's requests that must wait for something: bounded, and answered whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Protocol
+
+from onewriter_broker.detection import Detection
+from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
+from onewriter_core.ids import InvalidTopicName
+from onewriter_core.wire import replies
+
+REQUESTS_MAX = 10_000
+"""Requests of one connection that may wait for the store at once."""
+
+
+class Link(Protocol):
+    """The socket as the session sees it."""
+
+    detection: Detection | None
+    """How soon it counts as silent; None: no exclusive producer depends on it."""
+
+    @property
+    def has_room(self) -> bool: ...
+
+    def write(self, *parts: bytes | memoryview) -> None:
+        """Queue for sending, in order, at the end of this turn of the event loop."""
+        ...
+
+    def close(self, reason: str) -> None:
+        """Send what is queued, then close."""
+        ...
+
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
+        """Run beside the connection; cancelled with the broker, not with the connection."""
+        ...
+
+    def pending_changed(self, difference: int) -> None:
+        """So many bytes more, or less, are sent but unanswered."""
+        ...
+
+
+class Opening:
+    """A producer or consumer whose topic is still being loaded."""
+
+    __slots__ = ("is_cancelled", "priority", "request_id")
+
+    def __init__(self, request_id: int, priority: int = 0) -> None:
+        self.request_id = request_id
+        self.priority = priority
+        self.is_cancelled = False
+
+
+class Requests:
+    """The requests of one connection that are being worked on."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._requests = 0
+
+    def run(self, request_id: int, work: Coroutine[object, object, None]) -> None:
+        """Run a request's work; what it raises is its answer."""
+        if self._requests >= REQUESTS_MAX:
+            work.close()
+            text = f"{REQUESTS_MAX} requests are being worked on"
+            self._link.write(replies.error(request_id, ServerError.TOO_MANY_REQUESTS, text))
+            return
+        self._requests += 1
+        self._link.spawn(self._answered(request_id, work))
+
+    async def _answered(self, request_id: int, work: Coroutine[object, object, None]) -> None:
+        try:
+            await work
+        except (OnewriterError, InvalidTopicName) as error:
+            self._link.write(error_reply(request_id, error))
+        finally:
+            self._requests -= 1
+
+
+def code_of(error: Exception) -> ServerError:
+    """The wire code of an error that answers a request."""
+    match error:
+        case Refused():
+            return error.code
+        case InvalidTopicName():
+            return ServerError.INVALID_TOPIC_NAME
+        case Unavailable():
+            return ServerError.SERVICE_NOT_READY
+        case _:
+            return ServerError.SERVICE_NOT_READY
+
+
+def error_reply(request_id: int, error: Exception) -> bytes:
+    """The ERROR frame for an exception."""
+    return replies.error(request_id, code_of(error), str(error))

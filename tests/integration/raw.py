@@ -1,0 +1,450 @@
+"""A raw client of Pulsar's protocol, for what stock clients cannot be made to do.
+
+It says what it is told to say and keeps what it hears, in order. PINGs are answered by its own
+thread, as stock clients do, until ``freeze``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from google.protobuf.message import Message
+from onewriter_core.errors import ProtocolError, ServerError
+from onewriter_core.ids import TopicName
+from onewriter_core.wire import hot
+from onewriter_core.wire.client import ClientConnection
+from onewriter_core.wire.commands import Command
+from onewriter_core.wire.hot import Delivery, MessageId, SendReceipt
+from onewriter_core.wire.messages import build_entry, entry_payload
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+SHARED = pb.SHARED
+EXCLUSIVE = pb.EXCLUSIVE
+WAIT = pb.WAIT_FOR_EXCLUSIVE
+FENCING = pb.EXCLUSIVE_WITH_FENCING
+
+BROKERS_OWN_REQUEST = 2**64 - 1
+"""The request id of a CLOSE_PRODUCER that the broker sends of its own accord."""
+
+SECONDS_MAX = 20.0
+"""How long an expected answer is waited for."""
+
+Kind = TypeVar("Kind")
+
+
+class RefusedByBroker(Exception):  # noqa: N818 - as in the project
+    """The broker answered a request with an error."""
+
+    def __init__(self, code: int, text: str) -> None:
+        self.code = ServerError(code)
+        self.text = text
+        super().__init__(f"{self.code.name}: {text}")
+
+
+class RawClient:
+    """One connection. ``heard`` is all that came and was not yet taken by ``expect``."""
+
+    def __init__(
+        self, address: tuple[str, int], *, token: str = "", connects: bool = True, window: int = 0
+    ) -> None:
+        self.heard: list[tuple[Any, bytes]] = []
+        self.is_closed = False
+        self._changed = threading.Condition()
+        self._wire = ClientConnection()
+        self._producer_ids = itertools.count(1)
+        self._consumer_ids = itertools.count(1)
+        self._reads = threading.Event()
+        self._reads.set()
+        self.socket = socket.socket()
+        if window:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+        self.socket.connect(address)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if connects:
+            method = "token" if token else "none"
+            self.write(
+                self._wire.connect("raw-client", auth_method=method, auth_data=token.encode())
+            )
+            self.answer(pb.CommandConnected)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ speaking
+
+    def write(self, data: bytes) -> None:
+        """Bytes as they are."""
+        self.socket.sendall(data)
+
+    def say(self, message: Message) -> None:
+        """A command, without waiting for anything."""
+        self.write(self._wire.encode(message))
+
+    def next_request_id(self) -> int:
+        return self._wire.next_request_id()
+
+    def freeze(self) -> None:
+        """Neither read nor answer PINGs from now on; the socket stays open."""
+        self._reads.clear()
+
+    def thaw(self) -> None:
+        self._reads.set()
+
+    def close(self) -> None:
+        self._reads.set()
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self._reader.join()
+        self.socket.close()
+
+    # ------------------------------------------------------------ hearing
+
+    def expect(
+        self,
+        kind: type[Kind],
+        where: Callable[[Kind], bool] = lambda _: True,
+        *,
+        seconds: float = SECONDS_MAX,
+    ) -> Kind:
+        """The first command of that kind, heard already or still to come; it is taken out."""
+        return self.expect_with_payload(kind, where, seconds=seconds)[0]
+
+    def expect_with_payload(
+        self,
+        kind: type[Kind],
+        where: Callable[[Kind], bool] = lambda _: True,
+        *,
+        seconds: float = SECONDS_MAX,
+    ) -> tuple[Kind, bytes]:
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                for index, (command, payload) in enumerate(self.heard):
+                    if isinstance(command, kind) and where(command):
+                        del self.heard[index]
+                        return command, payload
+                left = deadline - time.monotonic()
+                if self.is_closed or left <= 0:
+                    why = "the connection was closed" if self.is_closed else f"{seconds} s passed"
+                    heard = [type(command).__name__ for command, _ in self.heard]
+                    raise TimeoutError(f"no {kind.__name__}: {why}; heard {heard}")
+                self._changed.wait(left)
+
+    def answer(self, kind: type[Kind], request_id: int | None = None) -> Kind:
+        """The answer to a request; RefusedByBroker when it is an error."""
+
+        def fits(command: Any) -> bool:
+            return isinstance(command, kind | pb.CommandError) and (
+                request_id is None or command.request_id == request_id
+            )
+
+        found: Any = self.expect(object, fits)
+        if isinstance(found, pb.CommandError):
+            raise RefusedByBroker(found.error, found.message)
+        assert isinstance(found, kind)
+        return found
+
+    def has_heard(self, kind: type[Kind], where: Callable[[Kind], bool] = lambda _: True) -> bool:
+        with self._changed:
+            return any(isinstance(c, kind) and where(c) for c, _ in self.heard)
+
+    def wait_closed(self, seconds: float = SECONDS_MAX) -> None:
+        """Wait until the broker has closed the connection."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.is_closed, seconds):
+                raise TimeoutError(f"still open after {seconds} s; heard {self.heard}")
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, ProtocolError):
+            while data := self.socket.recv(65536):
+                self._reads.wait()
+                self._take(data)
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify_all()
+
+    def _take(self, data: bytes) -> None:
+        for command, payload in self._wire.feed(data):
+            if isinstance(command, pb.CommandPing):
+                self.say(pb.CommandPong())
+                continue
+            with self._changed:
+                self.heard.append((command, b"" if payload is None else bytes(payload)))
+                self._changed.notify_all()
+
+    # ------------------------------------------------------------ asking
+
+    def ping(self) -> None:
+        """A round trip: all that was sent before has been looked at."""
+        self.say(pb.CommandPing())
+        self.expect(pb.CommandPong)
+
+    def lookup(self, topic: str) -> pb.CommandLookupResponse:
+        request_id = self.next_request_id()
+        self.say(pb.CommandLookup(topic=full(topic), request_id=request_id))
+        return self.expect(pb.CommandLookupResponse, lambda c: c.request_id == request_id)
+
+    def partitions(self, topic: str) -> int:
+        request_id = self.next_request_id()
+        self.say(pb.CommandPartitionedMetadata(topic=full(topic), request_id=request_id))
+        found = self.expect(
+            pb.CommandPartitionedMetadataResponse, lambda c: c.request_id == request_id
+        )
+        return found.partitions
+
+    def ask_producer(
+        self,
+        topic: str,
+        mode: Any = SHARED,
+        *,
+        name: str = "",
+        epoch: int | None = None,
+        reconnects: int = 0,
+        properties: Mapping[str, str] | None = None,
+        priority_field: tuple[int, int] | None = None,
+        producer_id: int | None = None,
+    ) -> RawProducer:
+        """Send PRODUCER; the producer's ``ready`` or ``waits`` hears the answer."""
+        number = next(self._producer_ids) if producer_id is None else producer_id
+        command = pb.CommandProducer(
+            topic=full(topic),
+            producer_id=number,
+            request_id=self.next_request_id(),
+            producer_name=name or None,
+            user_provided_producer_name=bool(name),
+            producer_access_mode=mode,
+            topic_epoch=epoch,
+            epoch=reconnects,
+            metadata=[pb.KeyValue(key=k, value=v) for k, v in (properties or {}).items()],
+        )
+        if priority_field is not None:
+            field, value = priority_field
+            tag = hot.encode_varint(field << 3)
+            command.MergeFromString(tag + hot.encode_varint(value & (2**64 - 1)))
+        self.say(command)
+        return RawProducer(self, command)
+
+    def producer(self, topic: str, mode: Any = SHARED, **options: Any) -> RawProducer:
+        """A producer that may write; RefusedByBroker when it may not."""
+        return self.ask_producer(topic, mode, **options).ready()
+
+    def waiter(self, topic: str, mode: Any = WAIT, **options: Any) -> RawProducer:
+        """A producer that waits."""
+        return self.ask_producer(topic, mode, **options).waits()
+
+    def subscribe(
+        self,
+        topic: str,
+        subscription: str = "test",
+        kind: Any = pb.CommandSubscribe.EXCLUSIVE,
+        *,
+        permits: int = 1000,
+        durable: bool = True,
+        earliest: bool = True,
+    ) -> RawConsumer:
+        consumer_id = next(self._consumer_ids)
+        request_id = self.next_request_id()
+        start = pb.MessageIdData(ledger_id=2**64 - 1, entry_id=2**64 - 1)
+        self.say(
+            pb.CommandSubscribe(
+                topic=full(topic),
+                subscription=subscription,
+                sub_type=kind,
+                consumer_id=consumer_id,
+                request_id=request_id,
+                durable=durable,
+                start_message_id=None if durable else start,
+                initial_position=pb.CommandSubscribe.EARLIEST
+                if earliest
+                else pb.CommandSubscribe.LATEST,
+            )
+        )
+        self.answer(pb.CommandSuccess, request_id)
+        if permits:
+            self.write(hot.encode_flow(consumer_id, permits))
+        return RawConsumer(self, consumer_id)
+
+
+class RawProducer:
+    """One PRODUCER command, and what is sent under its id."""
+
+    def __init__(self, client: RawClient, command: pb.CommandProducer) -> None:
+        self.client = client
+        self.command = command
+        self.producer_id = command.producer_id
+        self.name = command.producer_name
+        self.epoch: int | None = None
+        self._sequence = itertools.count()
+
+    def waits(self) -> RawProducer:
+        """Hear that it waits."""
+        found = self.client.answer(pb.CommandProducerSuccess, self.command.request_id)
+        assert not found.producer_ready
+        self.name = found.producer_name
+        return self
+
+    def ready(self) -> RawProducer:
+        """Hear that it may write."""
+        found = self.client.answer(pb.CommandProducerSuccess, self.command.request_id)
+        assert found.producer_ready, "it waits"
+        self.name = found.producer_name
+        self.epoch = found.topic_epoch if found.HasField("topic_epoch") else None
+        return self
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it was told that it may write, and nobody has taken that answer yet."""
+        request_id = self.command.request_id
+        return self.client.has_heard(
+            pb.CommandProducerSuccess, lambda c: c.request_id == request_id and c.producer_ready
+        )
+
+    def entry(self, content: bytes, sequence_id: int) -> bytes:
+        metadata = pb.MessageMetadata(
+            producer_name=self.name or "unnamed", sequence_id=sequence_id, publish_time=1
+        )
+        return build_entry(metadata, content)
+
+    def send(self, content: bytes, sequence_id: int | None = None) -> int:
+        """Send without waiting; the sequence id."""
+        number = next(self._sequence) if sequence_id is None else sequence_id
+        entry = self.entry(content, number)
+        self.client.write(hot.encode_send_header(self.producer_id, number, len(entry)) + entry)
+        return number
+
+    def receipt(self, sequence_id: int) -> MessageId:
+        """The position that the broker stored it at."""
+        found = self.client.expect(
+            SendReceipt,
+            lambda c: (c.producer_id, c.sequence_id) == (self.producer_id, sequence_id),
+        )
+        assert found.message_id is not None
+        return found.message_id
+
+    def publish(self, content: bytes, sequence_id: int | None = None) -> MessageId:
+        return self.receipt(self.send(content, sequence_id))
+
+    def closed_by_broker(self) -> None:
+        """Hear that the broker has closed it, unasked."""
+        self.client.expect(
+            pb.CommandCloseProducer,
+            lambda c: (c.producer_id, c.request_id) == (self.producer_id, BROKERS_OWN_REQUEST),
+        )
+
+    def close(self) -> None:
+        request_id = self.client.next_request_id()
+        self.client.say(
+            pb.CommandCloseProducer(producer_id=self.producer_id, request_id=request_id)
+        )
+        self.client.answer(pb.CommandSuccess, request_id)
+
+
+class RawConsumer:
+    """One subscription's consumer."""
+
+    def __init__(self, client: RawClient, consumer_id: int) -> None:
+        self.client = client
+        self.consumer_id = consumer_id
+
+    def receive(self, seconds: float = SECONDS_MAX) -> tuple[Delivery, bytes]:
+        return self.client.expect_with_payload(
+            Delivery, lambda c: c.consumer_id == self.consumer_id, seconds=seconds
+        )
+
+    def contents(self, count: int) -> list[bytes]:
+        """The next ``count`` unbatched messages."""
+        return [bytes(entry_payload(self.receive()[1])) for _ in range(count)]
+
+    def flow(self, permits: int) -> None:
+        self.client.write(hot.encode_flow(self.consumer_id, permits))
+
+    def acknowledge(self, message_id: MessageId) -> None:
+        """Acknowledge and wait for the receipt."""
+        request_id = self.client.next_request_id()
+        self.client.write(hot.encode_ack(self.consumer_id, 0, [message_id], request_id))
+        self.client.expect(pb.CommandAckResponse, lambda c: c.request_id == request_id)
+
+    def close(self) -> None:
+        request_id = self.client.next_request_id()
+        self.client.say(
+            pb.CommandCloseConsumer(consumer_id=self.consumer_id, request_id=request_id)
+        )
+        self.client.answer(pb.CommandSuccess, request_id)
+
+
+def full(topic: str) -> str:
+    return str(TopicName.parse(topic))
+
+
+def contents_of(address: tuple[str, int], topic: str) -> list[bytes]:
+    """Everything in an unbatched topic, read to its end as it is now."""
+    with RawClient(address) as client:
+        consumer = client.subscribe(topic, "reader-of-everything", permits=0, durable=False)
+        request_id = client.next_request_id()
+        client.say(
+            pb.CommandGetLastMessageId(consumer_id=consumer.consumer_id, request_id=request_id)
+        )
+        last = client.answer(pb.CommandGetLastMessageIdResponse, request_id).last_message_id
+        end = (last.ledger_id, last.entry_id)
+        found: list[bytes] = []
+        if end == (2**64 - 1, 2**64 - 1):
+            return found
+        while True:
+            consumer.flow(1000)
+            for _ in range(1000):
+                delivery, payload = consumer.receive()
+                found.append(bytes(entry_payload(payload)))
+                if (delivery.message_id.ledger, delivery.message_id.entry) >= end:
+                    return found
+
+
+def eventually(
+    holds: Callable[[], bool], seconds: float = SECONDS_MAX, *, what: str = ""
+) -> None:
+    """Wait until it holds. Raises TimeoutError."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(what or "it does not come true")
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def clients(address: tuple[str, int], count: int, **options: Any) -> Iterator[list[RawClient]]:
+    """So many connections, closed at the end."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(RawClient(address, **options)) for _ in range(count)]
+
+
+__all__ = [
+    "EXCLUSIVE",
+    "FENCING",
+    "SHARED",
+    "WAIT",
+    "Command",
+    "RawClient",
+    "RawConsumer",
+    "RawProducer",
+    "RefusedByBroker",
+    "clients",
+    "contents_of",
+    "eventually",
+    "full",
+]

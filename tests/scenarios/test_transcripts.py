@@ -1,0 +1,28 @@
+"""Plays every transcript of this folder against the machine.
+
+After a change that is meant to be one, ``REWRITE_TRANSCRIPTS=1`` writes what the machine does now
+into the files: read the difference before you commit it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.transcripts import play
+
+FOLDER = Path(__file__).parent
+TRANSCRIPTS = sorted(path.stem for path in FOLDER.glob("*.txt"))
+
+
+@pytest.mark.parametrize("name", TRANSCRIPTS)
+def test_the_machine_plays_its_part(name: str) -> None:
+    path = FOLDER / f"{name}.txt"
+    expected = path.read_text()
+    played = play(expected)
+    if os.environ.get("REWRITE_TRANSCRIPTS"):
+        path.write_text(played)
+        return
+    assert played == expected

@@ -1,0 +1,265 @@
+"""Transcripts of the topic machine: read them, play them against ``step``, write them anew.
+
+A transcript is a text that a person reads from top to bottom::
+
+    topic                               the topic it begins with
+    > ask A Exclusive                   what happens
+      fence grant A                     what the machine asks for, in order
+    > stored ledger=1
+      grant A epoch 1
+    = Held A epoch 1                    what the topic is then
+
+``A2.1`` is a registration: producer A's second connection, for partition 1. A producer proves to be
+who its name says. Times are seconds since the start. Lines that begin with ``#`` are for the reader.
+
+Not here: the expectations themselves (``*.txt``), and what must hold of every step anyway
+(invariants.py; it is checked at each line).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from onewriter_core.ids import Identity
+from onewriter_core.topic.effects import (
+    NEW_EPOCH,
+    Answer,
+    Close,
+    Effect,
+    Fence,
+    Grant,
+    Probe,
+    Queue,
+    Record,
+    Reject,
+    Suspect,
+)
+from onewriter_core.topic.events import (
+    ClockTicked,
+    DatasetChanged,
+    Event,
+    FenceRefused,
+    FenceRequested,
+    FenceStored,
+    HandoverRequested,
+    LedgerFull,
+    PolicyChanged,
+    ProducerGone,
+    ProducerRequested,
+    SlotsAdded,
+    Unloaded,
+)
+from onewriter_core.topic.invariants import check, check_step
+from onewriter_core.topic.machine import step
+from onewriter_core.topic.model import (
+    WHOLE,
+    AccessMode,
+    Departure,
+    Held,
+    Ownership,
+    PromotionPolicy,
+    Request,
+    Reserved,
+    Shared,
+    Slot,
+    Tenure,
+    Topic,
+    Vacant,
+)
+from onewriter_core.topic.waiting import in_order
+
+MODES = {
+    "Shared": AccessMode.SHARED,
+    "Exclusive": AccessMode.EXCLUSIVE,
+    "Wait": AccessMode.WAIT_FOR_EXCLUSIVE,
+    "Fencing": AccessMode.EXCLUSIVE_WITH_FENCING,
+}
+DEPARTURES = {
+    "closed": Departure.CLOSED,
+    "lost": Departure.CONNECTION_LOST,
+    "silent": Departure.SILENT,
+}
+_REGISTRATION = re.compile(r"(?P<name>[A-Z][a-z]*)(?P<connection>[0-9]*)(\.(?P<slot>[0-9]+))?")
+
+
+def play(transcript: str) -> str:
+    """The same transcript with the effects and states that the machine really has."""
+    lines: list[str] = []
+    topic, now = Topic(()), 0.0
+    for line in transcript.splitlines():
+        words = shlex.split(line, comments=True)
+        if line.startswith("topic"):
+            topic = _topic(words[1:])
+            lines.append(line)
+        elif line.startswith(">"):
+            if words[1] == "tick":
+                now = float(words[2])
+            event = _event(words[1], words[2:], topic, now)
+            before, (topic, effects) = topic, step(topic, event)
+            check(topic)
+            check_step(before, event, topic, effects)
+            lines += [line, *(f"  {_effect(effect)}" for effect in effects)]
+        elif line.startswith("="):
+            lines.append(f"= {_state(topic)}")
+        elif not line.startswith("  "):
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _options(words: list[str]) -> dict[str, str]:
+    return {key: value for key, _, value in (word.partition("=") for word in words)}
+
+
+def _person(name: str) -> Identity:
+    return Identity(name.lower(), f"pod of {name}")
+
+
+def _topic(words: list[str]) -> Topic:
+    given = _options(words)
+    epoch, ledger = int(given.get("epoch", "0")), int(given.get("ledger", "0"))
+    ownership: Ownership = Vacant()
+    if "left-by" in given:
+        ownership = Vacant(Tenure(epoch, given["left-by"], _person(given["left-by"])))
+    elif "reserved-for" in given:
+        tenure = Tenure(epoch, given["reserved-for"], _person(given["reserved-for"]))
+        ownership = Reserved(tenure, float(given["until"]))
+    partitions = int(given.get("partitions", "0"))
+    numbers = range(partitions) if partitions else (WHOLE,)
+    slots = tuple(Slot(n, epoch, ledger, ownership=ownership) for n in numbers)
+    return Topic(slots, PromotionPolicy(given.get("policy", "Priority")))
+
+
+def _event(verb: str, words: list[str], topic: Topic, now: float) -> Event:
+    given = _options(words)
+    match verb:
+        case "ask":
+            return ProducerRequested(_request(words[0], words[1], _options(words[2:])), now)
+        case "gone":
+            return ProducerGone(words[0], DEPARTURES[words[1]], now)
+        case "stored":
+            return FenceStored(topic.claims, int(given["ledger"]), now)
+        case "refused":
+            return FenceRefused(topic.claims, words[0], now)
+        case "tick":
+            return ClockTicked(now)
+        case "handover":
+            return HandoverRequested("admin", given.get("to", ""), now)
+        case "fence":
+            return FenceRequested("admin", _number(given.get("if-epoch")), now)
+        case "full":
+            return LedgerFull(int(given.get("partition", WHOLE)), now)
+        case "failover":
+            return DatasetChanged(grants_known=words[0] == "grants-known", now=now)
+        case "add":
+            return SlotsAdded((Slot(int(given["partition"])),), now)
+        case "policy":
+            return PolicyChanged(PromotionPolicy(words[0]), now)
+        case "unload":
+            return Unloaded(words[0], now)
+        case _:
+            raise ValueError(f"nothing is called {verb!r}")
+
+
+def _request(registration: str, mode: str, given: dict[str, str]) -> Request:
+    match = _REGISTRATION.fullmatch(registration)
+    if match is None:
+        raise ValueError(f"not a registration: {registration!r}")
+    name = match["name"]
+    return Request(
+        registration,
+        connection=name + match["connection"],
+        producer_name=given.get("name", f"invented-{registration}" if "unnamed" in given else name),
+        mode=MODES[mode],
+        slot=WHOLE if match["slot"] is None else int(match["slot"]),
+        alone="alone" in given,
+        name_given="unnamed" not in given,
+        identity=Identity() if "anonymous" in given else _person(given.get("who", name)),
+        priority=int(given.get("priority", "0")),
+        topic_epoch=_number(given.get("epoch")),
+        reconnects=int(given.get("reconnects", "0")),
+        claim=given.get("claim", ""),
+        may_take_over="may-not-take-over" not in given,
+        if_epoch=_number(given.get("if-epoch")),
+    )
+
+
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)
+
+
+def _effect(effect: Effect) -> str:
+    match effect:
+        case Fence():
+            return _fence(effect)
+        case Grant(registration, _, _, epoch, resumed):
+            return f"{'resume' if resumed else 'grant'} {registration} epoch {epoch or 'none'}"
+        case Queue(registration):
+            return f"queue {registration}"
+        case Reject(registration, code, message):
+            return f'reject {registration} {code.name} "{message}"'
+        case Close(registration, departure):
+            return f"close {registration} {departure.value}"
+        case Probe(registration):
+            return f"probe {registration}"
+        case Suspect(registration, claimed, stored):
+            return f"suspect {registration}: claims epoch {claimed}, stored is {stored}"
+        case Record(slots, purpose, old, epoch, ledger, holder, departure, gap):
+            who = "nobody" if holder is None else holder.producer_name
+            what = f"record {purpose.value}{_where(slots)} {who}, epoch {old} -> {epoch}"
+            without = "" if gap is None else f", {gap:g} s without a writer"
+            return f"{what}, ledger {ledger}, after {departure.value}{without}"
+        case Answer(_, epoch, refusal):
+            return f"answer: {refusal or 'done'} (epoch {epoch})"
+
+
+def _fence(fence: Fence) -> str:
+    words = [f"fence {fence.purpose.value}{_where(fence.slots)}"]
+    if fence.contender is not None:
+        words.append(fence.contender.producer_name)
+    if fence.stops:
+        words.append("stops " + " ".join(fence.stops))
+    if (kept := {tenure for _, tenure in fence.tenures if tenure is not None}) and all(
+        tenure.epoch != NEW_EPOCH for tenure in kept
+    ):
+        words.append("keeps " + " ".join(f"{t.producer_name}@{t.epoch}" for t in kept))
+    if deposed := {str(who) for _, names in fence.deposed for who in names}:
+        words.append("deposed " + " ".join(sorted(name.partition(" ")[0] for name in deposed)))
+    if fence.best_loser is not None:
+        words.append(f"next {fence.best_loser.producer_name}")
+    return ", ".join(words)
+
+
+def _where(slots: tuple[int, ...]) -> str:
+    return "" if slots == (WHOLE,) else f" [{' '.join(map(str, slots))}]"
+
+
+def _state(topic: Topic) -> str:
+    parts = []
+    for slot in topic.slots:
+        number = "" if slot.number == WHOLE else f"[{slot.number}] "
+        parts.append(f"{number}{_ownership(slot.ownership)} epoch {slot.epoch}")
+    if topic.claim is not None:
+        parts.append(f"claim for {topic.claim.purpose.value}{_where(topic.claim.slots)}")
+    if topic.queue:
+        order = in_order(topic.queue, topic.policy)
+        parts.append("waiting " + " ".join(w.producer_name for w in order))
+    if topic.deferred:
+        parts.append("deferred " + " ".join(r.registration for r in topic.deferred))
+    if topic.held_back:
+        parts.append("held back " + " ".join(h.request.registration for h in topic.held_back))
+    return "; ".join([*parts, *(["closed"] if topic.is_closed else [])])
+
+
+def _ownership(ownership: Ownership) -> str:
+    match ownership:
+        case Vacant(None):
+            return "Vacant"
+        case Vacant(tenure):
+            return f"Vacant, {tenure.producer_name} may come back,"
+        case Reserved(tenure, until):
+            return f"Reserved for {tenure.producer_name} until {until:g},"
+        case Shared(producers):
+            return "Shared " + " ".join(p.registration for p in producers)
+        case Held(tenure):
+            return f"Held {tenure.producer_name}"
