@@ -87,12 +87,14 @@ class Fencing:
         logs: Mapping[int, TopicLog],
         shell: Shell,
         audit: Callable[[dict[str, str]], None],
+        sequences: Callable[[int], dict[str, str]],
     ) -> None:
         self._name = name
         self._bucket = bucket
         self._logs = logs
         self._shell = shell
         self._audit = audit
+        self._sequences = sequences
 
     async def write_markers(
         self, effect: Fence, slots: Mapping[int, Slot], ledger: int, *, flush: bool
@@ -149,6 +151,7 @@ class Fencing:
             topic_log = self._logs[number]
             state = state_fields(effect, slots[number], ledger, time_ms)
             state["generation"] = str(binding.generation)
+            state |= self._sequences(number)
             if create:  # the log was lost: what it kept besides is written anew
                 state = {
                     name: value

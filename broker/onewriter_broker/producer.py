@@ -185,7 +185,7 @@ class Producer:
         """An entry of the connection before this one is stored: answer its resend, if it came."""
         if self.resends is None:
             return
-        size = self.resends.now_stored((sequence_id, highest_sequence_id), position)
+        size = self.resends.now_stored(sequence_id, position)
         if size is not None:
             self._receipt(sequence_id, highest_sequence_id, position, size)
 
@@ -208,11 +208,11 @@ def lineage(producer: Producer) -> Resends:
     """What the producer's successor may send again: stored entries, then those still pending."""
     stored: list[tuple[Key, Position]] = []
     chunk = 0
-    for index, (sequence_id, highest_sequence_id, position) in enumerate(producer.recent):
+    for index, (sequence_id, _, position) in enumerate(producer.recent):
         # The chunks of one message share its sequence id and are stored in their order.
-        follows = index > 0 and producer.recent[index - 1][:2] == (sequence_id, highest_sequence_id)
+        follows = index > 0 and producer.recent[index - 1][0] == sequence_id
         chunk = chunk + 1 if follows else 0
-        stored.append(((sequence_id, highest_sequence_id, chunk), position))
+        stored.append(((sequence_id, chunk), position))
     topic_log = producer.topic_log
     pending = [e for block in topic_log.undecided for e in block.entries if e.sender is producer]
     pending += [e for e in topic_log.waiting if e.sender is producer]
@@ -220,4 +220,4 @@ def lineage(producer: Producer) -> Resends:
 
 
 def _key(entry: PendingEntry) -> Key:
-    return (entry.sequence_id, entry.highest_sequence_id, summarize(entry.payload).chunk_id or 0)
+    return (entry.sequence_id, summarize(entry.payload).chunk_id or 0)

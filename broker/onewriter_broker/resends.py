@@ -1,26 +1,49 @@
 """What a resumed producer sends again, and what became of it the first time.
 
 After a lost connection every client resends all that it has no receipt for, in order. Within one
-lineage (the same topic epoch; for Shared the same name) an entry is known by its sequence ids and
+lineage (the same topic epoch; for Shared the same name) an entry is known by its sequence id and
 chunk: stored, it is answered with its original position; pending, the resend is attached to that
 append; the first unknown one ends the resending, and all that follow are new. Deduplication
 between lineages is a different thing and off, as in Pulsar.
+
+On the same broker the lineage is in memory (producer.lineage). After a change of broker it is read
+from the log's tail, and, where that was trimmed, from the snapshot that rolls leave in the state.
 """
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import itertools
+import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from onewriter_broker.log.api import Block
+from onewriter_broker.log.topic_log import TopicLog, payloads
 from onewriter_core.ids import Position
 from onewriter_core.wire.hot import Send
 from onewriter_core.wire.messages import summarize
 
-Key = tuple[int, int, int]
-"""(sequence id, highest sequence id, chunk id or 0)."""
+Key = tuple[int, int]
+"""(sequence id, chunk id or 0). A batch has its first message's sequence id, resent or not."""
+
+TAIL_ENTRIES_MAX = 10_000
+TAIL_BYTES_MAX = 16 * 1024 * 1024
+"""How much of a log's tail is looked through; clients keep about a thousand entries unanswered."""
+
+TAIL_BLOCKS_PER_READ = 16
+"""Blocks of one read: 4 MiB where they are full."""
+
+SUMMARIES_PER_TURN = 256
+"""Entries summarized before others get a turn of the event loop."""
+
+SNAPSHOT_PRODUCERS_MAX = 1_000
+"""Producers whose last sequence id a snapshot keeps, latest first."""
+
+SNAPSHOT_FIELD = "sequences"
+"""The state field that holds the snapshot: JSON, producer name to last sequence id."""
 
 POSITION_UNKNOWN = Position(2**64 - 1, 2**64 - 1)
 """What a receipt says of an entry that is stored beyond what is remembered (as Pulsar does)."""
@@ -46,34 +69,36 @@ class Resends:
     """What is known of one lineage's latest entries."""
 
     stored: dict[Key, Position] = field(default_factory=dict)
-    pending: dict[tuple[int, int], deque[_Awaited]] = field(default_factory=dict)
+    pending: dict[int, deque[_Awaited]] = field(default_factory=dict)
+    floor: int | None = None
+    """Sequence ids up to here are stored, where nobody remembers; None: nothing is known."""
 
     @classmethod
     def of(cls, stored: Iterable[tuple[Key, Position]], pending: Iterable[Key]) -> Resends:
         """Stored entries with their positions, oldest first, and keys of pending ones, in order."""
         resends = cls(dict(stored))
         for key in pending:
-            resends.pending.setdefault(key[:2], deque()).append(_Awaited(key))
+            resends.pending.setdefault(key[0], deque()).append(_Awaited(key))
         return resends
 
     def seen(self, send: Send, payload: memoryview) -> Position | Seen:
         """What became of this entry before: its position, ATTACHED to its append, or NEW."""
         chunk = (summarize(payload).chunk_id or 0) if send.is_chunk else 0
-        key = (send.sequence_id, send.highest_sequence_id, chunk)
+        key = (send.sequence_id, chunk)
         position = self.stored.get(key)
         if position is not None:
             return position
-        for awaited in self.pending.get(key[:2], ()):
+        for awaited in self.pending.get(send.sequence_id, ()):
             if awaited.key == key and awaited.resent_bytes is None:
                 awaited.resent_bytes = len(payload)
                 return Seen.ATTACHED
-        if self.stored and self._is_before_all(send.sequence_id):
+        if self._is_before_all(send.sequence_id):
             return POSITION_UNKNOWN
         return Seen.NEW
 
-    def now_stored(self, sequence: tuple[int, int], position: Position) -> int | None:
-        """The oldest pending entry of these sequence ids is stored; the size of its resend."""
-        awaited = self.pending.get(sequence)
+    def now_stored(self, sequence_id: int, position: Position) -> int | None:
+        """The oldest pending entry of this sequence id is stored; the size of its resend."""
+        awaited = self.pending.get(sequence_id)
         if not awaited:
             return None
         first = awaited.popleft()
@@ -82,5 +107,58 @@ class Resends:
 
     def _is_before_all(self, sequence_id: int) -> bool:
         """Older than all that is remembered; meaningful only where sequence ids ascend."""
+        if self.floor is not None and sequence_id <= self.floor and not self.stored:
+            return True
         ids = [key[0] for key in self.stored]
-        return sequence_id < ids[0] and all(a <= b for a, b in itertools.pairwise(ids))
+        return (
+            bool(ids) and sequence_id < ids[0] and all(a <= b for a, b in itertools.pairwise(ids))
+        )
+
+
+def snapshot(last: Mapping[str, int]) -> str:
+    """Last sequence ids by producer, those that published latest last, as the state keeps them."""
+    return json.dumps(dict(list(last.items())[-SNAPSHOT_PRODUCERS_MAX:]))
+
+
+async def lineage_from_log(topic_log: TopicLog, producer_name: str, epoch: int | None) -> Resends:
+    """A producer's newest entries as another broker left them. Raises Undecided."""
+    blocks = await _tail(topic_log, Position(epoch or 0, 0))
+    stored: list[tuple[Key, Position]] = []
+    summarized = 0
+    for block in blocks:
+        ledger, entry = block.position
+        for payload in payloads(block):
+            summary = summarize(payload)
+            if summary.producer_name == producer_name:
+                stored.append(
+                    ((summary.sequence_id, summary.chunk_id or 0), Position(ledger, entry))
+                )
+            entry += 1
+            summarized += 1
+            if summarized % SUMMARIES_PER_TURN == 0:
+                await asyncio.sleep(0)
+    resends = Resends.of(stored, ())
+    snapshot = json.loads(topic_log.state.get(SNAPSHOT_FIELD, "{}"))
+    resends.floor = snapshot.get(producer_name)
+    return resends
+
+
+async def _tail(topic_log: TopicLog, start: Position) -> list[Block]:
+    """The log's newest blocks behind ``start``, oldest first, within the bounds."""
+    found: list[Block] = []
+    entries = size = 0
+    end = topic_log.committed
+    while entries < TAIL_ENTRIES_MAX and size < TAIL_BYTES_MAX:
+        blocks = await topic_log.store.read_blocks(
+            topic_log.name, start, end, count=TAIL_BLOCKS_PER_READ, reverse=True
+        )
+        for block in blocks:
+            if isinstance(block, Block):
+                found.append(block)
+                entries += len(block.lengths)
+                size += len(block.payload)
+        if len(blocks) < TAIL_BLOCKS_PER_READ:
+            break
+        end = blocks[-1].position.previous
+    found.reverse()
+    return found

@@ -72,7 +72,7 @@ def trim_before(
         return None
     left_bytes = sum(stretch.bytes for stretch in stretches)
     left_entries = sum(stretch.entries for stretch in stretches)
-    cut = stretches[0].start
+    cut, is_worth_it = stretches[0].start, False
     for stretch, following in itertools.pairwise(stretches):
         left_bytes -= stretch.bytes
         left_entries -= stretch.entries
@@ -85,10 +85,11 @@ def trim_before(
         if not (is_old or is_beyond_bytes or is_beyond_entries):
             break
         cut = following.start
+        is_worth_it = is_worth_it or is_old or stretch.entries > 0  # not for a marker alone
     cut = min(cut, marker)
     if policy.keep_unacknowledged and lowest_retained is not None:
         cut = min(cut, Position(lowest_retained.ledger, lowest_retained.entry + 1))
-    return cut if cut > stretches[0].start else None
+    return cut if is_worth_it and cut > stretches[0].start else None
 
 
 @dataclass(slots=True)

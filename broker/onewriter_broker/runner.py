@@ -17,20 +17,18 @@ import structlog
 
 from onewriter_broker.fencing import Fencing, Shell
 from onewriter_broker.log.api import (
-    Marker,
     Outcome,
 )
 from onewriter_broker.log.topic_log import (
     TopicLog,
-    payloads,
 )
 from onewriter_broker.producer import Producer, lineage
-from onewriter_broker.resends import Key, Resends
+from onewriter_broker.resends import SNAPSHOT_FIELD, lineage_from_log, snapshot
 from onewriter_broker.tenures import (
     contender_fields,
 )
 from onewriter_core.errors import Unavailable, Undecided
-from onewriter_core.ids import Position, TopicName
+from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import (
     Answer,
     Close,
@@ -66,16 +64,12 @@ from onewriter_core.topic.model import (
     Topic,
     Vacant,
 )
-from onewriter_core.wire.messages import summarize
 
 HISTORY_MAX = 32
 """Transitions kept in memory for ``status``; the audit stream has them all."""
 
 PREDECESSORS_MAX = 1_000
 """Producers that left, remembered per topic so that they can resume without duplicates."""
-
-RESEND_BLOCKS_MAX = 64
-"""Blocks looked through for what a resumed producer may send again, after a change of broker."""
 
 log = structlog.get_logger(__name__)
 
@@ -101,7 +95,7 @@ class TopicRunner:
         self.producers: dict[str, Producer] = {}
         self.history: deque[Transition] = deque(maxlen=HISTORY_MAX)
         self._shell = shell
-        self._fencing = Fencing(name, bucket, logs, shell, self._audit)
+        self._fencing = Fencing(name, bucket, logs, shell, self._audit, self._sequences)
         self._mailbox: deque[Event] = deque()
         self._is_stepping = False
         self._timer: asyncio.TimerHandle | None = None
@@ -321,39 +315,14 @@ class TopicRunner:
 
     async def _activate_from_log(self, producer: Producer, effect: Grant) -> None:
         try:
-            producer.resends = await self._lineage_from_log(producer, effect.epoch)
+            producer.resends = await lineage_from_log(
+                producer.topic_log, producer.name, effect.epoch
+            )
         except Undecided as undecided:
             producer.channel.drop(f"the log could not be read: {undecided}")
             return
         if self.producers.get(effect.registration) is producer:
             self._activate(producer)
-
-    async def _lineage_from_log(self, producer: Producer, epoch: int | None) -> Resends:
-        """The producer's newest entries out of the log's tail, as another broker left them."""
-        topic_log = producer.topic_log
-        stored: list[tuple[Key, Position]] = []
-        blocks = await topic_log.store.read_blocks(
-            topic_log.name,
-            Position(epoch or 0, 0),
-            topic_log.committed,
-            count=RESEND_BLOCKS_MAX,
-            reverse=True,
-        )
-        for block in reversed(blocks):
-            if isinstance(block, Marker):
-                continue
-            ledger, entry = block.position
-            for payload in payloads(block):
-                summary = summarize(payload)
-                if summary.producer_name == producer.name:
-                    key = (
-                        summary.sequence_id,
-                        summary.highest_sequence_id,
-                        summary.chunk_id or 0,
-                    )
-                    stored.append((key, Position(ledger, entry)))
-                entry += 1
-        return Resends.of(stored, ())
 
     # ------------------------------------------------------------ fences
 
@@ -416,6 +385,15 @@ class TopicRunner:
                 }
                 | contender_fields(holder)
             )
+
+    def _sequences(self, slot: int) -> dict[str, str]:
+        """State fields that let another broker know a resend when the log's tail is trimmed."""
+        last = {
+            producer.name: producer.recent[-1][0]
+            for producer in (*self._predecessors.values(), *self.producers.values())
+            if producer.request.slot == slot and producer.recent
+        }
+        return {SNAPSHOT_FIELD: snapshot(last)}
 
     def _audit(self, fields: dict[str, str]) -> None:
         """Write an audit record that belongs to no fence; the fence's own are written with it."""

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from onewriter_broker.placement import rendezvous
@@ -105,19 +105,22 @@ class LocalBrokers:
         """Host and port of a broker's binary protocol."""
         return "127.0.0.1", self._port + number
 
+    @property
+    def buckets(self) -> int:
+        """How many buckets these brokers share."""
+        return int(str(self._settings.get("buckets", Settings.model_fields["buckets"].default)))
+
     def target_of(self, topic: str) -> int:
         """The broker that placement gives the topic to when all are there."""
-        buckets = int(str(self._settings.get("buckets", Settings.model_fields["buckets"].default)))
-        name = rendezvous(bucket_of(TopicName.parse(topic).base, buckets), self.names)
+        name = rendezvous(bucket_of(TopicName.parse(topic).base, self.buckets), self.names)
         return self.names.index(name)
 
     def owner_of(self, topic: str, *, asked: int = 0) -> int:
         """The broker that a look-up at ``asked`` names. Raises Unavailable when it names none."""
-        request = pb.CommandLookup(topic=str(TopicName.parse(topic)), request_id=1)
-        answer = self._ask(asked, request)
-        if not isinstance(answer, pb.CommandLookupResponse) or not answer.broker_service_url:
-            raise Unavailable(f"no broker serves {topic}: {answer}")
-        return self.service_urls.index(answer.broker_service_url)
+        url = next(iter(self._look_up(asked, [topic])), "")
+        if not url:
+            raise Unavailable(f"no broker serves {topic}")
+        return self.service_urls.index(url)
 
     # ------------------------------------------------------------ their life
 
@@ -141,12 +144,16 @@ class LocalBrokers:
         self.wait_ready(number)
 
     def wait_ready(self, *numbers: int) -> None:
-        """Wait until these brokers, or all, answer a CONNECT. Raises Unavailable with the log."""
+        """Wait until these brokers, or all, listen and every bucket has an owner.
+
+        Raises Unavailable with the log.
+        """
         deadline = time.monotonic() + START_SECONDS_MAX
+        topics = {bucket_of(TopicName.parse(f"t-{n}"), self.buckets): f"t-{n}" for n in range(2000)}
         for number in numbers or range(len(self.names)):
             while True:
                 with contextlib.suppress(OSError):
-                    self._ask(number, None)
+                    self._look_up(number, topics.values())
                     break
                 ended = [p.returncode for p in self._processes if p.poll() is not None]
                 if ended or time.monotonic() > deadline:
@@ -295,15 +302,26 @@ class LocalBrokers:
             self._processes[number].wait()
         return process_id
 
-    def _ask(self, number: int, request: pb.CommandLookup | None) -> Command | None:
-        """One CONNECT and one request, on a connection of their own. Raises OSError."""
+    def _look_up(self, number: int, topics: Collection[str]) -> list[str]:
+        """What the broker answers to look-ups, by topic; nothing if it wants credentials first.
+
+        Raises OSError.
+        """
         with socket.create_connection(self.address(number), timeout=STOP_SECONDS_MAX) as link:
             wire = ClientConnection()
             link.sendall(wire.connect("onewriter-testing"))
-            for command in _commands(link, wire):
-                if request is None or not isinstance(command, pb.CommandConnected):
-                    return command
-                link.sendall(wire.encode(request))
+            commands = _commands(link, wire)
+            if not isinstance(next(commands, None), pb.CommandConnected):
+                return []
+            for request_id, topic in enumerate(topics):
+                name = str(TopicName.parse(topic))
+                link.sendall(wire.encode(pb.CommandLookup(topic=name, request_id=request_id)))
+            found: dict[int, str] = {}
+            for command in commands:
+                if isinstance(command, pb.CommandLookupResponse):
+                    found[command.request_id] = command.broker_service_url
+                if len(found) == len(topics):
+                    return [found[request_id] for request_id in sorted(found)]
         raise ConnectionError("the broker closed the connection")
 
 

@@ -6,9 +6,11 @@ Holds what was read and not yet handed out, bounded. Knows nothing of consumers 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from onewriter_broker.dispatch.api import Spawn, TaskHandle
+from onewriter_broker.dispatch.cursor import before
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.limits import Limits
 from onewriter_broker.log.topic_log import Entry, TopicLog
@@ -30,6 +32,36 @@ def learn_gaps(gaps: LedgerGaps, after: Position, entries: Sequence[Entry]) -> b
     return is_news
 
 
+class TailReader:
+    """Reads the log's tail out of memory, once for all subscriptions that stand at its end."""
+
+    def __init__(self, log: TopicLog, limits: Limits) -> None:
+        self._log = log
+        self._limits = limits
+        self._is_sharing = False
+        self._after: Position | None = None
+        self._entries: list[Entry] | None = None
+
+    @contextmanager
+    def sharing(self) -> Iterator[None]:
+        """Inside, nothing is committed; who reads behind the same position gets the same list."""
+        self._is_sharing = True
+        try:
+            yield
+        finally:
+            self._is_sharing = False
+            self._after = self._entries = None
+
+    def read(self, after: Position) -> list[Entry] | None:
+        """What is committed behind ``after``, not to be changed; None: it is not in memory."""
+        if self._is_sharing and after == self._after:
+            return self._entries
+        entries = self._log.read_tail(after, self._limits.read_entries, self._limits.read_bytes)
+        if self._is_sharing:
+            self._after, self._entries = after, entries
+        return entries
+
+
 class ReadAhead:
     """The entries that come next, in order. ``position`` is the last one handed out."""
 
@@ -39,6 +71,7 @@ class ReadAhead:
         gaps: LedgerGaps,
         position: Position,
         *,
+        tail: TailReader,
         spawn: Spawn,
         limits: Limits,
         ready: Callable[[], None],
@@ -47,6 +80,7 @@ class ReadAhead:
         self.position = position
         self._log = log
         self._gaps = gaps
+        self._tail = tail
         self._spawn = spawn
         self._limits = limits
         self._ready = ready
@@ -54,14 +88,14 @@ class ReadAhead:
         self._entries: list[Entry] = []
         self._index = 0
         self._read_to = position
-        self._following: list[Entry] = []
+        self._following: list[Entry] = []  # the read behind _entries
         self._task: TaskHandle | None = None
         self._operation = 0
 
     def rewind(self, position: Position) -> None:
         """Go on behind ``position``. What was read or is being read counts no more."""
+        self.position = position
         self.release()
-        self.position = self._read_to = position
 
     def release(self) -> None:
         """Give back the memory; go on where the last entry was handed out."""
@@ -69,7 +103,7 @@ class ReadAhead:
         self._entries = []
         self._following = []
         self._index = 0
-        self._read_to = self.position
+        self._read_to = before(self._gaps.after(self.position))
 
     def close(self) -> None:
         """Stop for good."""
@@ -88,9 +122,7 @@ class ReadAhead:
             return True
         if self._task is not None:
             return False
-        entries = self._log.read_tail(
-            self._read_to, self._limits.read_entries, self._limits.read_bytes
-        )
+        entries = self._tail.read(self._read_to)
         if entries is None:
             self._start_reading()
             return False

@@ -115,20 +115,23 @@ class SharedDispatcher:
         while budget > 0:
             if self.is_blocked:
                 return False
-            consumer = self._next_consumer()
+            consumer, turn = self._next_consumer()
             if consumer is None:
                 return False
             size = self._give_again(consumer) or self._give_new(consumer)
             if size == 0:
                 return False
+            self._turn = turn
             budget -= size
         return True
 
     # ------------------------------------------------------------ who is next
 
-    def _next_consumer(self) -> Consumer | None:
+    def _next_consumer(self) -> tuple[Consumer | None, int]:
+        """Whose turn it is, and where the turn goes on if it takes something."""
         consumers, count = self.consumers, len(self.consumers)
         best: Consumer | None = None
+        turn = self._turn
         for offset in range(count):
             index = (self._turn + offset) % count
             consumer = consumers[index]
@@ -136,9 +139,7 @@ class SharedDispatcher:
                 best is None or consumer.priority_level < best.priority_level
             ):
                 best, turn = consumer, index + 1
-        if best is not None:
-            self._turn = turn
-        return best
+        return best, turn
 
     def _hold(self, consumer: Consumer, position: Position, messages: int) -> None:
         consumer.pending[position] = messages

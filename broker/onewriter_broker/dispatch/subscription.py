@@ -61,6 +61,7 @@ class Subscription:
             topic.log,
             topic.gaps,
             cursor.mark_delete,
+            tail=topic.tail,
             spawn=topic.spawn,
             limits=topic.limits,
             ready=self.wake,

@@ -34,6 +34,7 @@ from onewriter_broker.dispatch.finding import (
 )
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.limits import Limits
+from onewriter_broker.dispatch.reading import TailReader
 from onewriter_broker.dispatch.saving import STATE_PREFIX, CursorSaver, read_cursor
 from onewriter_broker.dispatch.stats import subscription_stats
 from onewriter_broker.dispatch.subscription import Subscription
@@ -67,6 +68,7 @@ class Subscriptions:
         self.wall_clock_ms = wall_clock_ms
         self.limits = limits or Limits()
         self.gaps = LedgerGaps(self.limits.ledger_gaps_max)
+        self.tail = TailReader(log, self.limits)
         self.saver = CursorSaver(log, spawn=spawn, limits=self.limits)
         self._by_name: dict[str, Subscription] = {}
         self._ready: dict[Subscription, None] = {}
@@ -407,9 +409,10 @@ class Subscriptions:
 
     def _advanced(self) -> None:
         """The watermark moved."""
-        for subscription in list(self._by_name.values()):
-            if subscription.consumers:
-                self.wake(subscription)
+        with self.tail.sharing():
+            for subscription in list(self._by_name.values()):
+                if subscription.consumers:
+                    self.wake(subscription)
 
     async def _pump(self) -> None:
         """Go round those that have more than one turn's worth, until none has."""

@@ -19,8 +19,8 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
 
     async def ready(request: web.Request) -> web.Response:
         del request
-        ownership, topics = site.topics.ownership, site.topics
-        buckets = range(topics.buckets)
+        ownership = site.topics.ownership
+        buckets = range(site.clients.settings.buckets)
         held = len(ownership.held())
         known = sum(ownership.owner_of(bucket) is not None for bucket in buckets)
         waiting = {

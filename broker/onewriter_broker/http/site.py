@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -20,11 +20,11 @@ from onewriter_broker.clients import Clients
 from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.topic_log import Loss
 from onewriter_broker.membership import Membership
-from onewriter_broker.metrics import Metrics
+from onewriter_broker.http.metrics import Metrics
 from onewriter_broker.namespaces import Conflict, Invalid, Missing, Namespaces
 from onewriter_broker.topics import Topics
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
-from onewriter_core.ids import Identity, InvalidTopicName, TopicName
+from onewriter_core.ids import InvalidTopicName, TopicName
 
 BODY_BYTES_MAX: Final = 256 * 1024
 """A request's body."""
@@ -104,7 +104,6 @@ class Site:
     metrics: Metrics
     losses: Sequence[Loss]
     is_ready: asyncio.Event
-    spawn: Callable[[Coroutine[object, object, None]], object]
 
     @property
     def topics(self) -> Topics:
@@ -180,7 +179,7 @@ def _reason(text: str) -> str:
 # ------------------------------------------------------------ requests
 
 
-IDENTITY: Final = web.RequestKey("identity", Identity)
+IDENTITY: Final = "identity"
 """Who asks, as the server's guard proved it."""
 
 

@@ -15,10 +15,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
+from onewriter_broker.distribution import COUNTS, SECONDS, Distribution
 from onewriter_broker.log.api import (
     Append,
     Durability,
@@ -51,6 +52,11 @@ class Statistics:
     bytes: int = 0
     undecided_calls: int = 0
     fences: int = 0
+    publish_seconds: Distribution = field(default_factory=lambda: Distribution(SECONDS))
+    """From a block's first entry until the block is committed; one value per block."""
+    call_seconds: Distribution = field(default_factory=lambda: Distribution(SECONDS))
+    block_entries: Distribution = field(default_factory=lambda: Distribution(COUNTS))
+    call_blocks: Distribution = field(default_factory=lambda: Distribution(COUNTS))
 
 
 @dataclass(slots=True, eq=False)
@@ -99,14 +105,15 @@ class Appender:
         self._now = now
         self._wall_ms = wall_ms
         self._deposed = deposed
-        self._dirty: dict[TopicLog, None] = {}
+        self._dirty: dict[TopicLog, float] = {}  # with the time of the first waiting entry
         self._fences: deque[_FenceItem] = deque()
         self._uncommitted: deque[_StoredBlock | _FenceItem] = deque()
         self._wake: asyncio.Future[None] | None = None
 
     def gathered(self, topic_log: TopicLog) -> None:
         """The log has entries waiting: take them along with the next call."""
-        self._dirty[topic_log] = None
+        if topic_log not in self._dirty:
+            self._dirty[topic_log] = self._now()
         self._wake_up()
 
     async def fence(self, fence: Fence, logs: Sequence[TopicLog], *, flush: bool) -> Outcome:
@@ -153,15 +160,16 @@ class Appender:
         size = 0
         time_ms = self._wall_ms()
         for topic_log in logs:
-            self._dirty.pop(topic_log, None)
+            since = self._dirty.pop(topic_log, None) or self._now()
             while size < CALL_BYTES_MAX:
                 pending = topic_log.next_block(time_ms)
                 if pending is None:
                     break
+                pending.since = since
                 gathered.append((topic_log, pending))
                 size += pending.size
             if topic_log.waiting and topic_log.is_writable:
-                self._dirty[topic_log] = None
+                self._dirty[topic_log] = since
             if size >= CALL_BYTES_MAX:
                 break
         return gathered
@@ -169,9 +177,12 @@ class Appender:
     async def _append(self, gathered: list[tuple[TopicLog, PendingBlock]]) -> None:
         if not gathered:
             return
-        outcomes = await self._decided(gathered)
         statistics = self.statistics
+        started_at = self._now()
+        outcomes = await self._decided(gathered)
         statistics.calls += 1
+        statistics.call_seconds.observe(self._now() - started_at)
+        statistics.call_blocks.observe(len(gathered))
         for (topic_log, pending), outcome in zip(gathered, outcomes, strict=True):
             if pending not in topic_log.undecided:
                 continue  # the log was closed meanwhile
@@ -179,6 +190,7 @@ class Appender:
                 case Outcome.DONE:
                     statistics.blocks += 1
                     statistics.entries += len(pending.entries)
+                    statistics.block_entries.observe(len(pending.entries))
                     statistics.bytes += pending.size
                     self._uncommitted.append(_StoredBlock(topic_log, pending))
                 case Outcome.REFENCE | Outcome.LOST:
@@ -245,6 +257,7 @@ class Appender:
                     item.done.set_result(Outcome.DONE)
             elif item.pending in item.topic_log.undecided:
                 item.topic_log.block_committed(item.pending)
+                self.statistics.publish_seconds.observe(self._now() - item.pending.since)
 
     def _deposed_from(self, topic_log: TopicLog, outcome: Outcome) -> None:
         if topic_log.binding is not None:

@@ -81,6 +81,8 @@ class PendingBlock:
     token: str
     entries: list[PendingEntry]
     was_sent: bool = False
+    since: float = 0.0
+    """When its first entry began to wait, by the appender's clock."""
 
     @property
     def size(self) -> int:
@@ -138,6 +140,10 @@ class TopicLog:
     ledger_bytes: int = 0
     ledger_entries: int = 0
     opened_at: float = 0.0
+    entries_in: int = 0
+    messages_in: int = 0
+    bytes_in: int = 0
+    """What this broker gathered into blocks of this log, over all ledgers; for statistics."""
     waiting: deque[PendingEntry] = field(default_factory=deque)
     waiting_bytes: int = 0
     undecided: list[PendingBlock] = field(default_factory=list)
@@ -197,6 +203,9 @@ class TopicLog:
         self.next_entry += len(entries)
         self.ledger_bytes += size
         self.ledger_entries += len(entries)
+        self.entries_in += len(entries)
+        self.messages_in += sum(counts)
+        self.bytes_in += size
         block = Block(
             position,
             lengths,

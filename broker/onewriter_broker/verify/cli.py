@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -69,7 +70,7 @@ def verify_command(
     """
     if everything == (topic is not None):
         raise click.UsageError("name a topic, or say --all")
-    configure_logging()
+    configure_logging(level=logging.WARNING)
     name = None if topic is None else _topic_name(topic)
     settings = _settings(data_dir, redis_url, buckets)
     reports = asyncio.run(_verify(settings, name))

@@ -136,9 +136,10 @@ async def _read_audit(
         for violation in check_audit(records, audit):
             if violation.log in reports:
                 reports[violation.log].findings.add(iter([violation]))
-        if not records:
+        if records:
+            after = records[-1][0]
+        if len(records) < READ_RECORDS:  # the end, even where records keep coming
             return after
-        after = records[-1][0]
 
 
 async def _read_log(

@@ -1,0 +1,211 @@
+"""What Prometheus is told. Counted where it happens in plain numbers, read out when somebody asks.
+
+Series per topic are bounded: the first TOPIC_SERIES_MAX loaded topics have their own, all of them
+together are in the totals, and ``onewriter_topics_without_series`` says how many are only there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from onewriter_broker.clients import Clients
+from onewriter_broker.distribution import SECONDS, Distribution
+from onewriter_broker.log.topic_log import Loss
+from onewriter_core.topic.effects import Record
+from onewriter_core.topic.model import Departure, Purpose
+
+TOPIC_SERIES_MAX: Final = 1_000
+"""Topics with series of their own."""
+
+LAG_SECONDS: Final = 0.25
+"""Between two looks at how late the event loop is."""
+
+_NOT_FENCED: Final = frozenset({Departure.NONE, Departure.CLOSED})
+"""Causes by which nobody lost a topic against their will."""
+
+
+class Metrics:
+    """The figures of one broker process."""
+
+    def __init__(self, clients: Clients, now: Callable[[], float]) -> None:
+        self._clients = clients
+        self._now = now
+        self._transitions: Counter[tuple[str, str]] = Counter()
+        self._fenced: Counter[str] = Counter()
+        self._leaderless: dict[str, Distribution] = {}
+        self._lag = Distribution(SECONDS)
+        self._last_lag = 0.0
+        self._lost_entries = 0
+
+    # ------------------------------------------------------------ what happens
+
+    def moved(self, record: Record) -> None:
+        """A topic changed hands, or its writer came back."""
+        self._transitions[record.purpose.value, record.departure.value] += 1
+        if record.purpose in {Purpose.GRANT, Purpose.DEPOSE}:
+            if record.departure not in _NOT_FENCED:
+                self._fenced[record.departure.value] += 1
+        if record.leaderless_seconds is not None:
+            cause = record.departure.value
+            spread = self._leaderless.setdefault(cause, Distribution(SECONDS))
+            spread.observe(record.leaderless_seconds)
+
+    def lost(self, loss: Loss) -> None:
+        """Acknowledged entries are gone."""
+        self._lost_entries += loss.entries
+
+    async def run(self) -> None:
+        """Watch how late the event loop is, until cancelled."""
+        while True:
+            due = self._now() + LAG_SECONDS
+            await asyncio.sleep(LAG_SECONDS)
+            self._last_lag = max(0.0, self._now() - due)
+            self._lag.observe(self._last_lag)
+
+    # ------------------------------------------------------------ reading out
+
+    def snapshot(self) -> list[Metric]:
+        """All figures as they are now; on the event loop, brief."""
+        return [*self._ownership(), *self._topics(), *self._path(), *self._process()]
+
+    @staticmethod
+    def render(families: list[Metric]) -> bytes:
+        """A snapshot as Prometheus reads it; safe in another thread."""
+        registry = CollectorRegistry()
+        registry.register(_Taken(families))
+        ProcessCollector(registry=registry)
+        return generate_latest(registry)
+
+    def _ownership(self) -> Iterator[Metric]:
+        ownership = self._clients.topics.ownership
+        yield _gauge("buckets_owned", "Buckets that this broker serves.", len(ownership.held()))
+        buckets = range(self._clients.settings.buckets)
+        waiting = sum(bool(ownership.waiting_reason(bucket)) for bucket in buckets)
+        yield _gauge("buckets_waiting", "Buckets that could not be taken or fully served.", waiting)
+
+    def _topics(self) -> Iterator[Metric]:
+        loaded = self._clients.topics.loaded
+        runners = [topic.runner for topic in loaded.values()]
+        held = sum(bool(runner.topic.holders) for runner in runners)
+        waiters = sum(len(runner.topic.queue) for runner in runners)
+        producers = sum(len(runner.producers) for runner in runners)
+        yield _gauge("topics_loaded", "Topics served by this broker now.", len(loaded))
+        yield _gauge("topics_held", "Of these, topics with an exclusive writer.", held)
+        yield _gauge("waiters", "Producers in line, over all topics.", waiters)
+        yield _gauge("producers", "Connected producers, waiting ones included.", producers)
+        unlisted = max(0, len(loaded) - TOPIC_SERIES_MAX)
+        yield _gauge("topics_without_series", "Loaded topics without own series.", unlisted)
+        epoch = GaugeMetricFamily("onewriter_topic_epoch", "Topic epoch.", labels=["topic"])
+        queue = GaugeMetricFamily("onewriter_topic_waiters", "Producers in line.", labels=["topic"])
+        holder = GaugeMetricFamily(
+            "onewriter_topic_holder_info",
+            "Who writes; 1 for each exclusive writer.",
+            labels=["topic", "producer", "claim", "address"],
+        )
+        for name, topic in islice(loaded.items(), TOPIC_SERIES_MAX):
+            state = topic.runner.topic
+            epoch.add_metric([name], state.epoch)
+            queue.add_metric([name], len(state.queue))
+            if state.holders:
+                first = state.holders[0]
+                holder.add_metric([name, first.producer_name, first.claim, first.address], 1)
+        yield from (epoch, queue, holder)
+        yield _counters(
+            "transitions", "Changes of hands.", ["kind", "cause"], self._transitions.items()
+        )
+        yield _counters(
+            "fenced",
+            "Epochs that ended otherwise than by the writer's own leaving.",
+            ["reason"],
+            (((reason,), count) for reason, count in self._fenced.items()),
+        )
+        leaderless = HistogramMetricFamily(
+            "onewriter_leaderless_seconds", "Time without a writer before a grant.", labels=["cause"]
+        )
+        for cause, spread in self._leaderless.items():
+            leaderless.add_metric([cause], spread.cumulative(), spread.total)
+        yield leaderless
+        yield _counter("lost_entries", "Acknowledged entries the store lost.", self._lost_entries)
+
+    def _path(self) -> Iterator[Metric]:
+        figures = self._clients.appender.statistics
+        yield _counter("published_entries", "Entries appended.", figures.entries)
+        yield _counter("published_bytes", "Bytes appended.", figures.bytes)
+        yield _counter("published_blocks", "Blocks appended.", figures.blocks)
+        yield _counters(
+            "store_writes",
+            "Decided round trips of the write path.",
+            ["kind"],
+            ((("append",), figures.calls), (("fence",), figures.fences)),
+        )
+        yield _counter(
+            "store_undecided", "Round trips that gave no definite answer.", figures.undecided_calls
+        )
+        yield _histogram(
+            "publish_seconds",
+            "From a block's first entry until the block is as durable as promised.",
+            figures.publish_seconds,
+        )
+        yield _histogram(
+            "append_seconds", "One append call to the store, retries included.", figures.call_seconds
+        )
+        yield _histogram("block_entries", "Entries in a block.", figures.block_entries)
+        yield _histogram("call_blocks", "Blocks in an append call.", figures.call_blocks)
+
+    def _process(self) -> Iterator[Metric]:
+        clients = self._clients
+        yield _gauge("connections", "Client connections.", len(clients.connections))
+        yield _counter("connections_opened", "Client connections ever made.", clients.opened)
+        yield _gauge(
+            "pending_bytes", "Bytes sent by clients and not answered yet.", clients.pending_bytes
+        )
+        yield _gauge("event_loop_lag_last_seconds", "How late it last was.", self._last_lag)
+        yield _histogram(
+            "event_loop_lag_seconds", "How late the event loop comes round.", self._lag
+        )
+
+
+class _Taken(Collector):
+    """Families that were collected already."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"onewriter_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"onewriter_{name}", text, value=value)
+
+
+def _counters(
+    name: str, text: str, labels: list[str], values: Iterable[tuple[tuple[str, ...], int]]
+) -> Metric:
+    family = CounterMetricFamily(f"onewriter_{name}", text, labels=labels)
+    for names, value in values:
+        family.add_metric(list(names), value)
+    return family
+
+
+def _histogram(name: str, text: str, spread: Distribution) -> Metric:
+    return HistogramMetricFamily(
+        f"onewriter_{name}", text, buckets=spread.cumulative(), sum_value=spread.total
+    )

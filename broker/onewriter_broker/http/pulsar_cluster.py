@@ -1,0 +1,138 @@
+"""Pulsar's admin API for what stands above namespaces: clusters, tenants, brokers."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from onewriter_broker.anchor.api import Addresses
+from onewriter_broker.http.site import Refusal, Site, done, json_body, object_body
+from onewriter_broker.listener import SERVER_VERSION
+from onewriter_broker.namespaces import STANDALONE, Invalid
+
+_ROOT = "/admin/v2"
+
+
+def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+    """See docs/http.md, "Clusters, tenants, brokers"."""
+    _add_clusters(router, site)
+    _add_tenants(router, site)
+    _add_brokers(router, site)
+
+
+def _add_clusters(router: web.UrlDispatcher, site: Site) -> None:
+    namespaces = site.namespaces
+
+    async def every(request: web.Request) -> web.Response:
+        del request
+        return web.json_response(namespaces.clusters())
+
+    async def one(request: web.Request) -> web.Response:
+        stored = namespaces.cluster(request.match_info["cluster"])
+        return web.json_response(
+            {"serviceUrl": site.addresses.http_url, "brokerServiceUrl": site.addresses.broker_url}
+            if stored is None
+            else stored
+        )
+
+    async def create(request: web.Request) -> web.Response:
+        data = await object_body(request)
+        await namespaces.put_cluster(request.match_info["cluster"], data, is_new=True)
+        return web.Response()  # 200, as Pulsar does here
+
+    async def update(request: web.Request) -> web.Response:
+        data = await object_body(request)
+        await namespaces.put_cluster(request.match_info["cluster"], data, is_new=False)
+        return web.Response()
+
+    async def delete(request: web.Request) -> web.Response:
+        await namespaces.delete_cluster(request.match_info["cluster"])
+        return done()
+
+    async def migrate(request: web.Request) -> web.Response:
+        raise Refusal(405, f"cluster {request.match_info['cluster']} cannot be migrated")
+
+    path = _ROOT + "/clusters/{cluster}"
+    router.add_get(_ROOT + "/clusters", every)
+    router.add_get(path, one)
+    router.add_put(path, create)
+    router.add_post(path, update)
+    router.add_delete(path, delete)
+    router.add_post(path + "/migrate", migrate)
+
+
+def _add_tenants(router: web.UrlDispatcher, site: Site) -> None:
+    namespaces = site.namespaces
+
+    async def every(request: web.Request) -> web.Response:
+        del request
+        return web.json_response(namespaces.tenants())
+
+    async def one(request: web.Request) -> web.Response:
+        return web.json_response(namespaces.tenant(request.match_info["tenant"]))
+
+    async def information(request: web.Request) -> dict[str, object]:
+        body = await json_body(request)
+        if body is None:
+            raise Invalid("TenantInfo is null")
+        if not isinstance(body, dict):
+            raise Refusal(400, "a TenantInfo is a JSON object")
+        return body
+
+    async def create(request: web.Request) -> web.Response:
+        await namespaces.create_tenant(request.match_info["tenant"], await information(request))
+        return done()
+
+    async def update(request: web.Request) -> web.Response:
+        await namespaces.update_tenant(request.match_info["tenant"], await information(request))
+        return done()
+
+    async def delete(request: web.Request) -> web.Response:
+        await namespaces.delete_tenant(request.match_info["tenant"])
+        return done()
+
+    path = _ROOT + "/tenants/{tenant}"
+    router.add_get(_ROOT + "/tenants", every)
+    router.add_get(path, one)
+    router.add_put(path, create)
+    router.add_post(path, update)
+    router.add_delete(path, delete)
+
+
+def _add_brokers(router: web.UrlDispatcher, site: Site) -> None:
+    def addresses() -> list[Addresses]:
+        members = site.membership.observer.members().values()
+        others = [address for address, is_alive in members if is_alive]
+        return sorted({site.addresses, *others}, key=lambda each: each.http_url)
+
+    def host_of(address: Addresses) -> str:
+        return urlsplit(address.http_url).netloc
+
+    async def active(request: web.Request) -> web.Response:
+        cluster = request.match_info.get("cluster", STANDALONE)
+        site.namespaces.cluster(cluster)  # raises Missing
+        return web.json_response([host_of(address) for address in addresses()])
+
+    async def leader(request: web.Request) -> web.Response:
+        del request  # no broker leads here; Pulsar's tools only want one that answers
+        first = addresses()[0]
+        return web.json_response({"serviceUrl": first.http_url, "brokerId": host_of(first)})
+
+    async def healthy(request: web.Request) -> web.Response:
+        del request
+        if site.membership.view() is None:
+            raise Refusal(503, "the store does not answer")
+        return web.json_response(text="ok")
+
+    async def version(request: web.Request) -> web.Response:
+        del request
+        return web.json_response(text=SERVER_VERSION)
+
+    path = _ROOT + "/brokers"
+    router.add_get(path, active)
+    router.add_get(path + "/health", healthy)
+    router.add_get(path + "/ready", healthy)
+    router.add_get(path + "/version", version)
+    router.add_get(path + "/leaderBroker", leader)
+    router.add_get(path + "/{cluster}", active)
