@@ -12,7 +12,7 @@ a claim, would. A topic that does not exist and may not be made is TopicNotFound
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -37,7 +37,7 @@ class UndeclaredTopics:
     """
 
     are_refused: bool = False
-    namespaces: frozenset[str] = frozenset({"public/default"})
+    namespaces: Container[str] = frozenset({"public/default"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import time
 import uuid
 from collections.abc import Callable, Coroutine
@@ -18,11 +19,16 @@ from onewriter_broker.catalog import Catalogs
 from onewriter_broker.clients import Clients
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.fencing import Shell
+from onewriter_broker.http.metrics import Metrics
+from onewriter_broker.http.server import HttpServer
+from onewriter_broker.http.site import Site
 from onewriter_broker.listener import listen
 from onewriter_broker.log.api import LogStore, Outcome
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.topic_log import Loss, TopicLog
+from onewriter_broker.maintenance import Maintenance
 from onewriter_broker.membership import Membership
+from onewriter_broker.namespaces import Namespaces
 from onewriter_broker.placement import incarnation_of
 from onewriter_broker.runner import TopicRunner
 from onewriter_broker.settings import Settings
@@ -32,9 +38,6 @@ from onewriter_core.api.manifests import DesiredState
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import Record
-
-MAINTENANCE_SECONDS = 1.0
-"""Between two looks at what must be rolled."""
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +55,11 @@ class Parts:
 
 
 class Broker:
-    """One broker process. ``run`` serves until cancelled or ``stop`` is set."""
+    """One broker process. ``run`` serves until cancelled or ``stop`` is set.
+
+    Clocks, ``nonce`` (makes the incarnation unique; empty: drawn) and ``randomness`` (jitter) are
+    for simulations, which must come out the same twice.
+    """
 
     def __init__(
         self,
@@ -60,15 +67,16 @@ class Broker:
         *,
         now: Callable[[], float] = time.monotonic,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        nonce: str = "",
+        randomness: random.Random | None = None,
     ) -> None:
         self.settings = parts.settings
         self.store = parts.store
         self.now = now
         self.wall_ms = wall_ms
-        self.incarnation = incarnation_of(parts.settings.name, uuid.uuid4().hex)
+        self.incarnation = incarnation_of(parts.settings.name, nonce or uuid.uuid4().hex)
         self.is_ready = asyncio.Event()
         self.losses: list[Loss] = []
-        self.lost_entries = 0
         self._parts = parts
         self._tasks: asyncio.TaskGroup
         settings = parts.settings
@@ -77,6 +85,7 @@ class Broker:
             f"pulsar://{host}:{settings.port}", f"http://{host}:{settings.http_port}"
         )
         self.appender = Appender(parts.store, now=now, wall_ms=wall_ms, deposed=self._deposed)
+        self.namespaces = Namespaces(parts.store, settings.allow_undeclared.split(","))
         self.catalogs = Catalogs(parts.store, settings.buckets)
         self.membership = Membership(parts.store, self.incarnation, self.addresses, clock=now)
         self.topics = Topics(settings, self.catalogs, self._subscriptions)
@@ -90,6 +99,7 @@ class Broker:
             single_node=parts.single_node,
             live_view=self.membership.view,
             wake=self.membership.changed,
+            randomness=randomness,
         )
         self.topics.serve_with(
             self.ownership,
@@ -116,10 +126,23 @@ class Broker:
             incarnation=self.incarnation,
             undeclared=UndeclaredTopics(
                 settings.require_declared,
-                frozenset(name.strip() for name in settings.allow_undeclared.split(",")),
+                self.namespaces,
             ),
             now=now,
             wall_ms=wall_ms,
+        )
+        self.metrics = Metrics(self.clients, now)
+        self.http = HttpServer(
+            Site(
+                clients=self.clients,
+                incarnation=self.incarnation,
+                store=parts.store,
+                membership=self.membership,
+                namespaces=self.namespaces,
+                metrics=self.metrics,
+                losses=self.losses,
+                is_ready=self.is_ready,
+            )
         )
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
@@ -135,14 +158,18 @@ class Broker:
                     self.spawn(self.membership.run()),
                     self.spawn(self.ownership.run()),
                     self.spawn(self.clients.watch_for_ever()),
-                    self.spawn(self._maintain()),
+                    self.spawn(Maintenance(self.topics, self.settings, self.wall_ms).run()),
+                    self.spawn(self.namespaces.run()),
+                    self.spawn(self.metrics.run()),
                 ]
+                await self.http.start()
                 server = await listen(self.clients, self.spawn)
                 self.is_ready.set()
                 log.info("broker.listening", url=self.addresses.broker_url, pid=os.getpid())
                 await stop.wait()
                 log.info("broker.stopping")
                 server.close()
+                await self.http.stop()
                 await self._leave()
                 for task in background:
                     task.cancel()
@@ -163,12 +190,6 @@ class Broker:
                 await self.membership.leave()
         except (TimeoutError, Unavailable, Undecided) as error:
             log.warning("broker.left_in_a_hurry", reason=str(error) or "too slow")
-
-    async def _maintain(self) -> None:
-        while True:
-            await asyncio.sleep(MAINTENANCE_SECONDS)
-            for topic in list(self.topics.loaded.values()):
-                topic.runner.roll_if_full(self.settings.roll_bytes, self.settings.roll_seconds)
 
     def _subscriptions(self, topic_log: TopicLog, runner: TopicRunner) -> Subscriptions:
         return Subscriptions(
@@ -194,7 +215,7 @@ class Broker:
 
     def _lost(self, loss: Loss) -> None:
         """Acknowledged entries are gone: the store kept less than the profile promised."""
-        self.lost_entries += loss.entries
+        self.metrics.lost(loss)
         self.losses.append(loss)
         del self.losses[:-100]
         log.critical(
@@ -206,4 +227,6 @@ class Broker:
         )
 
     def _moved(self, name: TopicName, record: Record) -> None:
-        """A topic changed hands; metrics and streams hang on here."""
+        """A topic changed hands."""
+        del name  # series per topic are read off the topics themselves
+        self.metrics.moved(record)

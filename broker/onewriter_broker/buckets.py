@@ -416,9 +416,9 @@ class BucketOwnership:
             await self.acquire(bucket)
 
     async def _release(self, bucket: int) -> None:
-        """Clear this process from a record that it does not serve (a claim that broke off)."""
+        """Clear a record that names this broker although nobody serves it (placement.plan)."""
         current = await self._anchor.read(bucket)
-        if current.record.owner == self._me and bucket not in self._held:
+        if name_of(current.record.owner) == name_of(self._me) and bucket not in self._held:
             await self._anchor.compare_and_set(
                 bucket, current.version, without_owner(current.record)
             )
@@ -478,7 +478,8 @@ def _still_holds(binding: Binding, node: Observation) -> bool:
     return (
         node.is_primary
         and node.replid == binding.replid
-        and (unit.generation, unit.owner) == (binding.generation, binding.owner)
+        and (unit.generation, unit.owner, unit.version)
+        == (binding.generation, binding.owner, binding.version)
     )
 
 

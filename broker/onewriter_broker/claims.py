@@ -136,7 +136,9 @@ class Claimer:
             if version is None:
                 continue
             binding = Binding(bucket, desired.replid, desired.generation, self._me, version)
-            if await self._stamp(binding) is not Outcome.DONE:
+            # Seen empty and judged to be so by right: nothing was granted yet.
+            create = node.units.get(bucket, Unit()).generation == 0
+            if await self._stamp(binding, create=create) is not Outcome.DONE:
                 problem = "the store changed during the takeover"
                 continue
             _log.info(
@@ -157,14 +159,14 @@ class Claimer:
             )
         raise Unavailable(f"bucket {bucket} could not be taken yet: {problem}")
 
-    async def _stamp(self, binding: Binding) -> Outcome:
+    async def _stamp(self, binding: Binding, *, create: bool) -> Outcome:
         """Stamp, and again when the store gave no answer: it is idempotent."""
         for attempt in range(1, CLAIM_ATTEMPTS_MAX):
             try:
-                return await self._store.stamp(binding)
+                return await self._store.stamp(binding, create=create)
             except Undecided:
                 await asyncio.sleep(backoff_seconds(attempt, self._randomness))
-        return await self._store.stamp(binding)
+        return await self._store.stamp(binding, create=create)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ async def adopt_force(
         return _problem(unchanged, "somebody else changed the record meanwhile; look again")
     done = Forced(bucket, desired.generation, desired.replid)
     binding = Binding(bucket, desired.replid, desired.generation, operator, version)
-    outcome = await store.stamp(binding)
+    outcome = await store.stamp(binding, create=True)  # whatever is missing is given up
     if outcome is Outcome.DONE:
         outcome = await store.write_audit(
             binding,

@@ -61,7 +61,8 @@ class Clients:
     undeclared: UndeclaredTopics
     now: Callable[[], float]
     wall_ms: Callable[[], int]
-    connections: set[Watched] = field(default_factory=set)
+    connections: dict[Watched, None] = field(default_factory=dict)
+    """In the order in which they came: a simulation must look at them in the same order twice."""
     pending_bytes: int = 0
     opened: int = 0
     _last_look: float = 0.0

@@ -83,7 +83,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             log.warning("connection.refused", reason="too many connections")
             self._transport.abort()
             return
-        clients.connections.add(self)
+        clients.connections[self] = None
         self._connect_timer = self._loop.call_later(
             clients.settings.connect_timeout_seconds, self._connect_timed_out
         )
@@ -103,6 +103,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
                     session = self._session
                 else:
                     session.handle(command, payload)
+            if session is not None:
+                session.read_ended()
         except ProtocolError as error:
             log.info("connection.broken", address=self._address, reason=str(error))
             self.close(str(error))
@@ -115,7 +117,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._is_closing = True
-        self._clients.connections.discard(self)
+        self._clients.connections.pop(self, None)
         for timer in (self._expiry, self._connect_timer):
             if timer is not None:
                 timer.cancel()

@@ -102,7 +102,7 @@ class Namespaces:
     async def _write(self, fields: Mapping[str, str], remove: tuple[str, ...] = ()) -> None:
         await self._store.set_settings(fields, remove)
         kept = {key: text for key, text in self._stored.items() if key not in remove}
-        self._stored = kept | fields
+        self._stored = {**kept, **fields}
 
     def _under(self, prefix: str) -> list[str]:
         return sorted(key.removeprefix(prefix) for key in self._stored if key.startswith(prefix))

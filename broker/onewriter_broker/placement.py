@@ -89,8 +89,9 @@ def plan(me: str, view: LiveView, records: Mapping[int, Record], held: Collectio
     """Compare who owns with who should.
 
     ``records`` are the anchor's records as last read, ``held`` the buckets that ``me`` serves. A
-    bucket whose record names ``me`` although it is not held (a takeover that broke off) is taken
-    again, or released when it belongs to somebody else.
+    bucket whose record names this broker although it is not held (a takeover that broke off, or an
+    earlier process of its name) is taken again, or released when it belongs to somebody else: the
+    others see a live broker of that name and would wait for ever.
     """
     mine = name_of(me)
     candidates = view.settled | {mine}
@@ -103,7 +104,7 @@ def plan(me: str, view: LiveView, records: Mapping[int, Record], held: Collectio
         elif target == mine:
             if may_take(me, view, record):
                 acquire.append(bucket)
-        elif record.owner == me:
+        elif name_of(record.owner) == mine and may_take(me, view, record):
             release.append(bucket)
     return Plan(tuple(acquire), tuple(give_back), tuple(release))
 

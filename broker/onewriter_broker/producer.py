@@ -8,7 +8,7 @@ looked at before each entry is buffered. What happened to an entry comes back th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from onewriter_broker.log.topic_log import PendingEntry, TopicLog
@@ -16,7 +16,7 @@ from onewriter_broker.resends import Key, Resends, Seen
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import Position
 from onewriter_core.topic.model import AccessMode, Request
-from onewriter_core.wire.hot import Send, encode_send_receipt
+from onewriter_core.wire.hot import Send, encode_send_receipt, encode_send_receipts
 from onewriter_core.wire.messages import summarize
 
 RECENT_MAX = 1_024
@@ -42,8 +42,8 @@ class ProducerChannel(Protocol):
         """Tell a producer that had been granted that it is closed."""
         ...
 
-    def send_answered(self, frame: bytes, size: int) -> None:
-        """Write a receipt; ``size`` bytes are no longer pending."""
+    def send_answered(self, frames: bytes, size: int) -> None:
+        """Write receipts; the ``size`` bytes that they answer are no longer pending."""
         ...
 
     def send_dropped(self, size: int) -> None:
@@ -59,8 +59,8 @@ class ProducerChannel(Protocol):
         ...
 
 
-Recent = tuple[int, int, Position]
-"""A stored entry of a producer: sequence id, highest sequence id, position."""
+Recent = tuple[int, int, int, int]
+"""A stored entry of a producer: sequence id, highest sequence id, ledger, entry."""
 
 
 class Producer:
@@ -83,6 +83,7 @@ class Producer:
         "request",
         "request_id",
         "resends",
+        "since_ms",
         "successor",
         "topic_log",
     )
@@ -109,6 +110,7 @@ class Producer:
         self.is_granted = False
         self.epoch: int | None = None
         self.asked_priority = asked_priority
+        self.since_ms = 0  # when the topic was asked for, by the wall clock
         self.pending = 0
         self._on_idle: Callable[[], None] | None = None
         self._has_published = False
@@ -133,34 +135,36 @@ class Producer:
                 return
         self.pending += 1
         self._has_published = True
-        self.topic_log.accept(
-            PendingEntry(
-                self, send.sequence_id, send.highest_sequence_id, payload, send.num_messages
-            )
-        )
+        self.topic_log.accept((self, send, payload))
         self.gathered(self.topic_log)
 
-    def stored(
-        self, sequence_id: int, highest_sequence_id: int, position: Position, size: int
-    ) -> None:
-        self.recent.append((sequence_id, highest_sequence_id, position))
-        self._receipt(sequence_id, highest_sequence_id, position, size)
+    def stored(self, entries: Sequence[PendingEntry], first: Position, size: int) -> None:
+        ledger, number = first
+        numbers = [(send.sequence_id, send.highest_sequence_id) for _, send, _ in entries]
+        for sequence_id, highest_sequence_id in numbers:
+            self.recent.append((sequence_id, highest_sequence_id, ledger, number))
+            number += 1
+        self.channel.send_answered(
+            encode_send_receipts(self.producer_id, ledger, first.entry, numbers), size
+        )
         successor = self.successor
         if successor is not None:
-            successor.predecessor_stored(sequence_id, highest_sequence_id, position)
-        self._answered()
+            for number, (sequence_id, highest_sequence_id) in enumerate(numbers, first.entry):
+                position = Position(ledger, number)
+                successor.predecessor_stored(sequence_id, highest_sequence_id, position)
+        self._answered(len(entries))
 
     def refused(self, size: int) -> None:
         self.channel.send_dropped(size)
-        self._answered()
+        self._answered(1)
 
     def unknown(self, size: int) -> None:
         self.channel.send_dropped(size)
         self.channel.drop("the fate of a message is unknown")
-        self._answered()
+        self._answered(1)
 
-    def _answered(self) -> None:
-        self.pending -= 1
+    def _answered(self, entries: int) -> None:
+        self.pending -= entries
         if self.pending == 0 and self._on_idle is not None:
             on_idle, self._on_idle = self._on_idle, None
             on_idle()
@@ -208,16 +212,17 @@ def lineage(producer: Producer) -> Resends:
     """What the producer's successor may send again: stored entries, then those still pending."""
     stored: list[tuple[Key, Position]] = []
     chunk = 0
-    for index, (sequence_id, _, position) in enumerate(producer.recent):
+    for index, (sequence_id, _, ledger, entry) in enumerate(producer.recent):
         # The chunks of one message share its sequence id and are stored in their order.
         follows = index > 0 and producer.recent[index - 1][0] == sequence_id
         chunk = chunk + 1 if follows else 0
-        stored.append(((sequence_id, chunk), position))
+        stored.append(((sequence_id, chunk), Position(ledger, entry)))
     topic_log = producer.topic_log
-    pending = [e for block in topic_log.undecided for e in block.entries if e.sender is producer]
-    pending += [e for e in topic_log.waiting if e.sender is producer]
+    pending = [e for block in topic_log.undecided for e in block.entries if e[0] is producer]
+    pending += [e for e in topic_log.waiting if e[0] is producer]
     return Resends.of(stored, [_key(entry) for entry in pending])
 
 
 def _key(entry: PendingEntry) -> Key:
-    return (entry.sequence_id, summarize(entry.payload).chunk_id or 0)
+    _, send, payload = entry
+    return (send.sequence_id, summarize(payload).chunk_id or 0)

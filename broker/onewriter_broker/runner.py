@@ -187,6 +187,7 @@ class TopicRunner:
     def request(self, producer: Producer) -> None:
         """A producer asks for the topic; it is answered through its channel."""
         self.producers[producer.request.registration] = producer
+        producer.since_ms = self._shell.wall_ms()
         self.post(ProducerRequested(producer.request, self._shell.now()))
 
     def gone(self, producer: Producer, departure: Departure) -> None:
@@ -361,7 +362,7 @@ class TopicRunner:
     def _record(self, record: Record) -> None:
         self.history.append(Transition(record, self._shell.wall_ms()))
         self._shell.moved(self.name, record)
-        holder = record.holder
+        holder, former = record.holder, record.former
         log.info(
             "topic.transition",
             topic=str(self.name),
@@ -371,7 +372,10 @@ class TopicRunner:
             old_epoch=record.old_epoch,
             epoch=record.epoch,
             ledger=record.ledger,
+            old_holder=None if former is None else former.producer_name,
+            old_identity=None if former is None else str(former.identity),
             holder=None if holder is None else holder.producer_name,
+            identity=None if holder is None else str(holder.identity),
             address=None if holder is None else holder.address,
             leaderless_ms=milliseconds(record.leaderless_seconds),
         )

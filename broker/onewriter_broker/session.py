@@ -59,6 +59,10 @@ class Session:
         else:
             self._other(command)
 
+    def read_ended(self) -> None:
+        """All commands of one read were handled."""
+        self._producing.read_ended()
+
     def _other(self, command: Command) -> None:
         match command:
             case pb.CommandPing():

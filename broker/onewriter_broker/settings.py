@@ -57,6 +57,11 @@ class Settings(BaseSettings):
     token_public_key_file: Path | None = Field(
         None, description="RS256 or ES256 key of client tokens"
     )
+    admin_subjects: str = Field(
+        "",
+        description="token subjects (comma separated) that may change things over HTTP; empty:"
+        " everybody while no token is required, nobody otherwise",
+    )
     queue_priority_field: int = Field(
         14, ge=0, description="field of CommandProducer that carries PIP-440's priority; 0: none"
     )

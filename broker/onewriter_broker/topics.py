@@ -21,6 +21,7 @@ from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.fencing import Shell
 from onewriter_broker.log.api import Durability
 from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.retention import TRIMMED
 from onewriter_broker.runner import TopicRunner
 from onewriter_broker.settings import Settings
 from onewriter_broker.tenures import slot_of
@@ -150,6 +151,14 @@ class Topics:
         if entry is not None:
             return max(entry.partitions, declared.spec.partitions if declared else 0)
         return declared.spec.partitions if declared is not None else None
+
+    async def entry_of(self, name: TopicName) -> CatalogEntry | None:
+        """Which logs a topic has or will have; None: it does not exist. Raises Undecided."""
+        declared = self.desired.topic(name.base)
+        entry = await self._catalogs.entry(name.base, is_owned=self.is_owned(name))
+        if entry is None and declared is None:
+            return None
+        return _with_declared(entry or CatalogEntry(), declared)
 
     async def exists(self, name: TopicName) -> bool:
         """Whether the topic was created or declared. Raises Undecided."""
@@ -323,7 +332,11 @@ class Topics:
                 raise Unavailable(f"{base} has moved on")
             end = Position(topic_log.ledger, topic_log.next_entry)
             await self._shell.store.trim(
-                binding, topic_log.name, binding.token(topic_log.ledger), end, {}
+                binding,
+                topic_log.name,
+                binding.token(topic_log.ledger),
+                end,
+                {TRIMMED: str(end)},
             )
         self._drop(topic, "the topic was deleted")
         await self._catalogs.write(holding.binding, base, CatalogEntry(is_deleted=True))
@@ -357,12 +370,12 @@ class Topics:
         for subscriptions in topic.subscriptions.values():
             self._shell.spawn(subscriptions.close(reason, save=False))
 
-    async def list(self, namespace: str) -> Mapping[str, CatalogEntry]:
-        """All topics of ``tenant/namespace``, by base name, declared ones included."""
+    async def list(self, namespace: str | None) -> Mapping[str, CatalogEntry]:
+        """All topics of ``tenant/namespace``, or of all, by base name, declared ones included."""
         found: dict[str, CatalogEntry] = {}
         for topic in self.desired.topics:
             name = topic.topic_name
-            if name.namespace_name == namespace:
+            if namespace in {None, name.namespace_name}:
                 found[str(name)] = _with_declared(CatalogEntry(), topic)
         for bucket in range(self._catalogs.buckets):
             is_owned = self.ownership.holding(bucket) is not None
@@ -370,7 +383,7 @@ class Topics:
             for text, entry in entries.items():
                 if entry.is_deleted:
                     continue
-                if TopicName.parse(text).namespace_name == namespace:
+                if namespace in {None, TopicName.parse(text).namespace_name}:
                     found[text] = entry
         return found
 

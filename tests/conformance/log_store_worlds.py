@@ -271,5 +271,5 @@ async def writer(
 ) -> Writer:
     """A writer whose binding is stamped on the present dataset."""
     binding = Binding(bucket, world.replid(), generation, owner, version)
-    assert await store.stamp(binding) is Outcome.DONE
+    assert await store.stamp(binding, create=True) is Outcome.DONE
     return Writer(store, binding, ledger)

@@ -73,9 +73,17 @@ async def test_a_fresh_store_is_a_primary_that_nobody_stamped(
 
 async def test_a_stamp_names_the_owner_and_may_be_repeated(world: World, store: LogStore) -> None:
     binding = Binding(0, world.replid(), 2, "broker-a", 7)
-    assert await store.stamp(binding) is Outcome.DONE
+    assert await store.stamp(binding, create=True) is Outcome.DONE
     assert await store.stamp(binding) is Outcome.DONE
     assert (await store.observe([0])).units[0] == Unit(2, "broker-a", 7, 0)
+
+
+async def test_a_stamp_brings_no_bucket_back_that_has_no_record(
+    world: World, store: LogStore
+) -> None:
+    binding = Binding(0, world.replid(), 2, "broker-a", 7)
+    assert await store.stamp(binding) is Outcome.LOST
+    assert (await store.observe([0])).units[0] == Unit()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +100,7 @@ async def test_a_late_stamp_replaces_nothing(
     world: World, store: LogStore, change: dict[str, Any], expected: Any
 ) -> None:
     binding = Binding(0, world.replid(), 2, "broker-a", 7)
-    await store.stamp(binding)
+    await store.stamp(binding, create=True)
     assert await store.stamp(dataclasses.replace(binding, **change)) is expected
     assert (await store.observe([0])).units[0] == Unit(2, "broker-a", 7, 0)
 
@@ -395,6 +403,29 @@ async def test_whatever_a_zombie_broker_tries_changes_nothing(
     assert await store.set_catalog(zombie.binding, {"topic": "{}"}) is Outcome.FENCED
     assert await store.write_audit(zombie.binding, {"event": "lie"}) is Outcome.FENCED
     assert await stored_story(store) == before
+
+
+async def test_what_an_owner_sent_before_it_lost_the_bucket_is_not_its_word_now(
+    world: World, store: LogStore
+) -> None:
+    # A had the bucket, B took it, A took it again: the same incarnation, two ownerships.
+    first = await writer(world, store)
+    await first.fence(TOPIC)
+    await writer(world, store, owner="broker-b", version=2, ledger=6)
+    again = await writer(world, store, version=3, ledger=7)
+    before = await stored_story(store)
+    assert await store.set_catalog(first.binding, {"topic": "{}"}) is Outcome.REFENCE
+    assert await store.write_audit(first.binding, {"event": "late"}) is Outcome.REFENCE
+    assert await Writer(store, first.binding, 8).fence(TOPIC) is Outcome.REFENCE
+    cursor = {"cursor": "5-1"}
+    assert await store.set_state(first.binding, TOPIC, first.token, cursor) is Outcome.REFENCE
+    position = Position(6, 1)
+    assert await store.trim(first.binding, TOPIC, first.token, position, {}) is Outcome.REFENCE
+    late = first.appending(TOPIC, b"late", never_sent=True)
+    assert await store.append([late]) == [Outcome.REFENCE]
+    assert await store.stamp(first.binding) is Outcome.FENCED
+    assert await stored_story(store) == before
+    assert await again.fence(TOPIC) is Outcome.DONE
 
 
 async def test_the_token_of_an_older_ledger_changes_nothing(world: World, store: LogStore) -> None:

@@ -129,30 +129,16 @@ async def test_an_emptied_dataset_is_lost_not_free(world: World, store: LogStore
     await mine.append(TOPIC, b"1")
     world.flush_all()
     assert (await store.observe([0])).replid == mine.binding.replid
-    stamped, *others = await every_write_but_stamp_last(mine)
-    assert others == [Outcome.LOST] * 6
-    assert stamped is Outcome.DONE
+    assert await every_write(mine) == [Outcome.LOST] * 7
+    assert (await store.observe([0])).units[0].generation == 0
     assert await positions(store) == []
     # Even stamped anew: a log that must exist is lost until its loss was reported.
+    assert await store.stamp(mine.binding, create=True) is Outcome.DONE
     later = Writer(store, mine.binding, 7)
     assert await later.fence(TOPIC, create=False) is Outcome.LOST
     assert await store.append([mine.appending(TOPIC, b"2")]) == [Outcome.LOST]
     assert await later.fence(TOPIC, create=True) is Outcome.DONE
     assert await positions(store) == ["7-0"]
-
-
-async def every_write_but_stamp_last(stale: Writer) -> list[Outcome]:
-    store, binding, token = stale.store, stale.binding, stale.token
-    (appended,) = await store.append([stale.appending(TOPIC, b"stale")])
-    others = [
-        await Writer(store, binding, stale.ledger + 1).fence(TOPIC),
-        appended,
-        await store.set_state(binding, TOPIC, token, {"cursor": "5-1"}),
-        await store.trim(binding, TOPIC, token, Position(5, 2), {}),
-        await store.write_audit(binding, {"event": "stale"}),
-        await store.set_catalog(binding, {"topic": "{}"}),
-    ]
-    return [await store.stamp(binding), *others]
 
 
 async def test_recovery_reads_come_from_the_named_dataset_or_not_at_all(

@@ -22,7 +22,7 @@ from onewriter_core.wire import hot
 from onewriter_core.wire.client import ClientConnection
 from onewriter_core.wire.commands import Command
 from onewriter_core.wire.hot import Delivery, MessageId, SendReceipt
-from onewriter_core.wire.messages import build_entry, entry_payload
+from onewriter_core.wire.messages import build_entry, entry_payload, iterate_batch, parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 SHARED = pb.SHARED
@@ -32,6 +32,9 @@ FENCING = pb.EXCLUSIVE_WITH_FENCING
 
 BROKERS_OWN_REQUEST = 2**64 - 1
 """The request id of a CLOSE_PRODUCER that the broker sends of its own accord."""
+
+NOTHING_STORED = (2**64 - 1, 2**64 - 1)
+"""The last message id of an empty topic."""
 
 SECONDS_MAX = 20.0
 """How long an expected answer is waited for."""
@@ -65,16 +68,20 @@ class RawClient:
         self.socket = socket.socket()
         if window:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
-        self.socket.connect(address)
+        try:
+            self.socket.connect(address)
+        except OSError:
+            self.socket.close()
+            raise
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         if connects:
-            method = "token" if token else "none"
-            self.write(
-                self._wire.connect("raw-client", auth_method=method, auth_data=token.encode())
-            )
-            self.answer(pb.CommandConnected)
+            try:
+                self._connect(token)
+            except BaseException:
+                self.close()
+                raise
 
     def __enter__(self) -> Self:
         return self
@@ -86,6 +93,11 @@ class RawClient:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _connect(self, token: str) -> None:
+        method = "token" if token else "none"
+        self.write(self._wire.connect("raw-client", auth_method=method, auth_data=token.encode()))
+        self.answer(pb.CommandConnected)
 
     # ------------------------------------------------------------ speaking
 
@@ -170,6 +182,14 @@ class RawClient:
         with self._changed:
             if not self._changed.wait_for(lambda: self.is_closed, seconds):
                 raise TimeoutError(f"still open after {seconds} s; heard {self.heard}")
+
+    def wait_closed_or(self, kind: type[Kind], seconds: float = SECONDS_MAX) -> None:
+        """Wait until the broker has sent such a command, or closed the connection."""
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: self.is_closed or any(isinstance(c, kind) for c, _ in self.heard), seconds
+            ):
+                raise TimeoutError(f"neither closed nor {kind.__name__} after {seconds} s")
 
     def _read(self) -> None:
         with contextlib.suppress(OSError, ProtocolError):
@@ -393,8 +413,8 @@ def full(topic: str) -> str:
     return str(TopicName.parse(topic))
 
 
-def contents_of(address: tuple[str, int], topic: str) -> list[bytes]:
-    """Everything in an unbatched topic, read to its end as it is now."""
+def entries_of(address: tuple[str, int], topic: str) -> list[bytes]:
+    """Every entry of a topic, read to its end as it is now, each as its producer sent it."""
     with RawClient(address) as client:
         consumer = client.subscribe(topic, "reader-of-everything", permits=0, durable=False)
         request_id = client.next_request_id()
@@ -404,15 +424,27 @@ def contents_of(address: tuple[str, int], topic: str) -> list[bytes]:
         last = client.answer(pb.CommandGetLastMessageIdResponse, request_id).last_message_id
         end = (last.ledger_id, last.entry_id)
         found: list[bytes] = []
-        if end == (2**64 - 1, 2**64 - 1):
-            return found
-        while True:
+        while end != NOTHING_STORED:
             consumer.flow(1000)
-            for _ in range(1000):
-                delivery, payload = consumer.receive()
-                found.append(bytes(entry_payload(payload)))
-                if (delivery.message_id.ledger, delivery.message_id.entry) >= end:
-                    return found
+            delivery, payload = consumer.receive()
+            found.append(payload)
+            if (delivery.message_id.ledger, delivery.message_id.entry) >= end:
+                break
+        return found
+
+
+def contents_of(address: tuple[str, int], topic: str) -> list[bytes]:
+    """The contents of a topic's uncompressed messages in their order, batches taken apart."""
+    found: list[bytes] = []
+    for entry in entries_of(address, topic):
+        metadata = parse_metadata(entry)
+        payload = entry_payload(entry)
+        if metadata.HasField("num_messages_in_batch"):
+            batch = iterate_batch(payload, metadata.num_messages_in_batch)
+            found += [bytes(content) for _, content in batch]
+        else:
+            found.append(bytes(payload))
+    return found
 
 
 def eventually(
@@ -445,6 +477,7 @@ __all__ = [
     "RefusedByBroker",
     "clients",
     "contents_of",
+    "entries_of",
     "eventually",
     "full",
 ]

@@ -209,6 +209,14 @@ RECOVERY = StorageSometimes(
 )
 
 
+FLUSHED = StorageSometimes(
+    "a dataset is emptied after a grant, and a broker still has its stamp to send",
+    lambda before, action, after: action.kind == "flush"
+    and after.granted > 0
+    and any(version > 1 for version, _ in _reaching(after)),
+)
+
+
 def _rolls(before: State, action: Action, after: State) -> bool:
     if action.kind != "keep":
         return False

@@ -51,7 +51,12 @@ Not modelled
   the commit watermark, and with them durability and visibility (redis invariants 8 and 9).
 * Several topics or buckets, and more than one shard. One topic per bucket loses nothing here: the
   scripts treat topics one by one, under one record.
-* Damage to a live dataset (FLUSHALL, DEL, XSETID): the store's access rules forbid it to brokers.
+* Damage to a live dataset other than emptying it whole (DEL, XSETID): the store's access rules
+  forbid it to brokers. Emptying (FLUSHALL) is an action where ``Scope.flushes`` says so; what it
+  shows is that nobody comes back on an emptied bucket by himself. One stamp is left that could: a
+  first one, made while nothing was granted, that arrives after a grant *and* after the emptying.
+* That the anchor tells a bucket in use from one that never was (``last_ledger``) is taken for
+  granted, by way of the ghost ``granted``.
 * Force: ``adopt --force`` gives up lineage on purpose. Restoring an old copy of the anchor.
 * The last granted ledger recorded in the anchor (it lets a holder resume after a failover that
   provably lost no marker); here such a holder must win anew.
@@ -109,7 +114,7 @@ class StorageProtocol:
         return state._replace(
             anchor=(*state.anchor, Version(1, 1, 0, block)),
             nodes=tuple(node._replace(writes=writes) for node in state.nodes),
-            bindings=(*state.bindings, Binding(1, 1, 2, block, 1)),
+            bindings=(*state.bindings, Binding(1, 1, 2, block, 1, create=False)),
             granted=1,
             granted_epoch=1,
         )
@@ -126,6 +131,8 @@ class StorageProtocol:
             for index, node in enumerate(state.nodes):
                 yield from self._replace_dataset(state, index, node)
         yield from self._resync(state)
+        if state.flushed < self.scope.flushes:
+            yield from self._flush(state)
 
     # ---- Brokers: read the anchor, look at the store, compare and set -------------------------
 
@@ -180,7 +187,11 @@ class StorageProtocol:
                 yield (
                     Action("observe", index, broker, detail=f"replid {node.replid}, {how}"),
                     self._attempting(
-                        state, broker, attempt._replace(replid=node.replid, adopt=adopt)
+                        state,
+                        broker,
+                        attempt._replace(
+                            replid=node.replid, adopt=adopt, empty=not view(node.writes).generation
+                        ),
                     ),
                 )
 
@@ -200,6 +211,8 @@ class StorageProtocol:
             return "taken as it is"
         if not record.replid:
             return "" if view(node.writes).generation else "the first one"
+        if state.granted and not view(node.writes).generation:
+            return ""  # it was in use and was emptied: a person must look
         if node.replid == record.replid:
             return "the registered one"
         if self.rules.by_anything:
@@ -234,6 +247,7 @@ class StorageProtocol:
             first,
             high_water if first > record.high_water else left.end,
             own.epoch if goes_on else 0,
+            attempt.empty,
         )
         version = Version(record.generation + attempt.adopt, attempt.replid, broker, high_water)
         return (
@@ -284,7 +298,8 @@ class StorageProtocol:
         seen = view(node.writes)
         if rules.registered and seen.stamped != version:
             late = seen.stamped > version or seen.generation > record.generation
-            if not (late and rules.late_stamp_refused):
+            gone = not seen.generation and not binding.create
+            if not (late and rules.late_stamp_refused) and not (gone and rules.empty_stamp_refused):
                 stamp = Write("stamp", version, record.generation)
                 yield act._replace(kind="stamp"), _written(state, node.replid, stamp)
         if not self.guarded(state, version, seen):
@@ -396,6 +411,13 @@ class StorageProtocol:
                     grown, index, node._replace(replid=replid, previous=node.replid, writes=writes)
                 ),
             )
+
+    def _flush(self, state: State) -> Iterator[Transition]:
+        """Somebody empties a live dataset: FLUSHALL changes no replid, and replicas follow."""
+        for index, node in enumerate(state.nodes):
+            if node.primary and node.writes:
+                emptied = _written(state, node.replid, Write("flush", 0))
+                yield Action("flush", index), emptied._replace(flushed=state.flushed + 1)
 
     def _elected(self, index: int) -> int:
         """Which node survives matters only where no registration says which dataset counts."""

@@ -23,6 +23,8 @@ class Rules:
     ``stamp_after``: the generation is written after the compare-and-set, not before.
     ``owner_check``: what a write compares with the bucket's stamp.
     ``late_stamp_refused``: a stamp older than the one that stands is refused.
+    ``empty_stamp_refused``: a stamp is refused where the bucket has no record, unless its broker saw
+    it so before its compare-and-set.
     ``generation_check``: a write is refused where the bucket's generation is above its own.
     ``token_check``: a write is refused unless the log's token is its own ledger's.
     ``fresh_block``: ledgers left over from an earlier ownership are thrown away.
@@ -37,8 +39,9 @@ class Rules:
     by_anything: bool = False
     past_refused: bool = True
     stamp_after: bool = True
-    owner_check: Literal["nothing", "owner", "version"] = "owner"
+    owner_check: Literal["nothing", "owner", "version"] = "version"
     late_stamp_refused: bool = True
+    empty_stamp_refused: bool = True
     generation_check: bool = True
     token_check: bool = True
     fresh_block: bool = True
@@ -79,6 +82,7 @@ class Scope:
     an owner may acquire again although its dataset is registered and its reservation not used up.
     ``begun``: start where A has acquired, stamped and opened its first ledger, which saves the
     search eight steps. ``losses``: a promotion or restart may lose any number of the last writes.
+    ``flushes``: how often somebody empties a live dataset by mistake.
     """
 
     nodes: int = 2
@@ -90,6 +94,7 @@ class Scope:
     needless: bool = False
     begun: bool = False
     losses: bool = True
+    flushes: int = 0
 
 
 class Version(NamedTuple):
@@ -105,11 +110,12 @@ class Write(NamedTuple):
     """One write as executed by a node.
 
     ``stamp``: number = anchor version. ``generation``: number = generation, written by a variant
-    before its compare-and-set. ``marker``: number = ledger, with epoch and generation.
+    before its compare-and-set. ``marker``: number = ledger, with epoch and generation. ``flush``:
+    nothing written before it is there any more.
     ``stale`` (ghost): a write that should have been refused if this branch counts.
     """
 
-    kind: Literal["stamp", "generation", "marker", "stale"]
+    kind: Literal["stamp", "generation", "marker", "flush", "stale"]
     number: int
     generation: int = 0
     epoch: int = 0
@@ -128,7 +134,8 @@ class Binding(NamedTuple):
     """What one acquisition left with its broker.
 
     The reservation is ``first`` to ``end``; below ``following`` its ledgers are used. ``epoch`` is
-    the topic epoch that the broker knows to be the newest granted; 0: it does not know.
+    the topic epoch that the broker knows to be the newest granted; 0: it does not know. ``create``:
+    it may stamp a bucket that has no record.
     """
 
     replid: int
@@ -136,6 +143,7 @@ class Binding(NamedTuple):
     following: int
     end: int
     epoch: int
+    create: bool = True
 
 
 class Attempt(NamedTuple):
@@ -145,6 +153,7 @@ class Attempt(NamedTuple):
     replid: int = 0
     adopt: bool = False
     announced: bool = False
+    empty: bool = False
 
 
 class State(NamedTuple):
@@ -156,6 +165,7 @@ class State(NamedTuple):
     granted: int
     granted_epoch: int
     parents: tuple[int, ...]
+    flushed: int = 0
 
 
 class Action(NamedTuple):
@@ -201,6 +211,8 @@ class Action(NamedTuple):
                 return f"{what} gets a stale {self.kind} write accepted on {where}"
             case "promote":
                 return f"{where} is promoted; {self.number} writes of its primary had reached it"
+            case "flush":
+                return f"the dataset of {where} is emptied by mistake"
             case "restart":
                 return f"{where} restarts from {self.detail}; {self.number} writes survive"
             case _:
@@ -245,5 +257,7 @@ def view(writes: tuple[Write, ...]) -> View:
                 rising=before.rising and last.number > before.ledger,
                 epochs=(*before.epochs, (last.number, last.epoch)),
             )
+        case "flush":
+            return EMPTY
         case "stale":
             return before._replace(stale=True)

@@ -12,6 +12,7 @@ import pytest
 from tests.model.explorer import Report, explore
 from tests.model.storage_properties import (
     EARLIER_OWNERSHIP,
+    FLUSHED,
     RECOVERY,
     ROLL,
     StorageSometimes,
@@ -115,6 +116,12 @@ def test_it_holds_in_larger_scopes(scope: Scope) -> None:
     examine(PROTOCOL, scope).assert_sound()
 
 
+def test_nobody_comes_back_by_himself_on_a_bucket_that_was_emptied() -> None:
+    scope = Scope(datasets=2, block=1, reads_apart=False, begun=True, losses=False, flushes=1)
+    report = examine(PROTOCOL, scope, seen=[FLUSHED])
+    report.assert_sound()
+
+
 # ---- Weaker protocols are found wrong -------------------------------------------------------------
 
 
@@ -175,11 +182,10 @@ def test_ledgers_kept_from_an_earlier_ownership_are_too_low() -> None:
     assert "restart" in kinds(found) or "promote" in kinds(found)
 
 
-def test_without_the_token_a_deposed_owner_moves_cursors() -> None:
-    """There is no ID fence on a hash: the writes beside the log stand or fall with the token."""
-    found = examine(
-        Rules(token_check=False), Scope(versions=2, datasets=2, block=1), invariants="6"
-    )
+def test_without_token_and_version_a_deposed_owner_moves_cursors() -> None:
+    """There is no ID fence on a hash: the writes beside the log stand or fall with these two."""
+    rules = Rules(token_check=False, owner_check="owner")
+    found = examine(rules, Scope(versions=2, datasets=2, block=1), invariants="6")
     assert kinds(found)[-1] == "cursor"
 
 
@@ -199,6 +205,15 @@ def test_a_late_stamp_that_is_let_in_takes_the_bucket_back() -> None:
     )
     stamps = [action.version for action in story(found) if action.kind == "stamp"]
     assert stamps != sorted(stamps)
+
+
+def test_a_late_stamp_on_an_emptied_bucket_brings_a_deposed_owner_back() -> None:
+    """B won the anchor and fell asleep; A won it back and granted; FLUSHALL; B's stamp arrives."""
+    scope = Scope(datasets=1, block=1, reads_apart=False, begun=True, flushes=1)
+    found = examine(Rules(empty_stamp_refused=False), scope, invariants="17")
+    flushed = kinds(found).index("flush")
+    assert "stamp" in kinds(found)[flushed:]
+    assert kinds(found)[-1] in {"append", "grant", "keep"}
 
 
 def test_an_epoch_found_in_a_cut_log_is_not_the_last_one() -> None:

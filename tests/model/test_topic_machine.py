@@ -191,6 +191,7 @@ def test_a_topic_that_moved_here_with_administrators_about() -> None:
         losses_max=1 + DEEPER,
         is_administered=True,
         may_refuse=True,
+        closes=False,
         starts_reserved=True,
     )
     moved = Sometimes("a holder resumed after a move", resumed_after_a_move)
@@ -219,10 +220,16 @@ def test_shared_producers_come_after_an_exclusive_one() -> None:
 def test_partitions_are_granted_as_a_group() -> None:
     """Two clients for both partitions, each asking in any order, as the C++ client does."""
     actors = (Actor("A", WAIT, (0, 1)), Actor("B", WAIT, (0, 1)))
-    world = World(actors, partitions=2, ledger_max=2 + DEEPER, losses_max=1)
+    world = World(actors, partitions=2, ledger_max=2 + DEEPER, losses_max=1, closes=False)
     alone = Sometimes("a request competed alone", held_back_too_long)
     whole = Sometimes("a group was granted at once", group_granted)
-    prove(world, RESUMED, PROMOTED, alone, whole)
+    prove(world, PROMOTED, alone, whole)
+
+
+def test_a_group_loses_one_partition_and_comes_back() -> None:
+    actors = (Actor("A", WAIT, (0, 1)), Actor("B", FENCING, (1,), alone=True))
+    world = World(actors, partitions=2, ledger_max=3 + DEEPER, losses_max=1 + DEEPER, closes=False)
+    prove(world, RESUMED, REPLACED, TOOK_OVER, STALE)
 
 
 def test_a_group_beside_producers_of_single_partitions() -> None:
@@ -231,7 +238,7 @@ def test_a_group_beside_producers_of_single_partitions() -> None:
         Actor("B", EXCLUSIVE, (1,), alone=True),
         Actor("C", FENCING, (0,), alone=True),
     )
-    world = World(actors, partitions=2, ledger_max=3 + DEEPER, losses_max=DEEPER)
+    world = World(actors, partitions=2, ledger_max=2 + DEEPER, losses_max=0)
     whole = Sometimes("a group was granted at once", group_granted)
     prove(world, PROMOTED, TOOK_OVER, whole)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from onewriter_core.ids import Identity
-from onewriter_core.topic.effects import Close, Effect, Fence, Grant
+from onewriter_core.topic.effects import Effect, Grant
 from onewriter_core.topic.events import (
     ClockTicked,
     DatasetChanged,
@@ -142,7 +142,11 @@ class AnyTopic(RuleBasedStateMachine):
             )
         )
 
-    @rule(who=st.sampled_from(PEOPLE), shuffle=st.permutations([0, 1, 2]), mode=st.sampled_from(AccessMode))
+    @rule(
+        who=st.sampled_from(PEOPLE),
+        shuffle=st.permutations([0, 1, 2]),
+        mode=st.sampled_from(AccessMode),
+    )
     def a_partitioned_client_asks_for_all_at_once(
         self, who: tuple[str, Identity], shuffle: list[int], mode: AccessMode
     ) -> None:

@@ -10,7 +10,6 @@ import os
 from pathlib import Path
 
 import pytest
-
 from tests.scenarios.transcripts import play
 
 FOLDER = Path(__file__).parent

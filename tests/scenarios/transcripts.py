@@ -253,10 +253,8 @@ def _state(topic: Topic) -> str:
 
 def _ownership(ownership: Ownership) -> str:
     match ownership:
-        case Vacant(None):
-            return "Vacant"
         case Vacant(tenure):
-            return f"Vacant, {tenure.producer_name} may come back,"
+            return "Vacant" if tenure is None else f"Vacant, {tenure.producer_name} may come back,"
         case Reserved(tenure, until):
             return f"Reserved for {tenure.producer_name} until {until:g},"
         case Shared(producers):

@@ -55,6 +55,8 @@ class Limits:
     """Acknowledgements of a topic that wait for their receipt."""
     retry_seconds: float = 0.5
     """Pause before a read or a save that got no definite answer is tried again."""
+    unreadable_retry_seconds: float = 10.0
+    """Pause before a block that could not be understood is read again."""
     close_seconds: float = 2.0
     """How long closing a topic waits for the last save."""
     seek_linger_seconds: float = 30.0

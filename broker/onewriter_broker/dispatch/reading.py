@@ -9,13 +9,18 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import structlog
+
 from onewriter_broker.dispatch.api import Spawn, TaskHandle
 from onewriter_broker.dispatch.cursor import before
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.limits import Limits
+from onewriter_broker.log.blocks import MalformedBlock
 from onewriter_broker.log.topic_log import Entry, TopicLog
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import Position
+
+_log = structlog.get_logger(__name__)
 
 
 def learn_gaps(gaps: LedgerGaps, after: Position, entries: Sequence[Entry]) -> bool:
@@ -30,6 +35,21 @@ def learn_gaps(gaps: LedgerGaps, after: Position, entries: Sequence[Entry]) -> b
                 is_news = gaps.learn(last, entry.position) or is_news
             last = entry.position
     return is_news
+
+
+async def read_at_last(log: TopicLog, after: Position, entries: int, limits: Limits) -> list[Entry]:
+    """What ``log.read`` gives, however long it takes: it is tried again until it succeeds.
+
+    A block that cannot be understood is reported each time; nobody can read past it.
+    """
+    while True:
+        try:
+            return await log.read(after, entries, limits.read_bytes)
+        except (Undecided, Unavailable):
+            await asyncio.sleep(limits.retry_seconds)
+        except MalformedBlock as error:
+            _log.error("block.unreadable", topic=str(log.name), after=str(after), why=str(error))
+            await asyncio.sleep(limits.unreadable_retry_seconds)
 
 
 class TailReader:
@@ -62,6 +82,32 @@ class TailReader:
         return entries
 
 
+class ReadBudget:
+    """Bounds how many subscriptions, of a whole broker, hold entries that wait for a consumer.
+
+    Each holds at most two reads (Limits.read_bytes each, or one larger entry). Who has held them
+    longest gives them back and reads again when its consumer takes more.
+    """
+
+    def __init__(self, holders_max: int = 64) -> None:
+        self._holders_max = holders_max
+        self._holders: dict[ReadAhead, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def hold(self, reader: ReadAhead) -> None:
+        """It keeps entries for later."""
+        self._holders.pop(reader, None)
+        self._holders[reader] = None
+        if len(self._holders) > self._holders_max:
+            next(iter(self._holders)).release()
+
+    def drop(self, reader: ReadAhead) -> None:
+        """It keeps none any more."""
+        self._holders.pop(reader, None)
+
+
 class ReadAhead:
     """The entries that come next, in order. ``position`` is the last one handed out."""
 
@@ -72,6 +118,7 @@ class ReadAhead:
         position: Position,
         *,
         tail: TailReader,
+        budget: ReadBudget,
         spawn: Spawn,
         limits: Limits,
         ready: Callable[[], None],
@@ -81,6 +128,8 @@ class ReadAhead:
         self._log = log
         self._gaps = gaps
         self._tail = tail
+        self._budget = budget
+        self._is_holding = False
         self._spawn = spawn
         self._limits = limits
         self._ready = ready
@@ -100,6 +149,7 @@ class ReadAhead:
     def release(self) -> None:
         """Give back the memory; go on where the last entry was handed out."""
         self._operation += 1
+        self._hold(is_holding=False)
         self._entries = []
         self._following = []
         self._index = 0
@@ -156,7 +206,11 @@ class ReadAhead:
         self.position = entries[index - 1].position
         if index == count:
             self._entries, self._index = [], 0
+            if self._is_holding and not self._following:
+                self._hold(is_holding=False)
             return (entries[start:] if start else entries), messages, size
+        if not self._is_holding:
+            self._hold(is_holding=True)
         return entries[start:index], messages, size
 
     def skip_to(self, position: Position) -> None:
@@ -171,26 +225,27 @@ class ReadAhead:
 
     async def _read(self, operation: int, after: Position) -> None:
         """Read once and say so. After a rewind the result is dropped: the next fill reads anew."""
-        while True:
-            end = self._log.committed
-            try:
-                entries = await self._log.read(
-                    after, self._limits.read_entries, self._limits.read_bytes
-                )
-                break
-            except (Undecided, Unavailable):
-                await asyncio.sleep(self._limits.retry_seconds)
+        end = self._log.committed
+        entries = await read_at_last(self._log, after, self._limits.read_entries, self._limits)
         self._task = None
         if operation == self._operation:
             self._following = entries
             if entries:
                 self._note(entries)
+                self._hold(is_holding=True)
             elif end > after:
                 # Only markers up to there: never ask the store for them again.
                 self._read_to = end
                 if self._gaps.learn(after, Position(end.ledger, end.entry + 1)):
                     self._learned()
         self._ready()
+
+    def _hold(self, *, is_holding: bool) -> None:
+        self._is_holding = is_holding
+        if is_holding:
+            self._budget.hold(self)
+        else:
+            self._budget.drop(self)
 
     def _note(self, entries: list[Entry]) -> None:
         if not entries:

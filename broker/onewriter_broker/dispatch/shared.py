@@ -6,7 +6,6 @@ entry was given again. Order is not promised.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -15,9 +14,8 @@ from onewriter_broker.dispatch.api import Spawn, SubscriptionType, TaskHandle
 from onewriter_broker.dispatch.consumer import Consumer
 from onewriter_broker.dispatch.cursor import Cursor, ack_set_of, before
 from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.dispatch.reading import ReadAhead
+from onewriter_broker.dispatch.reading import ReadAhead, read_at_last
 from onewriter_broker.log.topic_log import Entry, TopicLog
-from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import Position
 from onewriter_core.wire.hot import MessageId
 
@@ -185,7 +183,10 @@ class SharedDispatcher:
     def _give_one(self, consumer: Consumer, entry: Entry) -> int:
         """Give what is unacknowledged of an entry; the bytes given (at least 1), or 0."""
         position = entry.position
-        if self._cursor.is_acknowledged(position) or position in self._queued:
+        if position in self._queued:
+            return 0
+        if self._cursor.is_acknowledged(position):
+            self._counts.pop(position, None)
             return 0
         mask = self._cursor.remaining(position)
         messages = entry.messages if mask is None else min(mask.bit_count(), entry.messages)
@@ -254,17 +255,13 @@ class SharedDispatcher:
             heapq.heappop(self._waiting)
             if self._cursor.is_acknowledged(position):
                 self._queued.discard(position)
+                self._counts.pop(position, None)
             else:
                 run.append(position)
         return run
 
     async def _read(self, run: list[Position]) -> None:
-        while True:
-            try:
-                entries = await self._log.read(before(run[0]), len(run), self._limits.read_bytes)
-                break
-            except (Undecided, Unavailable):
-                await asyncio.sleep(self._limits.retry_seconds)
+        entries = await read_at_last(self._log, before(run[0]), len(run), self._limits)
         self._task = None
         self._take_run(run, entries)
         self._wake()

@@ -62,6 +62,7 @@ class Subscription:
             topic.gaps,
             cursor.mark_delete,
             tail=topic.tail,
+            budget=topic.budget,
             spawn=topic.spawn,
             limits=topic.limits,
             ready=self.wake,
@@ -278,23 +279,24 @@ class Subscription:
         """Begin again elsewhere, with everybody disconnected, as in Pulsar.
 
         Acknowledgements on their way belong to the old position, and clients empty their queues:
-        so they have to subscribe again. ``answer`` is called when the new position is saved, then
-        the consumers are told. Raises Undecided and Unavailable, without ``answer``, when it is
-        not: consumers are told all the same and the position is as sought, saved or not.
+        so they have to subscribe again. They are told first; ``answer`` is called when the new
+        position is saved. In this order: the C++ client takes a seek that is answered before its
+        consumer is closed for one that needs no new start, and leaves out what it has had.
+        Raises Undecided and Unavailable, without ``answer``, when it is not saved; the
+        subscription stands at the new position all the same.
         """
         mark_delete, mask = await self.topic.resolve(target)
-        leaving = self.detach_all()
+        if self.topic.get(self.name) is not self:
+            raise Refused(ServerError.SUBSCRIPTION_NOT_FOUND, f"{self.name} was deleted meanwhile")
+        for consumer in self.detach_all():
+            consumer.channel.consumer_closed(consumer.id)
         self.move(mark_delete, mask)
-        try:
-            if self.is_durable:
-                await self.topic.saver.saved(self)
-            else:
-                self.expires_at = self.topic.clock() + self.limits.seek_linger_seconds
-            if answer is not None:
-                answer()
-        finally:
-            for consumer in leaving:
-                consumer.channel.consumer_closed(consumer.id)
+        if self.is_durable:
+            await self.topic.saver.saved(self)
+        else:
+            self.expires_at = self.topic.clock() + self.limits.seek_linger_seconds
+        if answer is not None:
+            answer()
 
     def move(self, mark_delete: Position, mask: int | None = None) -> None:
         """Stand at ``mark_delete``; ``mask``: what is unacknowledged of the entry behind it."""

@@ -34,7 +34,7 @@ from onewriter_broker.dispatch.finding import (
 )
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.dispatch.reading import TailReader
+from onewriter_broker.dispatch.reading import ReadBudget, TailReader
 from onewriter_broker.dispatch.saving import STATE_PREFIX, CursorSaver, read_cursor
 from onewriter_broker.dispatch.stats import subscription_stats
 from onewriter_broker.dispatch.subscription import Subscription
@@ -50,7 +50,7 @@ class Subscriptions:
     """See the module. Construct it once the log's state is loaded and its watermark is set.
 
     ``spawn`` starts tasks in the caller's TaskGroup, ``clock`` gives monotonic seconds,
-    ``wall_clock_ms`` the time of day.
+    ``wall_clock_ms`` the time of day. ``budget`` is shared by all topics of a broker.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Subscriptions:
         clock: Callable[[], float],
         wall_clock_ms: Callable[[], int],
         limits: Limits | None = None,
+        budget: ReadBudget | None = None,
     ) -> None:
         self.log = log
         self.spawn = spawn
@@ -68,6 +69,7 @@ class Subscriptions:
         self.wall_clock_ms = wall_clock_ms
         self.limits = limits or Limits()
         self.gaps = LedgerGaps(self.limits.ledger_gaps_max)
+        self.budget = budget or ReadBudget()
         self.tail = TailReader(log, self.limits)
         self.saver = CursorSaver(log, spawn=spawn, limits=self.limits)
         self._by_name: dict[str, Subscription] = {}
@@ -89,12 +91,12 @@ class Subscriptions:
             except CursorFormatError as error:
                 # Nothing may be lost: what it has had comes again.
                 _log.warning(
-                    "cursor_unreadable", topic=str(self.log.name), subscription=name, why=str(error)
+                    "cursor.unreadable", topic=str(self.log.name), subscription=name, why=str(error)
                 )
                 cursor, properties = self._new_cursor(EARLIEST), {}
             if cursor.clamp(self.log.committed):
                 _log.warning(
-                    "cursor_behind_end",
+                    "cursor.behind_end",
                     topic=str(self.log.name),
                     subscription=name,
                     end=str(self.log.committed),
@@ -186,7 +188,6 @@ class Subscriptions:
         _check_text("consumer name", options.consumer_name, self.limits.name_bytes_max)
         _check_properties(options.metadata, self.limits.properties_bytes_max)
         subscription = self._by_name.get(options.subscription)
-        is_new = subscription is None
         if subscription is None:
             mark_delete = await self._start_of(options)
             self._check_open()
@@ -204,7 +205,7 @@ class Subscriptions:
                 f"{other} subscription with the same name already exists",
             )
         consumer = subscription.add_consumer(options, channel)
-        if is_new and subscription.is_durable:
+        if subscription.is_durable and STATE_PREFIX + subscription.name not in self.log.state:
             try:
                 await self.saver.saved(subscription)
             except BaseException:
@@ -309,6 +310,8 @@ class Subscriptions:
                     after = entry.position
                 elif entries > 0:
                     after = entry.position
+        if self._by_name.get(name) is not subscription:
+            raise Refused(ServerError.SUBSCRIPTION_NOT_FOUND, f"{name} was deleted meanwhile")
         if after > cursor.mark_delete:
             cursor.acknowledge_until(after)
         if subscription.is_durable:
@@ -344,7 +347,7 @@ class Subscriptions:
             subscription.close()
         await self.saver.close(save=save)
         if closed:
-            _log.info("consumers_closed", topic=str(self.log.name), reason=reason, consumers=closed)
+            _log.info("consumers.closed", topic=str(self.log.name), reason=reason, consumers=closed)
 
     # ------------------------------------------------------------ for subscriptions
 
@@ -373,6 +376,8 @@ class Subscriptions:
 
     def _disconnect(self, subscription: Subscription, *, spare: Consumer | None = None) -> None:
         """Delete it in memory; what is saved of it follows."""
+        if self._by_name.get(subscription.name) is not subscription:
+            return  # gone already, and the name may be somebody else's by now
         leaving = subscription.detach_all()
         self.discard(subscription)
         if subscription.is_durable:

@@ -24,7 +24,9 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
         held = len(ownership.held())
         known = sum(ownership.owner_of(bucket) is not None for bucket in buckets)
         waiting = {
-            str(bucket): reason for bucket in buckets if (reason := ownership.waiting_reason(bucket))
+            str(bucket): reason
+            for bucket in buckets
+            if (reason := ownership.waiting_reason(bucket))
         }
         problems = []
         if not site.is_ready.is_set():

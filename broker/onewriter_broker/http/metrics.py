@@ -55,9 +55,9 @@ class Metrics:
     def moved(self, record: Record) -> None:
         """A topic changed hands, or its writer came back."""
         self._transitions[record.purpose.value, record.departure.value] += 1
-        if record.purpose in {Purpose.GRANT, Purpose.DEPOSE}:
-            if record.departure not in _NOT_FENCED:
-                self._fenced[record.departure.value] += 1
+        ends_an_epoch = record.purpose in {Purpose.GRANT, Purpose.DEPOSE}
+        if ends_an_epoch and record.departure not in _NOT_FENCED:
+            self._fenced[record.departure.value] += 1
         if record.leaderless_seconds is not None:
             cause = record.departure.value
             spread = self._leaderless.setdefault(cause, Distribution(SECONDS))
@@ -133,7 +133,9 @@ class Metrics:
             (((reason,), count) for reason, count in self._fenced.items()),
         )
         leaderless = HistogramMetricFamily(
-            "onewriter_leaderless_seconds", "Time without a writer before a grant.", labels=["cause"]
+            "onewriter_leaderless_seconds",
+            "Time without a writer before a grant.",
+            labels=["cause"],
         )
         for cause, spread in self._leaderless.items():
             leaderless.add_metric([cause], spread.cumulative(), spread.total)
@@ -160,7 +162,9 @@ class Metrics:
             figures.publish_seconds,
         )
         yield _histogram(
-            "append_seconds", "One append call to the store, retries included.", figures.call_seconds
+            "append_seconds",
+            "One append call to the store, retries included.",
+            figures.call_seconds,
         )
         yield _histogram("block_entries", "Entries in a block.", figures.block_entries)
         yield _histogram("call_blocks", "Blocks in an append call.", figures.call_blocks)

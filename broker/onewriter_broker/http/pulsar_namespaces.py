@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote
 
 from aiohttp import web
 
@@ -149,18 +150,13 @@ async def _delete_topic(site: Site, request: web.Request, name: TopicName) -> No
     owner = await site.owner_of(name, wait_seconds=1.0)
     if owner is None:
         raise Refusal(503, site.why_not_served(name))
-    entry = (await site.topics.list(name.namespace_name)).get(str(name))
+    entry = await site.topics.entry_of(name)
     if entry is None:
         return
     parts = "/partitions" if entry.partitions else ""
-    path = f"/admin/v2/persistent/{name.tenant}/{name.namespace}/{_quoted(name.local)}{parts}"
+    local = quote(name.local, safe="")
+    path = f"/admin/v2/persistent/{name.tenant}/{name.namespace}/{local}{parts}"
     await site.forward(request, "DELETE", f"{owner.http_url}{path}?force=true")
-
-
-def _quoted(local: str) -> str:
-    from urllib.parse import quote
-
-    return quote(local, safe="")
 
 
 def _add_topics(router: web.UrlDispatcher, site: Site) -> None:

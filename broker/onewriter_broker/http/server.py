@@ -76,9 +76,11 @@ class HttpServer:
         self._socket: asyncio.Server | None = None
 
     def _application(self) -> web.Application:
-        application = web.Application(
-            client_max_size=BODY_BYTES_MAX, middlewares=[web.middleware(self._guarded)]
-        )
+        @web.middleware
+        async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self._guarded(request, handler)
+
+        application = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[guarded])
         for module in (
             health,
             pulsar_cluster,

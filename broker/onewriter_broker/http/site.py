@@ -17,10 +17,10 @@ from aiohttp import web
 from onewriter_broker.access import check_topic
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.clients import Clients
+from onewriter_broker.http.metrics import Metrics
 from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.topic_log import Loss
 from onewriter_broker.membership import Membership
-from onewriter_broker.http.metrics import Metrics
 from onewriter_broker.namespaces import Conflict, Invalid, Missing, Namespaces
 from onewriter_broker.topics import Topics
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
@@ -166,7 +166,9 @@ class Site:
                 if answer.status >= 300:
                     raise Refusal(answer.status, _reason(await answer.text()))
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise Unavailable(f"another broker did not answer: {error or 'too slow'}") from error
+            raise Unavailable(
+                f"another broker did not answer: {str(error) or 'too slow'}"
+            ) from error
 
 
 def _reason(text: str) -> str:

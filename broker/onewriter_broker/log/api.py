@@ -48,8 +48,10 @@ class Binding:
     """The right to write to one bucket, as the anchor granted it.
 
     ``replid`` is the dataset that counts, ``generation`` the number of its registration,
-    ``owner`` this broker's incarnation, ``version`` the anchor record's version that said so: it
-    orders bindings, so that a late stamp never replaces a newer one.
+    ``owner`` this broker's incarnation, ``version`` the anchor record's version that said so. It
+    stays what it was while the bucket is held, however often the record changes meanwhile: it
+    orders bindings, so that a late stamp never replaces a newer one, and tells two ownerships of
+    one broker apart, so that what was sent under the first is refused under the second.
     """
 
     bucket: int
@@ -173,8 +175,9 @@ class LogStore(Protocol):
     replicas, timed out): the caller retries the very same write, same bytes, same positions.
     Writes are executed in the order of the calls. Reads raise Undecided likewise.
 
-    Guarded writes answer REFENCE when the dataset or a newer registration of it is not the bound
-    one, LOST when the bucket was never stamped here, FENCED when another owner is stamped.
+    Guarded writes answer REFENCE when the dataset, its registration or the owner's own newer
+    binding is not the bound one, LOST when the bucket has no record here, FENCED when another owner
+    is stamped.
 
     Recovery reads name the dataset they must come from (``replid``): a read from any other raises
     Undecided, as a write to it would answer REFENCE.
@@ -184,10 +187,13 @@ class LogStore(Protocol):
         """Look at the primary that writes would go to now."""
         ...
 
-    async def stamp(self, binding: Binding) -> Outcome:
+    async def stamp(self, binding: Binding, *, create: bool = False) -> Outcome:
         """Make the bucket's record name this binding's generation, owner and version.
 
-        REFENCE: another dataset, or a newer generation; FENCED: a newer version was stamped.
+        ``create`` allows the bucket to have no record here yet: only where it was seen to have none
+        before the binding's compare-and-set, and nothing of it can be missing. REFENCE: another
+        dataset, or a newer generation; FENCED: a newer version was stamped; LOST: the record that
+        must be here is not, so the dataset was emptied.
         """
         ...
 

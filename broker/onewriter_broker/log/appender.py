@@ -112,9 +112,9 @@ class Appender:
 
     def gathered(self, topic_log: TopicLog) -> None:
         """The log has entries waiting: take them along with the next call."""
-        if topic_log not in self._dirty:
+        if topic_log not in self._dirty:  # while one is, the run goes on by itself
             self._dirty[topic_log] = self._now()
-        self._wake_up()
+            self._wake_up()
 
     async def fence(self, fence: Fence, logs: Sequence[TopicLog], *, flush: bool) -> Outcome:
         """Write the markers behind everything under way; DONE: they are durable.

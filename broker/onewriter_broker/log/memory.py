@@ -101,10 +101,12 @@ class MemoryLogStore:
 
         return await self._call("observe", look)
 
-    async def stamp(self, binding: Binding) -> Outcome:
+    async def stamp(self, binding: Binding, *, create: bool = False) -> Outcome:
         def run(node: MemoryNode) -> Outcome:
             if node.replid != binding.replid:
                 return Outcome.REFENCE
+            if binding.bucket not in node.dataset.units and not create:
+                return Outcome.LOST
             unit = node.dataset.units.get(binding.bucket, Unit())
             if unit.generation > binding.generation:
                 return Outcome.REFENCE
@@ -424,7 +426,9 @@ def _refusal(node: MemoryNode, binding: Binding) -> Outcome | None:
         return Outcome.LOST
     if unit.generation > binding.generation:
         return Outcome.REFENCE
-    return None if unit.owner == binding.owner else Outcome.FENCED
+    if unit.owner != binding.owner:
+        return Outcome.FENCED
+    return None if unit.version == binding.version else Outcome.REFENCE
 
 
 def _token_refusal(dataset: Dataset, topic: TopicName, token: str) -> Outcome | None:

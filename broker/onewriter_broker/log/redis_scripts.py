@@ -72,7 +72,7 @@ def outcome(reply: object) -> Outcome:
 
 
 def _guard(binding: Binding) -> list[Word]:
-    return [binding.replid, binding.generation, binding.owner]
+    return [binding.replid, binding.generation, binding.owner, binding.version]
 
 
 def _pairs(fields: Mapping[str, str]) -> list[Word]:
@@ -85,9 +85,9 @@ def _changes(fields: Mapping[str, str], remove: Sequence[str]) -> list[Word]:
     return [*_pairs(fields), *remove]
 
 
-def stamp(keys: Keys, binding: Binding) -> list[Word]:
+def stamp(keys: Keys, binding: Binding, *, create: bool) -> list[Word]:
     """stamp.lua: name the bucket's owner."""
-    arguments = [*_guard(binding), binding.version, blocks.FORMAT_VERSION]
+    arguments = [*_guard(binding), int(create), blocks.FORMAT_VERSION]
     return STAMP.call([keys.unit(binding.bucket)], arguments)
 
 

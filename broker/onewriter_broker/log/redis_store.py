@@ -83,8 +83,9 @@ class RedisLogStore:
             memory_bytes_max=int(memory.get("maxmemory", "0")),
         )
 
-    async def stamp(self, binding: Binding) -> Outcome:
-        return await self._write(redis_scripts.stamp(self._keys, binding), binding, vouches=True)
+    async def stamp(self, binding: Binding, *, create: bool = False) -> Outcome:
+        words = redis_scripts.stamp(self._keys, binding, create=create)
+        return await self._write(words, binding, vouches=True)
 
     async def fence(self, fence: Fence) -> Outcome:
         for log in fence.logs:

@@ -26,7 +26,12 @@ def not_ready(registration: str, text: str) -> Reject:
 
 
 def moved_on(registration: str, carried: int, stored: int) -> Reject:
-    text = f"Topic epoch has already moved. Current epoch: {stored}, Producer epoch: {carried}"
+    if carried < stored:
+        text = f"Topic epoch has already moved. Current epoch: {stored}, Producer epoch: {carried}"
+    elif carried == stored:
+        text = f"Topic epoch {stored} cannot be resumed any more"
+    else:
+        text = f"Topic epoch {carried} was never granted, the current one is {stored}"
     return Reject(registration, ServerError.PRODUCER_FENCED, text)
 
 

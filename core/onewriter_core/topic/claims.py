@@ -10,6 +10,7 @@ from onewriter_core.topic.answers import grant_shared, grants, not_ready
 from onewriter_core.topic.effects import NEW_EPOCH, Answer, Close, Effect, Fence, Record, Step
 from onewriter_core.topic.lookups import (
     leaderless_seconds,
+    tenure_of,
     with_holder,
     with_slot,
     without_absentees,
@@ -76,12 +77,24 @@ def start_claim(
     return replace(topic, claims=number, claim=claim), (fence,)
 
 
+def _known(contender: Contender | None) -> Contender:
+    if contender is None:
+        raise ImpossibleStep("a grant or a resume is somebody's")
+    return contender
+
+
+def _first_slot(topic: Topic, claim: Claim) -> Slot:
+    slot = topic.slot(claim.slots[0])
+    if slot is None:
+        raise ImpossibleStep(f"partition {claim.slots[0]} was fenced, and there is none")
+    return slot
+
+
 def _new_tenure(slot: Slot, purpose: Purpose, contender: Contender | None) -> Tenure | None:
     match purpose:
         case Purpose.GRANT:
-            if contender is None:
-                raise ImpossibleStep("a grant without a contender")
-            return Tenure(NEW_EPOCH, contender.producer_name, contender.identity)
+            winner = _known(contender)
+            return Tenure(NEW_EPOCH, winner.producer_name, winner.identity)
         case Purpose.SHARE | Purpose.DEPOSE:
             return None
         case Purpose.RESUME | Purpose.ROLL | Purpose.REFENCE:
@@ -129,7 +142,8 @@ def fence_stored(topic: Topic, number: int, ledger: int, now: float) -> Step:
         return topic, ()
     if claim is None or claim.number != number:
         raise ImpossibleStep(f"fence {number} answered while {claim} is in progress")
-    newest = max(max(s.ledger, s.epoch) for s in topic.slots if s.number in claim.slots)
+    fenced = [s for s in topic.slots if s.number in claim.slots]
+    newest = max((max(s.ledger, s.epoch) for s in fenced), default=0)
     if ledger <= newest:
         raise ImpossibleStep(f"ledger {ledger} fenced after {newest}")
     topic = replace(topic, claim=None)
@@ -141,10 +155,7 @@ def fence_stored(topic: Topic, number: int, ledger: int, now: float) -> Step:
         case Purpose.SHARE:
             return _shared(topic, claim, ledger)
         case Purpose.RESUME:
-            topic = _opened(topic, claim, ledger)
-            if claim.contender is None:
-                raise ImpossibleStep("a resume without a contender")
-            return _resumed(topic, claim.slots[0], claim.contender, now)
+            return _resumed(_opened(topic, claim, ledger), claim, now)
         case Purpose.ROLL | Purpose.REFENCE:
             return _opened(topic, claim, ledger), ()
         case _:
@@ -152,12 +163,8 @@ def fence_stored(topic: Topic, number: int, ledger: int, now: float) -> Step:
 
 
 def _granted(topic: Topic, claim: Claim, ledger: int, now: float) -> Step:
-    contender = claim.contender
-    if contender is None:
-        raise ImpossibleStep("a grant without a contender")
-    first = topic.slot(claim.slots[0])
-    if first is None:
-        raise ImpossibleStep("a grant of no slot")
+    contender = _known(claim.contender)
+    first = _first_slot(topic, claim)
     was_held = isinstance(first.ownership, Held | Shared)
     departure = claim.departure if was_held else first.departure
     gap_seconds = 0.0 if was_held else leaderless_seconds(first, now)
@@ -182,16 +189,22 @@ def _granted(topic: Topic, claim: Claim, ledger: int, now: float) -> Step:
     if alive:
         topic = with_holder(topic, contender)
     record = Record(
-        claim.slots, Purpose.GRANT, first.epoch, ledger, ledger, contender, departure, gap_seconds
+        claim.slots,
+        Purpose.GRANT,
+        first.epoch,
+        ledger,
+        ledger,
+        contender,
+        departure,
+        gap_seconds,
+        tenure_of(first),
     )
     answer = _answers(claim, ledger)
     return topic, (*closes, *grants(topic, contender, resumed=False), record, *answer)
 
 
 def _vacated_by_order(topic: Topic, claim: Claim, ledger: int, now: float) -> Step:
-    first = topic.slot(claim.slots[0])
-    if first is None:
-        raise ImpossibleStep("a fence of no slot")
+    first = _first_slot(topic, claim)
     topic, closes = _evicted(topic, claim, now)
     for slot in (s for s in topic.slots if s.number in claim.slots):
         topic = with_slot(
@@ -209,26 +222,31 @@ def _vacated_by_order(topic: Topic, claim: Claim, ledger: int, now: float) -> St
             ),
         )
     record = Record(
-        claim.slots, Purpose.DEPOSE, first.epoch, ledger, ledger, None, claim.departure, None
+        claim.slots,
+        Purpose.DEPOSE,
+        first.epoch,
+        ledger,
+        ledger,
+        None,
+        claim.departure,
+        None,
+        tenure_of(first),
     )
     return topic, (*closes, record, *_answers(claim, ledger))
 
 
 def _shared(topic: Topic, claim: Claim, ledger: int) -> Step:
     topic = _opened(topic, claim, ledger)
-    slot = topic.slot(claim.slots[0])
-    if slot is None:
-        raise ImpossibleStep("a Shared fence of no slot")
+    slot = _first_slot(topic, claim)
     ownership = Shared(claim.newcomers) if claim.newcomers else Vacant()
     topic = with_slot(topic, replace(slot, ownership=ownership, vacant_since=None))
     return topic, tuple(grant_shared(slot, producer) for producer in claim.newcomers)
 
 
-def _resumed(topic: Topic, number: int, contender: Contender, now: float) -> Step:
+def _resumed(topic: Topic, claim: Claim, now: float) -> Step:
     """The ledger that a resume had to wait for is open; the tenure may have ended meanwhile."""
-    slot = topic.slot(number)
-    if slot is None:
-        raise ImpossibleStep("a resume of no slot")
+    slot = _first_slot(topic, claim)
+    contender = _known(claim.contender)
     tenure = Tenure(slot.epoch, contender.producer_name, contender.identity)
     match slot.ownership:
         case Vacant(kept) | Reserved(kept, _) if kept == tenure and contender.members:
@@ -250,6 +268,7 @@ def resume(topic: Topic, slot: Slot, contender: Contender, now: float) -> Step:
         contender,
         slot.departure,
         leaderless_seconds(slot, now),
+        tenure,
     )
     topic = with_slot(
         with_holder(topic, contender),

@@ -106,7 +106,8 @@ class Record:
     """Slots changed hands, or their writer came back: one line of the topic's story.
 
     ``leaderless_seconds`` is None when nobody had written before, 0 when one took over from the
-    other without a gap.
+    other without a gap. ``former`` is the tenure that stood until then, of the first slot; None
+    when there was none that could be resumed.
     """
 
     slots: tuple[int, ...]
@@ -117,6 +118,7 @@ class Record:
     holder: Contender | None
     departure: Departure
     leaderless_seconds: float | None
+    former: Tenure | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import assert_never
 
 from onewriter_core.errors import ServerError
 from onewriter_core.topic.effects import Answer, Close, Effect, Fence, Grant, Probe, Queue, Reject
@@ -79,7 +80,7 @@ def places(topic: Topic) -> dict[str, str]:
 
 def _must(name: str, holds: bool, detail: object = "") -> None:
     if not holds:
-        raise Violation(f"{name}: {detail}" if detail != "" else name)
+        raise Violation(f"{name}: {detail}")
 
 
 def _places(topic: Topic) -> Iterator[tuple[str, str]]:
@@ -106,6 +107,8 @@ def _writes(topic: Topic, slot: Slot) -> set[str]:
             return {p.registration for p in producers}
         case Vacant() | Reserved():
             return set()
+        case _:
+            assert_never(slot.ownership)
 
 
 def _tenure(slot: Slot) -> Tenure | None:
@@ -134,11 +137,11 @@ def _holders_fit(topic: Topic) -> None:
         match slot.ownership:
             case Held(Tenure(_, name, identity), group):
                 holder = topic.holder(group)
-                _must("a Held slot's group is a known holder", holder is not None, slot)
-                if holder is not None:
-                    fits = (holder.producer_name, holder.identity) == (name, identity)
-                    _must("a holder holds what it was granted", fits, slot)
-                    _must("a holder's slots contain what it holds", slot.number in holder.slots)
+                if holder is None:
+                    raise Violation(f"a Held slot's group is a known holder: {slot}")
+                fits = (holder.producer_name, holder.identity) == (name, identity)
+                _must("a holder holds what it was granted", fits, slot)
+                _must("a holder's slots contain what it holds", slot.number in holder.slots)
                 held.add((group, slot.number))
             case Shared(producers):
                 names = {producer.producer_name for producer in producers}
@@ -146,6 +149,8 @@ def _holders_fit(topic: Topic) -> None:
                 _must("Shared producers have different names", len(names) == len(producers), slot)
             case Vacant() | Reserved():
                 pass
+            case _:
+                assert_never(slot.ownership)
     for holder in topic.holders:
         _must("a holder has a member", bool(holder.members), holder.group)
         members = {(holder.group, m.slot) for m in holder.members}
@@ -207,9 +212,9 @@ def _bounds_kept(topic: Topic) -> None:
 def _slot_pairs(before: Topic, after: Topic) -> Iterator[tuple[Slot, Slot]]:
     for old in before.slots:
         new = after.slot(old.number)
-        _must("slots stay", new is not None, old.number)
-        if new is not None:
-            yield old, new
+        if new is None:
+            raise Violation(f"slots stay: {old}")
+        yield old, new
 
 
 def _epochs_rise(before: Topic, event: Event, after: Topic) -> None:
@@ -255,10 +260,10 @@ def _one_fence(before: Topic, event: Event, after: Topic, effects: tuple[Effect,
 
 
 def _grants_earned(before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]) -> None:
+    slots = {old.number: (old, new) for old, new in _slot_pairs(before, after)}
     for grant in (effect for effect in effects if isinstance(effect, Grant)):
-        old, new = before.slot(grant.slot), after.slot(grant.slot)
-        if old is None or new is None:
-            raise Violation(f"a grant is of a slot that exists: {grant}")
+        _must("a grant is of a slot that exists", grant.slot in slots, grant)
+        old, new = slots[grant.slot]
         _must("who is granted writes", grant.registration in _writes(after, new), grant)
         _must("a grant tells the stored epoch", (grant.epoch or 0) == new.epoch, grant)
         if grant.resumed:
@@ -393,14 +398,13 @@ def _promotion_chosen(
 
 
 def _handover_chosen(before: Topic, event: Event, winner: Contender) -> None:
-    if not isinstance(event, HandoverRequested):
-        raise Violation(f"a handover is asked for: {winner}")
-    named = [
+    meant = [
         w
         for w in in_order(before.queue, before.policy)
-        if not event.to or event.to in {w.producer_name, w.claim}
+        if isinstance(event, HandoverRequested)
+        and (not event.to or event.to in {w.producer_name, w.claim})
     ]
-    _must("a handover takes the best who is meant", named[:1] == [winner], (event.to, winner))
+    _must("a handover takes the best who is meant", meant[:1] == [winner], (event, winner))
 
 
 def _extends(topic: Topic, contender: Contender) -> bool:

@@ -110,6 +110,19 @@ def without_absentees(topic: Topic, departure: Departure, now: float) -> Topic:
     return replace(topic, holders=tuple(h for h in topic.holders if h.members))
 
 
+def tenure_of(slot: Slot) -> Tenure | None:
+    """The tenure that stands in a slot, held or open to be resumed."""
+    match slot.ownership:
+        case Held(tenure, _) | Reserved(tenure, _):
+            return tenure
+        case Vacant(tenure):
+            return tenure
+        case Shared():
+            return None
+        case _:
+            assert_never(slot.ownership)
+
+
 def overlap(some: tuple[int, ...], others: tuple[int, ...]) -> bool:
     return not set(some).isdisjoint(others)
 

@@ -7,6 +7,7 @@ priority, then by arrival, which counts up and so cannot tie: there is nothing l
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import assert_never
 
 from onewriter_core.topic.model import Contender, PromotionPolicy
 
@@ -18,6 +19,8 @@ def in_order(queue: Iterable[Contender], policy: PromotionPolicy) -> list[Conten
             return sorted(queue, key=lambda waiter: waiter.arrival)
         case PromotionPolicy.PRIORITY:
             return sorted(queue, key=lambda waiter: (-waiter.priority, waiter.arrival))
+        case _:
+            assert_never(policy)
 
 
 def next_promoted(

@@ -11,7 +11,7 @@ values, decoders and encoders of one command are read together.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from onewriter_core.errors import ServerError
@@ -381,6 +381,8 @@ def _message_id(data: bytearray, position: int, end: int) -> MessageId:
 # takes about half the time of going byte by byte, for 1.5 MB).
 _TABLE_BITS = 14
 _TABLE_MASK = (1 << _TABLE_BITS) - 1
+_TWO_TABLES_MASK = (1 << 2 * _TABLE_BITS) - 1
+_VARINT_LENGTH_MAX = 10
 _LAST = tuple(
     bytes((low,)) if low < 0x80 else bytes((low & 0x7F | 0x80, low >> 7))
     for low in range(1 << _TABLE_BITS)
@@ -442,6 +444,48 @@ def encode_send_receipt(
     if highest_sequence_id:
         body += b"\x20" + encode_varint(highest_sequence_id)
     return _RECEIPT_HEAD[len(body)] + body
+
+
+def encode_send_receipts(
+    producer_id: int, ledger: int, first_entry: int, sequence_ids: Iterable[tuple[int, int]]
+) -> bytes:
+    """The SEND_RECEIPT frames of consecutive entries, given as (sequence id, highest one).
+
+    The same bytes as encode_send_receipt for each, at half the cost: what does not change within
+    the run is encoded once.
+    """
+    front = b"\x08" + encode_varint(producer_id) + b"\x10"
+    ledger_bytes = encode_varint(ledger)
+    middles = tuple(
+        b"\x1a" + _LAST[len(ledger_bytes) + length + 2] + b"\x08" + ledger_bytes + b"\x10"
+        for length in range(_VARINT_LENGTH_MAX + 1)
+    )
+    fixed = len(front) + len(middles[0])
+    parts: list[bytes] = []
+    entry = first_entry
+    for sequence_id, highest_sequence_id in sequence_ids:
+        # The usual numbers without a call: the encoder costs more than what it returns.
+        if 0 <= sequence_id <= _TABLE_MASK:
+            sequence_bytes = _LAST[sequence_id]
+        elif _TABLE_MASK < sequence_id <= _TWO_TABLES_MASK:
+            sequence_bytes = _MORE[sequence_id & _TABLE_MASK] + _LAST[sequence_id >> _TABLE_BITS]
+        else:
+            sequence_bytes = encode_varint(sequence_id)
+        if entry <= _TABLE_MASK:
+            entry_bytes = _LAST[entry]
+        elif entry <= _TWO_TABLES_MASK:
+            entry_bytes = _MORE[entry & _TABLE_MASK] + _LAST[entry >> _TABLE_BITS]
+        else:
+            entry_bytes = encode_varint(entry)
+        entry += 1
+        length = len(entry_bytes)
+        middle = middles[length]
+        length += fixed + len(sequence_bytes)
+        if highest_sequence_id:
+            entry_bytes += b"\x20" + encode_varint(highest_sequence_id)
+            length = fixed + len(sequence_bytes) + len(entry_bytes)
+        parts += (_RECEIPT_HEAD[length], front, sequence_bytes, middle, entry_bytes)
+    return b"".join(parts)
 
 
 def encode_message_header(

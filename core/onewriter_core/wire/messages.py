@@ -22,6 +22,7 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 Bytes = bytes | bytearray | memoryview
 
 _U32 = struct.Struct(">I")
+_crc32c = google_crc32c.value
 _CHECKED_START = 6
 """What the checksum covers begins behind its magic (2) and itself (4)."""
 
@@ -71,14 +72,15 @@ def entry_checksum_ok(entry: Bytes) -> bool:
 
     Raises ProtocolError when it is too short to hold the checksum that it announces.
     """
-    view = memoryview(entry)
-    if view[:2] != CHECKSUM_MAGIC:
+    # Byte by byte: slices of a memoryview to compare with bytes cost twice as much.
+    if len(entry) < 2 or entry[0] != CHECKSUM_MAGIC[0] or entry[1] != CHECKSUM_MAGIC[1]:
         return True
-    if len(view) < _CHECKED_START:
+    if len(entry) < _CHECKED_START:
         raise ProtocolError("an entry's checksum is cut short")
     # The library takes nothing but bytes; the copy costs less than the sum.
-    checksum: int = google_crc32c.value(bytes(view[_CHECKED_START:]))
-    return view[2:_CHECKED_START] == _U32.pack(checksum)
+    checksum: int = _crc32c(bytes(entry[_CHECKED_START:]))
+    (announced,) = _U32.unpack_from(entry, 2)
+    return checksum == announced
 
 
 def parse_metadata(entry: Bytes) -> pb.MessageMetadata:

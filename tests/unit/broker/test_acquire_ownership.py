@@ -166,9 +166,9 @@ async def test_the_anchor_is_read_before_the_store_and_written_before_the_stamp(
     def note(owner: object, name: str) -> None:
         original = getattr(owner, name)
 
-        async def noted(*arguments: object) -> object:
+        async def noted(*arguments: object, **options: object) -> object:
             steps.append(name)
-            return await original(*arguments)
+            return await original(*arguments, **options)
 
         monkeypatch.setattr(owner, name, noted)
 

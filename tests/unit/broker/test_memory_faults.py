@@ -18,7 +18,7 @@ async def started() -> tuple[MemoryServer, MemoryLogStore, Writer]:
     server = MemoryServer()
     store = MemoryLogStore(server.resolve, buckets=BUCKETS, commit_timeout_seconds=0)
     binding = Binding(0, server.primary.replid, 1, "broker-a", 1)
-    await store.stamp(binding)
+    await store.stamp(binding, create=True)
     mine = Writer(store, binding, 5)
     await mine.fence(TOPIC)
     return server, store, mine
@@ -84,7 +84,7 @@ async def test_everysec_is_local_only_after_the_sync() -> None:
     server = MemoryServer(sync_always=False)
     store = MemoryLogStore(server.resolve, buckets=BUCKETS, commit_timeout_seconds=0)
     binding = Binding(0, server.primary.replid, 1, "broker-a", 1)
-    await store.stamp(binding)
+    await store.stamp(binding, create=True)
     assert not await store.commit(Durability.LOCAL)
     server.sync(server.primary)
     assert await store.commit(Durability.LOCAL)

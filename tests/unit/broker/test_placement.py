@@ -160,3 +160,13 @@ def test_when_everyone_has_its_share_there_is_nothing_to_do() -> None:
     records = {bucket: Record(owner=ME if bucket in share else "broker-1~x") for bucket in BUCKETS}
     assert plan(ME, view("broker-1"), records, held=share) == Plan()
     assert not expected(ME, view("broker-1"), records)
+
+
+def test_an_earlier_process_of_this_name_does_not_block_a_bucket_that_belongs_elsewhere() -> None:
+    # broker-1 was killed and restarted before anybody found it dead: to broker-0 it looks alive, so
+    # only broker-1 itself can give up what its earlier process still owns.
+    elsewhere = list(share_of("broker-0", "broker-0", "broker-1"))
+    records = {bucket: Record(owner="broker-1~before") for bucket in elsewhere}
+    todo = plan("broker-1~now", view("broker-0"), records, held=())
+    assert todo.release == tuple(elsewhere)
+    assert todo.acquire == ()

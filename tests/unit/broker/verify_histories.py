@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from onewriter_broker.catalog import CatalogEntry
-from onewriter_broker.log.api import Append, Binding, FencedLog, LogStore, Outcome
+from onewriter_broker.log.api import Append, Binding, FencedLog, LogStore, Marker, Outcome
 from onewriter_broker.log.api import Fence as StoreFence
 from onewriter_broker.log.topic_log import PendingEntry, TopicLog
 from onewriter_broker.tenures import audit_fields, contender_fields, marker_fields, state_fields
@@ -29,6 +29,7 @@ from onewriter_core.topic.model import (
     Tenure,
     Vacant,
 )
+from onewriter_core.wire.hot import Send
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
@@ -39,7 +40,7 @@ TOPIC = TopicName.parse("orders")
 class NobodyWaits:
     """Whoever sent an entry does not care what became of it."""
 
-    def stored(self, sequence_id: int, highest: int, position: Position, size: int) -> None:
+    def stored(self, entries: Sequence[PendingEntry], first: Position, size: int) -> None:
         return
 
     def unknown(self, size: int) -> None:
@@ -116,7 +117,7 @@ class Story:
         bucket = bucket_of(topic, BUCKETS)
         replid = (await store.observe([bucket])).replid
         binding = Binding(bucket, replid, 1, owner, version)
-        assert await store.stamp(binding) is Outcome.DONE
+        assert await store.stamp(binding, create=True) is Outcome.DONE
         story = cls(store, binding, topic, ledger)
         numbers = tuple(range(partitions)) or (WHOLE,)
         for number in numbers:
@@ -194,7 +195,7 @@ class Story:
             topic_log = self.logs[number]
             topic_log.open(self.ledger, self.binding, 0.0)
             topic_log.state.update(part.state)
-            topic_log.advance(Position(self.ledger, 0))
+            topic_log.marker_committed(Marker(Position(self.ledger, 0), part.marker))
             topic_log.is_writable = True
             slot = self.slots[number]
             tenure = dict(tenures)[number]
@@ -213,7 +214,7 @@ class Story:
         topic_log = self.logs[slot]
         self.clock_ms += 10
         for one in entries:
-            topic_log.accept(PendingEntry(NobodyWaits(), 0, 0, memoryview(one), 1))
+            topic_log.accept((NobodyWaits(), Send(0, 0), memoryview(one)))
         pending = topic_log.next_block(self.clock_ms)
         assert pending is not None
         append = Append(self.binding, topic_log.name, pending.token, pending.block)

@@ -2,7 +2,7 @@
 --
 -- KEYS  per bucket: unit, then per log of the bucket: stream state
 -- ARGV  count of buckets, then
---       per bucket: replid generation owner, count of logs
+--       per bucket: replid generation owner version, count of logs
 --       per log:    token, count of blocks
 --       per block:  id never_sent (1|0) lengths payload time chain counts ('' = one message each)
 -- Reply one code per block, in the order of ARGV: OK | REFENCE | FENCED | LOST | UNKNOWN
@@ -75,8 +75,9 @@ end
 
 for _ = 1, tonumber(next_argument()) do
   local unit = next_key()
-  local replid, generation, owner = next_argument(), next_argument(), next_argument()
-  local refused = refusal(unit, dataset, replid, generation, owner)
+  local replid, generation = next_argument(), next_argument()
+  local owner, version = next_argument(), next_argument()
+  local refused = refusal(unit, dataset, replid, generation, owner, version)
   for _ = 1, tonumber(next_argument()) do
     local stream, state, token = next_key(), next_key(), next_argument()
     local code = refused

@@ -1,12 +1,12 @@
 -- Change a bucket's catalog of topics.
 --
 -- KEYS  unit topics
--- ARGV  replid generation owner, count of fields and values, those, names to remove
+-- ARGV  replid generation owner version, count of fields and values, those, names to remove
 -- Reply OK | REFENCE | FENCED | LOST
 --
 -- Invariant: only the bucket's owner declares topics new or gone.
 
-local refused = refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3])
+local refused = refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
 if refused then return refused end
-change_fields(KEYS[2], 5, 4 + tonumber(ARGV[4]))
+change_fields(KEYS[2], 6, 5 + tonumber(ARGV[5]))
 return 'OK'

@@ -1,7 +1,7 @@
 -- Open a ledger for a group of logs: all of them, or none.
 --
 -- KEYS  unit audit, then per log: stream state
--- ARGV  replid generation owner ledger audit_records_max,
+-- ARGV  replid generation owner version ledger audit_records_max,
 --       count of audit fields and values, those,
 --       then per log: create (1|0), count of marker fields and values, those,
 --                     count of state fields and values, those
@@ -11,10 +11,11 @@
 -- lower ledger enters these logs. Everything is checked before the first write. A log that already
 -- carries this very marker and token is skipped, so a repeated call answers OK and audits once.
 
-local replid, generation, owner, ledger = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local refused = refusal(KEYS[1], dataset_here(), replid, generation, owner)
+local replid, generation, owner, version = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local refused = refusal(KEYS[1], dataset_here(), replid, generation, owner, version)
 if refused then return refused end
 
+local ledger = ARGV[5]
 local token = ledger .. ':' .. owner
 local marker_id = ledger .. '-0'
 
@@ -35,8 +36,8 @@ local function is_my_marker(stream)
   return false
 end
 
-local audit_first = 7
-local at = audit_first + tonumber(ARGV[6])
+local audit_first = 8
+local at = audit_first + tonumber(ARGV[7])
 local audit_last = at - 1
 local missing = {}
 for k = 3, #KEYS, 2 do
@@ -75,6 +76,6 @@ if not known or tonumber(known) < tonumber(ledger) then
   redis.call('HSET', KEYS[1], 'lastLedger', ledger)
 end
 if audit_last >= audit_first then
-  redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[5], '*', unpack(ARGV, audit_first, audit_last))
+  redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[6], '*', unpack(ARGV, audit_first, audit_last))
 end
 return 'OK'

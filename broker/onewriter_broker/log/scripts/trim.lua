@@ -1,7 +1,7 @@
 -- Drop a log's oldest blocks and change fields of its state in the same step.
 --
 -- KEYS  unit stream state
--- ARGV  replid generation owner token before blocks_max,
+-- ARGV  replid generation owner version token before blocks_max,
 --       count of fields and values, those, names to remove
 -- Reply OK | REFENCE | FENCED | LOST
 --
@@ -9,9 +9,9 @@
 -- them stay, and a deposed owner's late trim changes nothing. XTRIM ~ may keep a little more, up
 -- to one node of the stream; it never drops more.
 
-local refused = refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3])
+local refused = refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
 if refused then return refused end
-local stream, token, before = KEYS[2], ARGV[4], ARGV[5]
+local stream, token, before = KEYS[2], ARGV[5], ARGV[6]
 local held = redis.call('HGET', KEYS[3], 'tok')
 if not held or redis.call('EXISTS', stream) == 0 then return 'LOST' end
 if held ~= token then return 'FENCED' end
@@ -20,7 +20,7 @@ local ledger = string.match(token, '^%d+')
 if tonumber(string.match(before, '^%d+')) >= tonumber(ledger) then before = ledger .. '-0' end
 local holding = redis.call('XREVRANGE', stream, before, '-', 'COUNT', 1)
 if holding[1] then
-  redis.call('XTRIM', stream, 'MINID', '~', holding[1][1], 'LIMIT', ARGV[6])
+  redis.call('XTRIM', stream, 'MINID', '~', holding[1][1], 'LIMIT', ARGV[7])
 end
-change_fields(KEYS[3], 8, 7 + tonumber(ARGV[7]))
+change_fields(KEYS[3], 9, 8 + tonumber(ARGV[8]))
 return 'OK'

@@ -1,0 +1,98 @@
+"""A topic's story out of the audit stream: what every broker that served it wrote down.
+
+The stream belongs to a bucket, so a reading passes over other topics' records; it is bounded, and
+says where to go on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from onewriter_broker.http.pulsar_stats import iso
+from onewriter_broker.log.api import LogStore
+
+READ_RECORDS: Final = 512
+"""Records that one read from the store asks for."""
+
+SCANNED_MAX: Final = 8_192
+"""Records that one request looks through at most."""
+
+_NUMBERS: Final = frozenset(
+    {"epoch", "oldEpoch", "ledger", "priority", "arrival", "leaderlessMs", "entries", "claimed"}
+)
+_DOCUMENTS: Final = frozenset({"previous", "nextWaiter"})
+_NUMBER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
+
+RECORD_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}", re.ASCII)
+"""How the store names an audit record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Records of one topic, oldest first.
+
+    ``next``: the id to go on after, None when this is all there is now. ``is_cut``: earlier ones
+    may exist that this reading did not reach.
+    """
+
+    records: list[dict[str, Any]]
+    next: str | None
+    is_cut: bool
+
+
+async def newest(store: LogStore, bucket: int, topic: str, limit: int) -> Page:
+    """The last ``limit`` records. Raises Undecided."""
+    count = READ_RECORDS
+    while True:
+        found = await store.read_audit(bucket, count=count, reverse=True)
+        mine = [shown(record_id, fields) for record_id, fields in found if _is_of(fields, topic)]
+        is_all = len(found) < count
+        if is_all or len(mine) >= limit or count >= SCANNED_MAX:
+            last = found[0][0] if found else None
+            is_cut = not is_all or len(mine) > limit
+            return Page(mine[:limit][::-1], last, is_cut)
+        count = min(count * 4, SCANNED_MAX)
+
+
+async def following(store: LogStore, bucket: int, topic: str, after: str, limit: int) -> Page:
+    """Up to ``limit`` records behind ``after``. Raises Undecided."""
+    records: list[dict[str, Any]] = []
+    scanned = 0
+    while len(records) < limit and scanned < SCANNED_MAX:
+        found = await store.read_audit(bucket, after=after, count=READ_RECORDS)
+        for record_id, fields in found:
+            after = record_id
+            if _is_of(fields, topic):
+                records.append(shown(record_id, fields))
+                if len(records) == limit:
+                    break
+        scanned += len(found)
+        if len(found) < READ_RECORDS:
+            break
+    return Page(records, after, is_cut=False)
+
+
+def _is_of(fields: dict[str, str], topic: str) -> bool:
+    """A topic's own records, and those of its whole bucket (an adoption by force)."""
+    return fields.get("topic", topic) == topic
+
+
+def shown(record_id: str, fields: dict[str, str]) -> dict[str, Any]:
+    """A record with its numbers as numbers; what cannot be read stays as it is."""
+    record: dict[str, Any] = {"id": record_id}
+    for name, text in fields.items():
+        record[name] = text
+        if name in _NUMBERS and _NUMBER.fullmatch(text):
+            record[name] = int(text)
+        elif name in _DOCUMENTS:
+            try:
+                record[name] = json.loads(text)
+            except ValueError:
+                continue
+    time_ms = record.pop("t", record.pop("time", ""))
+    if _NUMBER.fullmatch(str(time_ms)):
+        record["at"] = iso(int(time_ms))
+    return record

@@ -1,0 +1,299 @@
+"""onewriter's own API: topics and who writes them, their story, fencing and handing over."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any, Final
+
+import structlog
+from aiohttp import web
+
+from onewriter_broker.catalog import CatalogEntry
+from onewriter_broker.http import history, views
+from onewriter_broker.http.site import Refusal, Site, number, object_body, topic_of
+from onewriter_broker.placement import name_of
+from onewriter_broker.topics import LoadedTopic
+from onewriter_core.errors import OnewriterError, Unavailable, Undecided
+from onewriter_core.ids import NUMBER_MAX, TopicName
+from onewriter_core.topic.effects import Answer
+from onewriter_core.topic.events import FenceRequested, HandoverRequested
+
+TOPICS_PER_PAGE: Final = 500
+TOPICS_PER_PAGE_MAX: Final = 5_000
+
+RECORDS_PER_PAGE: Final = 50
+RECORDS_PER_PAGE_MAX: Final = 1_000
+
+STATES_AT_ONCE: Final = 16
+"""Logs' states read from the store at the same time, for topics that are not loaded."""
+
+DECISION_SECONDS: Final = 5.0
+"""How long a fence, or a handover of an undeclared topic, is waited for."""
+
+NAME_LENGTH_MAX: Final = 512
+
+_ROOT = "/onewriter/v1"
+_TOPIC = _ROOT + "/topics/{tenant}/{namespace}/{topic}"
+
+log = structlog.get_logger(__name__)
+
+
+def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+    """See docs/http.md, "onewriter's own API"."""
+    _add_topics(router, site)
+    _add_story(router, site)
+    _add_orders(router, site)
+    _add_brokers(router, site)
+
+
+# ------------------------------------------------------------ reading
+
+
+def _add_topics(router: web.UrlDispatcher, site: Site) -> None:
+    async def every(request: web.Request) -> web.Response:
+        return web.json_response(await _list(site, request))
+
+    async def one(request: web.Request) -> web.Response:
+        name = topic_of(request).base
+        entry = await site.topics.entry_of(name)
+        if entry is None:
+            raise Refusal(404, f"topic {name} does not exist")
+        owner = await site.owner_of(name, wait_seconds=0.5)
+        if not site.topics.is_owned(name) and owner is not None and owner != site.addresses:
+            raise web.HTTPTemporaryRedirect(owner.http_url + request.raw_path)
+        return web.json_response(await _status(site, name, entry))
+
+    router.add_get(_ROOT + "/topics", every)
+    router.add_get(_TOPIC, one)
+
+
+async def _list(site: Site, request: web.Request) -> dict[str, Any]:
+    """A page of topics, by name; details of those that this broker serves."""
+    wanted = request.query.get("namespace")
+    after = request.query.get("after", "")
+    limit = number(request, "limit", TOPICS_PER_PAGE, TOPICS_PER_PAGE_MAX)
+    entries = await site.topics.list(wanted)
+    names = sorted(name for name in entries if name > after)
+    page = names[:limit]
+    gate = asyncio.Semaphore(STATES_AT_ONCE)
+
+    async def row(text: str) -> dict[str, Any]:
+        name, entry = TopicName.parse(text), entries[text]
+        declared = site.topics.desired.topic(name) is not None
+        found = views.summary(text, entry, is_declared=declared, owner=_owner(site, name))
+        loaded = site.topics.loaded.get(text)
+        if loaded is not None:
+            return found | views.loaded_summary(loaded)
+        if site.topics.is_owned(name):
+            async with gate:
+                states = await _states(site, name, entry)
+            return found | views.stored_summary(list(states.values()))
+        return found  # its owner knows more
+
+    return {
+        "topics": await asyncio.gather(*(row(text) for text in page)),
+        "next": page[-1] if len(names) > limit else None,
+    }
+
+
+async def _status(site: Site, name: TopicName, entry: CatalogEntry) -> dict[str, Any]:
+    clients, topics = site.clients, site.topics
+    bucket = topics.bucket_of(name)
+    declared = topics.desired.topic(name)
+    found = views.summary(
+        str(name), entry, is_declared=declared is not None, owner=_owner(site, name)
+    ) | {
+        "bucket": bucket,
+        "served": topics.is_owned(name),
+        "waitingReason": topics.ownership.waiting_reason(bucket)
+        or ("" if topics.is_owned(name) else site.why_not_served(name)),
+        "broker": site.incarnation,
+    }
+    loaded = topics.loaded.get(str(name))
+    if loaded is not None:
+        found |= views.loaded_status(loaded, clients.now(), clients.wall_ms())
+    else:
+        found |= views.stored_status(name, await _states(site, name, entry))
+        found["durability"] = None if declared is None else declared.spec.durability.value
+    try:
+        found["store"] = views.store(await site.store.observe([bucket]))
+    except (Undecided, Unavailable) as error:
+        found["store"] = {"problem": str(error)}
+    found["losses"] = [views.loss(each) for each in site.losses if each.topic.base == name]
+    return found
+
+
+async def _states(site: Site, name: TopicName, entry: CatalogEntry) -> dict[int, dict[str, str]]:
+    """The states of a topic's logs as stored; empty ones when the store does not answer."""
+    found: dict[int, dict[str, str]] = {}
+    for slot, log_name in zip(entry.slots, entry.log_names(name), strict=True):
+        if len(found) >= views.PARTITIONS_SHOWN_MAX:
+            break
+        try:
+            found[slot] = await site.store.read_state(log_name)
+        except OnewriterError:
+            found[slot] = {}
+    return found
+
+
+def _owner(site: Site, name: TopicName) -> dict[str, str] | None:
+    found = site.topics.ownership.owner_of(site.topics.bucket_of(name))
+    if found is None:
+        return None
+    return {"brokerUrl": found.broker_url, "httpUrl": found.http_url}
+
+
+def _add_story(router: web.UrlDispatcher, site: Site) -> None:
+    async def story(request: web.Request) -> web.Response:
+        name = topic_of(request).base
+        limit = number(request, "limit", RECORDS_PER_PAGE, RECORDS_PER_PAGE_MAX)
+        after = request.query.get("after")
+        bucket = site.topics.bucket_of(name)
+        if after is None:
+            page = await history.newest(site.store, bucket, str(name), limit)
+        elif history.RECORD_ID.fullmatch(after):
+            page = await history.following(site.store, bucket, str(name), after, limit)
+        else:
+            raise Refusal(400, "after is the id of an audit record")
+        if not page.records and not await site.topics.exists(name):
+            raise Refusal(404, f"topic {name} does not exist")
+        return web.json_response(
+            {
+                "topic": str(name),
+                "records": page.records,
+                "next": page.next,
+                "earlierOmitted": page.is_cut,
+            }
+        )
+
+    async def losses(request: web.Request) -> web.Response:
+        del request
+        return web.json_response({"losses": [views.loss(each) for each in site.losses]})
+
+    router.add_get(_TOPIC + "/history", story)
+    router.add_get(_ROOT + "/losses", losses)
+
+
+# ------------------------------------------------------------ orders
+
+
+def _add_orders(router: web.UrlDispatcher, site: Site) -> None:
+    async def fence(request: web.Request) -> web.Response:
+        body = await object_body(request)
+        if_epoch = body.get("ifEpoch")
+        if if_epoch is not None and (type(if_epoch) is not int or not 0 <= if_epoch <= NUMBER_MAX):
+            raise Refusal(400, "ifEpoch is a topic epoch")
+        topic = await _served(site, request)
+        before = topic.runner.topic.epoch
+        identifier = uuid.uuid4().hex
+        event = FenceRequested(identifier, if_epoch, site.clients.now())
+        answer = await _decided(topic, event, identifier, DECISION_SECONDS)
+        if answer.refusal:
+            is_stale = if_epoch is not None and if_epoch != answer.epoch
+            raise Refusal(412 if is_stale else 409, answer.refusal)
+        log.info("topic.fenced_by_order", topic=str(topic.name), epoch=answer.epoch)
+        return web.json_response(
+            {"topic": str(topic.name), "oldEpoch": before, "epoch": answer.epoch}
+        )
+
+    async def handover(request: web.Request) -> web.Response:
+        body = await object_body(request)
+        to = body.get("to") or ""
+        if not isinstance(to, str) or len(to) > NAME_LENGTH_MAX:
+            raise Refusal(400, "to is the name of a waiting producer, or of its claim")
+        topic = await _served(site, request)
+        declared = topic.declared
+        seconds = declared.spec.handover.timeout_seconds if declared else DECISION_SECONDS
+        before = topic.runner.topic.epoch
+        identifier = uuid.uuid4().hex
+        event = HandoverRequested(identifier, to, site.clients.now())
+        answer = await _decided(topic, event, identifier, seconds)
+        if answer.refusal:
+            raise Refusal(409, answer.refusal)
+        holders = topic.runner.topic.holders
+        return web.json_response(
+            {
+                "topic": str(topic.name),
+                "oldEpoch": before,
+                "epoch": answer.epoch,
+                "holder": views.holder(topic.runner, holders[0]) if holders else None,
+            }
+        )
+
+    router.add_post(_TOPIC + "/fence", fence)
+    router.add_post(_TOPIC + "/handover", handover)
+
+
+async def _served(site: Site, request: web.Request) -> LoadedTopic:
+    """The topic, loaded here; else the client is sent to its owner."""
+    name = topic_of(request)
+    if name.partition is not None:
+        raise Refusal(400, f"the partitions of {name.base} change hands together: name the topic")
+    if not await site.topics.exists(name):
+        raise Refusal(404, f"topic {name} does not exist")
+    await site.require_owned(request, name)
+    return await site.topics.serve_existing(name)
+
+
+async def _decided(
+    topic: LoadedTopic,
+    event: FenceRequested | HandoverRequested,
+    identifier: str,
+    seconds: float,
+) -> Answer:
+    """The machine's answer, in time; raises Refusal 504 when nobody can say yet."""
+    try:
+        async with asyncio.timeout(seconds):
+            answer = await topic.runner.administer(event, identifier)
+    except TimeoutError:
+        raise Refusal(
+            504, f"not decided within {seconds:g} s: ask for the topic's status"
+        ) from None
+    if answer.refusal and topic.runner.topic.is_closed:
+        raise Refusal(504, f"not decided, the topic is moving ({answer.refusal})")
+    return answer
+
+
+# ------------------------------------------------------------ brokers
+
+
+def _add_brokers(router: web.UrlDispatcher, site: Site) -> None:
+    async def brokers(request: web.Request) -> web.Response:
+        del request
+        ownership = site.topics.ownership
+        owners: dict[str, list[int]] = {}
+        unowned: list[int] = []
+        for bucket in range(site.clients.settings.buckets):
+            owner = ownership.owner_of(bucket)
+            if owner is None:
+                unowned.append(bucket)
+            else:
+                owners.setdefault(owner.broker_url, []).append(bucket)
+        known = site.membership.observer.members()
+        members = {site.incarnation: (site.addresses, True)} | known
+        return web.json_response(
+            {
+                "brokers": [
+                    {
+                        "name": name_of(incarnation),
+                        "incarnation": incarnation,
+                        "alive": is_alive,
+                        "answering": incarnation == site.incarnation,
+                        "brokerUrl": addresses.broker_url,
+                        "httpUrl": addresses.http_url,
+                        "buckets": owners.get(addresses.broker_url, []) if is_alive else [],
+                    }
+                    for incarnation, (addresses, is_alive) in sorted(members.items())
+                ],
+                "buckets": site.clients.settings.buckets,
+                "unowned": unowned,
+                "waiting": {
+                    str(bucket): reason
+                    for bucket in range(site.clients.settings.buckets)
+                    if (reason := ownership.waiting_reason(bucket))
+                },
+            }
+        )
+
+    router.add_get(_ROOT + "/brokers", brokers)

@@ -1,0 +1,349 @@
+"""Pulsar's admin API for topics: made, listed, partitioned, unloaded, measured, deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from onewriter_broker.http.pulsar_namespaces import log_names
+from onewriter_broker.http.pulsar_stats import (
+    consumers_of,
+    internal_stats,
+    producers_of,
+    summed,
+    topic_stats,
+)
+from onewriter_broker.http.site import (
+    Refusal,
+    Site,
+    done,
+    flag,
+    json_body,
+    namespace_of,
+    topic_of,
+)
+from onewriter_broker.topics import LoadedTopic
+from onewriter_core.api.topic import PARTITIONS_MAX
+from onewriter_core.errors import Refused, ServerError
+from onewriter_core.ids import TopicName
+from onewriter_core.topic.model import WHOLE
+
+_ROOT = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
+PATH: Final = _ROOT + "/{topic}"
+
+PARTITIONS_SHOWN_MAX: Final = 64
+"""Partitions whose own statistics are in a partitioned topic's."""
+
+_LATER: Final = {
+    "terminate": "topics cannot be terminated",
+    "compaction": "compaction is not there yet",
+    "offload": "offloading is not done by the broker",
+}
+
+
+def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+    """See docs/http.md, "Topics"."""
+    _add_lists(router, site)
+    _add_topic(router, site)
+    _add_partitions(router, site)
+    _add_stats(router, site)
+    _add_later(router)
+
+
+def checked(site: Site, request: web.Request) -> TopicName:
+    """The topic of the path, if it may exist; raises Refusal, Refused, InvalidTopicName."""
+    name = topic_of(request)
+    try:
+        site.check_topic(name)
+    except Refused as refused:
+        if refused.code is ServerError.TOPIC_NOT_FOUND:
+            raise Refusal(404, f"Namespace not found ({refused.message})") from None
+        raise
+    return name
+
+
+def not_found(name: TopicName) -> Refusal:
+    """The topic does not exist."""
+    return Refusal(404, f"Topic {name} not found")
+
+
+async def existing(site: Site, request: web.Request) -> tuple[TopicName, int]:
+    """The topic of the path and its partitions; it exists. Raises Refusal."""
+    name = checked(site, request)
+    partitions = await site.topics.partitions_of(name)
+    if partitions is None or (name.partition is not None and 0 < partitions <= name.partition):
+        raise not_found(name)
+    return name, partitions
+
+
+async def served(site: Site, request: web.Request) -> tuple[TopicName, LoadedTopic]:
+    """The topic of the path, loaded here; else the client is sent to its owner."""
+    name, partitions = await existing(site, request)
+    await site.require_owned(request, name)
+    topic = await site.topics.serve_existing(name.base)
+    if name.partition is None and partitions > 0:
+        return name, topic
+    if not topic.has(name):
+        if partitions == 0:
+            raise not_found(name)
+        topic = await site.topics.serve(name)
+    return name, topic
+
+
+def slots_of(name: TopicName, topic: LoadedTopic) -> list[int]:
+    """The slots that a path's topic means: one log, or all partitions."""
+    if name.partition is None and topic.entry.partitions > 0:
+        return sorted(topic.subscriptions)
+    return [topic.slot_of(name)]
+
+
+def _add_lists(router: web.UrlDispatcher, site: Site) -> None:
+    async def logs(request: web.Request) -> web.Response:
+        namespace = namespace_of(request)
+        site.require_namespace(namespace)
+        persistent = request.match_info["domain"] == "persistent"
+        return web.json_response(await log_names(site, namespace) if persistent else [])
+
+    async def partitioned(request: web.Request) -> web.Response:
+        namespace = namespace_of(request)
+        site.require_namespace(namespace)
+        if request.match_info["domain"] != "persistent":
+            return web.json_response([])
+        entries = await site.topics.list(namespace)
+        return web.json_response(
+            sorted(text for text, entry in entries.items() if entry.partitions > 0)
+        )
+
+    router.add_get(_ROOT, logs)
+    router.add_get(_ROOT + "/partitioned", partitioned)
+
+
+def _add_topic(router: web.UrlDispatcher, site: Site) -> None:
+    async def create(request: web.Request) -> web.Response:
+        name = checked(site, request)
+        await site.require_owned(request, name)
+        if await _has_log(site, name):
+            raise Refusal(409, "This topic already exists")
+        await site.topics.serve(name)
+        return done()
+
+    async def delete(request: web.Request) -> web.Response:
+        name, partitions = await existing(site, request)
+        await site.require_owned(request, name)
+        if partitions > 0 and name.partition is None:
+            raise Refusal(
+                409,
+                f"{name} is a partitioned topic, instead of calling delete topic, "
+                "please call delete-partitioned-topic.",
+            )
+        topic = await site.topics.serve_existing(name.base)
+        if not topic.has(name):
+            raise not_found(name)
+        if len(topic.subscriptions) > 1:
+            raise Refusal(
+                405, f"{name} is one of several partitions: delete {name.base} as a whole"
+            )
+        await _delete(site, request, topic)
+        return done()
+
+    async def unload(request: web.Request) -> web.Response:
+        name, _ = await existing(site, request)
+        await site.require_owned(request, name)
+        await site.topics.unload(name.base)
+        return done()
+
+    router.add_put(PATH, create)
+    router.add_delete(PATH, delete)
+    router.add_put(PATH + "/unload", unload)
+
+
+async def _has_log(site: Site, name: TopicName) -> bool:
+    """Whether the very log exists: a topic that partitions were made of by name has no other."""
+    entry = await site.topics.entry_of(name)
+    if entry is None:
+        return False
+    if entry.partitions > 0:
+        return name.partition is None or name.partition < entry.partitions
+    return (WHOLE if name.partition is None else name.partition) in entry.slots
+
+
+async def _delete(site: Site, request: web.Request, topic: LoadedTopic) -> None:
+    """Delete it unless somebody is connected; by force, all the same."""
+    if not flag(request, "force"):
+        connected = sum(
+            len(producers_of(topic, slot)) + consumers_of(topic, slot)
+            for slot in topic.subscriptions
+        )
+        if connected:
+            raise Refusal(412, f"Topic has {connected} connected producers/consumers")
+    await site.topics.delete(topic.name)
+
+
+def _add_partitions(router: web.UrlDispatcher, site: Site) -> None:
+    async def get(request: web.Request) -> web.Response:
+        name = checked(site, request)
+        found = await site.topics.partitions_of(name)
+        if found is None and not flag(request, "checkAllowAutoCreation"):
+            raise not_found(name)
+        count = 0 if found is None or name.partition is not None else found
+        return web.json_response({"partitions": count, "deleted": False})
+
+    async def create(request: web.Request) -> web.Response:
+        name = checked(site, request)
+        partitions = await _partitions(request)
+        if name.partition is not None:
+            raise Refusal(412, "Partitioned Topic Name should not contain '-partition-'")
+        if partitions < 1:
+            raise Refusal(406, "Number of partitions should be more than 0")
+        _check_most(partitions)
+        await site.require_owned(request, name)
+        if await site.topics.exists(name):
+            raise Refusal(409, "This topic already exists")
+        await site.topics.set_partitions(name, partitions)
+        return done()
+
+    async def update(request: web.Request) -> web.Response:
+        name = checked(site, request)
+        wanted = await _partitions(request)
+        await site.require_owned(request, name)
+        present = await site.topics.partitions_of(name)
+        if not present or name.partition is not None:
+            raise Refusal(409, f"Topic {name} is not the partitioned topic.")
+        if wanted < present:
+            raise Refusal(
+                422,
+                f"Desired partitions {wanted} can't be less than the current partitions {present}.",
+            )
+        _check_most(wanted)
+        if wanted > present:
+            await site.topics.set_partitions(name, wanted)
+        return done()
+
+    async def delete(request: web.Request) -> web.Response:
+        name, partitions = await existing(site, request)
+        if partitions == 0:
+            raise Refusal(
+                409,
+                f"{name} is a non-partitioned topic. Instead of calling delete-partitioned-topic "
+                "please call delete.",
+            )
+        await site.require_owned(request, name)
+        await _delete(site, request, await site.topics.serve_existing(name.base))
+        return done()
+
+    path = PATH + "/partitions"
+    router.add_get(path, get)
+    router.add_put(path, create)
+    router.add_post(path, update)
+    router.add_delete(path, delete)
+
+
+async def _partitions(request: web.Request) -> int:
+    """A number of partitions, bare or inside Pulsar's partitioned topic metadata."""
+    body = await json_body(request)
+    if isinstance(body, dict):
+        body = body.get("partitions")
+    if isinstance(body, bool) or not isinstance(body, int):
+        raise Refusal(400, "the body is the number of partitions")
+    return body
+
+
+def _check_most(partitions: int) -> None:
+    if partitions > PARTITIONS_MAX:
+        raise Refusal(406, f"Number of partitions should be less than or equal to {PARTITIONS_MAX}")
+
+
+def _add_stats(router: web.UrlDispatcher, site: Site) -> None:
+    clients = site.clients
+    owner = urlsplit(site.addresses.http_url).netloc
+
+    async def one(request: web.Request) -> web.Response:
+        name, topic = await served(site, request)
+        if name.partition is None and topic.entry.partitions > 0:
+            raise not_found(name)
+        slot = topic.slot_of(name)
+        await topic.subscriptions[slot].measure_backlogs()
+        return web.json_response(topic_stats(topic, slot, clients.now(), owner))
+
+    async def partitioned(request: web.Request) -> web.Response:
+        name, topic = await served(site, request)
+        if topic.entry.partitions == 0 or name.partition is not None:
+            raise Refusal(404, f"Partitioned Topic {name} not found")
+        parts: dict[str, dict[str, object]] = {}
+        for slot in slots_of(name, topic):
+            await topic.subscriptions[slot].measure_backlogs()
+            full_name = str(name.with_partition(slot))
+            parts[full_name] = topic_stats(topic, slot, clients.now(), owner)
+        stats = summed(parts.values())
+        stats["metadata"] = {"partitions": topic.entry.partitions, "deleted": False}
+        with_each = request.query.get("perPartition", "true").lower() != "false"
+        shown = list(parts.items())[:PARTITIONS_SHOWN_MAX] if with_each else []
+        stats["partitions"] = dict(shown)
+        return web.json_response(stats)
+
+    async def internal(request: web.Request) -> web.Response:
+        name, topic = await served(site, request)
+        if name.partition is None and topic.entry.partitions > 0:
+            raise not_found(name)
+        return web.json_response(_internal(topic, topic.slot_of(name)))
+
+    async def internal_partitioned(request: web.Request) -> web.Response:
+        name, topic = await served(site, request)
+        if topic.entry.partitions == 0 or name.partition is not None:
+            raise Refusal(404, f"Partitioned Topic {name} not found")
+        slots = slots_of(name, topic)[:PARTITIONS_SHOWN_MAX]
+        return web.json_response(
+            {
+                "metadata": {"partitions": topic.entry.partitions, "deleted": False},
+                "partitions": {
+                    str(name.with_partition(slot)): _internal(topic, slot) for slot in slots
+                },
+            }
+        )
+
+    def _internal(topic: LoadedTopic, slot: int) -> dict[str, object]:
+        return internal_stats(topic.runner.logs[slot], clients.now(), clients.wall_ms())
+
+    async def last_message_id(request: web.Request) -> web.Response:
+        name, topic = await served(site, request)
+        if name.partition is None and topic.entry.partitions > 0:
+            raise not_found(name)
+        found = await topic.subscriptions[topic.slot_of(name)].last_message_id()
+        return web.json_response(
+            {
+                "ledgerId": _signed(found.ledger),
+                "entryId": _signed(found.entry),
+                "partitionIndex": -1 if name.partition is None else name.partition,
+                "batchIndex": found.batch_index,
+                "batchSize": found.batch_size or 0,
+            }
+        )
+
+    for path, handler in (
+        ("/stats", one),
+        ("/partitioned-stats", partitioned),
+        ("/internalStats", internal),
+        ("/partitioned-internalStats", internal_partitioned),
+        ("/lastMessageId", last_message_id),
+    ):
+        router.add_get(PATH + path, handler)
+
+
+def _signed(value: int) -> int:
+    """A 64-bit number as Java shows it."""
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _add_later(router: web.UrlDispatcher) -> None:
+    def refusing(reason: str) -> Callable[[web.Request], object]:
+        async def handler(request: web.Request) -> web.Response:
+            del request
+            raise Refusal(405, reason)
+
+        return handler
+
+    for path, reason in _LATER.items():
+        router.add_route("*", f"{PATH}/{path}", refusing(reason))  # type: ignore[arg-type]  # aiohttp's handler type

@@ -1,0 +1,104 @@
+"""Housekeeping of the topics served here: rolling ledgers, retention, the memory of their tails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from onewriter_broker.retention import Retention
+from onewriter_broker.settings import Settings
+from onewriter_broker.topics import LoadedTopic, Topics
+from onewriter_core.api.topic import Retention as RetentionPolicy
+from onewriter_core.errors import OnewriterError
+
+LOOK_SECONDS = 1.0
+"""Between two looks at what must be rolled, and at the memory of the tails."""
+
+SWEEP_SECONDS = 5.0
+"""Between two sweeps of retention over the topics that declare one."""
+
+ROLLS_PER_BOUND = 4
+"""A bounded log is rolled so that a ledger holds about this fraction of the bound: only whole
+ledgers below the current one can be cut."""
+
+ROLL_BYTES_MIN = 1024 * 1024
+"""A small bound does not roll more often than this."""
+
+log = structlog.get_logger(__name__)
+
+
+class Maintenance:
+    """Looks after all topics of one broker; ``run`` is the caller's task."""
+
+    def __init__(self, topics: Topics, settings: Settings, wall_ms: Callable[[], int]) -> None:
+        self._topics = topics
+        self._settings = settings
+        self._wall_ms = wall_ms
+        self._retention = Retention()
+
+    async def run(self) -> None:
+        """Look and sweep until cancelled."""
+        looks = 0
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            looks += 1
+            for topic in list(self._topics.loaded.values()):
+                bytes_max, age_seconds_max = self.roll_bounds(topic)
+                topic.runner.roll_if_full(bytes_max, age_seconds_max)
+            self.shrink_tails()
+            if looks % round(SWEEP_SECONDS / LOOK_SECONDS) == 0:
+                await self.sweep()
+
+    def roll_bounds(self, topic: LoadedTopic) -> tuple[int, float]:
+        """At which size in bytes and age in seconds the topic's ledgers are rolled."""
+        bytes_max, age_max = self._settings.roll_bytes, self._settings.roll_seconds
+        policy = _policy(topic)
+        if policy is not None and policy.max_bytes is not None:
+            share = max(policy.max_bytes // ROLLS_PER_BOUND, ROLL_BYTES_MIN)
+            bytes_max = min(bytes_max, share)
+        if policy is not None and policy.max_age_seconds is not None:
+            age_max = min(age_max, max(policy.max_age_seconds / ROLLS_PER_BOUND, LOOK_SECONDS))
+        return bytes_max, age_max
+
+    def shrink_tails(self) -> None:
+        """Keep the newest blocks of all logs together within their bound, each log its share."""
+        logs = [
+            topic_log
+            for topic in self._topics.loaded.values()
+            for topic_log in topic.runner.logs.values()
+            if topic_log.tail_bytes
+        ]
+        if sum(topic_log.tail_bytes for topic_log in logs) > self._settings.tail_bytes_max:
+            share = self._settings.tail_bytes_max // len(logs)
+            for topic_log in logs:
+                topic_log.shrink_tail(share)
+
+    async def sweep(self) -> None:
+        """Trim every log that has a declared bound."""
+        for topic in list(self._topics.loaded.values()):
+            policy = _policy(topic)
+            for slot, topic_log in list(topic.runner.logs.items()):
+                subscriptions = topic.subscriptions.get(slot)
+                if policy is None or subscriptions is None:
+                    self._retention.forget(topic_log)
+                    continue
+                try:
+                    await self._retention.sweep(
+                        topic_log,
+                        policy,
+                        subscriptions.lowest_retained_position(),
+                        self._wall_ms(),
+                    )
+                except OnewriterError as error:
+                    log.info("retention.waits", topic=str(topic_log.name), reason=str(error))
+
+
+def _policy(topic: LoadedTopic) -> RetentionPolicy | None:
+    """The declared bounds; None where nothing is bounded."""
+    if topic.declared is None:
+        return None
+    policy = topic.declared.spec.retention
+    bounds = (policy.max_age_seconds, policy.max_bytes, policy.max_entries)
+    return policy if any(bound is not None for bound in bounds) else None

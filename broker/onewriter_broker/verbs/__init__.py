@@ -1,0 +1,1 @@
+"""Verbs of the ``onewriter`` command that ask a running broker, or its data when none runs."""

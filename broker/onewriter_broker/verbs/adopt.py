@@ -1,0 +1,121 @@
+"""``onewriter adopt``: take a dataset that the brokers refuse, at the price of what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from onewriter_broker.anchor.file import FileAnchor
+from onewriter_broker.claims import Forced, adopt_force
+from onewriter_broker.embedded import EmbeddedServer, EmbeddedSettings
+from onewriter_broker.log.redis_store import RedisLogStore
+from onewriter_broker.process import redis_settings
+from onewriter_broker.settings import Settings
+from onewriter_broker.verbs import tables
+from onewriter_core.errors import ConfigurationError
+
+REASON_LENGTH_MAX = 500
+
+EXPLANATION = """\
+A broker refuses a bucket when the store does not hold what the anchor says it must: data was lost,
+or this is another dataset. `onewriter status` shows the reason as "not served".
+
+adopt makes what the store holds NOW the truth for such a bucket. Messages that are missing stay
+missing; every producer of its topics must be created anew; no earlier epoch ever comes back. It
+does nothing to a bucket that brokers can take as it is. Stop the brokers first if you can.
+
+To do it:  onewriter adopt --all --force --reason "why"     (or --bucket N)"""
+
+
+@click.command()
+@click.option("--bucket", "bucket", type=click.IntRange(min=0), help="This bucket only.")
+@click.option("--all", "every", is_flag=True, help="Every bucket that brokers refuse.")
+@click.option("--force", is_flag=True, help="Really do it.")
+@click.option("--reason", default="", help="Why; written to the audit stream.")
+@click.option(
+    "--data-dir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of the anchor and the embedded server's data.",
+)
+@click.option("--redis-url", help="The store, if it is not the embedded one.")
+@click.option("--redis-sentinels", help="host:port,... of Sentinels that know the primary.")
+@click.option("--redis-sentinel-master", help="The name the Sentinels know the primary by.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="For people, or for scripts.",
+)
+@click.pass_context
+def adopt(
+    context: click.Context,
+    bucket: int | None,
+    *,
+    every: bool,
+    force: bool,
+    reason: str,
+    output: str,
+    **options: object,
+) -> None:
+    """Accept the store's present data for buckets that the brokers refuse to serve."""
+    if not force:
+        click.echo(EXPLANATION)
+        context.exit(2)
+    if (bucket is None) == (not every):
+        raise ConfigurationError("say which: either --bucket N or --all")
+    if not reason.strip() or len(reason) > REASON_LENGTH_MAX:
+        raise ConfigurationError(f"--reason is needed, with at most {REASON_LENGTH_MAX} characters")
+    given = {name: value for name, value in options.items() if value is not None}
+    settings = Settings(**given)  # type: ignore[arg-type]  # pydantic judges
+    if bucket is not None and bucket >= settings.buckets:
+        raise ConfigurationError(f"--bucket: there are {settings.buckets} buckets, from 0")
+    anchor_directory = settings.data_dir / "anchor"
+    if not anchor_directory.is_dir():
+        raise ConfigurationError(f"--data-dir: {anchor_directory} is no anchor")
+    buckets = range(settings.buckets) if bucket is None else [bucket]
+    results = asyncio.run(_adopt(settings, list(buckets), reason.strip()))
+    forced = [result for result in results if not result.problem]
+    if output == "json":
+        tables.as_json({"buckets": [asdict(result) for result in results]})
+    else:
+        for result in results:
+            if result.problem and every and result.problem.startswith("nothing to force"):
+                continue
+            said = result.problem or f"adopted, registration {result.generation}"
+            click.echo(f"bucket {result.bucket}: {said}")
+        click.echo(f"{len(forced)} of {len(results)} buckets adopted")
+    failed = [r for r in results if r.problem and not r.problem.startswith("nothing to force")]
+    context.exit(1 if failed or (bucket is not None and not forced) else 0)
+
+
+async def _adopt(settings: Settings, buckets: list[int], reason: str) -> list[Forced]:
+    operator = f"adopt:{getpass.getuser()}:{uuid.uuid4().hex[:8]}"
+    async with _store_settings(settings) as reachable:
+        anchor = FileAnchor(reachable.data_dir / "anchor")
+        store = RedisLogStore(redis_settings(reachable))
+        try:
+            return [
+                await adopt_force(
+                    bucket,
+                    anchor=anchor,
+                    store=store,
+                    operator=operator,
+                    reason=reason,
+                    time_ms=time.time_ns() // 1_000_000,
+                    single_node=not reachable.redis_sentinels,
+                )
+                for bucket in buckets
+            ]
+        finally:
+            await store.close()
+            await anchor.close()

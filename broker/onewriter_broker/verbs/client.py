@@ -1,0 +1,154 @@
+"""How the verbs reach a broker: HTTP with a time-out, redirects followed, answers as errors.
+
+Blocking on purpose: a verb asks, prints and ends.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlencode, urljoin, urlsplit
+
+import click
+
+from onewriter_core.errors import ConfigurationError, Refused, ServerError, Unavailable, Undecided
+from onewriter_core.ids import InvalidTopicName, TopicName
+
+DEFAULT_URL: Final = "http://127.0.0.1:8080"
+
+TIMEOUT_SECONDS: Final = 40.0
+"""A little more than a broker takes for any request."""
+
+REDIRECTS_MAX: Final = 5
+
+ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Broker:
+    """One broker's HTTP interface, and through redirects every broker's."""
+
+    def __init__(self, url: str, token: str = "") -> None:
+        if urlsplit(url).scheme not in {"http", "https"}:
+            raise ConfigurationError(f"--http-url: {url!r} is no http:// or https:// address")
+        self.url = url.rstrip("/")
+        self._token = token
+
+    def get(self, path: str, **query: str | int | None) -> dict[str, Any]:
+        """Ask; raises Refused, Unavailable or Undecided with what the broker said."""
+        given = {name: str(value) for name, value in query.items() if value is not None}
+        return self._ask("GET", path + (f"?{urlencode(given)}" if given else ""), None)
+
+    def post(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
+        """Tell; raises as ``get`` does."""
+        return self._ask("POST", path, json.dumps(body).encode())
+
+    def _ask(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
+        url = self.url + path
+        for _ in range(REDIRECTS_MAX):
+            request = urllib.request.Request(url, data=body, method=method)  # noqa: S310 - http(s), checked
+            request.add_header("Content-Type", "application/json")
+            if self._token:
+                request.add_header("Authorization", f"Bearer {self._token}")
+            status, location, text = self._open(request, url)
+            if status not in {302, 307, 308}:
+                return _judged(status, text)
+            url = urljoin(url, location)
+            if urlsplit(url).scheme not in {"http", "https"}:
+                break
+        raise Unavailable(f"{self.url} sends from one broker to the next; try again")
+
+    def _open(self, request: urllib.request.Request, url: str) -> tuple[int, str, str]:
+        try:
+            with _opener(url).open(request, timeout=TIMEOUT_SECONDS) as answer:
+                return answer.status, "", answer.read(ANSWER_BYTES_MAX).decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                location = error.headers.get("Location", "")
+                return error.code, location, error.read(ANSWER_BYTES_MAX).decode("utf-8", "replace")
+        except urllib.error.URLError as error:
+            raise Unavailable(f"no broker answers at {_origin(url)} ({error.reason})") from error
+        except (OSError, ValueError) as error:
+            raise Undecided(f"{_origin(url)} broke off: {error}") from error
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Redirects are followed above, because a body goes along."""
+
+    def redirect_request(self, *_: object, **__: object) -> None:
+        return None
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
+    if urlsplit(url).hostname in _LOOPBACK:  # a proxy is no way to a server on this machine
+        handlers.append(urllib.request.ProxyHandler({}))
+    return urllib.request.build_opener(*handlers)
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _judged(status: int, text: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(text) if text else {}
+    except ValueError:
+        answer = None
+    if status < 300 and isinstance(answer, dict):
+        return answer
+    if not isinstance(answer, dict) or (status >= 300 and "reason" not in answer):
+        raise Unavailable(f"that is no onewriter broker: it answers HTTP {status}")
+    reason = str(answer["reason"])
+    match status:
+        case 400:
+            raise ConfigurationError(reason)
+        case 401:
+            raise Refused(ServerError.AUTHENTICATION_ERROR, f"{reason} (--token)")
+        case 429 | 503:
+            raise Unavailable(reason)
+        case _ if status >= 500:
+            raise Undecided(reason)
+        case _:
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, reason)
+
+
+def topic_path(text: str) -> str:
+    """The path of a topic by any name a person writes; raises ConfigurationError."""
+    try:
+        name = TopicName.parse(text).base
+    except InvalidTopicName as error:
+        raise ConfigurationError(str(error)) from error
+    parts = (quote(part, safe="") for part in (name.tenant, name.namespace, name.local))
+    return "/onewriter/v1/topics/" + "/".join(parts)
+
+
+def broker_options(command: Command) -> Command:
+    """The options that every verb has which asks a broker."""
+    for option in (
+        click.option(
+            "-o",
+            "--output",
+            type=click.Choice(["table", "json"]),
+            default="table",
+            show_default=True,
+            help="For people, or for scripts.",
+        ),
+        click.option("--token", envvar="ONEWRITER_TOKEN", default="", help="Who you are (a JWT)."),
+        click.option(
+            "--http-url",
+            envvar="ONEWRITER_HTTP_URL",
+            default=DEFAULT_URL,
+            show_default=True,
+            help="Any broker's HTTP address.",
+        ),
+    ):
+        command = option(command)
+    return command

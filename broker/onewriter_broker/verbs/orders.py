@@ -1,0 +1,44 @@
+"""``onewriter fence`` and ``handover``: an administrator changes who writes."""
+
+from __future__ import annotations
+
+import click
+
+from onewriter_broker.verbs import tables
+from onewriter_broker.verbs.client import Broker, broker_options, topic_path
+
+
+@click.command()
+@click.argument("topic")
+@click.option(
+    "--if-epoch", type=click.IntRange(min=0), help="Only if TOPIC's epoch still is this number."
+)
+@broker_options
+def fence(topic: str, if_epoch: int | None, http_url: str, token: str, output: str) -> None:
+    """Depose the writer of TOPIC. Who waits is next; the deposed one never writes again by itself.
+
+    Nothing of the old epoch enters the log once this returns.
+    """
+    body = {} if if_epoch is None else {"ifEpoch": if_epoch}
+    answer = Broker(http_url, token).post(topic_path(topic) + "/fence", body)
+    if output == "json":
+        tables.as_json(answer)
+    else:
+        click.echo(f"fenced: epoch {answer['oldEpoch']} ended, {answer['epoch']} is the next one")
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--to", default="", help="Name of a waiting producer or its claim; default: the first.")
+@broker_options
+def handover(topic: str, to: str, http_url: str, token: str, output: str) -> None:
+    """Hand TOPIC to a waiter, without a gap between the two writers."""
+    answer = Broker(http_url, token).post(topic_path(topic) + "/handover", {"to": to} if to else {})
+    if output == "json":
+        tables.as_json(answer)
+    else:
+        holder = answer["holder"] or {}
+        click.echo(
+            f"handed over: epoch {answer['epoch']} is {holder.get('producerName', 'nobody')}"
+            f" from {holder.get('address', '?')}"
+        )

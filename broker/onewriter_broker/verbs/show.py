@@ -1,0 +1,78 @@
+"""``onewriter topics``, ``status`` and ``history``: who writes, since when, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from onewriter_broker.verbs import tables
+from onewriter_broker.verbs.client import Broker, broker_options, topic_path
+from onewriter_core.errors import Unavailable, Undecided
+
+PAGES_MAX = 1_000
+"""Pages of topics that ``topics`` asks one broker for at most."""
+
+
+@click.command()
+@click.option("--namespace", help="Only topics of tenant/namespace.")
+@broker_options
+def topics(namespace: str | None, http_url: str, token: str, output: str) -> None:
+    """List all topics: epoch, holder, how many wait, which broker serves them."""
+    broker = Broker(http_url, token)
+    rows = _pages(broker, namespace)
+    others = {
+        row["owner"]["httpUrl"] for row in rows if row["owner"] is not None and "epoch" not in row
+    }
+    for url in sorted(others):  # what is served elsewhere is known there
+        try:
+            known = {row["name"]: row for row in _pages(Broker(url, token), namespace)}
+        except (Unavailable, Undecided) as error:
+            click.echo(f"onewriter: {error}", err=True)
+            continue
+        rows = [row if "epoch" in row else known.get(row["name"], row) for row in rows]
+    if output == "json":
+        tables.as_json({"topics": rows})
+    else:
+        tables.topics(rows)
+
+
+def _pages(broker: Broker, namespace: str | None) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    after: str | None = None
+    for _ in range(PAGES_MAX):
+        page = broker.get("/onewriter/v1/topics", namespace=namespace, after=after)
+        rows += page["topics"]
+        after = page["next"]
+        if after is None:
+            break
+    return rows
+
+
+@click.command()
+@click.argument("topic")
+@broker_options
+def status(topic: str, http_url: str, token: str, output: str) -> None:
+    """Show who writes to TOPIC, who waits in which order, and what happened last."""
+    answer = Broker(http_url, token).get(topic_path(topic))
+    if output == "json":
+        tables.as_json(answer)
+    else:
+        tables.status(answer)
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True)
+@click.option("--after", help="Go on behind the record of this id.")
+@broker_options
+def history(
+    topic: str, limit: int, after: str | None, http_url: str, token: str, output: str
+) -> None:
+    """Show every change of hands of TOPIC as the brokers recorded it, newest last."""
+    path = topic_path(topic) + "/history"
+    answer = Broker(http_url, token).get(path, limit=limit, after=after)
+    if output == "json":
+        tables.as_json(answer)
+    else:
+        tables.history(answer)

@@ -1,0 +1,215 @@
+"""Answers of the API as tables for people. Pure printing; what is shown is the broker's word."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+Json = dict[str, Any]
+
+DEFAULT_PREFIX = "persistent://public/default/"
+WIDTH_MIN = 110
+"""Columns printed to when the terminal is narrower, or there is none."""
+
+
+def as_json(answer: object) -> None:
+    """For scripts."""
+    click.echo(json.dumps(answer, indent=2))
+
+
+def short(name: str) -> str:
+    """A topic as a person would type it."""
+    return name.removeprefix(DEFAULT_PREFIX).removeprefix("persistent://")
+
+
+def topics(rows: Sequence[Json]) -> None:
+    """One line per topic."""
+    if not rows:
+        click.echo("no topics")
+        return
+    _print(
+        ("TOPIC", "PARTITIONS", "EPOCH", "STATE", "HOLDER", "CLAIM", "WAITING", "BROKER"),
+        (
+            (
+                short(row["name"]),
+                row["partitions"] or "-",
+                row.get("epoch"),
+                row.get("state"),
+                (row.get("holder") or {}).get("producerName"),
+                (row.get("holder") or {}).get("claim"),
+                row.get("waiting"),
+                (row.get("owner") or {}).get("brokerUrl"),
+            )
+            for row in rows
+        ),
+    )
+
+
+def status(answer: Json) -> None:
+    """Everything about one topic."""
+    facts: list[tuple[str, object]] = [
+        ("topic", answer["name"]),
+        ("epoch", answer["epoch"]),
+        ("state", answer["state"]),
+    ]
+    for holder in answer["holders"]:
+        facts += _holder(holder)
+    facts += [
+        ("waiting", answer["waiting"]),
+        ("durability", answer.get("durability")),
+        ("promotion", answer.get("promotion")),
+        ("declared", "yes" if answer["declared"] else "no"),
+        ("partitions", answer["partitions"] or "-"),
+        ("broker", (answer.get("owner") or {}).get("brokerUrl")),
+        ("bucket", answer["bucket"]),
+        ("store", _store(answer.get("store") or {})),
+    ]
+    if answer.get("waitingReason"):
+        facts.append(("not served", answer["waitingReason"]))
+    for name, value in facts:
+        click.echo(f"{name + ':':<14}{_text(value)}")
+    _section("waiters", answer["waiters"], _waiters)
+    _section("shared producers", answer.get("sharedProducers") or [], _shared)
+    slots = answer["slots"]
+    if len(slots) > 1:
+        _section("partitions", slots, _slots)
+    _section("transitions", answer["transitions"], _transitions)
+    _section("lost entries", answer.get("losses") or [], _losses)
+
+
+def _holder(holder: Json) -> list[tuple[str, object]]:
+    who = f"{holder['producerName']} from {holder['address'] or '?'}"
+    if holder["claim"]:
+        who += f", claim {holder['claim']}"
+    if holder["subject"]:
+        who += f", subject {holder['subject']}"
+    return [
+        ("holder", who),
+        ("mode", holder["mode"]),
+        ("since", f"{holder['since']} (connected {holder['connectedSince']})"),
+    ]
+
+
+def _store(seen: Json) -> str:
+    if "problem" in seen:
+        return f"does not answer: {seen['problem']}"
+    if not seen:
+        return "-"
+    return f"dataset {seen['dataset'][:12]}, {seen['replicas']} replicas"
+
+
+def _waiters(rows: Sequence[Json]) -> None:
+    _print(
+        ("PLACE", "PRIORITY", "PRODUCER", "CLAIM", "ADDRESS", "WAITING S"),
+        (
+            (
+                row["place"],
+                row["priority"],
+                row["producerName"],
+                row["claim"],
+                row["address"],
+                None if row["waitingSeconds"] is None else f"{row['waitingSeconds']:.1f}",
+            )
+            for row in rows
+        ),
+    )
+
+
+def _shared(rows: Sequence[Json]) -> None:
+    _print(
+        ("PRODUCER", "SUBJECT", "PARTITION"),
+        ((row["producerName"], row["subject"], row["partition"]) for row in rows),
+    )
+
+
+def _slots(rows: Sequence[Json]) -> None:
+    _print(
+        ("PARTITION", "EPOCH", "LEDGER", "STATE", "HOLDER"),
+        (
+            (row["partition"], row["epoch"], row["ledger"], row["state"], row["holder"])
+            for row in rows
+        ),
+    )
+
+
+def _transitions(rows: Sequence[Json]) -> None:
+    _print(
+        ("AT", "KIND", "CAUSE", "EPOCH", "OLD HOLDER", "HOLDER", "LEADERLESS MS"),
+        (
+            (
+                row["at"],
+                row["kind"],
+                row["cause"],
+                f"{row['oldEpoch']} > {row['epoch']}",
+                row["oldHolder"],
+                row["holder"],
+                row["leaderlessMs"],
+            )
+            for row in rows
+        ),
+    )
+
+
+def _losses(rows: Sequence[Json]) -> None:
+    _print(
+        ("LOG", "ENTRIES", "BEHIND", "UP TO"),
+        ((short(row["topic"]), row["entries"], row["after"], row["last"]) for row in rows),
+    )
+
+
+def history(answer: Json) -> None:
+    """A topic's audit records, oldest first."""
+    if answer["earlierOmitted"]:
+        click.echo("(earlier records are left out: --limit)")
+    if not answer["records"]:
+        click.echo("nothing was recorded yet")
+        return
+    _print(
+        ("AT", "KIND", "CAUSE", "EPOCH", "LEDGER", "PRODUCER", "ADDRESS", "LEADERLESS MS", "ID"),
+        (
+            (
+                row.get("at"),
+                row.get("kind"),
+                row.get("cause", row.get("reason")),
+                row.get("epoch"),
+                row.get("ledger"),
+                row.get("producer"),
+                row.get("address"),
+                row.get("leaderlessMs"),
+                row["id"],
+            )
+            for row in answer["records"]
+        ),
+    )
+
+
+def _section(title: str, rows: Sequence[Json], show: Any) -> None:
+    if rows:
+        click.echo(f"\n{title}:")
+        show(rows)
+
+
+def _print(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        # Names come from clients: no markup of theirs is obeyed.
+        table.add_row(*(escape(_text(value)) for value in row))
+    console = Console()
+    if not console.is_terminal or console.width < WIDTH_MIN:
+        console = Console(width=max(console.width, WIDTH_MIN))
+    console.print(table)
+
+
+def _text(value: object) -> str:
+    if value is None or value == "":
+        return "-"
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))

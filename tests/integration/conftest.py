@@ -1,0 +1,78 @@
+"""Fixtures of the stories that are told with real brokers and real clients."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pulsar
+import pytest
+from onewriter_broker.testing import RUNNING, LocalBrokers, running_brokers
+from tests.integration.raw import RawClient
+
+ROUNDS = int(os.environ.get("ONEWRITER_ROUNDS", "10"))
+"""How often a campaign's round is played: about ten times in CI, hundreds of times in a soak."""
+
+StockClients = Callable[..., Any]
+RawClients = Callable[..., RawClient]
+
+_topics = itertools.count(1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[None]:
+    """A failed test shows what the brokers that ran beside it said."""
+    report: Any = yield  # type: ignore[misc]  # pluggy sends the result in
+    if report.failed:
+        for brokers in RUNNING:
+            report.sections.append(("end of the brokers' log", brokers.log_end()))
+    return report  # type: ignore[return-value]  # pluggy takes it
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[LocalBrokers]:
+    """One broker with its Valkey, shared by all stories that do not hurt it."""
+    with running_brokers() as brokers:
+        yield brokers
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic that nobody has used."""
+    return f"story-{next(_topics)}"
+
+
+@pytest.fixture
+def stock() -> Iterator[StockClients]:
+    """Makes stock Pulsar clients: ``stock(url, **options)``; closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make(url: str, **options: Any) -> Any:
+            options.setdefault("operation_timeout_seconds", 20)
+            quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+            client = pulsar.Client(url, logger=quiet, **options)
+            stack.callback(_close, client)
+            return client
+
+        yield make
+
+
+@pytest.fixture
+def raw() -> Iterator[RawClients]:
+    """Makes raw clients: ``raw(address, **options)``; closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make(address: tuple[str, int], **options: Any) -> RawClient:
+            return stack.enter_context(RawClient(address, **options))
+
+        yield make
+
+
+def _close(client: Any) -> None:
+    with contextlib.suppress(pulsar.PulsarException):  # closed by the story already
+        client.close()

@@ -1,0 +1,70 @@
+"""Raw clients that look a topic up and follow it from broker to broker, as stock clients do."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from onewriter_broker.testing import LocalBrokers
+from onewriter_core.errors import ServerError, Unavailable
+from tests.integration.conftest import RawClients
+from tests.integration.raw import RawClient, RawProducer, RefusedByBroker
+
+FOLLOW_SECONDS = 20.0
+PAUSE_SECONDS = 0.05
+
+
+def at_owner(brokers: LocalBrokers, raw: RawClients, topic: str, *, asked: int = 0) -> RawClient:
+    """A connection to the broker that serves the topic now."""
+    return raw(brokers.address(brokers.owner_of(topic, asked=asked)))
+
+
+def follow(
+    brokers: LocalBrokers,
+    raw: RawClients,
+    topic: str,
+    mode: Any,
+    *,
+    asked: int = 0,
+    waits: bool = False,
+    seconds: float = FOLLOW_SECONDS,
+    **options: Any,
+) -> RawProducer:
+    """A producer at whoever serves the topic, asked for again while it moves or nobody does."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            client = at_owner(brokers, raw, topic, asked=asked)
+            producer = client.ask_producer(topic, mode, **options)
+            return producer.waits() if waits else producer.ready()
+        except RefusedByBroker as refused:
+            if refused.code is not ServerError.SERVICE_NOT_READY or time.monotonic() > deadline:
+                raise
+        except (Unavailable, OSError, TimeoutError):
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(PAUSE_SECONDS)
+
+
+def topic_of(brokers: LocalBrokers, number: int, stem: str) -> str:
+    """A topic that placement gives to that broker."""
+    candidates = (f"{stem}-{n}" for n in range(1000))
+    return next(topic for topic in candidates if brokers.target_of(topic) == number)
+
+
+def placed(brokers: LocalBrokers, *topics: str, seconds: float = FOLLOW_SECONDS) -> None:
+    """Wait until every broker says of every topic that it is where placement wants it."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if all(
+                brokers.owner_of(topic, asked=asked) == brokers.target_of(topic)
+                for topic in topics
+                for asked in range(len(brokers.names))
+            ):
+                return
+        except (Unavailable, OSError):
+            pass  # nobody serves it just now
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{topics} are not where they belong")
+        time.sleep(PAUSE_SECONDS)

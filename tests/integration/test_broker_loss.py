@@ -1,0 +1,188 @@
+"""Two brokers: topics are found, brokers die or freeze, holders come back with their epoch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_core.errors import ServerError, Unavailable
+from pulsar import ProducerAccessMode as Mode
+from tests.integration.conftest import RawClients, StockClients
+from tests.integration.following import at_owner, follow, placed, topic_of
+from tests.integration.raw import EXCLUSIVE, WAIT, RefusedByBroker, contents_of, eventually
+from tests.servers import running_server
+
+TAKEN_SECONDS_MAX = 3.0
+"""What the documentation promises for a dead broker's buckets."""
+
+FROZEN_SECONDS_MAX = 2.0
+"""Within so long the supervisor kills a frozen broker."""
+
+SLACK_SECONDS = 2.0
+"""A busy machine's share."""
+
+
+@pytest.fixture
+def bare() -> Iterator[LocalBrokers]:
+    """Two brokers without a supervisor: one that dies stays dead, one that freezes stays frozen."""
+    with (
+        running_server() as store,
+        running_brokers(brokers=2, redis_url=store.url, supervised=False) as brokers,
+    ):
+        yield brokers
+
+
+@pytest.fixture(scope="module")
+def supervised() -> Iterator[LocalBrokers]:
+    with running_brokers(brokers=2) as brokers:
+        yield brokers
+
+
+def is_serving(brokers: LocalBrokers, topic: str, *, number: int) -> bool:
+    """Whether that broker says that it serves the topic."""
+    try:
+        return brokers.owner_of(topic, asked=number) == number
+    except (Unavailable, OSError):
+        return False
+
+
+def test_lookups_lead_to_the_owner_whoever_is_asked(
+    supervised: LocalBrokers, stock: StockClients
+) -> None:
+    topics = [topic_of(supervised, number, "found") for number in range(2)]
+    placed(supervised, *topics)
+    for topic in topics:
+        for url in supervised.service_urls:
+            producer = stock(url).create_producer(topic, access_mode=Mode.ExclusiveWithFencing)
+            producer.send(url.encode())
+        owner = supervised.owner_of(topic)
+        expected = [url.encode() for url in supervised.service_urls]
+        assert contents_of(supervised.address(owner), topic) == expected
+
+
+def test_a_producer_at_the_wrong_broker_is_told_to_look_the_topic_up(
+    supervised: LocalBrokers, raw: RawClients
+) -> None:
+    topic = topic_of(supervised, 0, "elsewhere")
+    placed(supervised, topic)
+    with pytest.raises(RefusedByBroker) as found:
+        raw(supervised.address(1)).producer(topic)
+    assert found.value.code is ServerError.SERVICE_NOT_READY
+
+
+def test_the_owner_is_killed_and_its_holder_goes_on_at_the_other_broker(
+    bare: LocalBrokers, stock: StockClients, raw: RawClients
+) -> None:
+    topic = topic_of(bare, 0, "killed")
+    placed(bare, topic)
+    holder = stock(bare.service_url).create_producer(topic, access_mode=Mode.Exclusive)
+    holder.send(b"before")
+    granted = bare.events("topic.transition")[-1]
+    bare.kill(0)
+    killed_at = time.monotonic()
+    eventually(lambda: is_serving(bare, topic, number=1))
+    assert time.monotonic() - killed_at < TAKEN_SECONDS_MAX + SLACK_SECONDS
+    holder.send(b"after")
+    resumed = bare.wait_for_event("topic.transition", lambda e: e["kind"] == "resume")
+    assert resumed["epoch"] == granted["epoch"]
+    assert contents_of(bare.address(1), topic) == [b"before", b"after"]
+    with pytest.raises(RefusedByBroker):
+        raw(bare.address(1)).producer(topic, EXCLUSIVE)
+
+
+def test_the_holder_keeps_its_epoch_although_twenty_prioritised_waiters_were_quicker(
+    bare: LocalBrokers, raw: RawClients
+) -> None:
+    topic = topic_of(bare, 0, "quick")
+    placed(bare, topic)
+    holder = at_owner(bare, raw, topic).producer(topic, EXCLUSIVE, name="holder")
+    position = holder.publish(b"before").position
+    bare.kill(0)
+    waiters = {}
+    for number in range(20):
+        priority = {"onewriter.queue-priority": str(number % 7 + 1)}
+        waiters[number] = follow(
+            bare, raw, topic, WAIT, asked=1, waits=True, name=f"w{number}", properties=priority
+        )
+    back = follow(
+        bare, raw, topic, EXCLUSIVE, asked=1, name="holder", epoch=holder.epoch, reconnects=1
+    )
+    assert back.epoch == holder.epoch
+    assert back.publish(b"after", 1).position > position  # the ledger has risen, the epoch has not
+    assert not any(waiter.is_ready for waiter in waiters.values())
+    back.close()
+    first = waiters[6].ready()  # priority 7, the earliest of two
+    assert (first.epoch or 0) > (holder.epoch or 0)
+
+
+def test_a_holder_that_does_not_come_back_loses_to_the_first_waiter(
+    bare: LocalBrokers, raw: RawClients
+) -> None:
+    topic = topic_of(bare, 0, "gone")
+    placed(bare, topic)
+    holder = at_owner(bare, raw, topic).producer(topic, EXCLUSIVE, name="holder")
+    holder.publish(b"before")
+    bare.kill(0)
+    waiter = follow(bare, raw, topic, WAIT, asked=1, waits=True)
+    waiter.ready().publish(b"after")
+    with pytest.raises(RefusedByBroker) as found:
+        raw(bare.address(1)).producer(
+            topic, EXCLUSIVE, name="holder", epoch=holder.epoch, reconnects=1
+        )
+    assert found.value.code is ServerError.PRODUCER_FENCED
+
+
+def test_a_broker_that_left_in_order_leaves_no_waiting(
+    bare: LocalBrokers, raw: RawClients
+) -> None:
+    """On a clean move waiters are told to look again and queue at the new owner."""
+    topic = topic_of(bare, 0, "moves")
+    placed(bare, topic)
+    holder = at_owner(bare, raw, topic).producer(topic, EXCLUSIVE, name="holder")
+    waiter = at_owner(bare, raw, topic).waiter(topic)
+    os.kill(bare.pid(0), 15)
+    with pytest.raises(RefusedByBroker) as found:
+        waiter.ready()
+    assert found.value.code is ServerError.SERVICE_NOT_READY
+    holder.closed_by_broker()
+    again = follow(bare, raw, topic, WAIT, asked=1, waits=True)
+    back = follow(
+        bare, raw, topic, EXCLUSIVE, asked=1, name="holder", epoch=holder.epoch, reconnects=1
+    )
+    assert back.epoch == holder.epoch
+    back.close()
+    again.ready()
+
+
+def test_a_killed_broker_is_started_again_and_holders_resume(
+    supervised: LocalBrokers, stock: StockClients
+) -> None:
+    topic = topic_of(supervised, 1, "again")
+    placed(supervised, topic)
+    producer = stock(supervised.service_url).create_producer(topic, access_mode=Mode.Exclusive)
+    producer.send(b"before")
+    first = supervised.kill(1)
+    producer.send(b"after")
+    supervised.wait_for_event("topic.transition", lambda e: e["kind"] == "resume")
+    eventually(lambda: supervised.pid(1) != first)
+    placed(supervised, topic)
+    producer.send(b"and later")
+    assert contents_of(supervised.address(1), topic) == [b"before", b"after", b"and later"]
+
+
+def test_a_frozen_broker_is_killed_by_its_supervisor(
+    supervised: LocalBrokers, stock: StockClients
+) -> None:
+    topic = topic_of(supervised, 1, "frozen")
+    placed(supervised, topic)
+    producer = stock(supervised.service_url).create_producer(topic, access_mode=Mode.Exclusive)
+    producer.send(b"before")
+    started = time.monotonic()
+    frozen = supervised.freeze(1)
+    supervised.wait_for_event("child.ended", lambda e: e["process_id"] == frozen)
+    assert time.monotonic() - started < FROZEN_SECONDS_MAX + SLACK_SECONDS
+    producer.send(b"after")
+    eventually(lambda: supervised.pid(1) != frozen)

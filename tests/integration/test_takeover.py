@@ -1,0 +1,251 @@
+"""Kill the writer, freeze it, wake it: who writes next, how soon, and what of the old one counts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from onewriter_broker.testing import LocalBrokers
+from pulsar import ProducerAccessMode as Mode
+from tests.integration.conftest import ROUNDS, RawClients, StockClients
+from tests.integration.raw import (
+    BROKERS_OWN_REQUEST,
+    EXCLUSIVE,
+    FENCING,
+    RefusedByBroker,
+    contents_of,
+    eventually,
+)
+
+from onewriter_core.errors import ServerError
+from onewriter_core.wire.hot import SendReceipt
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "leader_election.py"
+
+SILENT_SECONDS_MAX = 3.0
+"""What the documentation promises for a holder that falls silent, at the defaults."""
+
+SLACK_SECONDS = 1.5
+"""A busy machine's share: the promise itself is measured by the benchmarks."""
+
+
+class Candidate:
+    """One process of the leader election example, and what it has said."""
+
+    def __init__(self, brokers: LocalBrokers, topic: str, name: str, folder: Path) -> None:
+        self.name = name
+        self._path = folder / f"{name}.log"
+        options = ["--url", brokers.service_url, "--topic", topic, "--name", name]
+        with self._path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(EXAMPLE), *options, "--interval", "0.05"],
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def said(self) -> str:
+        return self._path.read_text(errors="replace")
+
+    @property
+    def wrote(self) -> list[int]:
+        """The numbers of the messages that it has a receipt for."""
+        return [int(n) for n in re.findall(rf"^{self.name}: wrote (\d+) ", self.said, re.M)]
+
+    @property
+    def is_leading(self) -> bool:
+        return len(self.wrote) > 0
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def candidates(broker: LocalBrokers, topic: str, tmp_path: Path) -> Iterator[list[Candidate]]:
+    """Two processes of the example: the first one leads, the second one waits."""
+    found: list[Candidate] = []
+    try:
+        for name in ("ada", "bob"):
+            found.append(Candidate(broker, topic, name, tmp_path))
+            eventually(lambda: found[0].is_leading)
+        eventually(lambda: "waiting to lead" in found[1].said)
+        time.sleep(0.3)
+        assert not found[1].is_leading
+        yield found
+    finally:
+        for candidate in found:
+            candidate.end()
+
+
+def test_the_leader_is_killed(
+    broker: LocalBrokers, topic: str, candidates: list[Candidate]
+) -> None:
+    leader, other = candidates
+    leader.signal(signal.SIGKILL)
+    eventually(lambda: other.is_leading, SLACK_SECONDS)
+    stored = [text.decode() for text in contents_of(broker.address(), topic)]
+    assert set(stored) >= {f"ada {n}" for n in leader.wrote}
+    assert len(stored) == len(set(stored))
+
+
+def test_the_leader_is_frozen_and_wakes_up(
+    broker: LocalBrokers, topic: str, candidates: list[Candidate]
+) -> None:
+    leader, other = candidates
+    leader.signal(signal.SIGSTOP)
+    eventually(lambda: other.is_leading, SILENT_SECONDS_MAX + SLACK_SECONDS)
+    wrote = leader.wrote
+    leader.signal(signal.SIGCONT)
+    eventually(lambda: "fenced, somebody else leads" in leader.said)
+    time.sleep(0.3)
+    stored = [text.decode() for text in contents_of(broker.address(), topic)]
+    of_leader = [int(text.split()[1]) for text in stored if text.startswith("ada ")]
+    # What it was sending when it froze is there once or not at all; nothing after that.
+    assert of_leader in (wrote, [*wrote, len(wrote) + 1])
+    assert leader.wrote == wrote
+    first_of_other = next(i for i, text in enumerate(stored) if text.startswith("bob "))
+    assert all(text.startswith("bob ") for text in stored[first_of_other:])
+
+
+def test_the_loser_is_told_at_once(broker: LocalBrokers, raw: RawClients, topic: str) -> None:
+    loser = raw(broker.address()).producer(topic, EXCLUSIVE)
+    raw(broker.address()).producer(topic, FENCING)
+    loser.closed_by_broker()
+
+
+def test_other_producers_on_the_losers_connection_are_not_disturbed(
+    broker: LocalBrokers, stock: StockClients, raw: RawClients, topic: str
+) -> None:
+    client = stock(broker.service_url)
+    client.create_producer(topic, access_mode=Mode.Exclusive)
+    other = client.create_producer(f"{topic}-other")
+    raw(broker.address()).producer(topic, FENCING)
+    for number in range(20):
+        other.send(str(number).encode())
+    assert len(contents_of(broker.address(), f"{topic}-other")) == 20
+    assert other.is_connected()
+
+
+def test_receipts_of_what_was_appended_come_before_the_close(
+    broker: LocalBrokers, raw: RawClients, topic: str
+) -> None:
+    """In flight at a takeover: receipted and in the log, or neither; nothing after the close."""
+    for number in range(ROUNDS):
+        name = f"{topic}-{number}"
+        loser = raw(broker.address()).producer(name, EXCLUSIVE)
+        taker = raw(broker.address())
+        asked = None
+        for sequence in range(400):
+            loser.send(b"%d" % sequence)
+            if sequence == 40 * (number % 10):
+                asked = taker.ask_producer(name, FENCING)
+        assert asked is not None
+        asked.ready().publish(b"the new one's first")
+        loser.closed_by_broker()
+        receipted = [c.sequence_id for c, _ in loser.client.heard if isinstance(c, SendReceipt)]
+        loser.client.ping()
+        assert not loser.client.is_closed
+        later = [c.sequence_id for c, _ in loser.client.heard if isinstance(c, SendReceipt)]
+        assert later == receipted
+        stored = contents_of(broker.address(), name)
+        assert stored == [*(b"%d" % n for n in receipted), b"the new one's first"]
+        assert receipted == list(range(len(receipted)))  # no hole in the middle
+
+
+def test_what_a_woken_writer_invokes_is_refused_and_not_in_the_log(
+    broker: LocalBrokers, raw: RawClients, topic: str
+) -> None:
+    """A frozen raw client: silent for long enough, it loses the topic; then it sends."""
+    frozen = raw(broker.address()).producer(topic, EXCLUSIVE)
+    frozen.publish(b"before")
+    frozen.client.freeze()
+    waiter = raw(broker.address()).waiter(topic)
+    started = time.monotonic()
+    waiter.ready().publish(b"after")
+    assert time.monotonic() - started < SILENT_SECONDS_MAX + SLACK_SECONDS
+    with contextlib.suppress(OSError):
+        for _ in range(10):
+            frozen.send(b"zombie")
+    frozen.client.thaw()
+    frozen.client.wait_closed()
+    back = raw(broker.address())
+    with pytest.raises(RefusedByBroker) as found:
+        back.producer(topic, EXCLUSIVE, name=frozen.name, epoch=frozen.epoch, reconnects=1)
+    assert found.value.code is ServerError.PRODUCER_FENCED
+    assert contents_of(broker.address(), topic) == [b"before", b"after"]
+
+
+def test_a_stale_fencer_evicts_nobody(broker: LocalBrokers, raw: RawClients, topic: str) -> None:
+    """Upstream throws everybody out before it looks at the epoch."""
+    stale = raw(broker.address()).producer(topic, FENCING)
+    owner = raw(broker.address()).producer(topic, FENCING)
+    waiter = raw(broker.address()).waiter(topic)
+    for reconnects in range(1, 4):
+        with pytest.raises(RefusedByBroker) as found:
+            raw(broker.address()).producer(
+                topic, FENCING, name=stale.name, epoch=stale.epoch, reconnects=reconnects
+            )
+        assert found.value.code is ServerError.PRODUCER_FENCED
+    owner.publish(b"undisturbed")
+    owner.close()
+    waiter.ready()
+
+
+def test_a_waiter_with_an_old_epoch_is_fenced_and_not_queued(
+    broker: LocalBrokers, raw: RawClients, topic: str
+) -> None:
+    """Upstream queues it and, at its promotion, the topic epoch goes back."""
+    first = raw(broker.address()).producer(topic, EXCLUSIVE)
+    second = raw(broker.address()).producer(topic, FENCING)
+    with pytest.raises(RefusedByBroker) as found:
+        raw(broker.address()).producer(
+            topic, pb.WAIT_FOR_EXCLUSIVE, name=first.name, epoch=first.epoch, reconnects=1
+        )
+    assert found.value.code is ServerError.PRODUCER_FENCED
+    second.close()
+    third = raw(broker.address()).producer(topic, EXCLUSIVE)
+    assert (first.epoch or 0) < (second.epoch or 0) < (third.epoch or 0)
+
+
+def test_of_a_fencer_a_sharer_and_a_waiter_at_once_only_one_writes(
+    broker: LocalBrokers, raw: RawClients, topic: str
+) -> None:
+    """Upstream lets two exclusive writers write at once while old sends are in flight."""
+    for number in range(ROUNDS):
+        name = f"{topic}-{number}"
+        old = raw(broker.address()).producer(name, EXCLUSIVE)
+        for _ in range(300):
+            old.send(b"old")
+        fencer, sharer, waiter = (raw(broker.address()) for _ in range(3))
+        taking = fencer.ask_producer(name, FENCING)
+        sharing = sharer.ask_producer(name)
+        waiting = waiter.ask_producer(name, pb.WAIT_FOR_EXCLUSIVE)
+        taken = taking.ready()
+        with pytest.raises(RefusedByBroker):
+            sharing.ready()
+        waiting.waits()
+        taken.publish(b"mine")
+        waiter.ping()
+        assert not waiting.is_ready
+        stored = contents_of(broker.address(), name)
+        assert stored[-1] == b"mine"
+        assert set(stored[:-1]) <= {b"old"}
+        taken.close()
+        assert (waiting.ready().epoch or 0) > (taken.epoch or 0)
+        assert not old.client.has_heard(
+            pb.CommandCloseProducer, lambda c: c.request_id != BROKERS_OWN_REQUEST
+        )

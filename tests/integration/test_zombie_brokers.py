@@ -1,0 +1,126 @@
+"""A broker that froze, was replaced and woke up: nothing of it enters the log or moves a cursor.
+
+It runs without a supervisor here, which would have killed it. What its clients send it while it is
+frozen lies in its sockets and is the first thing that it looks at when it wakes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_core.errors import Unavailable
+from onewriter_core.wire import hot
+from onewriter_core.wire.hot import SendReceipt
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from tests.integration.conftest import ROUNDS, RawClients
+from tests.integration.following import at_owner, follow
+from tests.integration.raw import (
+    EXCLUSIVE,
+    FENCING,
+    RawConsumer,
+    RawProducer,
+    contents_of,
+    eventually,
+)
+from tests.servers import running_server
+
+IN_FLIGHT = 200
+"""Messages being sent when the broker freezes."""
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[LocalBrokers]:
+    with (
+        running_server() as store,
+        running_brokers(brokers=2, redis_url=store.url, supervised=False) as brokers,
+    ):
+        yield brokers
+
+
+def agreed_owner(brokers: LocalBrokers, topic: str) -> int:
+    """The broker that all of them name as the topic's owner, once they do."""
+    found: list[int] = []
+
+    def agree() -> bool:
+        with contextlib.suppress(Unavailable, OSError):
+            found[:] = [brokers.owner_of(topic, asked=n) for n in range(len(brokers.names))]
+        return len(set(found)) == 1
+
+    eventually(agree)
+    return found[0]
+
+
+def served_by(brokers: LocalBrokers, topic: str, number: int) -> bool:
+    with contextlib.suppress(Unavailable, OSError):
+        return brokers.owner_of(topic, asked=number) == number
+    return False
+
+
+def receipts(producer: RawProducer) -> list[int]:
+    return [
+        command.sequence_id
+        for command, _ in producer.client.heard
+        if isinstance(command, SendReceipt) and command.producer_id == producer.producer_id
+    ]
+
+
+def acknowledge_unheard(consumer: RawConsumer, message_id: hot.MessageId) -> int:
+    request_id = consumer.client.next_request_id()
+    consumer.client.write(hot.encode_ack(consumer.consumer_id, 0, [message_id], request_id))
+    return request_id
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(120 + 15 * ROUNDS)
+def test_a_zombie_broker_changes_nothing(bare: LocalBrokers, raw: RawClients) -> None:
+    for number in range(ROUNDS):
+        one_round(bare, raw, f"zombie-{number}")
+    # And it did try: without this the rounds would show nothing.
+    refused = [event for event in bare.events("bucket.refenced") if event["outcome"] == "fenced"]
+    assert len(refused) > ROUNDS // 2
+
+
+def one_round(bare: LocalBrokers, raw: RawClients, topic: str) -> None:
+    old = agreed_owner(bare, topic)
+    holder = follow(bare, raw, topic, EXCLUSIVE, asked=old, name="holder")
+    holder.publish(b"0")
+    consumer = at_owner(bare, raw, topic, asked=old).subscribe(topic, "durable", permits=1)
+    first, _ = consumer.receive()
+    for sequence in range(1, IN_FLIGHT):
+        holder.send(b"%d" % sequence, sequence)
+
+    frozen = bare.freeze(old)
+    try:
+        for sequence in range(IN_FLIGHT, 2 * IN_FLIGHT):
+            holder.send(b"%d" % sequence, sequence)
+        acknowledgement = acknowledge_unheard(consumer, first.message_id)
+        new = 1 - old
+        eventually(lambda: served_by(bare, topic, new))
+        successor = follow(bare, raw, topic, FENCING, asked=new)
+        successor.publish(b"mine")
+    finally:
+        bare.thaw(frozen)
+
+    holder.client.wait_closed_or(pb.CommandCloseProducer)
+    successor.publish(b"and mine")
+    stored = contents_of(bare.address(new), topic)
+    acknowledged = receipts(holder)
+    before = stored[:-2]
+    assert stored[-2:] == [b"mine", b"and mine"]
+    assert before == [b"%d" % n for n in range(len(before))], "a hole, or something twice"
+    assert len(before) <= IN_FLIGHT, "sent to a broker that had lost the topic"
+    assert acknowledged == list(range(1, len(acknowledged) + 1))
+    assert len(acknowledged) < len(before), "a receipt for what is not in the log"
+    assert not consumer.client.has_heard(
+        pb.CommandAckResponse,
+        lambda answer: answer.request_id == acknowledgement and not answer.HasField("error"),
+    )
+    again = at_owner(bare, raw, topic, asked=new).subscribe(topic, "durable", permits=1)
+    assert again.receive()[0].message_id.position == first.message_id.position
+    successor.close()
+    for client in (holder.client, consumer.client, successor.client, again.client):
+        client.close()
+    assert bare.pid(old) == frozen, "the zombie has died of it"

@@ -1,0 +1,240 @@
+"""A client process: its connections, its look-ups, its requests, as a stock client makes them.
+
+Pings are answered at once, as stock clients do from their I/O threads; a frozen process answers
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from google.protobuf.message import Message
+from tests.simulation.loop import Process, VirtualLoop
+from tests.simulation.network import End, Network, Wire
+from tests.simulation.recording import Recorder
+
+from onewriter_core.wire.client import ClientConnection
+from onewriter_core.wire.commands import Command
+from onewriter_core.wire.hot import Delivery, SendReceipt
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+REQUEST_SECONDS = 15.0
+"""A request that is not answered for so long fails (30 s in stock clients)."""
+
+KEEP_ALIVE_SECONDS = 8.0
+"""Between two pings of a client; no byte between two of them: it closes (30 s in stock ones)."""
+
+BACKOFF_SECONDS = (0.1, 2.0)
+"""The first and the longest pause between two attempts to connect."""
+
+
+class Gone(Exception):
+    """The connection ended, or could not be made; or the request was not answered."""
+
+
+class Handler(Protocol):
+    """A producer or consumer of a connection."""
+
+    def heard(self, command: Command, payload: memoryview | None) -> None: ...
+
+    def disconnected(self, end: ClientEnd) -> None: ...
+
+
+class ClientEnd(End):
+    """A client's end of one connection."""
+
+    def __init__(self, client: Client, wire: Wire) -> None:
+        super().__init__(client.process, wire)
+        self.client = client
+        self.codec = ClientConnection()
+        self.requests: dict[int, asyncio.Future[Command | None]] = {}
+        self.producers: dict[int, Handler] = {}
+        self.consumers: dict[int, Handler] = {}
+        self.listeners: dict[int, Handler] = {}
+        """Producers whose PRODUCER request may be answered twice: ready=false, then ready."""
+        self.connected: asyncio.Future[bool] = client.loop.create_future()
+        self.heard_at = client.loop.time()
+
+    def write(self, message: Message) -> None:
+        self.send(self.codec.encode(message))
+
+    async def request(self, request_id: int, message: Message) -> Command:
+        """Send and wait for the answer; raises Gone."""
+        if self.is_closed:
+            raise Gone("not connected")
+        answer: asyncio.Future[Command | None] = self.client.loop.create_future()
+        self.requests[request_id] = answer
+        self.write(message)
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                found = await answer
+        except TimeoutError:
+            raise Gone("not answered") from None
+        finally:
+            self.requests.pop(request_id, None)
+        if found is None:
+            raise Gone("connection lost")
+        return found
+
+    def received(self, data: bytes) -> None:
+        self.heard_at = self.client.loop.time()
+        for command, payload in self.codec.feed(data):
+            self._heard(command, payload)
+
+    def _heard(self, command: Command, payload: memoryview | None) -> None:
+        match command:
+            case pb.CommandPing():
+                self.write(pb.CommandPong())
+            case pb.CommandPong():
+                pass
+            case pb.CommandConnected():
+                self.connected.set_result(True)
+            case SendReceipt() | pb.CommandSendError() | pb.CommandCloseProducer():
+                handler = self.producers.get(command.producer_id)
+                if handler is not None:
+                    handler.heard(command, payload)
+            case (
+                Delivery()
+                | pb.CommandCloseConsumer()
+                | pb.CommandActiveConsumerChange()
+                | pb.CommandAckResponse()
+            ):
+                handler = self.consumers.get(command.consumer_id)
+                if handler is not None:
+                    handler.heard(command, payload)
+            case _:
+                self._answered(command, payload)
+
+    def _answered(self, command: Command, payload: memoryview | None) -> None:
+        request_id = getattr(command, "request_id", None)
+        if request_id is None:
+            self.client.recorder.anomaly(f"{self.client.process.name} heard {command!r}")
+            return
+        if request_id in self.listeners:
+            self.listeners[request_id].heard(command, payload)
+            return
+        future = self.requests.get(request_id)
+        if future is not None and not future.done():
+            future.set_result(command)
+
+    def lost(self) -> None:
+        self.is_closed = True
+        if not self.connected.done():
+            self.connected.set_result(False)
+        for future in self.requests.values():
+            if not future.done():
+                future.set_result(None)
+        handlers = [*self.producers.values(), *self.consumers.values(), *self.listeners.values()]
+        for handler in dict.fromkeys(handlers):
+            handler.disconnected(self)
+
+    def close(self) -> None:
+        """Close for one's own part."""
+        if not self.is_closed:
+            self.shut()
+            self.lost()
+
+
+class Client:
+    """One client process with a connection per broker."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        network: Network,
+        recorder: Recorder,
+        ports: list[int],
+        name: str,
+        randomness: random.Random,
+        subject: str = "",
+    ) -> None:
+        self.loop = loop
+        self.network = network
+        self.recorder = recorder
+        self.ports = ports
+        self.process: Process = loop.add_process(name)
+        self.randomness = randomness
+        self.subject = subject
+        self.ends: dict[int, ClientEnd] = {}
+        self.ids = 0
+
+    def next_id(self) -> int:
+        self.ids += 1
+        return self.ids
+
+    def spawn(self, work: Callable[[], object]) -> None:
+        self.loop.call(self.process, work)
+
+    async def end(self, port: int) -> ClientEnd:
+        """The connection to a broker, made when there is none; raises Gone."""
+        end = self.ends.get(port)
+        if end is not None and not end.is_closed:
+            if await asyncio.shield(end.connected):
+                return end
+            raise Gone("connection lost")
+        try:
+            made = await self.network.connect(port, lambda wire: ClientEnd(self, wire))
+        except ConnectionRefusedError as error:
+            raise Gone(str(error)) from error
+        assert isinstance(made, ClientEnd)
+        self.ends[port] = made
+        made.send(made.codec.connect("simulated-1", auth_data=self.subject.encode()))
+        self.loop.spawn(self.process, self._keep_alive(made))
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                if await asyncio.shield(made.connected):
+                    return made
+        except TimeoutError:
+            made.close()
+        raise Gone("connection lost")
+
+    async def _keep_alive(self, end: ClientEnd) -> None:
+        while not end.is_closed:
+            heard_at = end.heard_at
+            await asyncio.sleep(KEEP_ALIVE_SECONDS)
+            if end.is_closed or not end.connected.done():
+                continue
+            if end.heard_at == heard_at and self.loop.time() - heard_at > 2 * KEEP_ALIVE_SECONDS:
+                end.close()
+            else:
+                end.write(pb.CommandPing())
+
+    async def owner(self, topic: str) -> ClientEnd:
+        """Look the topic up and connect to whoever serves it; raises Gone."""
+        asked = await self.end(self.randomness.choice(self.ports))
+        request_id = self.next_id()
+        answer = await asked.request(
+            request_id, pb.CommandLookup(topic=topic, request_id=request_id)
+        )
+        if (
+            not isinstance(answer, pb.CommandLookupResponse)
+            or answer.response != pb.CommandLookupResponse.CONNECT
+        ):
+            raise Gone("nobody serves it")
+        port = urlsplit(answer.broker_service_url).port
+        assert port is not None
+        return await self.end(port)
+
+    async def pause(self, low: float, high: float) -> None:
+        await asyncio.sleep(self.randomness.uniform(low, high))
+
+
+class Backoff:
+    """Pauses between attempts, doubling, with jitter."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._attempts = 0
+
+    def reset(self) -> None:
+        self._attempts = 0
+
+    async def wait(self) -> None:
+        first, longest = BACKOFF_SECONDS
+        seconds = min(first * 2**self._attempts, longest)
+        self._attempts += 1
+        await asyncio.sleep(seconds * self._client.randomness.uniform(0.8, 1.0))

@@ -1,0 +1,368 @@
+"""A producer that behaves as stock clients do (C++, Java), over the wire.
+
+Look up, connect, PRODUCER; wait where it is told to; after a lost connection or CLOSE_PRODUCER come
+back with its topic epoch and a higher reconnect counter, and send again, in order, all that it has
+no receipt for. Once it is fenced everything pending has failed and it never comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+
+from tests.simulation.actors.client import Backoff, Client, ClientEnd, Gone
+from tests.simulation.history import Kind, Operation, Outcome
+
+from onewriter_core.wire.commands import Command
+from onewriter_core.wire.hot import SendReceipt, encode_send_header
+from onewriter_core.wire.messages import build_entry
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+CREATE_SECONDS = 25.0
+"""Attempts to create a producer end so long after the first; waiting in line does not."""
+
+MODES = {
+    "Shared": pb.SHARED,
+    "Exclusive": pb.EXCLUSIVE,
+    "WaitForExclusive": pb.WAIT_FOR_EXCLUSIVE,
+    "ExclusiveWithFencing": pb.EXCLUSIVE_WITH_FENCING,
+}
+
+
+class State(enum.Enum):
+    """Where a producer stands."""
+
+    CREATING = "creating"
+    READY = "ready"
+    RECONNECTING = "reconnecting"
+    OVER = "over"
+    """Refused, fenced, given up or closed."""
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A message without a receipt, and the connections that it was written to."""
+
+    operation: Operation
+    frame: bytes
+    written_to: list[ClientEnd] = field(default_factory=list)
+
+
+class Producer:
+    """One producer object. ``incarnation`` is unique in the run."""
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        mode: str,
+        *,
+        name: str = "",
+        priority: int = 0,
+        properties: dict[str, str] | None = None,
+    ) -> None:
+        self.client = client
+        self.topic = topic
+        self.mode = mode
+        self.name = name
+        self.priority = priority
+        self.properties = dict(properties or {})
+        self.producer_id = client.next_id()
+        self.incarnation = f"{client.process.name}.{self.producer_id}"
+        self.state = State.CREATING
+        self.epoch: int | None = None
+        self.error = ""
+        self.pending: deque[Pending] = deque()
+        self._recorder = client.recorder
+        self._sequence = 0
+        self._reconnects = 0
+        self._end: ClientEnd | None = None
+        self._request_id = 0
+        self._operation: Operation | None = None
+        self._was_closed_over: ClientEnd | None = None
+        self._changed = asyncio.Event()
+        self._is_waiting = False
+
+    # ------------------------------------------------------------ what the application does
+
+    async def create(self) -> bool:
+        """Become a producer; False: refused, or not in time."""
+        self._operation = self._recorder.invoke(
+            Kind.GRANT,
+            self.client.process.name,
+            self.topic,
+            holder=self.incarnation,
+            name=self.name,
+            mode=self.mode,
+            number=self.priority,
+        )
+        self.client.loop.spawn(self.client.process, self._stay())
+        while self.state is State.CREATING:
+            await self._change()
+        return self.state is State.READY
+
+    def send(self) -> Operation | None:
+        """Hand one message in; None: the producer is over."""
+        if self.state is State.OVER:
+            return None
+        value = f"{self.incarnation}/{self._sequence}"
+        entry = build_entry(
+            pb.MessageMetadata(
+                producer_name=self.name,
+                sequence_id=self._sequence,
+                publish_time=int(self.client.loop.time() * 1000) + 1,
+            ),
+            value.encode(),
+        )
+        operation = self._recorder.invoke(
+            Kind.APPEND,
+            self.client.process.name,
+            self.topic,
+            holder=self.incarnation,
+            epoch=self.epoch,
+            number=self._sequence,
+            value=value,
+            mode=self.mode,
+        )
+        header = encode_send_header(self.producer_id, self._sequence, len(entry))
+        self._sequence += 1
+        pending = Pending(operation, header + entry)
+        self.pending.append(pending)
+        if self.state is State.READY:
+            self._write(pending)
+        return operation
+
+    async def close(self) -> None:
+        """Leave in order, as far as the connection allows."""
+        end, was = self._end, self.state
+        self._over("closed", Outcome.INFO)
+        if end is not None and not end.is_closed and was in {State.READY, State.CREATING}:
+            request_id = self.client.next_id()
+            try:
+                await end.request(
+                    request_id,
+                    pb.CommandCloseProducer(producer_id=self.producer_id, request_id=request_id),
+                )
+            except Gone:
+                pass
+
+    async def over(self, seconds: float) -> bool:
+        """Wait until the producer has lost its place; False: it has not, in that time."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self.state is not State.OVER:
+                    await self._change()
+        except TimeoutError:
+            return False
+        return True
+
+    async def settled(self) -> None:
+        """Wait until nothing is pending, or the producer is over."""
+        while self.pending and self.state is not State.OVER:
+            await self._change()
+
+    # ------------------------------------------------------------ staying connected
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def _stay(self) -> None:
+        backoff = Backoff(self.client)
+        started_at = self.client.loop.time()
+        while self.state is not State.OVER:
+            try:
+                await self._attach()
+                backoff.reset()
+                while self._end is not None and self.state is not State.OVER:
+                    await self._change()
+            except Gone:
+                self._detach()
+            if self.state is State.OVER:
+                return
+            late = self.client.loop.time() - started_at > CREATE_SECONDS
+            if self.state is State.CREATING and late:
+                self._over("not created in time", Outcome.INFO)
+                return
+            await backoff.wait()
+
+    async def _attach(self) -> None:
+        """Ask for the topic and wait for the answer; raises Gone to try again."""
+        end = await self.client.owner(self.topic)
+        if self.state is State.OVER:
+            return
+        request_id = self.client.next_id()
+        self._request_id = request_id
+        self._is_waiting = False
+        command = pb.CommandProducer(
+            topic=self.topic,
+            producer_id=self.producer_id,
+            request_id=request_id,
+            producer_name=self.name or None,
+            user_provided_producer_name=bool(self.name),
+            epoch=self._reconnects,
+            producer_access_mode=MODES[self.mode],
+            topic_epoch=self.epoch,
+        )
+        if self.priority:
+            self.properties["onewriter.queue-priority"] = str(self.priority)
+        for key, value in self.properties.items():
+            command.metadata.add(key=key, value=value)
+        if self.state is not State.CREATING and self._operation is None:
+            self._operation = self._recorder.invoke(
+                Kind.RESUME,
+                self.client.process.name,
+                self.topic,
+                holder=self.incarnation,
+                name=self.name,
+                mode=self.mode,
+                epoch=self.epoch,
+            )
+        self._end = end
+        end.producers[self.producer_id] = self
+        end.listeners[request_id] = self
+        end.write(command)
+        asked_at = self.client.loop.time()
+        while self._end is end and not self._is_waiting and self.state is not State.READY:
+            try:
+                async with asyncio.timeout_at(asked_at + 15.0):
+                    await self._change()
+            except TimeoutError:
+                if not end.is_closed:  # as stock clients do, so that the id is free again
+                    close_id = self.client.next_id()
+                    end.write(
+                        pb.CommandCloseProducer(producer_id=self.producer_id, request_id=close_id)
+                    )
+                raise Gone("PRODUCER was not answered") from None
+            if self.state is State.OVER:
+                return
+
+    def _detach(self) -> None:
+        end = self._end
+        if end is not None:
+            self._end = None
+            end.producers.pop(self.producer_id, None)
+            end.listeners.pop(self._request_id, None)
+        if self.state is State.READY:
+            self.state = State.RECONNECTING
+            self._recorder.holds_no_more(self.incarnation)
+        self._reconnects += 1
+        self._changed.set()
+
+    def disconnected(self, end: ClientEnd) -> None:
+        """The connection is gone."""
+        if end is self._end:
+            self._detach()
+
+    # ------------------------------------------------------------ what the broker says
+
+    def heard(self, command: Command, _payload: memoryview | None) -> None:
+        """An answer to PRODUCER, a receipt, or the end of it."""
+        match command:
+            case pb.CommandProducerSuccess():
+                self._succeeded(command)
+            case pb.CommandError():
+                self._refused(command)
+            case SendReceipt():
+                self._receipt(command)
+            case pb.CommandCloseProducer():
+                if self.state is not State.READY:
+                    self._recorder.anomaly(f"CLOSE_PRODUCER for {self.incarnation}, not ready")
+                self._recorder.seen("closed by the broker")
+                self._was_closed_over = self._end
+                self._detach()
+            case pb.CommandSendError():
+                self._recorder.anomaly(f"SEND_ERROR for {self.incarnation}: {command.message}")
+            case _:
+                self._recorder.anomaly(f"{self.incarnation} heard {command!r}")
+        self._changed.set()
+
+    def _succeeded(self, command: pb.CommandProducerSuccess) -> None:
+        if command.request_id != self._request_id or self.state is State.OVER:
+            return
+        if not command.producer_ready:
+            self._is_waiting = True
+            self.name = command.producer_name
+            if self._operation is not None and not self._operation.is_waiting:
+                self._operation.is_waiting = True
+                self._recorder.seen("waits")
+            return
+        self.name = command.producer_name
+        epoch = command.topic_epoch if command.HasField("topic_epoch") else None
+        operation = self._operation
+        assert operation is not None
+        self._operation = None
+        if operation.kind is Kind.RESUME and self.mode != "Shared" and epoch != self.epoch:
+            self._recorder.anomaly(f"{self.incarnation} came back from {self.epoch} to {epoch}")
+        operation.name = self.name
+        self._recorder.complete(operation, Outcome.OK, epoch=epoch)
+        self._recorder.holds(self.topic, self.client.process.name, self.incarnation)
+        self.epoch = epoch
+        self.state = State.READY
+        for pending in self.pending:
+            self._write(pending)
+
+    def _write(self, pending: Pending) -> None:
+        assert self._end is not None
+        if pending.written_to:
+            self._recorder.seen("resent")
+        if pending.operation.epoch is None:
+            pending.operation.epoch = self.epoch
+        pending.written_to.append(self._end)
+        self._end.send(pending.frame)
+
+    def _receipt(self, receipt: SendReceipt) -> None:
+        if not self.pending:
+            return
+        first = self.pending[0]
+        if receipt.sequence_id > first.operation.number:
+            self._recorder.anomaly(
+                f"{self.incarnation}: receipt {receipt.sequence_id} before {first.operation.number}"
+            )
+            return
+        if receipt.sequence_id < first.operation.number:
+            return  # of a message that was receipted before
+        assert receipt.message_id is not None
+        self.pending.popleft()
+        self._recorder.complete(
+            first.operation, Outcome.OK, position=receipt.message_id.position
+        )
+
+    def _refused(self, command: pb.CommandError) -> None:
+        name = pb.ServerError.Name(command.error)
+        self._recorder.seen(f"refused.{self.mode}.{name}")
+        if command.error == pb.PRODUCER_FENCED:
+            self._over(name, Outcome.FAIL)
+        elif command.error == pb.SERVICE_NOT_READY:
+            self._detach()
+        elif self.state is State.CREATING:
+            self._over(name, Outcome.FAIL)
+        else:
+            self._detach()  # ProducerBusy and the like are tried again for ever
+
+    def _over(self, why: str, outcome: Outcome) -> None:
+        """Refused, fenced or given up: what is pending has failed, some of it for certain."""
+        if self.state is State.OVER:
+            return
+        end = self._end
+        self.error = why
+        self.state = State.OVER
+        self._recorder.holds_no_more(self.incarnation)
+        if end is not None:
+            end.producers.pop(self.producer_id, None)
+            end.listeners.pop(self._request_id, None)
+        self._end = None
+        if self._operation is not None:
+            self._recorder.complete(self._operation, outcome, why)
+            self._operation = None
+        for pending in self.pending:
+            definite = outcome is Outcome.FAIL and all(
+                each is end and each is self._was_closed_over for each in pending.written_to
+            )
+            self._recorder.complete(
+                pending.operation, Outcome.FAIL if definite else Outcome.INFO, why
+            )
+        self.pending.clear()
+        self._changed.set()

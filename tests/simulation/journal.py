@@ -1,0 +1,51 @@
+"""The brokers' log lines of a run, kept with its history; what must never be logged is found here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import structlog
+from tests.simulation.loop import VirtualLoop
+from tests.simulation.recording import Recorder
+
+NEVER = frozenset({"topic.failed", "connection.failed"})
+"""The unexpected happened, and something was closed because of it."""
+
+LINES_MAX = 20_000
+
+
+class Journal:
+    """A structlog processor that takes everything and prints nothing."""
+
+    def __init__(self, loop: VirtualLoop, recorder: Recorder) -> None:
+        self._loop = loop
+        self._recorder = recorder
+
+    def __call__(
+        self, _logger: Any, level: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        recorder = self._recorder
+        if not recorder.is_closed:
+            name = str(event.pop("event"))
+            process = self._loop.current_process
+            recorder.seen(f"log.{name}")
+            what = " ".join(f"{key}={value}" for key, value in event.items() if key not in {"exc_info", "pid"})
+            line = f"{self._loop.time():.4f} {process} {level} {name} {what}"
+            if len(recorder.history.journal) < LINES_MAX:
+                recorder.history.journal.append(line)
+            if name in NEVER:
+                recorder.anomaly(f"{line}\n{_traceback()}")
+        raise structlog.DropEvent
+
+    def unhandled(self, context: Mapping[str, Any]) -> None:
+        """An exception that nobody took."""
+        error = context.get("exception")
+        if not self._recorder.is_closed and error is not None:
+            self._recorder.anomaly(f"unhandled: {context.get('message')}: {error!r}")
+
+
+def _traceback() -> str:
+    import traceback  # noqa: PLC0415 - only when something failed
+
+    return traceback.format_exc()

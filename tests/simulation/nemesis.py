@@ -1,0 +1,371 @@
+"""What goes wrong: single faults, and the schedule that a seed draws from them.
+
+Every fault is injected, lasts for a while and is healed by the same function. The schedule has
+periods: in a quarter of them nothing happens, in the others a random, non-empty set of faults, each
+once or several times. Afterwards everything is healed, and the run goes on for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+from tests.simulation.history import Span
+from tests.simulation.network import Wire
+from tests.simulation.world import REPLICATED, BrokerNode, World
+from tests.simulation.recording import value_of
+
+from onewriter_broker.log.api import Block
+from onewriter_broker.log.memory_server import Dataset, MemoryNode
+from onewriter_broker.log.topic_log import payloads
+
+PERIODS = (2, 4)
+PERIOD_SECONDS = (3.0, 7.0)
+QUIET = 0.25
+"""The share of periods without faults."""
+
+Fault = Callable[["Nemesis"], Awaitable[None]]
+
+
+class Nemesis:
+    """Injects faults into a world."""
+
+    def __init__(self, world: World, randomness: random.Random) -> None:
+        self.world = world
+        self.randomness = randomness
+        self.until = 0.0
+        """The end of the present period."""
+        self.lagging = False
+        self._running: list[asyncio.Task[None]] = []
+
+    async def run(self) -> None:
+        """All periods; everything is healed when this returns."""
+        world, randomness = self.world, self.randomness
+        for _ in range(randomness.randint(*PERIODS)):
+            seconds = randomness.uniform(*PERIOD_SECONDS)
+            self.until = world.loop.time() + seconds
+            if randomness.random() >= QUIET:
+                names = sorted(FAULTS)
+                for name in randomness.sample(names, randomness.randint(1, 3)):
+                    self._running.append(world.background(self._repeat(name, FAULTS[name])))
+            await asyncio.sleep(seconds)
+        if self._running:
+            await asyncio.wait(self._running)
+
+    async def _repeat(self, name: str, fault: Fault) -> None:
+        """The same fault once or several times within the period."""
+        world = self.world
+        while True:
+            await asyncio.sleep(self.randomness.uniform(0.0, 2.0))
+            if world.loop.time() >= self.until:
+                return
+            since = world.loop.time()
+            world.recorder.seen(f"fault.{name}")
+            await fault(self)
+            world.history.faults.append(Span(name, since, world.loop.time()))
+
+    async def lasting(self, low: float, high: float) -> None:
+        await asyncio.sleep(self.randomness.uniform(low, high))
+
+    # ------------------------------------------------------------ whom it meets
+
+    def client(self) -> str:
+        return self.randomness.choice(sorted(self.world.clients))
+
+    def wires_of(self, name: str) -> list[Wire]:
+        process = self.world.clients[name].process
+        return [wire for wire in self.world.network.wires if wire.client.process is process]
+
+    def node(self) -> BrokerNode | None:
+        up = [node for node in self.world.nodes if node.is_up and not node.process.is_frozen]
+        return self.randomness.choice(up) if up else None
+
+    # ------------------------------------------------------------ what the store forgets
+
+    def forgotten(self, before: Dataset, after: Dataset, *, replicated: bool) -> None:
+        """Note what a fault destroyed: entries of ``before`` that ``after`` does not have.
+
+        ``replicated``: also where a replica was promised to have them.
+        """
+        for name, log in before.logs.items():
+            topic = str(name)
+            if topic in REPLICATED and not replicated:
+                continue
+            kept = after.logs.get(name)
+            positions = set() if kept is None else {block.position for block in kept.blocks}
+            for block in log.blocks:
+                if isinstance(block, Block) and block.position not in positions:
+                    values = {value_of(payload) for payload in payloads(block)}
+                    self.world.history.forgotten.setdefault(topic, set()).update(values)
+
+
+# ---------------------------------------------------------------- clients
+
+
+async def pause_client(nemesis: Nemesis) -> None:
+    """SIGSTOP past the detection, then SIGCONT."""
+    thaw = nemesis.world.freeze_client(nemesis.client())
+    await nemesis.lasting(0.3, 5.0)
+    thaw()
+
+
+async def kill_client(nemesis: Nemesis) -> None:
+    name = nemesis.client()
+    if nemesis.world.clients[name].process.is_frozen:
+        return
+    nemesis.world.kill_client(name)
+    await nemesis.lasting(0.3, 2.5)
+    nemesis.world.restart_client(name)
+
+
+async def cut_client(nemesis: Nemesis) -> None:
+    for wire in nemesis.wires_of(nemesis.client()):
+        wire.reset()
+    await nemesis.lasting(0.0, 0.5)
+
+
+async def cut_all(nemesis: Nemesis) -> None:
+    """A storm of resets."""
+    for wire in list(nemesis.world.network.wires):
+        wire.reset()
+    await nemesis.lasting(0.0, 0.5)
+
+
+async def half_open(nemesis: Nemesis) -> None:
+    """Packets vanish in one direction or both; later they arrive, or the connection is reset."""
+    randomness = nemesis.randomness
+    wires = nemesis.wires_of(nemesis.client())
+    to_broker, to_client = randomness.choice([(True, False), (False, True), (True, True)])
+    for wire in wires:
+        wire.hold(to_broker=to_broker, to_client=to_client)
+    await nemesis.lasting(0.5, 6.0)
+    for wire in wires:
+        if randomness.random() < 0.5:
+            wire.reset()
+        else:
+            wire.release()
+
+
+async def slow_network(nemesis: Nemesis) -> None:
+    nemesis.world.network.is_slow = True
+    await nemesis.lasting(0.5, 3.0)
+    nemesis.world.network.is_slow = False
+
+
+# ---------------------------------------------------------------- brokers
+
+
+async def pause_broker(nemesis: Nemesis) -> None:
+    """A zombie broker: its topics fail over, then it wakes."""
+    node = nemesis.node()
+    if node is None:
+        return
+    thaw = node.freeze()
+    await nemesis.lasting(0.3, 7.0)
+    thaw()
+
+
+async def kill_broker(nemesis: Nemesis) -> None:
+    node = nemesis.node()
+    if node is None:
+        return
+    node.kill()
+    await nemesis.lasting(0.2, 5.0)
+    node.start()
+
+
+async def rolling_restart(nemesis: Nemesis) -> None:
+    for node in nemesis.world.nodes:
+        if node.is_up and not node.process.is_frozen:
+            await node.stop()
+            await nemesis.lasting(0.1, 1.0)
+            node.start()
+            await nemesis.lasting(0.5, 2.0)
+
+
+async def broker_without_store(nemesis: Nemesis) -> None:
+    node = nemesis.node()
+    if node is None:
+        return
+    faults = node.store.faults
+    faults.is_cut_off = True
+    await nemesis.lasting(0.2, 4.0)
+    faults.is_cut_off = False
+
+
+async def broker_without_anchor(nemesis: Nemesis) -> None:
+    node = nemesis.node()
+    if node is None:
+        return
+    anchor = node.anchor
+    anchor.is_away = True
+    await nemesis.lasting(0.2, 5.0)
+    anchor.is_away = False
+
+
+async def anchor_away(nemesis: Nemesis) -> None:
+    nemesis.world.anchor.reachable = False
+    await nemesis.lasting(0.2, 4.0)
+    nemesis.world.anchor.reachable = True
+
+
+async def flaky_anchor(nemesis: Nemesis) -> None:
+    """Requests and answers get lost."""
+    ways = [node.anchor.connection for node in nemesis.world.nodes]
+    for way in ways:
+        way.is_flaky = True
+    await nemesis.lasting(0.3, 3.0)
+    for way in ways:
+        way.is_flaky = False
+
+
+# ---------------------------------------------------------------- the store
+
+
+async def flaky_store(nemesis: Nemesis) -> None:
+    """Undecided, before or after execution."""
+    ways = [node.store.connection for node in nemesis.world.nodes]
+    for way in ways:
+        way.is_flaky = True
+    await nemesis.lasting(0.3, 3.0)
+    for way in ways:
+        way.is_flaky = False
+
+
+async def slow_store(nemesis: Nemesis) -> None:
+    ways = [node.store.connection for node in nemesis.world.nodes]
+    for way in ways:
+        way.is_slow = True
+    await nemesis.lasting(0.5, 4.0)
+    for way in ways:
+        way.is_slow = False
+
+
+async def store_down(nemesis: Nemesis) -> None:
+    node = nemesis.world.server.primary
+    node.is_reachable = False
+    await nemesis.lasting(0.2, 4.0)
+    node.is_reachable = True
+
+
+async def connections_dropped(nemesis: Nemesis) -> None:
+    nemesis.world.server.primary.drop_connections()
+    await nemesis.lasting(0.0, 0.3)
+
+
+async def identity_renewed(nemesis: Nemesis) -> None:
+    """The backlog's time has passed: another identity, the same data."""
+    server = nemesis.world.server
+    server.renew_identity(server.primary)
+    for replica in list(server.primary.replicas):
+        replica.follow()
+    await nemesis.lasting(0.0, 0.5)
+
+
+def _replica(nemesis: Nemesis) -> MemoryNode | None:
+    server = nemesis.world.server
+    found = [node for name, node in sorted(server.nodes.items()) if node is not server.primary]
+    return found[0] if found and found[0].source is server.primary else None
+
+
+async def promotion(nemesis: Nemesis) -> None:
+    """The replica, which may lag, becomes primary; the old one stays writable for a while."""
+    world, server = nemesis.world, nemesis.world.server
+    replica = _replica(nemesis)
+    if replica is None or nemesis.lagging:
+        return
+    nemesis.lagging = True
+    old = server.primary
+    try:
+        if nemesis.randomness.random() < 0.7:
+            replica.holds_replication = True
+            await nemesis.lasting(0.05, 1.0)
+        world.recorder.seen("promotion")
+        server.promote(replica)
+        if nemesis.randomness.random() < 0.3:
+            old.is_reachable = False
+        elif nemesis.randomness.random() < 0.3:
+            old.drop_connections()
+        nemesis.forgotten(old.dataset, replica.dataset, replicated=False)
+        await nemesis.lasting(0.0, 3.0)
+        nemesis.forgotten(old.dataset, replica.dataset, replicated=False)
+    finally:
+        replica.holds_replication = False
+        old.is_reachable = True
+        server.demote(old, replica)
+        nemesis.lagging = False
+
+
+async def torn_restart(nemesis: Nemesis) -> None:
+    """The primary restarts without the end of its append-only file."""
+    server = nemesis.world.server
+    node = server.primary
+    if nemesis.lagging or not node.history:
+        return
+    before = node.dataset
+    keep = max(0, len(node.history) - nemesis.randomness.randint(0, 40))
+    server.restart(node, keep=keep)
+    nemesis.forgotten(before, node.dataset, replicated=True)
+    for replica in list(node.replicas):
+        replica.follow()
+    await nemesis.lasting(0.0, 0.5)
+
+
+async def snapshot_restart(nemesis: Nemesis) -> None:
+    """The primary restarts from an older snapshot."""
+    server = nemesis.world.server
+    node = server.primary
+    if nemesis.lagging:
+        return
+    server.save(node)
+    await nemesis.lasting(0.0, 0.6)
+    if nemesis.lagging or node is not server.primary:
+        return
+    before = node.dataset
+    server.restart(node, from_snapshot=True)
+    nemesis.forgotten(before, node.dataset, replicated=True)
+    for replica in list(node.replicas):
+        replica.follow()
+
+
+async def flush_all(nemesis: Nemesis) -> None:
+    """FLUSHALL by mistake; a person adopts what is left, later."""
+    if nemesis.lagging or nemesis.randomness.random() < 0.6:
+        return
+    node = nemesis.world.server.primary
+    before = Dataset(logs=node.dataset.logs)
+    nemesis.world.recorder.seen("flushed")
+    nemesis.world.server.flush_all(node)
+    nemesis.forgotten(before, node.dataset, replicated=True)
+    nemesis.world.was_flushed = True
+    await nemesis.lasting(0.5, 1.0)
+
+
+FAULTS: dict[str, Fault] = {
+    fault.__name__: fault
+    for fault in (
+        pause_client,
+        kill_client,
+        cut_client,
+        cut_all,
+        half_open,
+        slow_network,
+        pause_broker,
+        kill_broker,
+        rolling_restart,
+        broker_without_store,
+        broker_without_anchor,
+        anchor_away,
+        flaky_anchor,
+        flaky_store,
+        slow_store,
+        store_down,
+        connections_dropped,
+        identity_renewed,
+        promotion,
+        torn_restart,
+        snapshot_restart,
+        flush_all,
+    )
+}

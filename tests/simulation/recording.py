@@ -1,0 +1,98 @@
+"""Writing the history: one order for all happenings, and virtual time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.simulation.history import History, Kind, Operation, Outcome, Span
+from tests.simulation.loop import VirtualLoop
+
+from onewriter_core.ids import Position
+from onewriter_core.wire.messages import Bytes, entry_payload
+
+
+def value_of(entry: Bytes) -> str:
+    """The value that a simulated producer put into an entry."""
+    return bytes(entry_payload(entry)).decode()
+
+
+def holder_and_number(value: str) -> tuple[str, int]:
+    """Values are ``<holder incarnation>/<number>``."""
+    holder, _, number = value.rpartition("/")
+    return holder, int(number)
+
+
+class Recorder:
+    """The one writer of a run's History."""
+
+    def __init__(self, loop: VirtualLoop, seed: int) -> None:
+        self.history = History(seed)
+        self.is_closed = False
+        self._loop = loop
+        self._happenings = 0
+        self._held_since: dict[str, tuple[str, str, float]] = {}
+
+    def _next(self) -> int:
+        self._happenings += 1
+        return self._happenings
+
+    def invoke(self, kind: Kind, process: str, topic: str, **fields: Any) -> Operation:
+        operation = Operation(kind, process, topic, self._next(), self._loop.time(), **fields)
+        if not self.is_closed:
+            self.history.operations.append(operation)
+        return operation
+
+    def complete(
+        self,
+        operation: Operation,
+        outcome: Outcome,
+        error: str = "",
+        *,
+        position: Position | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        """Note how it ended; once."""
+        if self.is_closed:
+            return
+        assert operation.completed_at > self._loop.time(), operation
+        operation.completed = self._next()
+        operation.completed_at = self._loop.time()
+        operation.outcome = outcome
+        operation.error = error
+        if position is not None:
+            operation.position = position
+        if epoch is not None:
+            operation.epoch = epoch
+        if operation.kind not in {Kind.WRITE, Kind.REFENCE}:
+            self.seen(f"{operation.kind.value}.{outcome.value}")
+
+    def seen(self, what: str) -> None:
+        if not self.is_closed:
+            self.history.noticed(what)
+
+    def anomaly(self, text: str) -> None:
+        """What must never happen."""
+        if not self.is_closed:
+            self.history.anomalies.append(f"{self._loop.time():.4f} {text}")
+
+    def holds(self, topic: str, process: str, holder: str) -> None:
+        """A client may write from now on."""
+        self._held_since[holder] = (topic, process, self._loop.time())
+
+    def holds_no_more(self, holder: str) -> None:
+        found = self._held_since.pop(holder, None)
+        if found is not None and not self.is_closed:
+            topic, _, since = found
+            self.history.tenures.append((topic, Span(holder, since, self._loop.time())))
+
+    def process_ended(self, process: str) -> None:
+        for holder, (_, owner, _) in list(self._held_since.items()):
+            if owner == process:
+                self.holds_no_more(holder)
+
+    def close(self) -> None:
+        """The run is over: what happens while everything is torn down does not count."""
+        for holder in list(self._held_since):
+            self.holds_no_more(holder)
+        self.history.ended_at = self._loop.time()
+        self.is_closed = True

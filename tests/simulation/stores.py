@@ -1,0 +1,176 @@
+"""What lies between a broker and the store or the anchor: delays, lost answers, and the record.
+
+Calls are executed by the world, not by the broker: what a broker sent before it froze or died is
+executed all the same, and its answer waits for it, or nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from tests.simulation.history import Kind, Operation, Outcome
+from tests.simulation.loop import VirtualLoop
+from tests.simulation.recording import Recorder, value_of
+
+from onewriter_broker.anchor.api import Record, Versioned
+from onewriter_broker.anchor.memory import MemoryAnchor
+from onewriter_broker.log import api
+from onewriter_broker.log.memory import Faults, MemoryLogStore, Moment
+from onewriter_broker.log.topic_log import payloads
+from onewriter_core.errors import Unavailable, Undecided
+from onewriter_core.ids import Position
+
+DELAY_SECONDS = (0.0002, 0.002)
+SLOW_SECONDS = (0.05, 0.8)
+
+_Result = TypeVar("_Result")
+
+
+class Connection:
+    """The way from one broker to one server: what is wrong with it now."""
+
+    def __init__(self, loop: VirtualLoop, randomness: random.Random) -> None:
+        self.is_slow = False
+        self.is_flaky = False
+        self._loop = loop
+        self._randomness = randomness
+
+    async def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Let the world do it; the caller may vanish meanwhile."""
+        task = self._loop.spawn(self._loop.world, work)
+        task.add_done_callback(_retrieve)
+        return await asyncio.shield(task)
+
+    async def travel(self) -> None:
+        low, high = SLOW_SECONDS if self.is_slow else DELAY_SECONDS
+        await asyncio.sleep(self._randomness.uniform(low, high))
+
+    def is_lost(self) -> bool:
+        """Whether this request, or this answer, does not arrive."""
+        return self.is_flaky and self._randomness.random() < 0.25
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+class RemoteStore:
+    """A LogStore as one broker reaches it (cast to the protocol by whoever builds it)."""
+
+    def __init__(
+        self, connection: Connection, inner: MemoryLogStore, recorder: Recorder, broker: str
+    ) -> None:
+        self.connection = connection
+        self.faults = Faults(hook=self._travel)
+        inner.faults = self.faults
+        self._inner = inner
+        self._recorder = recorder
+        self._broker = broker
+
+    async def _travel(self, call: str, moment: Moment) -> None:
+        await self.connection.travel()
+        if self.connection.is_lost():
+            raise Undecided(f"{call}: lost {moment} execution")
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+
+        async def call(*arguments: Any, **options: Any) -> Any:
+            return await self.connection.run(method(*arguments, **options))
+
+        return call
+
+    async def append(self, appends: Sequence[api.Append]) -> list[api.Outcome]:
+        started = [self._write(item) for item in appends]
+        outcomes: list[api.Outcome] = await self.connection.run(
+            self._executed(appends, started)
+        )
+        return outcomes
+
+    async def _executed(
+        self, appends: Sequence[api.Append], started: list[Operation]
+    ) -> list[api.Outcome]:
+        outcomes = await self._inner.append(appends)
+        for operation, outcome in zip(started, outcomes, strict=True):
+            self._answered(operation, outcome)
+        return outcomes
+
+    def _write(self, item: api.Append) -> Operation:
+        operation = self._recorder.invoke(
+            Kind.WRITE,
+            self._broker,
+            str(item.topic),
+            ledger=item.block.position.ledger,
+            replid=item.binding.replid,
+            position=item.block.position,
+        )
+        ledger, entry = item.block.position
+        for payload in payloads(item.block):
+            operation.values.append((Position(ledger, entry), value_of(payload)))
+            entry += 1
+        return operation
+
+    async def fence(self, fence: api.Fence) -> api.Outcome:
+        started = [
+            self._recorder.invoke(
+                Kind.REFENCE,
+                self._broker,
+                str(log.topic),
+                ledger=fence.ledger,
+                replid=fence.binding.replid,
+            )
+            for log in fence.logs
+        ]
+        outcome: api.Outcome = await self.connection.run(self._fenced(fence, started))
+        return outcome
+
+    async def _fenced(self, fence: api.Fence, started: list[Operation]) -> api.Outcome:
+        outcome = await self._inner.fence(fence)
+        for operation in started:
+            self._answered(operation, outcome)
+        return outcome
+
+    def _answered(self, operation: Operation, outcome: api.Outcome) -> None:
+        self._recorder.seen(f"store.{operation.kind.value}.{outcome.value}")
+        if outcome is api.Outcome.DONE:
+            self._recorder.complete(operation, Outcome.OK)
+        elif outcome is api.Outcome.FENCED:
+            self._recorder.complete(operation, Outcome.FAIL, outcome.value)
+        else:
+            self._recorder.complete(operation, Outcome.INFO, outcome.value)
+
+
+class RemoteAnchor:
+    """The anchor as one broker reaches it. Implements anchor.api.Anchor."""
+
+    def __init__(self, connection: Connection, inner: MemoryAnchor) -> None:
+        self.connection = connection
+        self.is_away = False
+        self.records_every_grant = inner.records_every_grant
+        self._inner = inner
+
+    async def read(self, bucket: int) -> Versioned:
+        return await self.connection.run(self._travelled(self._inner.read(bucket)))
+
+    async def compare_and_set(self, bucket: int, version: int, record: Record) -> int | None:
+        return await self.connection.run(
+            self._travelled(self._inner.compare_and_set(bucket, version, record))
+        )
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+    async def _travelled(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        await self.connection.travel()
+        if self.is_away or self.connection.is_lost():
+            work.close()
+            raise Unavailable("the anchor cannot be reached")
+        result = await work
+        await self.connection.travel()
+        if self.is_away or self.connection.is_lost():
+            raise Unavailable("the anchor's answer was lost")
+        return result

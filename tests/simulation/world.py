@@ -1,0 +1,323 @@
+"""A simulated world: brokers, a store with a replica, an anchor, clients; and one run of it.
+
+The brokers are real: ``onewriter_broker.app.Broker`` with everything in it, over the memory store
+and the memory anchor, behind a network that loses connections, on a clock that a test owns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import structlog
+from tests.simulation.actors.client import Client
+from tests.simulation.history import History, LossReport, Outcome, Span
+from tests.simulation.journal import Journal
+from tests.simulation.loop import Process, VirtualLoop
+from tests.simulation.network import Network
+from tests.simulation.recording import Recorder
+from tests.simulation.stores import Connection, RemoteAnchor, RemoteStore
+
+from onewriter_broker.anchor.memory import MemoryAnchor
+from onewriter_broker.app import Broker, Parts
+from onewriter_broker.log.api import LogStore
+from onewriter_broker.log.memory import MemoryLogStore
+from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.settings import Settings
+from onewriter_broker.tokens import Authenticated
+from onewriter_core.api.manifests import DesiredState, combine, parse
+from onewriter_core.ids import Identity
+
+BUCKETS = 2
+PORT = 6650
+
+LOCAL_TOPIC = "persistent://public/default/plain-0"
+REPLICATED_TOPIC = "persistent://public/default/copied-0"
+
+MANIFESTS = """
+apiVersion: onewriter.dev/v1alpha1
+kind: ExclusiveTopic
+metadata: {name: copied, namespace: default}
+spec:
+  topic: persistent://public/default/copied-0
+  access:
+    modes: [Shared, Exclusive, WaitForExclusive, ExclusiveWithFencing]
+    requireClaim: false
+  durability: Replicated
+"""
+
+REPLICATED = frozenset({REPLICATED_TOPIC})
+
+
+class SubjectAuthenticator:
+    """Believes what it is told: identities matter here, their proofs do not."""
+
+    async def authenticate(self, method: str, data: bytes) -> Authenticated:
+        del method
+        return Authenticated(Identity(data.decode()))
+
+
+class BrokerNode:
+    """One broker's place: a name and a port; processes come and go."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.name = f"broker-{number}"
+        self.port = PORT + number
+        self.process: Process
+        self.broker: Broker
+        self.store: RemoteStore
+        self.anchor: RemoteAnchor
+        self.is_up = False
+        self._world = world
+        self._stop: asyncio.Event
+        self._task: asyncio.Task[None]
+        self._starts = 0
+
+    def start(self) -> None:
+        """Start a process in this place."""
+        world = self._world
+        self._starts += 1
+        nonce = f"{self._starts:032x}"
+        self.process = world.loop.add_process(f"{self.name}~{self._starts}")
+        store_way = Connection(world.loop, world.random(f"{self.process.name}/store"))
+        inner = MemoryLogStore(
+            world.server.resolve, buckets=BUCKETS, replicas=1, commit_timeout_seconds=0.2
+        )
+        self.store = RemoteStore(store_way, inner, world.recorder, self.process.name)
+        anchor_way = Connection(world.loop, world.random(f"{self.process.name}/anchor"))
+        self.anchor = RemoteAnchor(anchor_way, world.anchor)
+        parts = Parts(
+            settings=Settings(
+                name=self.name,
+                port=self.port,
+                http_port=8080 + self.port - PORT,
+                buckets=BUCKETS,
+                roll_bytes=6_000,
+                roll_seconds=20.0,
+                tail_bytes_per_log=4_000,
+            ),
+            store=cast("LogStore", self.store),
+            anchor=self.anchor,
+            authenticator=SubjectAuthenticator(),
+            desired=world.desired,
+            single_node=False,
+        )
+        self._task = world.loop.spawn(self.process, self._run(parts, nonce))
+        self.is_up = True
+
+    async def _run(self, parts: Parts, nonce: str) -> None:
+        world = self._world
+        self._stop = asyncio.Event()
+        self.broker = Broker(
+            parts,
+            now=world.loop.time,
+            wall_ms=world.wall_ms,
+            nonce=nonce,
+            randomness=world.random(f"{self.process.name}/broker"),
+        )
+        lost = self.broker.topics._shell.lost  # the reports are kept, whatever becomes of it
+
+        def noted(loss: Any) -> None:
+            world.recorder.seen("loss reported")
+            if not world.recorder.is_closed:
+                world.recorder.history.losses.append(
+                    LossReport(str(loss.topic), loss.after, loss.last)
+                )
+            lost(loss)
+
+        object.__setattr__(self.broker.topics._shell, "lost", noted)
+        try:
+            await self.broker.run(self._stop)
+        except Exception as error:
+            world.recorder.anomaly(f"{self.process.name} ended: {error!r}")
+            raise
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.is_up:
+            self.is_up = False
+            self.process.is_dead = True
+            self._world.network.kill(self.process)
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL to one that does not end."""
+        if not self.is_up:
+            return
+        self._world.loop.call(self.process, self._stop.set)
+        await asyncio.wait([self._task], timeout=15.0)
+        self.kill()
+
+    def freeze(self) -> Callable[[], None]:
+        """SIGSTOP; call what is returned to send SIGCONT."""
+        process = self.process
+        process.is_frozen = True
+
+        def thaw() -> None:
+            process.is_frozen = False
+
+        return thaw
+
+
+class World:
+    """Everything in one run."""
+
+    def __init__(self, loop: VirtualLoop, seed: int, *, brokers: int = 2) -> None:
+        self.seed = seed
+        self.loop = loop
+        self.recorder = Recorder(loop, seed)
+        self.network = Network(loop, self.random("network"))
+        self.server = MemoryServer()
+        self.server.add_replica("node-1")
+        self.anchor = MemoryAnchor()
+        self.desired: DesiredState = combine(parse(MANIFESTS, "simulation", []))
+        self.nodes = [BrokerNode(self, number) for number in range(brokers)]
+        self.clients: dict[str, Client] = {}
+        self.bodies: dict[str, Callable[[Client], Awaitable[None]]] = {}
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.buckets = BUCKETS
+        self.was_flushed = False
+        self._starts: dict[str, int] = {}
+
+    def random(self, purpose: str) -> random.Random:
+        """A stream of random numbers for one purpose: changes elsewhere leave it alone."""
+        return random.Random(f"{self.seed}/{purpose}")
+
+    def plain_store(self) -> MemoryLogStore:
+        """The store as a person's tool reaches it."""
+        return MemoryLogStore(self.server.resolve, buckets=BUCKETS, replicas=1)
+
+    def wall_ms(self) -> int:
+        return 1_700_000_000_000 + int(self.loop.time() * 1000)
+
+    @property
+    def history(self) -> History:
+        return self.recorder.history
+
+    def background(self, work: Any) -> asyncio.Task[Any]:
+        """Run work in the world's name."""
+        task = self.loop.spawn(self.loop.world, work)
+        self.tasks.append(task)
+        return task
+
+    # ------------------------------------------------------------ clients
+
+    def add_client(
+        self, name: str, body: Callable[[Client], Awaitable[None]], subject: str = ""
+    ) -> None:
+        """A client process that runs ``body``, now and again after it was killed."""
+        self.bodies[name] = body
+        self._start_client(name, subject)
+
+    def _start_client(self, name: str, subject: str) -> None:
+        self._starts[name] = self._starts.get(name, 0) + 1
+        start = self._starts[name]
+        client = Client(
+            self.loop,
+            self.network,
+            self.recorder,
+            [node.port for node in self.nodes],
+            f"{name}~{start}",
+            self.random(f"client {name} {start}"),
+            subject,
+        )
+        self.clients[name] = client
+        self.loop.spawn(client.process, self._run_client(client, self.bodies[name]))
+
+    async def _run_client(
+        self, client: Client, body: Callable[[Client], Awaitable[None]]
+    ) -> None:
+        try:
+            await body(client)
+        except Exception as error:
+            self.recorder.anomaly(f"{client.process.name} failed: {error!r}")
+            raise
+
+    def kill_client(self, name: str) -> None:
+        client = self.clients[name]
+        if client.process.is_dead:
+            return
+        client.process.is_dead = True
+        self.recorder.process_ended(client.process.name)
+        self.network.kill(client.process)
+
+    def restart_client(self, name: str) -> None:
+        if self.clients[name].process.is_dead:
+            self._start_client(name, self.clients[name].subject)
+
+    def freeze_client(self, name: str) -> Callable[[], None]:
+        process = self.clients[name].process
+        process.is_frozen = True
+        since = self.loop.time()
+
+        def thaw() -> None:
+            process.is_frozen = False
+            if not self.recorder.is_closed:
+                self.history.absences.append(Span(process.name, since, self.loop.time()))
+
+        return thaw
+
+    # ------------------------------------------------------------ the end
+
+    async def tear_down(self) -> None:
+        """End everything that still runs; nothing of this is recorded."""
+        self.recorder.close()
+        for task in self.tasks:
+            task.cancel()
+        for process in self.loop.processes:
+            process.is_frozen = process.is_dead = False
+        mine = asyncio.current_task()
+        for _ in range(20):
+            running = [
+                task
+                for process in self.loop.processes
+                for task in process.tasks
+                if not task.done() and task is not mine
+            ]
+            if not running:
+                return
+            for task in running:
+                task.cancel()
+            await asyncio.sleep(1.0)
+
+
+def run(
+    seed: int,
+    story: Callable[[World], Awaitable[None]],
+    *,
+    brokers: int = 2,
+) -> History:
+    """Run ``story`` in a world of its own and return what happened."""
+    loop = VirtualLoop(random.Random(f"{seed}/scheduler"))
+    world = World(loop, seed, brokers=brokers)
+    journal = Journal(loop, world.recorder)
+    # What dies in the midst of something says so when it is collected; here that is the purpose.
+    loop.set_exception_handler(lambda _loop, context: journal.unhandled(context))
+
+    async def main() -> None:
+        for node in world.nodes:
+            node.start()
+        try:
+            await story(world)
+        finally:
+            await world.tear_down()
+
+    structlog.reset_defaults()
+    structlog.configure(processors=[journal], cache_logger_on_first_use=False)
+    try:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(loop.spawn(loop.world, main()))
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        structlog.reset_defaults()
+        asyncio.set_event_loop(None)
+        loop.close()
+    return world.history
+
+

@@ -1,0 +1,86 @@
+"""Every queue of a topic has a bound, and who meets it gets a clear answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onewriter_core.errors import ServerError
+from onewriter_core.ids import Identity
+from onewriter_core.topic.effects import Reject
+from onewriter_core.topic.events import FenceRequested, FenceStored, ProducerRequested
+from onewriter_core.topic.machine import step
+from onewriter_core.topic.model import (
+    DEFERRED_MAX,
+    DEPOSED_MAX,
+    HELD_BACK_MAX,
+    WAITERS_MAX,
+    WHOLE,
+    AccessMode,
+    HeldBack,
+    Member,
+    Request,
+    Topic,
+    partitioned,
+)
+
+WAIT, EXCLUSIVE = AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE
+
+
+def asks(name: str, mode: AccessMode, slot: int = WHOLE) -> ProducerRequested:
+    request = Request(name, name, name, mode, slot, name_given=True, identity=Identity(name))
+    return ProducerRequested(request, 0.0)
+
+
+def test_one_waiter_too_many_is_told_so() -> None:
+    topic, _ = step(Topic(partitioned(0)), asks("A", EXCLUSIVE))
+    topic, _ = step(topic, FenceStored(1, 1, 0.0))
+    topic, _ = step(topic, asks("W", WAIT))
+    (waiter,) = topic.queue
+    waiters = tuple(
+        replace(waiter, group=f"W{n}", members=(Member(WHOLE, f"W{n}"),), arrival=n)
+        for n in range(WAITERS_MAX)
+    )
+    full = replace(topic, queue=waiters)
+    after, effects = step(full, asks("B", WAIT))
+    assert after.queue == waiters
+    assert effects == (
+        Reject("B", ServerError.PRODUCER_BUSY, "10000 producers are waiting already"),
+    )
+
+
+def test_one_request_too_many_for_a_partition_0_that_does_not_come() -> None:
+    early = Request("early", "c", "early", EXCLUSIVE, 1, identity=Identity("early"))
+    held_back = tuple(
+        HeldBack(replace(early, registration=f"H{n}"), 2.0) for n in range(HELD_BACK_MAX)
+    )
+    full = replace(Topic(partitioned(2)), held_back=held_back)
+    after, effects = step(full, asks("B", EXCLUSIVE, 1))
+    assert after == full
+    assert effects == (
+        Reject("B", ServerError.SERVICE_NOT_READY, "too many partitions are waiting"),
+    )
+
+
+def test_one_request_too_many_for_the_claim_in_progress() -> None:
+    topic, _ = step(Topic(partitioned(0)), FenceRequested("admin", None, 0.0))
+    for number in range(DEFERRED_MAX):
+        topic, effects = step(topic, asks(f"D{number}", EXCLUSIVE))
+        assert effects == ()
+    for mode in (EXCLUSIVE, AccessMode.SHARED):
+        full, effects = step(topic, asks("B", mode))
+        assert full.deferred == topic.deferred
+        assert [type(e) for e in effects] == [Reject]
+        assert effects[0] == Reject(
+            "B", ServerError.SERVICE_NOT_READY, "a change of hands is in progress"
+        )
+
+
+def test_only_the_last_deposed_identities_are_remembered() -> None:
+    topic = Topic(partitioned(0))
+    for number in range(1, DEPOSED_MAX + 5):
+        fencer = AccessMode.EXCLUSIVE_WITH_FENCING
+        topic, _ = step(topic, asks(f"F{number}", fencer))
+        topic, _ = step(topic, FenceStored(number, number, 0.0))
+    (slot,) = topic.slots
+    last = [f"F{number}" for number in range(4, DEPOSED_MAX + 4)]
+    assert [who.subject for who in slot.deposed] == last

@@ -1,0 +1,383 @@
+"""Each predicate of invariants.py has a mutant that breaks it, and it alone is named.
+
+A mutant is a topic, or a step, that is right but for one thing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from onewriter_core.errors import ServerError
+from onewriter_core.ids import Identity
+from onewriter_core.topic import invariants
+from onewriter_core.topic.effects import Close, Effect, Fence, Grant, Queue, Reject
+from onewriter_core.topic.events import (
+    ClockTicked,
+    Event,
+    FenceRequested,
+    FenceStored,
+    HandoverRequested,
+    ProducerGone,
+    ProducerRequested,
+    SlotsAdded,
+)
+from onewriter_core.topic.invariants import Violation, check, check_step
+from onewriter_core.topic.machine import step
+from onewriter_core.topic.model import (
+    DEFERRED_MAX,
+    DEPOSED_MAX,
+    HELD_BACK_MAX,
+    WAITERS_MAX,
+    WHOLE,
+    AccessMode,
+    Claim,
+    Departure,
+    Held,
+    HeldBack,
+    Member,
+    Purpose,
+    Request,
+    Shared,
+    SharedProducer,
+    Slot,
+    Tenure,
+    Topic,
+    Vacant,
+    partitioned,
+)
+
+EXCLUSIVE, WAIT = AccessMode.EXCLUSIVE, AccessMode.WAIT_FOR_EXCLUSIVE
+FENCING, SHARED = AccessMode.EXCLUSIVE_WITH_FENCING, AccessMode.SHARED
+NOW = 0.0
+
+
+def asks(
+    registration: str, mode: AccessMode, topic_epoch: int | None = None, reconnects: int = 0
+) -> Request:
+    name = registration[0]
+    return Request(
+        registration,
+        name,
+        name,
+        mode,
+        identity=Identity(name),
+        topic_epoch=topic_epoch,
+        reconnects=reconnects,
+    )
+
+
+def after(topic: Topic, *events: Event) -> Topic:
+    for event in events:
+        topic, _ = step(topic, event)
+    check(topic)
+    return topic
+
+
+def requested(
+    registration: str, mode: AccessMode, topic_epoch: int | None = None, reconnects: int = 0
+) -> ProducerRequested:
+    return ProducerRequested(asks(registration, mode, topic_epoch, reconnects), NOW)
+
+
+FRESH = Topic(partitioned(0))
+CLAIMED = after(FRESH, requested("A", EXCLUSIVE))
+HELD = after(CLAIMED, FenceStored(1, 1, NOW))
+WAITED = after(HELD, requested("B", WAIT))
+WAITED_TWICE = after(WAITED, requested("C", WAIT))
+LEFT = after(HELD, ProducerGone("A", Departure.CONNECTION_LOST, NOW))
+SHARED_ONE = after(FRESH, requested("S", SHARED), FenceStored(1, 1, NOW))
+SHARED_TWO = after(SHARED_ONE, requested("T", SHARED))
+PROMOTING = after(WAITED_TWICE, ProducerGone("A", Departure.CLOSED, NOW))
+DEFERRED = after(FRESH, FenceRequested("admin", None, NOW), requested("A", EXCLUSIVE))
+
+
+def with_slot(topic: Topic, **changes: object) -> Topic:
+    return replace(topic, slots=(replace(topic.slots[0], **changes),))  # type: ignore[arg-type]  # of any field
+
+
+def with_claim(topic: Topic, **changes: object) -> Topic:
+    assert topic.claim is not None
+    return replace(topic, claim=replace(topic.claim, **changes))  # type: ignore[arg-type]  # of any field
+
+
+HOLDER, WAITER, TENURE = HELD.holders[0], WAITED.queue[0], Tenure(1, "A", Identity("A"))
+PRODUCER = SharedProducer("S", "S", Identity("S"), 0)
+
+STATES: dict[str, Topic] = {
+    "each registration appears once": replace(
+        WAITED, queue=(replace(WAITER, members=HOLDER.members),)
+    ),
+    "each group appears once": replace(WAITED, queue=(replace(WAITER, group="A"),)),
+    "a tenure has its slot's epoch": with_slot(LEFT, epoch=0),
+    "a Held slot's group is a known holder": replace(HELD, holders=()),
+    "a holder holds what it was granted": with_slot(
+        HELD, ownership=Held(replace(TENURE, producer_name="B"), "A")
+    ),
+    "a holder's slots contain what it holds": replace(HELD, holders=(replace(HOLDER, slots=()),)),
+    "a Shared slot has producers": with_slot(SHARED_ONE, ownership=Shared(())),
+    "Shared producers have different names": with_slot(
+        SHARED_ONE, ownership=Shared((PRODUCER, replace(PRODUCER, registration="S2")))
+    ),
+    "a holder has a member": replace(HELD, holders=(replace(HOLDER, members=()),)),
+    "a holder's members write": replace(LEFT, holders=(HOLDER,)),
+    "a slot has one member": replace(
+        HELD, holders=(replace(HOLDER, members=(*HOLDER.members, Member(WHOLE, "A2"))),)
+    ),
+    "a request is deferred only by a claim": replace(DEFERRED, claim=None),
+    "a claim's slots exist": with_claim(CLAIMED, slots=(3,)),
+    "the claim is the newest one": with_claim(CLAIMED, number=7),
+    "a grant or resume is somebody's": with_claim(CLAIMED, contender=None),
+    "who claims wants the claim's slots": with_claim(
+        PROMOTING, contender=replace(WAITER, slots=(0, 1))
+    ),
+    "newcomers are Shared": with_claim(CLAIMED, newcomers=(PRODUCER,)),
+    "no waiter is grantable while no claim is in progress": replace(LEFT, queue=(WAITER,)),
+    "no writer is left without a fence of this dataset": with_slot(HELD, is_open=False),
+    "no holder keeps what the store may have lost": with_slot(HELD, grants_lost=True),
+    "waiters are bounded": replace(
+        HELD,
+        queue=tuple(
+            replace(WAITER, group=f"W{n}", members=(Member(WHOLE, f"W{n}"),), arrival=n)
+            for n in range(WAITERS_MAX + 2)
+        ),
+    ),
+    "deferred requests are bounded": replace(
+        DEFERRED, deferred=tuple(asks(f"D{n}", EXCLUSIVE) for n in range(DEFERRED_MAX + 1))
+    ),
+    "requests held back are bounded": replace(
+        HELD,
+        held_back=tuple(HeldBack(asks(f"H{n}", EXCLUSIVE), 2.0) for n in range(HELD_BACK_MAX + 1)),
+    ),
+    "waiters wait": replace(WAITED, queue=(replace(WAITER, mode=EXCLUSIVE),)),
+    "a waiter has a member": replace(WAITED, queue=(replace(WAITER, members=()),)),
+    "slots have different numbers": replace(FRESH, slots=(*FRESH.slots, *FRESH.slots)),
+    "deposed identities are bounded": with_slot(
+        HELD, deposed=tuple(Identity(f"d{n}") for n in range(DEPOSED_MAX + 1))
+    ),
+    "nobody anonymous is remembered": with_slot(HELD, deposed=(Identity(),)),
+    "an epoch is at most the newest ledger": with_slot(HELD, ledger=0),
+    "a closed topic is empty": replace(HELD, is_closed=True),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_that_breaks_one_predicate(name: str) -> None:
+    with pytest.raises(Violation, match=f"^{re.escape(name)}:"):
+        check(STATES[name])
+
+
+Effects = tuple[Effect, ...]
+StepMutant = tuple[Topic, Event, Callable[[Topic, Effects], tuple[Topic, Effects]]]
+
+GONE = ProducerGone("A", Departure.CLOSED, NOW)
+STORED = FenceStored(1, 1, NOW)
+TICK = ClockTicked(NOW)
+STALE = requested("Z", FENCING, topic_epoch=0)
+REJECTED = Reject("B", ServerError.PRODUCER_BUSY, "")
+
+
+def mutated(
+    topic: Callable[[Topic], Topic] = lambda t: t,
+    effects: Callable[[Effects], Effects] = lambda e: e,
+) -> Callable[[Topic, Effects], tuple[Topic, Effects]]:
+    return lambda t, e: (topic(t), effects(e))
+
+
+def fence_of(effects: Effects) -> Fence:
+    return next(effect for effect in effects if isinstance(effect, Fence))
+
+
+def with_fence(**changes: object) -> Callable[[Effects], Effects]:
+    return lambda effects: tuple(
+        replace(e, **changes) if isinstance(e, Fence) else e  # type: ignore[arg-type]  # of any field
+        for e in effects
+    )
+
+
+def with_grant(**changes: object) -> Callable[[Effects], Effects]:
+    return lambda effects: tuple(
+        replace(e, **changes) if isinstance(e, Grant) else e  # type: ignore[arg-type]  # of any field
+        for e in effects
+    )
+
+
+def without(kind: type[Effect]) -> Callable[[Effects], Effects]:
+    return lambda effects: tuple(e for e in effects if not isinstance(e, kind))
+
+
+def adding(*more: Effect) -> Callable[[Effects], Effects]:
+    return lambda effects: (*effects, *more)
+
+
+RESUME = requested("A2", EXCLUSIVE, topic_epoch=1, reconnects=1)
+
+STEPS: dict[str, StepMutant] = {
+    "slots stay": (HELD, TICK, mutated(lambda t: replace(t, slots=()))),
+    "an epoch never falls": (HELD, TICK, mutated(lambda t: with_slot(t, epoch=0))),
+    "a ledger never falls": (HELD, TICK, mutated(lambda t: with_slot(t, ledger=0))),
+    "only a stored fence moves epoch or ledger": (
+        HELD,
+        TICK,
+        mutated(lambda t: with_slot(t, ledger=2)),
+    ),
+    "a new epoch is the ledger": (CLAIMED, STORED, mutated(lambda t: with_slot(t, ledger=2))),
+    "a tenure begins with its epoch": (
+        FRESH,
+        TICK,
+        mutated(lambda t: with_slot(t, ownership=Vacant(replace(TENURE, epoch=0)))),
+    ),
+    "a closed topic stays closed": (
+        replace(FRESH, is_closed=True),
+        TICK,
+        mutated(lambda t: replace(t, is_closed=False)),
+    ),
+    "at most one fence is asked for": (
+        WAITED,
+        GONE,
+        mutated(effects=lambda e: (*e, fence_of(e))),
+    ),
+    "a claim ends by its answer": (
+        CLAIMED,
+        TICK,
+        mutated(lambda t: replace(t, claim=None)),
+    ),
+    "a new claim is a fence asked for": (WAITED, GONE, mutated(effects=without(Fence))),
+    "a fence stops its slots' writers": (
+        HELD,
+        requested("F", FENCING),
+        mutated(effects=with_fence(stops=())),
+    ),
+    "a fence tells every slot's tenure": (WAITED, GONE, mutated(effects=with_fence(tenures=()))),
+    "a grant is of a slot that exists": (CLAIMED, STORED, mutated(effects=with_grant(slot=4))),
+    "who is granted writes": (CLAIMED, STORED, mutated(effects=with_grant(registration="B"))),
+    "a grant tells the stored epoch": (CLAIMED, STORED, mutated(effects=with_grant(epoch=7))),
+    "a resume keeps the epoch": (CLAIMED, STORED, mutated(effects=with_grant(resumed=True))),
+    "a resume needs the tenure": (
+        SHARED_ONE,
+        requested("T", SHARED),
+        mutated(effects=with_grant(resumed=True)),
+    ),
+    "a new epoch is granted out of a stored fence": (
+        LEFT,
+        RESUME,
+        mutated(effects=with_grant(resumed=False)),
+    ),
+    "nobody is answered twice in a step": (
+        HELD,
+        requested("B", EXCLUSIVE),
+        mutated(effects=lambda e: (e[0], *e)),
+    ),
+    "only who is known is answered": (HELD, TICK, mutated(effects=adding(REJECTED))),
+    "who is gone is not answered": (
+        HELD,
+        GONE,
+        mutated(effects=adding(Close("A", Departure.CLOSED))),
+    ),
+    "only who asks comes in": (
+        SHARED_ONE,
+        TICK,
+        mutated(lambda t: with_slot(t, ownership=SHARED_TWO.slots[0].ownership)),
+    ),
+    "who is removed is told": (WAITED, TICK, mutated(lambda t: replace(t, queue=()))),
+    "who may write is told once": (CLAIMED, STORED, mutated(effects=without(Grant))),
+    "nobody's writing turns into waiting": (
+        SHARED_TWO,
+        TICK,
+        mutated(
+            lambda t: replace(
+                with_slot(t, ownership=SHARED_ONE.slots[0].ownership),
+                held_back=(HeldBack(asks("T", SHARED), 2.0),),
+            )
+        ),
+    ),
+    "who waits is not turned away": (WAITED, TICK, mutated(effects=adding(REJECTED))),
+    "who waits is told": (HELD, requested("B", WAIT), mutated(effects=without(Queue))),
+    "a stale request changes nothing": (
+        WAITED,
+        STALE,
+        mutated(lambda t: replace(t, arrivals=t.arrivals + 1)),
+    ),
+    "a stale request is fenced": (
+        WAITED,
+        STALE,
+        mutated(effects=lambda _: (Reject("Z", ServerError.PRODUCER_BUSY, ""),)),
+    ),
+    "a departure is nobody else's business": (
+        SHARED_TWO,
+        ProducerGone("S", Departure.CLOSED, NOW),
+        mutated(
+            lambda t: with_slot(t, ownership=Vacant()),
+            adding(Close("T", Departure.CLOSED)),
+        ),
+    ),
+    "who is gone is gone": (HELD, GONE, lambda _, e: (HELD, e)),
+    "a departure moves nobody else, but to a promotion": (
+        DEFERRED,
+        ProducerGone("nobody", Departure.CLOSED, NOW),
+        mutated(
+            lambda t: replace(t, deferred=(), held_back=tuple(HeldBack(r, 2.0) for r in t.deferred))
+        ),
+    ),
+    "a departure frees only what the departed held": (
+        replace(LEFT, slots=(*LEFT.slots, Slot(1, 1, 1, ownership=Vacant(TENURE)))),
+        ProducerGone("nobody", Departure.CLOSED, NOW),
+        mutated(lambda t: replace(t, slots=(t.slots[0], replace(t.slots[1], ownership=Vacant())))),
+    ),
+    "only a takeover deposes": (
+        HELD,
+        requested("F", FENCING),
+        mutated(effects=with_fence(contender=replace(HOLDER, mode=EXCLUSIVE))),
+    ),
+    "nobody who waits is overtaken": (
+        WAITED_TWICE,
+        GONE,
+        mutated(
+            lambda t: replace(
+                with_claim(t, contender=WAITED_TWICE.queue[1]), queue=WAITED_TWICE.queue[:1]
+            ),
+            with_fence(contender=WAITED_TWICE.queue[1]),
+        ),
+    ),
+    "a handover takes the best who is meant": (
+        WAITED_TWICE,
+        HandoverRequested("admin", "", NOW),
+        mutated(effects=with_fence(contender=WAITED_TWICE.queue[1])),
+    ),
+    "an administrator is answered once": (
+        HELD,
+        HandoverRequested("admin", "", NOW),
+        mutated(effects=lambda _: ()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_that_breaks_one_predicate(name: str) -> None:
+    before, event, mutate = STEPS[name]
+    topic, effects = step(before, event)
+    check_step(before, event, topic, effects)
+    with pytest.raises(Violation, match=f"^{re.escape(name)}:"):
+        check_step(before, event, *mutate(topic, effects))
+
+
+def test_every_predicate_has_its_mutant() -> None:
+    source = Path(invariants.__file__).read_text()
+    named = set(re.findall(r'_must\(\s*"([^"]+)"', source))
+    named |= {text.partition(":")[0] for text in re.findall(r'Violation\(f"([^"]+)"', source)}
+    assert named - {"{name}"} == STATES.keys() | STEPS.keys()
+
+
+def test_a_partition_added_is_no_violation() -> None:
+    before = Topic(partitioned(2))
+    event = SlotsAdded((Slot(2),), NOW)
+    check_step(before, event, *step(before, event))
+
+
+def test_a_claim_of_a_roll_is_nobodys() -> None:
+    rolling = replace(HELD, claims=2, claim=Claim(2, Purpose.ROLL, (WHOLE,)))
+    check(rolling)
