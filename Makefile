@@ -31,7 +31,7 @@ check: $(STAMP)  ## Formatting, lint, types, layers
 	$(BIN)/lint-imports
 
 model: $(STAMP)  ## The model checker with the larger scopes
-	ONEWRITER_MODEL_SCOPE=large $(BIN)/pytest tests/model --timeout 3600
+	ONEWRITER_MODEL=large $(BIN)/pytest tests/model --timeout 3600
 
 sim: $(STAMP)  ## The simulation over SEEDS seeds (make sim SEEDS=1000)
 	ONEWRITER_SEEDS=$(SEEDS) $(BIN)/pytest tests/simulation --timeout 7200

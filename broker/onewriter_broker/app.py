@@ -17,6 +17,7 @@ from onewriter_broker.anchor.api import Addresses, Anchor
 from onewriter_broker.buckets import BucketOwnership
 from onewriter_broker.catalog import Catalogs
 from onewriter_broker.clients import Clients
+from onewriter_broker.dispatch.reading import ReadBudget
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.fencing import Shell
 from onewriter_broker.http.metrics import Metrics
@@ -88,6 +89,7 @@ class Broker:
         self.namespaces = Namespaces(parts.store, settings.allow_undeclared.split(","))
         self.catalogs = Catalogs(parts.store, settings.buckets)
         self.membership = Membership(parts.store, self.incarnation, self.addresses, clock=now)
+        self.read_budget = ReadBudget()
         self.topics = Topics(settings, self.catalogs, self._subscriptions)
         self.ownership = BucketOwnership(
             me=self.incarnation,
@@ -193,7 +195,11 @@ class Broker:
 
     def _subscriptions(self, topic_log: TopicLog, runner: TopicRunner) -> Subscriptions:
         return Subscriptions(
-            topic_log, spawn=runner.spawn, clock=self.now, wall_clock_ms=self.wall_ms
+            topic_log,
+            spawn=runner.spawn,
+            clock=self.now,
+            wall_clock_ms=self.wall_ms,
+            budget=self.read_budget,
         )
 
     def _deposed(self, bucket: int, outcome: Outcome) -> None:

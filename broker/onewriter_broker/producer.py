@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from onewriter_broker.log.topic_log import PendingEntry, TopicLog
@@ -20,7 +21,7 @@ from onewriter_core.wire.hot import Send, encode_send_receipt, encode_send_recei
 from onewriter_core.wire.messages import summarize
 
 RECENT_MAX = 1_024
-"""Stored positions remembered per producer, to answer a resend with the original position."""
+"""Stored positions remembered per lineage, to answer a resend with the original position."""
 
 
 class ProducerChannel(Protocol):
@@ -60,7 +61,39 @@ class ProducerChannel(Protocol):
 
 
 Recent = tuple[int, int, int, int]
-"""A stored entry of a producer: sequence id, highest sequence id, ledger, entry."""
+"""A stored entry: sequence id, chunk id or 0, ledger, entry."""
+
+
+@dataclass(slots=True, eq=False)
+class Lineage:
+    """What the connections of one producer have in common, however often it had to reconnect.
+
+    ``newest`` is the connection that counts now. ``recent`` are the latest stored entries of all of
+    them, oldest first; ``floor`` is as in Resends.
+    """
+
+    newest: Producer
+    recent: deque[Recent] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
+    floor: int | None = None
+
+    def resends(self, topic_log: TopicLog) -> Resends:
+        """What the newest connection may send again: stored entries, then those still pending."""
+        stored = [((number, chunk), Position(*at)) for number, chunk, *at in self.recent]
+        pending = [entry for block in topic_log.undecided for entry in block.entries]
+        pending += topic_log.waiting
+        keys = [_key(entry) for entry in pending if self._has_sent(entry)]
+        resends = Resends.of(stored, keys)
+        resends.floor = self.floor
+        return resends
+
+    def remember(self, resends: Resends) -> None:
+        """Start from what another broker's log says of this producer."""
+        self.recent.extend((*key, *position) for key, position in resends.stored.items())
+        self.floor = resends.floor
+
+    def _has_sent(self, entry: PendingEntry) -> bool:
+        sender = entry[0]
+        return isinstance(sender, Producer) and sender.lineage is self
 
 
 class Producer:
@@ -76,15 +109,14 @@ class Producer:
         "gathered",
         "is_active",
         "is_granted",
+        "lineage",
         "name",
         "pending",
         "producer_id",
-        "recent",
         "request",
         "request_id",
         "resends",
         "since_ms",
-        "successor",
         "topic_log",
     )
 
@@ -115,24 +147,29 @@ class Producer:
         self._on_idle: Callable[[], None] | None = None
         self._has_published = False
         self._last_progress_at = 0.0
-        self.recent: deque[Recent] = deque(maxlen=RECENT_MAX)
+        self.lineage = Lineage(self)
         self.resends: Resends | None = None
-        self.successor: Producer | None = None
 
     @property
     def is_exclusive(self) -> bool:
         return self.request.mode is not AccessMode.SHARED
 
+    def continues(self, predecessor: Producer) -> None:
+        """Go on for the connection before this one: what that handed in counts as this one's."""
+        self.lineage = predecessor.lineage
+        self.lineage.newest = self
+        self.resends = self.lineage.resends(self.topic_log)
+
     def publish(self, send: Send, payload: memoryview) -> None:
         """Buffer one entry, or answer it when it is a resend of one that is known."""
-        if self.resends is not None:
+        if self.resends is not None and not self.resends.is_over:
             known = self.resends.seen(send, payload)
-            if known is Seen.NEW:
-                self.resends = None
-            else:
+            if known is not Seen.NEW:
                 if isinstance(known, Position):
                     self._receipt(send.sequence_id, send.highest_sequence_id, known, len(payload))
                 return
+            self.resends.is_over = True
+            self._forget_resends_once_answered()
         self.pending += 1
         self._has_published = True
         self.topic_log.accept((self, send, payload))
@@ -140,18 +177,19 @@ class Producer:
 
     def stored(self, entries: Sequence[PendingEntry], first: Position, size: int) -> None:
         ledger, number = first
-        numbers = [(send.sequence_id, send.highest_sequence_id) for _, send, _ in entries]
-        for sequence_id, highest_sequence_id in numbers:
-            self.recent.append((sequence_id, highest_sequence_id, ledger, number))
+        lineage = self.lineage
+        for _, send, payload in entries:
+            chunk = (summarize(payload).chunk_id or 0) if send.is_chunk else 0
+            lineage.recent.append((send.sequence_id, chunk, ledger, number))
             number += 1
+        numbers = [(send.sequence_id, send.highest_sequence_id) for _, send, _ in entries]
         self.channel.send_answered(
             encode_send_receipts(self.producer_id, ledger, first.entry, numbers), size
         )
-        successor = self.successor
-        if successor is not None:
+        if lineage.newest is not self:
             for number, (sequence_id, highest_sequence_id) in enumerate(numbers, first.entry):
                 position = Position(ledger, number)
-                successor.predecessor_stored(sequence_id, highest_sequence_id, position)
+                lineage.newest.predecessor_stored(sequence_id, highest_sequence_id, position)
         self._answered(len(entries))
 
     def refused(self, size: int) -> None:
@@ -161,7 +199,16 @@ class Producer:
     def unknown(self, size: int) -> None:
         self.channel.send_dropped(size)
         self.channel.drop("the fate of a message is unknown")
+        if self.lineage.newest is not self:  # it may be waiting for this entry's receipt
+            self.lineage.newest.channel.drop("the fate of a message is unknown")
         self._answered(1)
+
+    def stop(self) -> None:
+        """Publish nothing more; resends that are still unanswered get no receipt."""
+        self.is_active = False
+        if self.resends is not None:
+            self.channel.send_dropped(self.resends.unanswered_bytes)
+            self.resends = None
 
     def _answered(self, entries: int) -> None:
         self.pending -= entries
@@ -192,6 +239,11 @@ class Producer:
         size = self.resends.now_stored(sequence_id, position)
         if size is not None:
             self._receipt(sequence_id, highest_sequence_id, position, size)
+        self._forget_resends_once_answered()
+
+    def _forget_resends_once_answered(self) -> None:
+        if self.resends is not None and self.resends.is_over and not self.resends.pending:
+            self.resends = None
 
     def _receipt(
         self, sequence_id: int, highest_sequence_id: int, position: Position, size: int
@@ -206,21 +258,6 @@ class Producer:
             ),
             size,
         )
-
-
-def lineage(producer: Producer) -> Resends:
-    """What the producer's successor may send again: stored entries, then those still pending."""
-    stored: list[tuple[Key, Position]] = []
-    chunk = 0
-    for index, (sequence_id, _, ledger, entry) in enumerate(producer.recent):
-        # The chunks of one message share its sequence id and are stored in their order.
-        follows = index > 0 and producer.recent[index - 1][0] == sequence_id
-        chunk = chunk + 1 if follows else 0
-        stored.append(((sequence_id, chunk), Position(ledger, entry)))
-    topic_log = producer.topic_log
-    pending = [e for block in topic_log.undecided for e in block.entries if e[0] is producer]
-    pending += [e for e in topic_log.waiting if e[0] is producer]
-    return Resends.of(stored, [_key(entry) for entry in pending])
 
 
 def _key(entry: PendingEntry) -> Key:

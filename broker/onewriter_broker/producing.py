@@ -248,6 +248,9 @@ class Producing:
 
     def send(self, send: Send, payload: memoryview) -> None:
         producer = self._producers.get(send.producer_id)
+        if send.num_messages < 1:
+            # Such an entry would cost no permits, and could not be packed into a block.
+            raise ProtocolError(f"SEND of {send.num_messages} messages")
         if isinstance(producer, Producer):
             if not entry_checksum_ok(payload):
                 text = "the checksum of the message is wrong"

@@ -6,7 +6,8 @@ from collections.abc import Coroutine
 from typing import Protocol
 
 from onewriter_broker.detection import Detection
-from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
+from onewriter_broker.log.blocks import MalformedBlock
+from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import InvalidTopicName
 from onewriter_core.wire import replies
 
@@ -84,8 +85,8 @@ def code_of(error: Exception) -> ServerError:
             return error.code
         case InvalidTopicName():
             return ServerError.INVALID_TOPIC_NAME
-        case Unavailable():
-            return ServerError.SERVICE_NOT_READY
+        case MalformedBlock():
+            return ServerError.PERSISTENCE_ERROR  # asking again cannot help
         case _:
             return ServerError.SERVICE_NOT_READY
 

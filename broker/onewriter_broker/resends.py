@@ -6,7 +6,7 @@ chunk: stored, it is answered with its original position; pending, the resend is
 append; the first unknown one ends the resending, and all that follow are new. Deduplication
 between lineages is a different thing and off, as in Pulsar.
 
-On the same broker the lineage is in memory (producer.lineage). After a change of broker it is read
+On the same broker the lineage is in memory (producer.Lineage). After a change of broker it is read
 from the log's tail, and, where that was trimmed, from the snapshot that rolls leave in the state.
 """
 
@@ -72,6 +72,8 @@ class Resends:
     pending: dict[int, deque[_Awaited]] = field(default_factory=dict)
     floor: int | None = None
     """Sequence ids up to here are stored, where nobody remembers; None: nothing is known."""
+    is_over: bool = False
+    """Something new has come: nothing more is sent again, but attached resends await receipts."""
 
     @classmethod
     def of(cls, stored: Iterable[tuple[Key, Position]], pending: Iterable[Key]) -> Resends:
@@ -102,8 +104,15 @@ class Resends:
         if not awaited:
             return None
         first = awaited.popleft()
+        if not awaited:
+            del self.pending[sequence_id]
         self.stored[first.key] = position
         return first.resent_bytes
+
+    @property
+    def unanswered_bytes(self) -> int:
+        """Bytes of the resends that were attached and have no receipt yet."""
+        return sum(one.resent_bytes or 0 for line in self.pending.values() for one in line)
 
     def _is_before_all(self, sequence_id: int) -> bool:
         """Older than all that is remembered; meaningful only where sequence ids ascend."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from onewriter_broker.log.api import Block, Outcome, StoredBlock
-from onewriter_broker.log.topic_log import TopicLog, last_position, stored_bytes
+from onewriter_broker.log.topic_log import TRIMMED, TopicLog, last_position, stored_bytes
 from onewriter_core.api.topic import Retention as RetentionPolicy
 from onewriter_core.ids import EARLIEST, Position
 
@@ -35,9 +35,6 @@ READ_BLOCKS_MAX = 256
 
 TRIMS_MAX = 20
 """Trim calls of one sweep; the store drops at most 1000 blocks in each."""
-
-TRIMMED = "trimmed"
-"""State field: the position below which blocks were dropped, or may have been."""
 
 log = structlog.get_logger(__name__)
 

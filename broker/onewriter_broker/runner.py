@@ -22,7 +22,7 @@ from onewriter_broker.log.api import (
 from onewriter_broker.log.topic_log import (
     TopicLog,
 )
-from onewriter_broker.producer import Producer, lineage
+from onewriter_broker.producer import Producer
 from onewriter_broker.resends import SNAPSHOT_FIELD, lineage_from_log, snapshot
 from onewriter_broker.tenures import (
     contender_fields,
@@ -70,6 +70,11 @@ HISTORY_MAX = 32
 
 PREDECESSORS_MAX = 1_000
 """Producers that left, remembered per topic so that they can resume without duplicates."""
+
+LEDGER_WAIT_SECONDS = 5.0
+"""How long a fence waits for a ledger while the anchor is away, before its asker is told."""
+
+LEDGER_RETRY_SECONDS = 0.2
 
 log = structlog.get_logger(__name__)
 
@@ -284,7 +289,7 @@ class TopicRunner:
         producer = self.producers.pop(registration, None)
         if producer is None:
             return None
-        producer.is_active = False
+        producer.stop()
         if producer.is_granted:
             key = (producer.request.slot, producer.name)
             self._predecessors[key] = producer
@@ -304,8 +309,7 @@ class TopicRunner:
             return
         predecessor = self._predecessors.pop((producer.request.slot, producer.name), None)
         if predecessor is not None and predecessor.request.identity == producer.request.identity:
-            producer.resends = lineage(predecessor)
-            predecessor.successor = producer
+            producer.continues(predecessor)
             self._activate(producer)
         else:  # it was granted by another broker, or its connection outlived our memory
             self.spawn(self._activate_from_log(producer, effect))
@@ -322,18 +326,37 @@ class TopicRunner:
         except Undecided as undecided:
             producer.channel.drop(f"the log could not be read: {undecided}")
             return
+        producer.lineage.remember(producer.resends)
         if self.producers.get(effect.registration) is producer:
             self._activate(producer)
 
     # ------------------------------------------------------------ fences
 
+    async def _reserved_ledger(self, effect: Fence) -> int | None:
+        """The ledger to open; None: there is none for now, and the machine has been told.
+
+        Asked for again for a while, because a refusal sends waiters away who lose nothing by
+        waiting, and because the machine asks again at once where it must.
+        """
+        deadline = self._shell.now() + LEDGER_WAIT_SECONDS
+        while True:
+            try:
+                return await self._shell.ownership.reserve_ledger(self.bucket)
+            except Unavailable as unavailable:
+                if self._shell.ownership.holding(self.bucket) is None:
+                    return None  # the topic is being unloaded
+                if self._shell.now() < deadline:
+                    await asyncio.sleep(LEDGER_RETRY_SECONDS)
+                    continue
+                reason = f"no ledger can be reserved now: {unavailable}"
+                log.warning("fence.given_up", topic=str(self.name), reason=reason)
+                self.post(FenceRefused(effect.number, reason, self._shell.now()))
+                return None
+
     async def _fence(self, effect: Fence) -> None:
         """Perform a Fence effect: reserve a ledger, stop the writers, write the markers."""
-        try:
-            ledger = await self._shell.ownership.reserve_ledger(self.bucket)
-        except Unavailable as unavailable:
-            reason = f"no ledger can be reserved now: {unavailable}"
-            self.post(FenceRefused(effect.number, reason, self._shell.now()))
+        ledger = await self._reserved_ledger(effect)
+        if ledger is None:
             return
         for registration in effect.stops:
             if registration in self.producers:
@@ -393,9 +416,9 @@ class TopicRunner:
     def _sequences(self, slot: int) -> dict[str, str]:
         """State fields that let another broker know a resend when the log's tail is trimmed."""
         last = {
-            producer.name: producer.recent[-1][0]
+            producer.name: producer.lineage.recent[-1][0]
             for producer in (*self._predecessors.values(), *self.producers.values())
-            if producer.request.slot == slot and producer.recent
+            if producer.request.slot == slot and producer.lineage.recent
         }
         return {SNAPSHOT_FIELD: snapshot(last)}
 

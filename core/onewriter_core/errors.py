@@ -7,6 +7,7 @@
     │   └── Fenced           the writer lost its turn; retrying cannot help
     ├── Unavailable          not now; ask again (a lookup first)
     ├── Undecided            it may or may not have happened; retry idempotently, never say Fenced
+    ├── MalformedBlock       the store holds what no version of the log format explains (broker)
     ├── ProtocolError        the peer broke the protocol; its connection is closed
     └── ConfigurationError   settings or manifests; names the file and the field
 

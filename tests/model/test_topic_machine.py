@@ -1,6 +1,6 @@
 """Every reachable state of small worlds around the real ``step()``, and what upstream's rules do.
 
-Each world is small enough for ten or twenty seconds; MODEL_DEEPER=1 in the environment raises the
+Each world is small enough for ten or twenty seconds; ONEWRITER_MODEL=large (`make model`) raises the
 bounds.
 """
 
@@ -29,7 +29,7 @@ EXCLUSIVE = AccessMode.EXCLUSIVE
 FENCING = AccessMode.EXCLUSIVE_WITH_FENCING
 SHARED = AccessMode.SHARED
 
-DEEPER = int(os.environ.get("MODEL_DEEPER", "0"))
+DEEPER = int(os.environ.get("ONEWRITER_MODEL") == "large")
 """Added to the bounds; 1 takes minutes and gigabytes instead of seconds."""
 
 

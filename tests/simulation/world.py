@@ -76,7 +76,9 @@ class BrokerNode:
         self._starts = 0
 
     def start(self) -> None:
-        """Start a process in this place."""
+        """Start a process in this place, unless one is there."""
+        if self.is_up:
+            return
         world = self._world
         self._starts += 1
         nonce = f"{self._starts:032x}"

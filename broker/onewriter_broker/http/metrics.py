@@ -56,7 +56,7 @@ class Metrics:
         """A topic changed hands, or its writer came back."""
         self._transitions[record.purpose.value, record.departure.value] += 1
         ends_an_epoch = record.purpose in {Purpose.GRANT, Purpose.DEPOSE}
-        if ends_an_epoch and record.departure not in _NOT_FENCED:
+        if ends_an_epoch and record.former is not None and record.departure not in _NOT_FENCED:
             self._fenced[record.departure.value] += 1
         if record.leaderless_seconds is not None:
             cause = record.departure.value

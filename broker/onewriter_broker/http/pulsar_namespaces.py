@@ -130,6 +130,10 @@ def _add_namespaces(router: web.UrlDispatcher, site: Site) -> None:
         await namespaces.delete(namespace)
         return done()
 
+    async def replicate(request: web.Request) -> web.Response:
+        await namespaces.set_policy(namespace_of(request), "replication", await json_body(request))
+        return web.Response()  # 200, as Pulsar does here
+
     async def bundles(request: web.Request) -> web.Response:
         namespaces.require(namespace_of(request))
         return web.json_response(_bundles())
@@ -140,6 +144,7 @@ def _add_namespaces(router: web.UrlDispatcher, site: Site) -> None:
     router.add_post(_PATH, create)
     router.add_delete(_PATH, delete)
     router.add_get(_PATH + "/bundles", bundles)
+    router.add_post(_PATH + "/replication", replicate)
 
 
 async def _delete_topic(site: Site, request: web.Request, name: TopicName) -> None:
@@ -210,7 +215,8 @@ def _add_policy(router: web.UrlDispatcher, site: Site, policy: Policy) -> None:
     path = f"{_PATH}/{policy.path}"
     router.add_get(path, get)
     router.add_put(path, set_)
-    router.add_post(path, set_)
+    if policy.path != "replication":
+        router.add_post(path, set_)
     router.add_delete(path, remove)
 
 

@@ -37,6 +37,16 @@ PATH: Final = _ROOT + "/{topic}"
 PARTITIONS_SHOWN_MAX: Final = 64
 """Partitions whose own statistics are in a partitioned topic's."""
 
+_TOPIC_POLICIES: Final = (
+    "retention", "backlogQuota", "backlogQuotaMap", "messageTTL", "persistence", "deduplicationEnabled",
+    "publishRate", "dispatchRate", "subscribeRate", "subscriptionDispatchRate", "maxProducers",
+    "maxConsumers", "maxConsumersPerSubscription", "maxMessageSize", "maxSubscriptionsPerTopic",
+    "maxUnackedMessagesOnConsumer", "maxUnackedMessagesOnSubscription", "compactionThreshold",
+    "delayedDelivery", "inactiveTopicPolicies", "offloadPolicies", "replication",
+    "schemaCompatibilityStrategy", "deduplicationSnapshotInterval", "permissions",
+)  # fmt: skip
+"""Paths of Pulsar's topic policies, which do not exist here."""
+
 _LATER: Final = {
     "terminate": "topics cannot be terminated",
     "compaction": "compaction is not there yet",
@@ -345,5 +355,6 @@ def _add_later(router: web.UrlDispatcher) -> None:
 
         return handler
 
-    for path, reason in _LATER.items():
+    declared = "topic policies are declared by an ExclusiveTopic, not set over HTTP"
+    for path, reason in (_LATER | dict.fromkeys(_TOPIC_POLICIES, declared)).items():
         router.add_route("*", f"{PATH}/{path}", refusing(reason))  # type: ignore[arg-type]  # aiohttp's handler type

@@ -37,7 +37,9 @@ RETRY_SECONDS = (0.02, 0.05, 0.1, 0.25, 0.5)
 """Pauses between attempts of an undecided call; the last one repeats."""
 
 COMMIT_RETRY_SECONDS = 0.01
-"""Pause before asking again whether replicas have caught up."""
+COMMIT_RETRY_SECONDS_MAX = 0.25
+"""Pause before asking again whether replicas have caught up; doubles up to the second. Asking holds
+up the connection, and topics that promise less must not wait for the replicas of those that do."""
 
 log = structlog.get_logger(__name__)
 
@@ -69,6 +71,10 @@ class _FenceItem:
     done: asyncio.Future[Outcome]
 
     @property
+    def replid(self) -> str:
+        return self.fence.binding.replid
+
+    @property
     def durability(self) -> Durability:
         return max((topic_log.durability for topic_log in self.logs), key=list(Durability).index)
 
@@ -79,10 +85,16 @@ class _StoredBlock:
 
     topic_log: TopicLog
     pending: PendingBlock
+    replid: str
+    """The dataset it is stored in, which a commit must speak of."""
 
     @property
     def durability(self) -> Durability:
         return self.topic_log.durability
+
+
+_Kind = tuple[Durability, str]
+"""What is committed together: a durability, and the dataset it is promised of."""
 
 
 class Appender:
@@ -106,8 +118,9 @@ class Appender:
         self._wall_ms = wall_ms
         self._deposed = deposed
         self._dirty: dict[TopicLog, float] = {}  # with the time of the first waiting entry
-        self._fences: deque[_FenceItem] = deque()
+        self._fences: deque[_FenceItem | asyncio.Future[None]] = deque()
         self._uncommitted: deque[_StoredBlock | _FenceItem] = deque()
+        self._not_yet: dict[_Kind, tuple[float, float]] = {}  # the pause, and until when
         self._wake: asyncio.Future[None] | None = None
 
     def gathered(self, topic_log: TopicLog) -> None:
@@ -127,6 +140,17 @@ class Appender:
         self._fences.append(item)
         self._wake_up()
         return await item.done
+
+    async def settled(self) -> None:
+        """Wait until every call and fence asked for before this is decided.
+
+        A topic that is loaded again may be read only then: what its former loading still had under
+        way would come behind the reading.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._fences.append(done)
+        self._wake_up()
+        await done
 
     def _wake_up(self) -> None:
         if self._wake is not None and not self._wake.done():
@@ -150,7 +174,7 @@ class Appender:
                     await self._commit()
         finally:
             for item in self._fences:
-                item.done.cancel()
+                (item.done if isinstance(item, _FenceItem) else item).cancel()
 
     # ------------------------------------------------------------ blocks
 
@@ -184,15 +208,20 @@ class Appender:
         statistics.call_seconds.observe(self._now() - started_at)
         statistics.call_blocks.observe(len(gathered))
         for (topic_log, pending), outcome in zip(gathered, outcomes, strict=True):
-            if pending not in topic_log.undecided:
+            if pending not in topic_log.undecided or topic_log.binding is None:
                 continue  # the log was closed meanwhile
+            replid = topic_log.binding.replid
+            if outcome is Outcome.FENCED and pending.block.position.ledger < topic_log.ledger:
+                # By our own next marker: whether the block is in front of it is seen after the
+                # next fence, as with any block of a dataset that was left.
+                outcome = Outcome.REFENCE
             match outcome:
                 case Outcome.DONE:
                     statistics.blocks += 1
                     statistics.entries += len(pending.entries)
                     statistics.block_entries.observe(len(pending.entries))
                     statistics.bytes += pending.size
-                    self._uncommitted.append(_StoredBlock(topic_log, pending))
+                    self._uncommitted.append(_StoredBlock(topic_log, pending, replid))
                 case Outcome.REFENCE | Outcome.LOST:
                     # Whether the block is in the registered dataset is seen after the next fence.
                     topic_log.is_writable = False
@@ -235,24 +264,51 @@ class Appender:
     async def _commit(self) -> None:
         """Pass on everything that is durable enough by now."""
         waiting, self._uncommitted = self._uncommitted, deque()
-        answers: dict[Durability, bool] = {}
-        try:
-            for durability in {item.durability for item in waiting}:
-                answers[durability] = await self._store.commit(durability)
-        except Undecided as undecided:
-            # The connection that carried the writes is gone, so nothing can be asked about them
-            # any more: writing them again, same positions, is idempotent and says what counts.
-            log.warning("commit.undecided", reason=str(undecided))
-            again = [item for item in waiting if isinstance(item, _FenceItem)]
-            self._fences.extendleft(reversed(again))
-            blocks = [item for item in waiting if isinstance(item, _StoredBlock)]
-            await asyncio.sleep(RETRY_SECONDS[0])
-            await self._append([(item.topic_log, item.pending) for item in blocks])
-            return
+        kinds: dict[_Kind, list[_StoredBlock | _FenceItem]] = {}
         for item in waiting:
-            if not answers[item.durability]:
-                self._uncommitted.append(item)
-            elif isinstance(item, _FenceItem):
+            kinds.setdefault((item.durability, item.replid), []).append(item)
+        order = list(Durability)
+        again: list[_StoredBlock] = []
+        # The weak ones first: they need not wait for the replicas of the strong ones.
+        for kind in sorted(kinds, key=lambda kind: order.index(kind[0])):
+            items = kinds[kind]
+            try:
+                is_durable = await self._is_durable(kind)
+            except Undecided as undecided:
+                # The connection that carried the writes is gone, so nothing can be asked about
+                # them any more: writing them again, same positions, says what counts.
+                log.warning("commit.undecided", reason=str(undecided))
+                fences = [item for item in items if isinstance(item, _FenceItem)]
+                self._fences.extendleft(reversed(fences))
+                again += [item for item in items if isinstance(item, _StoredBlock)]
+                continue
+            if is_durable:
+                self._pass_on(items)
+            else:
+                self._uncommitted.extend(items)
+        if again:
+            await asyncio.sleep(RETRY_SECONDS[0])
+            await self._append([(item.topic_log, item.pending) for item in again])
+
+    async def _is_durable(self, kind: _Kind) -> bool:
+        """Ask the store, unless it said "not yet" a moment ago."""
+        pause, until = self._not_yet.get(kind, (0.0, 0.0))
+        if self._now() < until:
+            return False
+        durability, replid = kind
+        if await self._store.commit(durability, replid=replid):
+            self._not_yet.pop(kind, None)
+            return True
+        pause = min(max(2 * pause, COMMIT_RETRY_SECONDS), COMMIT_RETRY_SECONDS_MAX)
+        others = [other for other in self._not_yet if other[1] != replid]
+        for other in others:  # of a dataset that was left
+            del self._not_yet[other]
+        self._not_yet[kind] = (pause, self._now() + pause)
+        return False
+
+    def _pass_on(self, items: Sequence[_StoredBlock | _FenceItem]) -> None:
+        for item in items:
+            if isinstance(item, _FenceItem):
                 if not item.done.done():
                     item.done.set_result(Outcome.DONE)
             elif item.pending in item.topic_log.undecided:
@@ -265,7 +321,16 @@ class Appender:
 
     # ------------------------------------------------------------ fences
 
-    async def _perform(self, item: _FenceItem) -> None:
+    async def _perform(self, item: _FenceItem | asyncio.Future[None]) -> None:
+        if isinstance(item, asyncio.Future):
+            if not item.done():
+                item.set_result(None)
+            return
+        if any(topic_log.is_closed for topic_log in item.logs):
+            # Whoever serves these logs now must not find a marker that nobody waits for.
+            if not item.done.done():
+                item.done.set_result(Outcome.REFENCE)
+            return
         if item.flush:
             while any(topic_log.waiting and topic_log.is_writable for topic_log in item.logs):
                 await self._append(self._gather(item.logs))

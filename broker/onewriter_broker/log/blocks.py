@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import google_crc32c
 
 from onewriter_broker.log.api import Block, Marker, StoredBlock
+from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import NUMBER_MAX, Position
 
 FORMAT_VERSION = 1
@@ -44,7 +45,7 @@ _U32 = next(code for code in "IL" if array(code).itemsize == 4)
 _SWAP = sys.byteorder == "big"
 
 
-class MalformedBlock(ValueError):
+class MalformedBlock(OnewriterError, ValueError):
     """A stream entry that this format does not explain; the message names key and id."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, islice
 from operator import itemgetter
@@ -33,6 +33,12 @@ from onewriter_core.wire.hot import Send
 BLOCK_ENTRIES_MAX = 512
 BLOCK_BYTES_MAX = 256 * 1024
 """A block holds at most so much, or one larger entry."""
+
+LEDGERS_REMEMBERED_MAX = 64
+"""Ledgers of a log whose last committed entry is remembered, to tell a loss when one happens."""
+
+TRIMMED = "trimmed"
+"""State field: the position below which blocks were dropped on purpose, or may have been."""
 
 READ_BYTES = 1024 * 1024
 """What one read from the store aims at."""
@@ -96,7 +102,7 @@ class PendingBlock:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Acknowledged entries that the store no longer has (a weak profile lost its tail).
+    """Acknowledged entries of one ledger that the store no longer has (a weak profile lost them).
 
     They are those behind ``after`` up to and with ``last``.
     """
@@ -107,9 +113,18 @@ class Loss:
 
     @property
     def entries(self) -> int:
-        """How many at least; exact unless the loss spans ledgers."""
-        same = self.after.ledger == self.last.ledger
-        return self.last.entry - self.after.entry if same else self.last.entry
+        """How many."""
+        return self.last.entry - self.after.entry
+
+
+def losses(topic: TopicName, ends: Iterable[Position], survived: Position) -> list[Loss]:
+    """What is lost of a log of which everything up to ``survived`` is there, and nothing behind.
+
+    ``ends``: the last acknowledged entry of each ledger.
+    """
+    return [
+        Loss(topic, max(survived, Position(end.ledger, 0)), end) for end in ends if end > survived
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +156,10 @@ class TopicLog:
     """A write was refused or the dataset changed: after the next fence, compare the tails."""
     committed: Position = Position(0, 0)
     """The watermark: the last position that may be read."""
+    ends: deque[Position] = field(default_factory=lambda: deque(maxlen=LEDGERS_REMEMBERED_MAX))
+    """The last committed entry of each ledger written here: what the store must have."""
+    is_closed: bool = False
+    """Not served here any more, for good: whoever serves the log next has an object of its own."""
     ledger_bytes: int = 0
     ledger_entries: int = 0
     opened_at: float = 0.0
@@ -164,6 +183,8 @@ class TopicLog:
 
     def open(self, ledger: int, binding: Binding, now: float) -> None:
         """A fence opened ``ledger``: entries go there once ``is_writable`` is set again."""
+        if self.is_closed:
+            return
         self.ledger = ledger
         self.binding = binding
         self.next_entry = 1
@@ -238,6 +259,7 @@ class TopicLog:
 
     def close(self) -> None:
         """This broker serves the log no longer: nothing more is appended or read here."""
+        self.is_closed = True
         self.is_writable = False
         self.binding = None
         for pending in list(self.undecided):
@@ -259,7 +281,27 @@ class TopicLog:
             sender.stored(entries, Position(ledger, number + start), sum(block.lengths[start:stop]))
             start = stop
         self._remember(block)
+        if self.ends and self.ends[-1].ledger == ledger:
+            self.ends[-1] = block.last
+        else:
+            self.ends.append(block.last)
         self.advance(block.last)
+
+    @property
+    def kept_ends(self) -> list[Position]:
+        """``ends`` without what retention has dropped on purpose, or may have."""
+        trimmed = self.state.get(TRIMMED)
+        horizon = None if trimmed is None else Position.parse(trimmed)
+        return [end for end in self.ends if horizon is None or end >= horizon]
+
+    def forget_after(self, survived: Position) -> None:
+        """The store has nothing behind ``survived`` any more: nor does this memory of it."""
+        while self.tail and last_position(self.tail[-1]) > survived:
+            self.tail_bytes -= stored_bytes(self.tail.pop())
+        while self.ends and self.ends[-1] > survived:
+            last = self.ends.pop()
+            if last.ledger == survived.ledger and survived.entry > 0:
+                self.ends.append(survived)
 
     def advance(self, position: Position) -> None:
         """Move the watermark and tell those who watch it."""

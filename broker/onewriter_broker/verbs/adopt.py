@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import getpass
 import time
 import uuid
-from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,11 +13,12 @@ import click
 
 from onewriter_broker.anchor.file import FileAnchor
 from onewriter_broker.claims import Forced, adopt_force
-from onewriter_broker.embedded import EmbeddedServer, EmbeddedSettings
 from onewriter_broker.log.redis_store import RedisLogStore
+from onewriter_broker.logs import configure_logging
 from onewriter_broker.process import redis_settings
 from onewriter_broker.settings import Settings
 from onewriter_broker.verbs import tables
+from onewriter_broker.verbs.offline import reachable
 from onewriter_core.errors import ConfigurationError
 
 REASON_LENGTH_MAX = 500
@@ -59,6 +58,7 @@ To do it:  onewriter adopt --all --force --reason "why"     (or --bucket N)"""
 @click.pass_context
 def adopt(
     context: click.Context,
+    /,
     bucket: int | None,
     *,
     every: bool,
@@ -68,6 +68,7 @@ def adopt(
     **options: object,
 ) -> None:
     """Accept the store's present data for buckets that the brokers refuse to serve."""
+    configure_logging()
     if not force:
         click.echo(EXPLANATION)
         context.exit(2)
@@ -100,9 +101,9 @@ def adopt(
 
 async def _adopt(settings: Settings, buckets: list[int], reason: str) -> list[Forced]:
     operator = f"adopt:{getpass.getuser()}:{uuid.uuid4().hex[:8]}"
-    async with _store_settings(settings) as reachable:
-        anchor = FileAnchor(reachable.data_dir / "anchor")
-        store = RedisLogStore(redis_settings(reachable))
+    async with reachable(settings) as found:
+        anchor = FileAnchor(found.data_dir / "anchor")
+        store = RedisLogStore(redis_settings(found))
         try:
             return [
                 await adopt_force(
@@ -112,7 +113,7 @@ async def _adopt(settings: Settings, buckets: list[int], reason: str) -> list[Fo
                     operator=operator,
                     reason=reason,
                     time_ms=time.time_ns() // 1_000_000,
-                    single_node=not reachable.redis_sentinels,
+                    single_node=not found.redis_sentinels,
                 )
                 for bucket in buckets
             ]

@@ -29,7 +29,9 @@ def fence(topic: str, if_epoch: int | None, http_url: str, token: str, output: s
 
 @click.command()
 @click.argument("topic")
-@click.option("--to", default="", help="Name of a waiting producer or its claim; default: the first.")
+@click.option(
+    "--to", default="", help="Name of a waiting producer or its claim; default: the first."
+)
 @broker_options
 def handover(topic: str, to: str, http_url: str, token: str, output: str) -> None:
     """Hand TOPIC to a waiter, without a gap between the two writers."""

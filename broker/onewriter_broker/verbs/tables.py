@@ -19,6 +19,10 @@ WIDTH_MIN = 110
 """Columns printed to when the terminal is narrower, or there is none."""
 
 
+_WHOLE = frozenset({"AT", "KIND", "CAUSE", "EPOCH", "STATE", "LEDGER"})
+"""Columns that are never broken into lines."""
+
+
 def as_json(answer: object) -> None:
     """For scripts."""
     click.echo(json.dumps(answer, indent=2))
@@ -172,7 +176,7 @@ def history(answer: Json) -> None:
         click.echo("nothing was recorded yet")
         return
     _print(
-        ("AT", "KIND", "CAUSE", "EPOCH", "LEDGER", "PRODUCER", "ADDRESS", "LEADERLESS MS", "ID"),
+        ("AT", "KIND", "CAUSE", "EPOCH", "LEDGER", "PRODUCER", "ADDRESS", "LEADERLESS MS"),
         (
             (
                 row.get("at"),
@@ -183,7 +187,6 @@ def history(answer: Json) -> None:
                 row.get("producer"),
                 row.get("address"),
                 row.get("leaderlessMs"),
-                row["id"],
             )
             for row in answer["records"]
         ),
@@ -199,7 +202,7 @@ def _section(title: str, rows: Sequence[Json], show: Any) -> None:
 def _print(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column in _WHOLE)
     for row in rows:
         # Names come from clients: no markup of theirs is obeyed.
         table.add_row(*(escape(_text(value)) for value in row))

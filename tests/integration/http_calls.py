@@ -1,0 +1,56 @@
+"""HTTP as a script would speak it: one call, its status, its JSON. Redirects only where asked for."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+ADMIN = "/admin/v2"
+PERSISTENT = "/admin/v2/persistent/public/default"
+OWN = "/onewriter/v1/topics/public/default"
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object, **__: object) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay)
+
+
+class Http:
+    """One broker's HTTP port."""
+
+    def __init__(self, url: str, token: str = "") -> None:
+        self.url = url
+        self._token = token
+        self.location = ""
+
+    def __call__(
+        self, method: str, path: str, body: object = None, **headers: str
+    ) -> tuple[int, Any]:
+        """Status, and the body: JSON if it is, else text. ``bytes`` are sent as they are."""
+        raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data=raw, method=method)
+        request.add_header("Content-Type", "application/json")
+        if self._token:
+            request.add_header("Authorization", f"Bearer {self._token}")
+        for name, value in headers.items():
+            request.add_header(name.replace("_", "-"), value)
+        try:
+            with _OPENER.open(request, timeout=30) as answer:
+                return answer.status, _read(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                self.location = error.headers.get("Location", "")
+                return error.code, _read(error.read())
+
+
+def _read(raw: bytes) -> Any:
+    text = raw.decode()
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

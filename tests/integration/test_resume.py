@@ -1,0 +1,179 @@
+"""Who may go on under the epoch it had: PIP-68's reconnect scenarios, and a clean second start."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onewriter_broker.testing import LocalBrokers
+from onewriter_core.errors import ServerError
+from pulsar import ProducerAccessMode as Mode
+from tests.integration.conftest import RawClients, StockClients
+from tests.integration.cutting_proxy import PROXY_HOST, CuttingProxy
+from tests.integration.raw import (
+    EXCLUSIVE,
+    FENCING,
+    SHARED,
+    WAIT,
+    RefusedByBroker,
+    contents_of,
+    eventually,
+)
+
+MODES = {"Exclusive": EXCLUSIVE, "WaitForExclusive": WAIT, "ExclusiveWithFencing": FENCING}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_holder_that_reconnects_before_anybody_else_keeps_its_epoch(
+    broker: LocalBrokers, raw: RawClients, topic: str, mode: str
+) -> None:
+    holder = raw(broker.address()).producer(topic, MODES[mode], name="holder")
+    holder.publish(b"0")
+    holder.client.close()
+    back = raw(broker.address()).producer(
+        topic, MODES[mode], name="holder", epoch=holder.epoch, reconnects=1
+    )
+    assert back.epoch == holder.epoch
+    back.publish(b"1", 1)
+    assert contents_of(broker.address(), topic) == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("waiters", [1, 20])
+def test_a_holder_that_reconnects_behind_a_waiter_is_fenced(
+    broker: LocalBrokers, raw: RawClients, topic: str, mode: str, waiters: int
+) -> None:
+    """Without a change of broker nothing is kept for it: nobody waits for nothing."""
+    holder = raw(broker.address()).producer(topic, MODES[mode], name="holder")
+    queue = raw(broker.address())
+    waiting = [
+        queue.waiter(topic, properties={"onewriter.queue-priority": str(n % 5)})
+        for n in range(waiters)
+    ]
+    holder.client.close()
+    first = waiting[min(4, waiters - 1)].ready()
+    with pytest.raises(RefusedByBroker) as found:
+        raw(broker.address()).producer(
+            topic, MODES[mode], name="holder", epoch=holder.epoch, reconnects=1
+        )
+    assert found.value.code is ServerError.PRODUCER_FENCED
+    first.publish(b"undisturbed")
+    assert not any(waiter.is_ready for waiter in waiting)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_holder_whose_old_connection_still_looks_alive_replaces_it(
+    broker: LocalBrokers, raw: RawClients, topic: str, mode: str
+) -> None:
+    """Upstream fences it for ever, or queues it behind its own ghost."""
+    ghost = raw(broker.address()).producer(topic, MODES[mode], name="holder")
+    ghost.client.freeze()
+    back = raw(broker.address()).producer(
+        topic, MODES[mode], name="holder", epoch=ghost.epoch, reconnects=1
+    )
+    assert back.epoch == ghost.epoch
+    ghost.client.thaw()
+    ghost.closed_by_broker()
+    back.publish(b"only once")
+
+
+def test_an_epoch_that_nobody_granted_is_fenced(
+    broker: LocalBrokers, raw: RawClients, topic: str
+) -> None:
+    holder = raw(broker.address()).producer(topic, EXCLUSIVE, name="holder")
+    for epoch in ((holder.epoch or 0) + 1, 0):
+        with pytest.raises(RefusedByBroker) as found:
+            raw(broker.address()).producer(
+                topic, EXCLUSIVE, name="holder", epoch=epoch, reconnects=9
+            )
+        assert found.value.code is ServerError.PRODUCER_FENCED
+    holder.publish(b"undisturbed")
+
+
+def test_a_shared_producer_in_between_ends_the_right_to_resume(
+    broker: LocalBrokers, raw: RawClients, topic: str
+) -> None:
+    holder = raw(broker.address()).producer(topic, EXCLUSIVE, name="holder")
+    holder.client.close()
+    eventually(lambda: _is_let_in(broker, raw, topic))
+    with pytest.raises(RefusedByBroker) as found:
+        raw(broker.address()).producer(
+            topic, EXCLUSIVE, name="holder", epoch=holder.epoch, reconnects=1
+        )
+    assert found.value.code is ServerError.PRODUCER_FENCED
+
+
+def _is_let_in(broker: LocalBrokers, raw: RawClients, topic: str) -> bool:
+    try:
+        raw(broker.address()).producer(topic, SHARED).publish(b"in between")
+    except RefusedByBroker as refused:
+        assert refused.code is ServerError.PRODUCER_BUSY
+        return False
+    return True
+
+
+def test_a_stock_client_resumes_through_a_cut_and_a_waiter_takes_over_at_a_close(
+    tmp_path: Path, stock: StockClients, topic: str
+) -> None:
+    """And after a clean stop and a second start: the same messages, the same epochs."""
+    brokers = LocalBrokers(tmp_path, settings={"advertised_host": PROXY_HOST})
+    brokers.start()
+    try:
+        with CuttingProxy(brokers.address(), cuts=0, bytes_between=2) as proxy:
+            producer = stock(proxy.url).create_producer(topic, access_mode=Mode.Exclusive)
+            producer.send(b"0")
+            granted = brokers.events("topic.transition")[-1]["epoch"]
+            proxy.cut()
+            producer.send(b"1")
+            resumed = brokers.wait_for_event("topic.transition", lambda e: e["kind"] == "resume")
+            assert resumed["epoch"] == granted
+
+            assert brokers.stop() == 0
+            sending = threading.Thread(target=producer.send, args=(b"2",))
+            sending.start()
+            brokers.start()
+            sending.join(20)
+            assert not sending.is_alive()
+            resumed = brokers.wait_for_event(
+                "topic.transition", lambda e: e["kind"] == "resume", count=2
+            )
+            assert resumed["epoch"] == granted
+            assert contents_of(brokers.address(), topic) == [b"0", b"1", b"2"]
+            producer.close()
+            successor = stock(proxy.url).create_producer(topic, access_mode=Mode.WaitForExclusive)
+            successor.send(b"3")
+            assert brokers.events("topic.transition")[-1]["epoch"] != granted
+            _close_all(producer, successor)
+    finally:
+        brokers.stop()
+
+
+def _close_all(*producers: Any) -> None:
+    for producer in producers:
+        producer.close()
+
+
+def test_after_a_second_start_waiters_come_when_the_holder_does_not(
+    tmp_path: Path, raw: RawClients, topic: str
+) -> None:
+    brokers = LocalBrokers(tmp_path)
+    brokers.start()
+    try:
+        holder = raw(brokers.address()).producer(topic, EXCLUSIVE, name="holder")
+        holder.publish(b"0")
+        brokers.kill()
+        time.sleep(0.1)
+        brokers.wait_ready()
+        started = time.monotonic()
+        waiter = raw(brokers.address()).waiter(topic)
+        assert (waiter.ready().epoch or 0) > (holder.epoch or 0)
+        assert time.monotonic() - started < 3.0 + 2.0  # the resume window, and a slow machine
+        with pytest.raises(RefusedByBroker):
+            raw(brokers.address()).producer(
+                topic, EXCLUSIVE, name="holder", epoch=holder.epoch, reconnects=1
+            )
+    finally:
+        brokers.stop()

@@ -1,0 +1,32 @@
+"""All predicates by name; docs/invariants.md has their statements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tests.simulation.checkers import liveness, promotion, readers, writes
+from tests.simulation.history import History
+
+Predicate = Callable[[History], list[str]]
+
+PREDICATES: Mapping[str, Predicate] = {
+    "S1": writes.order,
+    "S2": writes.one_holder,
+    "S3": writes.real_time,
+    "S4": writes.fence_is_final,
+    "S5": writes.acks,
+    "S6": writes.prefixes,
+    "S7": writes.reads_agree,
+    "S9": readers.single_reader,
+    "S11": promotion.choice,
+    "S12": writes.never_forgotten,
+    "L1": liveness.some_holder,
+    "L2": liveness.queue_moves,
+    "L3": liveness.handovers_end,
+}
+
+
+def violated(history: History) -> dict[str, list[str]]:
+    """The predicates that fail, with what is wrong."""
+    found = {name: check(history) for name, check in PREDICATES.items()}
+    return {name: problems for name, problems in found.items() if problems}

@@ -1,0 +1,177 @@
+"""The story that every seed tells: writers compete, things break, all is healed, and what is left
+is looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from tests.simulation.actors import people
+from tests.simulation.actors.client import Client
+from tests.simulation.actors.consumer import Reader
+from tests.simulation.actors.producer import Producer
+from tests.simulation.history import History, Kind, LogEntry, LogMarker, Outcome, TopicLogs
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.recording import holder_and_number, value_of
+from tests.simulation.world import LOCAL_TOPIC, REPLICATED_TOPIC, World, run
+
+from onewriter_broker.dispatch.cursor import Cursor
+from onewriter_broker.dispatch.ledgers import LedgerGaps
+from onewriter_broker.dispatch.saving import STATE_PREFIX
+from onewriter_broker.log.api import Marker
+from onewriter_broker.log.memory_server import Dataset
+from onewriter_broker.log.topic_log import payloads
+from onewriter_core.ids import Position, TopicName
+from onewriter_core.topic.model import Purpose
+
+import json
+
+TOPICS = [LOCAL_TOPIC, REPLICATED_TOPIC]
+
+CALM_SECONDS = 16.0
+"""From the last fault healed to the last look: L1's bound and some more."""
+
+
+def simulate(seed: int) -> History:
+    """One run. The same seed gives the same history."""
+    randomness = random.Random(f"{seed}/shape")
+    return run(seed, tell, brokers=randomness.choice([2, 2, 3]))
+
+
+async def tell(world: World) -> None:
+    randomness = world.random("story")
+    _settle_clients(world, randomness)
+    await asyncio.sleep(randomness.uniform(0.5, 2.0))
+    administrator = people.Administrator(world, TOPICS, world.random("administrator"))
+    if randomness.random() < 0.5:
+        world.background(administrator.run())
+    await Nemesis(world, world.random("nemesis")).run()
+    world.history.healed_at = world.loop.time()
+    if world.was_flushed:
+        await administrator.adopt()
+    await asyncio.sleep(CALM_SECONDS)
+    for name in sorted(world.clients):
+        if not name.startswith("consumer"):
+            world.kill_client(name)
+    await _last_words(world)
+    keep(world)
+
+
+def _settle_clients(world: World, randomness: random.Random) -> None:
+    """Who takes part: drawn from the seed, so that modes meet in all combinations."""
+    for index, topic in enumerate(TOPICS):
+        waiters = randomness.randint(1, 3)
+        for number in range(waiters):
+            # Twice the same name now and then: a duplicate of a client.
+            name = f"waiter-{index}" if randomness.random() < 0.3 else f"waiter-{index}-{number}"
+            body = people.writer(
+                topic,
+                "WaitForExclusive",
+                name,
+                priority=randomness.choice([0, 0, 5, 10]),
+                steadiness=randomness.choice([0.3, 1.0, 5.0]),
+            )
+            world.add_client(f"waiter-{index}-{number}", body, subject=f"waiter-{number}")
+        if randomness.random() < 0.4:
+            body = people.writer(topic, "Exclusive", f"exclusive-{index}")
+            world.add_client(f"exclusive-{index}", body)
+        if randomness.random() < 0.4:
+            for number in range(2):
+                shared = people.writer(
+                    topic, "Shared", randomness.choice(["", f"shared-{index}-{number}"])
+                )
+                world.add_client(f"shared-{index}-{number}", shared)
+        if randomness.random() < 0.5:
+            world.add_client(f"fencer-{index}", people.fencer(topic))
+        if randomness.random() < 0.3:
+            world.add_client(f"impostor-{index}", people.impostor(topic))
+        for number in range(randomness.randint(1, 2)):
+            world.add_client(f"consumer-{index}-{number}", people.consumer(topic))
+    world.add_client("reader", people.reader(TOPICS))
+
+
+async def _last_words(world: World) -> None:
+    """A last writer and a last reader of each topic; they must get through."""
+
+    async def speak(client: Client) -> None:
+        for topic in TOPICS:
+            producer = Producer(client, topic, "ExclusiveWithFencing", name="last")
+            if not await producer.create():
+                world.recorder.anomaly(f"the last writer was refused: {producer.error}")
+                continue
+            for _ in range(3):
+                producer.send()
+            await producer.settled()
+            await producer.close()
+            if not await Reader(client, topic).read():
+                world.recorder.anomaly(f"the last reader of {topic} did not get through")
+
+    done = asyncio.get_running_loop().create_future()
+
+    async def body(client: Client) -> None:
+        await speak(client)
+        if not done.done():
+            done.set_result(None)
+
+    world.add_client("last", body)
+    try:
+        async with asyncio.timeout(60.0):
+            await done
+    except TimeoutError:
+        world.recorder.anomaly("the last words were not heard within 60 s")
+
+
+# ---------------------------------------------------------------- what is left
+
+
+def keep(world: World) -> None:
+    """Take the store's logs, states and audit into the history."""
+    dataset = world.server.primary.dataset
+    history = world.history
+    for topic in TOPICS:
+        history.logs[topic] = _log_of(dataset, TopicName.parse(topic))
+    for bucket in sorted(dataset.audits):
+        history.audit += [record for _, record in dataset.audits[bucket]]
+    history.unreportable |= _unreportable(history)
+
+
+def _log_of(dataset: Dataset, name: TopicName) -> TopicLogs:
+    state = dataset.states.get(name, {})
+    kept = TopicLogs(epoch=int(state.get("epoch", "0")), ledger=int(state.get("ledger", "0")))
+    log = dataset.logs.get(name)
+    epoch, is_exclusive = 0, False
+    for block in log.blocks if log is not None else []:
+        if isinstance(block, Marker):
+            ledger = block.position.ledger
+            is_exclusive = block.fields["mode"] == "exclusive"
+            if is_exclusive:
+                epoch = int(block.fields["epoch"])
+            elif block.fields["cause"] == Purpose.DEPOSE.value:
+                epoch = ledger
+            kept.markers.append(LogMarker(ledger, epoch, block.fields["owner"]))
+            continue
+        ledger, number = block.position
+        for payload in payloads(block):
+            value = value_of(payload)
+            holder, sequence = holder_and_number(value)
+            kept.entries.append(
+                LogEntry(Position(ledger, number), epoch, is_exclusive, holder, sequence, value)
+            )
+            number += 1
+    for field, text in sorted(state.items()):
+        if field.startswith(STATE_PREFIX):
+            cursor = Cursor.from_saved(json.loads(text), LedgerGaps(100))
+            kept.cursors[field.removeprefix(STATE_PREFIX)] = cursor.mark_delete
+    return kept
+
+
+def _unreportable(history: History) -> set[str]:
+    """Forgotten values whose writer was not the one to fence the topic next: nobody can miss them."""
+    found: set[str] = set()
+    for topic in sorted(history.forgotten):
+        fences = [f for f in history.of(Kind.REFENCE, topic) if f.outcome is Outcome.OK]
+        for write in history.of(Kind.WRITE, topic):
+            following = next((f for f in fences if f.invoked > write.invoked), None)
+            if following is None or following.process != write.process:
+                found |= {value for _, value in write.values}
+    return found & {v for values in history.forgotten.values() for v in values}
