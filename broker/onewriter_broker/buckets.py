@@ -206,6 +206,15 @@ class BucketOwnership:
         held = self._require(bucket)
         await self._changing(held, held.record_grant(ledger))
 
+    async def record_use(self, bucket: int, ledger: int) -> None:
+        """Note that the bucket holds something from ``ledger`` on, before it does; once is enough.
+
+        Without it a bucket that only Shared producers wrote to could be emptied and taken for new.
+        Raises Unavailable.
+        """
+        held = self._require(bucket)
+        await self._changing(held, held.record_use(ledger))
+
     async def _changing(self, held: HeldBucket, change: Awaitable[None]) -> None:
         """Await a change to a held bucket's record; learning that it was taken drops it."""
         try:
@@ -328,9 +337,11 @@ class BucketOwnership:
         try:
             async with asyncio.timeout(DRAIN_SECONDS_MAX):
                 await self._events.drain(bucket)
-        except TimeoutError:
+        except (TimeoutError, OnewriterError) as error:
+            # Without its cursors, perhaps, but given back: a bucket that stayed closing would be
+            # served by nobody.
             is_drained = False
-            _log.warning("bucket.not_drained", bucket=bucket, seconds=DRAIN_SECONDS_MAX)
+            _log.warning("bucket.not_drained", bucket=bucket, reason=str(error) or "too slow")
         try:
             await held.release(is_drained=is_drained)
         except Unavailable as error:

@@ -49,24 +49,35 @@ class Catalogs:
         self.buckets = buckets
         self._store = store
         self._cached: dict[int, dict[str, CatalogEntry]] = {}
+        self._forgotten: dict[int, int] = {}
 
     def forget(self, bucket: int) -> None:
         """The bucket was lost or its dataset changed: read its catalog again."""
         self._cached.pop(bucket, None)
+        self._forgotten[bucket] = self._forgotten.get(bucket, 0) + 1
 
-    async def bucket(self, bucket: int, *, is_owned: bool) -> dict[str, CatalogEntry]:
-        """All entries of a bucket, tombstones included. Raises Undecided."""
+    async def bucket(
+        self, bucket: int, *, is_owned: bool, replid: str = ""
+    ) -> dict[str, CatalogEntry]:
+        """All entries of a bucket, tombstones included. Raises Undecided.
+
+        ``replid``: the dataset they must come from; an owner names the one it holds.
+        """
         if is_owned and bucket in self._cached:
             return self._cached[bucket]
-        raw = await self._store.read_catalog(bucket)
+        forgotten = self._forgotten.get(bucket, 0)
+        raw = await self._store.read_catalog(bucket, replid=replid)
         entries = {name: CatalogEntry.decode(text) for name, text in raw.items()}
-        if is_owned:
+        if is_owned and forgotten == self._forgotten.get(bucket, 0):
             self._cached[bucket] = entries
         return entries
 
-    async def entry(self, base: TopicName, *, is_owned: bool) -> CatalogEntry | None:
+    async def entry(
+        self, base: TopicName, *, is_owned: bool, replid: str = ""
+    ) -> CatalogEntry | None:
         """A topic's entry, None when it does not exist or was deleted. Raises Undecided."""
-        entries = await self.bucket(bucket_of(base, self.buckets), is_owned=is_owned)
+        bucket = bucket_of(base, self.buckets)
+        entries = await self.bucket(bucket, is_owned=is_owned, replid=replid)
         found = entries.get(str(base))
         return None if found is None or found.is_deleted else found
 
@@ -78,4 +89,5 @@ class Catalogs:
         if outcome is not Outcome.DONE:
             self.forget(bucket)
             raise Unavailable(f"the catalog of bucket {bucket} has moved on: {outcome.value}")
-        (await self.bucket(bucket, is_owned=True))[str(base)] = entry
+        entries = await self.bucket(bucket, is_owned=True, replid=binding.replid)
+        entries[str(base)] = entry

@@ -7,7 +7,7 @@ ledger that was opened, however many failovers of the store lie between.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,17 +22,16 @@ from onewriter_broker.log.api import (
     LogStore,
     Marker,
     Outcome,
-    StoredBlock,
 )
 from onewriter_broker.log.api import Fence as StoreFence
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.topic_log import (
-    READ_BLOCKS_MAX,
     LedgerSummary,
     Loss,
     PendingBlock,
     TopicLog,
     last_position,
+    losses,
 )
 from onewriter_broker.tenures import audit_fields, marker_fields, state_fields
 from onewriter_core.errors import Unavailable, Undecided
@@ -54,6 +53,8 @@ class Ownership(Protocol):
     async def reserve_ledger(self, bucket: int) -> int: ...
 
     async def record_grant(self, bucket: int, ledger: int) -> None: ...
+
+    async def record_use(self, bucket: int, ledger: int) -> None: ...
 
     async def refence(
         self, bucket: int, failed: Binding, outcome: Outcome | None = None
@@ -99,19 +100,36 @@ class Fencing:
     async def write_markers(
         self, effect: Fence, slots: Mapping[int, Slot], ledger: int, *, flush: bool
     ) -> int | None:
-        """The ledger that was opened, after as many attempts as the store's failovers take."""
+        """The ledger that was opened, after as many attempts as the store's failovers take.
+
+        A change of hands (not ``flush``) is noted in the anchor, too, before this returns. None:
+        the topic is served here no longer.
+
+        Only the marker of the binding that counts when this returns counts: what an earlier one
+        answered stands in a dataset, or in an ownership, that was left.
+        """
         create = False
+        logs = [self._logs[slot] for slot in effect.slots]
         previous = {slot: self._logs[slot].summary() for slot in effect.slots}
-        while True:
+        while not any(topic_log.is_closed for topic_log in logs):
             holding = self._shell.ownership.holding(self._bucket)
             if holding is None:
                 return None
             binding = holding.binding
-            logs = [self._logs[slot] for slot in effect.slots]
             fence = self._store_fence(effect, slots, binding, ledger, previous, create=create)
+            recording = None
+            if not flush:
+                # Beside the fence, not behind it: a grant that is noted but then fails only makes
+                # the anchor expect more than there is.
+                recording = self._shell.spawn(self._record_grant(ledger))
             outcome = await self._shell.appender.fence(fence, logs, flush=flush)
+            if recording is not None:
+                await recording
             if outcome is Outcome.DONE:
-                break
+                if await self._settled(fence, logs, changes_hands=not flush):
+                    return ledger
+                if self._counts(binding):
+                    return None  # closed meanwhile
             log.warning(
                 "fence.refused", topic=str(self._name), ledger=ledger, outcome=outcome.value
             )
@@ -124,16 +142,32 @@ class Fencing:
             except (Unavailable, Undecided) as error:
                 log.warning("fence.waits", topic=str(self._name), reason=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
+        return None
+
+    async def _settled(
+        self, fence: StoreFence, logs: Sequence[TopicLog], *, changes_hands: bool
+    ) -> bool:
+        """Compare the tails behind the markers and open the logs for writing.
+
+        False: the logs were closed, or the binding was replaced meanwhile.
+        """
+        for topic_log in logs:
+            if not await self._reconcile(topic_log, fence, changes_hands=changes_hands):
+                return False
+        if any(topic_log.is_closed for topic_log in logs) or not self._counts(fence.binding):
+            return False
         for part, topic_log in zip(fence.logs, logs, strict=True):
-            await self._reconcile(topic_log, ledger, changes_hands=not flush)
-            if topic_log.binding is None:
-                return None
             topic_log.state.update(part.state)
-            topic_log.marker_committed(Marker(Position(ledger, 0), part.marker))
+            topic_log.marker_committed(Marker(Position(fence.ledger, 0), part.marker))
             topic_log.is_writable = True
             if topic_log.waiting:
                 self._shell.appender.gathered(topic_log)
-        return ledger
+        return True
+
+    def _counts(self, binding: Binding) -> bool:
+        """Whether the bucket is held by this very binding."""
+        holding = self._shell.ownership.holding(self._bucket)
+        return holding is not None and holding.binding == binding
 
     def _store_fence(
         self,
@@ -181,10 +215,17 @@ class Fencing:
         )
         return StoreFence(binding, ledger, tuple(parts), audit)
 
-    async def record_grant(self, ledger: int) -> None:
+    async def record_use(self, ledger: int) -> None:
+        """Have the anchor know that the bucket holds something, before anything is acknowledged."""
+        await self._recorded(self._shell.ownership.record_use, ledger)
+
+    async def _record_grant(self, ledger: int) -> None:
+        await self._recorded(self._shell.ownership.record_grant, ledger)
+
+    async def _recorded(self, record: Callable[[int, int], Awaitable[None]], ledger: int) -> None:
         while True:
             try:
-                await self._shell.ownership.record_grant(self._bucket, ledger)
+                await record(self._bucket, ledger)
             except Unavailable as unavailable:
                 if self._shell.ownership.holding(self._bucket) is None:
                     return
@@ -193,34 +234,40 @@ class Fencing:
             else:
                 return
 
-    async def _reconcile(self, topic_log: TopicLog, ledger: int, *, changes_hands: bool) -> None:
+    async def _reconcile(
+        self, topic_log: TopicLog, fence: StoreFence, *, changes_hands: bool
+    ) -> bool:
         """After a fence that followed a refused write: see what of the former tail survived.
 
         Undecided blocks that are there are confirmed. The others are certainly not in the log that
         counts: refused when the topic changed hands, else appended again under the new ledger in
         the same order. Acknowledged entries that are not there are a loss: counted, logged with
-        their positions, audited.
+        their positions, audited. False: the binding was replaced before this could be seen.
         """
         if not topic_log.was_refused:
-            return
-        undecided = list(topic_log.undecided)
-        acknowledged = topic_log.committed
-        while True:
+            return True
+        while self._counts(fence.binding) and not topic_log.is_closed:
+            undecided = list(topic_log.undecided)
             try:
-                tail = await self._former_tail(topic_log, len(undecided), ledger)
-                break
+                survived = await self._survived(topic_log, fence.binding.replid)
+                stored = await _stored(topic_log, undecided, fence.binding.replid)
             except Undecided as error:
                 log.warning("reconcile.waits", topic=str(topic_log.name), reason=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
-        if topic_log.binding is None:
-            return
+            else:
+                break
+        else:
+            return False
+        if not self._counts(fence.binding) or topic_log.is_closed:
+            return False
         topic_log.was_refused = False
-        last = max((last_position(block) for block in tail), default=EARLIEST)
-        if last < acknowledged and acknowledged.entry > 0:
-            self._report(Loss(topic_log.name, last, acknowledged))
-        stored = {block.position: block for block in tail if isinstance(block, Block)}
+        for loss in losses(topic_log.name, topic_log.kept_ends, survived):
+            self._report(loss)
+        topic_log.forget_after(survived)
         absent: list[PendingBlock] = []
         for pending in undecided:
+            if pending not in topic_log.undecided:
+                continue  # confirmed on its way meanwhile
             block = stored.get(pending.block.position)
             if block is not None and block.chain == pending.block.chain:
                 topic_log.block_committed(pending)
@@ -230,6 +277,17 @@ class Fencing:
                 absent.append(pending)
         for pending in reversed(absent):
             topic_log.put_back(pending)
+        return True
+
+    async def _survived(self, topic_log: TopicLog, replid: str) -> Position:
+        """The newest position that is there of what was acknowledged: nothing behind it is.
+
+        A store loses tails only, so what is in front of it is there, or was dropped on purpose.
+        """
+        newest = await topic_log.store.read_blocks(
+            topic_log.name, EARLIEST, topic_log.committed, count=1, reverse=True, replid=replid
+        )
+        return min(last_position(newest[0]), topic_log.committed) if newest else EARLIEST
 
     def _report(self, loss: Loss) -> None:
         self._shell.lost(loss)
@@ -243,19 +301,16 @@ class Fencing:
             }
         )
 
-    async def _former_tail(
-        self, topic_log: TopicLog, undecided: int, ledger: int
-    ) -> list[StoredBlock]:
-        """The newest blocks in front of the new ledger: all that is undecided, and one more."""
-        blocks: list[StoredBlock] = []
-        end = Position(ledger, 0).previous
-        while len(blocks) <= undecided:
-            count = min(undecided + 1 - len(blocks), READ_BLOCKS_MAX)
-            more = await topic_log.store.read_blocks(
-                topic_log.name, EARLIEST, end, count=count, reverse=True
-            )
-            blocks += more
-            if len(more) < count:
-                break
-            end = more[-1].position.previous
-        return blocks
+
+async def _stored(
+    topic_log: TopicLog, undecided: Sequence[PendingBlock], replid: str
+) -> dict[Position, Block]:
+    """The blocks that stand where the undecided ones would."""
+    found: dict[Position, Block] = {}
+    for pending in undecided:
+        position = pending.block.position
+        blocks = await topic_log.store.read_blocks(
+            topic_log.name, position, position, count=1, replid=replid
+        )
+        found |= {block.position: block for block in blocks if isinstance(block, Block)}
+    return found

@@ -107,6 +107,16 @@ class HeldBucket:
             if self._is_stale or self._record.last_ledger < ledger:
                 await self._update(lambda record: replace(record, last_ledger=self._granted))
 
+    async def record_use(self, ledger: int) -> None:
+        """Write down that the bucket holds something, once: it must not be found empty ever after.
+
+        Raises BucketTaken or Unavailable; nothing may be acknowledged there then.
+        """
+        async with self._lock:
+            if self._is_stale or self._record.last_ledger == 0:
+                self._granted = max(self._granted, ledger)
+                await self._update(lambda record: replace(record, last_ledger=self._granted))
+
     async def release(self, *, is_drained: bool) -> None:
         """Leave the bucket to whoever comes next. Raises BucketTaken or Unavailable.
 

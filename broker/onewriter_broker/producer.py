@@ -194,6 +194,8 @@ class Producer:
 
     def refused(self, size: int) -> None:
         self.channel.send_dropped(size)
+        if self.is_active:  # not deposed by us: what it sends next must not stand behind a gap
+            self.channel.drop("the store refused a message")
         self._answered(1)
 
     def unknown(self, size: int) -> None:

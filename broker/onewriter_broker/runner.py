@@ -106,6 +106,7 @@ class TopicRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._predecessors: OrderedDict[tuple[int, str], Producer] = OrderedDict()
         self._answers: dict[str, asyncio.Future[Answer]] = {}
+        self._fences: set[asyncio.Task[None]] = set()
         self._rolling: set[int] = set()
 
     # ------------------------------------------------------------ events
@@ -123,6 +124,7 @@ class TopicRunner:
         opened = await self._fencing.write_markers(effect, known, ledger, flush=False)
         if opened is None:
             return None
+        await self._fencing.record_use(opened)
         return tuple(replace(slot, ledger=opened, is_open=True) for slot in slots)
 
     def start(self, slots: tuple[Slot, ...]) -> None:
@@ -227,6 +229,14 @@ class TopicRunner:
         for topic_log in self.logs.values():
             topic_log.close()
 
+    async def settled(self) -> None:
+        """Wait for the fences under way, also of an unloaded topic.
+
+        Whoever serves the topic next must not read its state while one may still be stored.
+        """
+        if self._fences:
+            await asyncio.wait(self._fences)
+
     def roll_if_full(self, bytes_max: int, age_seconds_max: float) -> None:
         """Ask for the next ledger where the present one has passed its size or age."""
         now = self._shell.now()
@@ -241,7 +251,9 @@ class TopicRunner:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Fence():
-                self.spawn(self._fence(effect))
+                task = self.spawn(self._fence(effect))
+                self._fences.add(task)
+                task.add_done_callback(self._fences.discard)
             case Grant():
                 self._grant(effect)
             case Queue(registration, name):
@@ -303,8 +315,10 @@ class TopicRunner:
         producer.name = effect.producer_name
         producer.epoch = effect.epoch
         producer.is_granted = True
-        returns = effect.resumed or producer.request.reconnects > 0
-        if not returns:
+        # Only who was granted before carries a topic epoch. The reconnect counter says nothing:
+        # clients raise it between two attempts at a first creation, too, and a new producer whose
+        # sequence ids were taken for its namesake's would get receipts for what is not stored.
+        if not effect.resumed and producer.request.topic_epoch is None:
             self._activate(producer)
             return
         predecessor = self._predecessors.pop((producer.request.slot, producer.name), None)
@@ -316,7 +330,10 @@ class TopicRunner:
 
     def _activate(self, producer: Producer) -> None:
         producer.is_active = True
-        producer.channel.producer_ready(producer, producer.epoch)
+        epoch = producer.epoch
+        if epoch is None and not producer.is_exclusive:
+            epoch = 0  # so that it carries one when it comes back
+        producer.channel.producer_ready(producer, epoch)
 
     async def _activate_from_log(self, producer: Producer, effect: Grant) -> None:
         try:
@@ -366,18 +383,9 @@ class TopicRunner:
             for slot in effect.slots:
                 self.logs[slot].refuse_waiting()
         slots = {slot.number: slot for slot in self.topic.slots}
-        recording = None
-        if changes_hands:
-            # Beside the fence, not behind it: a grant that is noted but then fails only makes the
-            # anchor expect more than there is.
-            recording = self.spawn(self._fencing.record_grant(ledger))
         opened = await self._fencing.write_markers(effect, slots, ledger, flush=not changes_hands)
         if opened is None:
             return  # the bucket is lost: the topic is being unloaded
-        if recording is not None:
-            await recording
-            if opened != ledger:
-                await self._fencing.record_grant(opened)
         self.post(FenceStored(effect.number, opened, self._shell.now()))
 
     # ------------------------------------------------------------ the story

@@ -20,8 +20,7 @@ from onewriter_broker.detection import Detection
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.fencing import Shell
 from onewriter_broker.log.api import Durability
-from onewriter_broker.log.topic_log import TopicLog
-from onewriter_broker.retention import TRIMMED
+from onewriter_broker.log.topic_log import TRIMMED, TopicLog
 from onewriter_broker.runner import TopicRunner
 from onewriter_broker.settings import Settings
 from onewriter_broker.tenures import slot_of
@@ -90,6 +89,7 @@ class Topics:
         self._loading: dict[str, asyncio.Future[LoadedTopic]] = {}
         self._reserved_until: dict[int, float] = {}
         self._unloaded_at: dict[str, float] = {}
+        self._leaving: dict[str, TopicRunner] = {}
         self.ownership: BucketOwnership
 
     def serve_with(self, ownership: BucketOwnership, shell: Shell) -> None:
@@ -128,12 +128,22 @@ class Topics:
             topic.runner.refence_where_refused()
 
     async def drain(self, bucket: int) -> None:
-        """Save the cursors and let the calls under way end."""
+        """Save the cursors, tell everybody to look the topics up again, let fences end."""
         topics = [t for t in self.loaded.values() if t.bucket == bucket]
         for topic in topics:
-            for subscriptions in topic.subscriptions.values():
-                await subscriptions.save()
+            await self._save_cursors(topic)
             self._drop(topic, "the topic is moving to another broker")
+        for topic in topics:
+            await topic.runner.settled()
+
+    @staticmethod
+    async def _save_cursors(topic: LoadedTopic) -> None:
+        """What cannot be saved now is delivered again by whoever serves the topic next."""
+        for subscriptions in topic.subscriptions.values():
+            try:
+                await subscriptions.save()
+            except OnewriterError as error:
+                log.warning("cursors.unsaved", topic=str(topic.name), reason=str(error))
 
     # ------------------------------------------------------------ serving
 
@@ -207,9 +217,15 @@ class Topics:
 
     async def _load(self, base: TopicName, slot: int) -> LoadedTopic:
         bucket = self.bucket_of(base)
+        before = self._leaving.pop(str(base), None)
+        if before is not None:
+            await before.settled()
         holding = self._holding(bucket)
         declared = self.desired.topic(base)
-        known = await self._catalogs.entry(base, is_owned=True)
+        replid = holding.binding.replid
+        # What an earlier loading still has under way would be read too early.
+        await self._shell.appender.settled()
+        known = await self._catalogs.entry(base, is_owned=True, replid=replid)
         entry = _with_declared(known or CatalogEntry(), declared)
         if entry.partitions == 0:
             entry = entry.with_slot(slot)
@@ -217,9 +233,7 @@ class Topics:
             await self._catalogs.write(holding.binding, base, entry)
         logs = {number: self._new_log(base, number, declared) for number in entry.slots}
         for topic_log in logs.values():
-            topic_log.state = await self._shell.store.read_state(
-                topic_log.name, replid=holding.binding.replid
-            )
+            topic_log.state = await self._shell.store.read_state(topic_log.name, replid=replid)
             topic_log.exists = "ledger" in topic_log.state
         slots = tuple(
             slot_of(
@@ -306,7 +320,7 @@ class Topics:
     async def set_partitions(self, base: TopicName, partitions: int) -> None:
         """Create a partitioned topic, or add partitions to it. Raises Refused, Unavailable."""
         holding = self._holding(self.bucket_of(base))
-        known = await self._catalogs.entry(base, is_owned=True)
+        known = await self._catalogs.entry(base, is_owned=True, replid=holding.binding.replid)
         entry = known or CatalogEntry()
         if partitions < entry.partitions:
             raise Refused(ServerError.NOT_ALLOWED_ERROR, "partitions cannot be taken away")
@@ -358,8 +372,7 @@ class Topics:
         """Close a topic here; it is loaded again by whoever looks it up next."""
         topic = self.loaded.get(str(base))
         if topic is not None:
-            for subscriptions in topic.subscriptions.values():
-                await subscriptions.save()
+            await self._save_cursors(topic)
             self._unloaded_at[str(base)] = self._shell.now()
             self._drop(topic, "the topic is being unloaded")
 
@@ -367,8 +380,15 @@ class Topics:
         if self.loaded.pop(str(topic.name), None) is None:
             return
         topic.runner.unload(reason)
+        self._leaving[str(topic.name)] = topic.runner
+        self._shell.spawn(self._forget_when_settled(topic))
         for subscriptions in topic.subscriptions.values():
             self._shell.spawn(subscriptions.close(reason, save=False))
+
+    async def _forget_when_settled(self, topic: LoadedTopic) -> None:
+        await topic.runner.settled()
+        if self._leaving.get(str(topic.name)) is topic.runner:
+            del self._leaving[str(topic.name)]
 
     async def list(self, namespace: str | None) -> Mapping[str, CatalogEntry]:
         """All topics of ``tenant/namespace``, or of all, by base name, declared ones included."""

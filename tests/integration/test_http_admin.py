@@ -11,7 +11,7 @@ import pulsar
 import pytest
 from onewriter_broker.testing import LocalBrokers, running_brokers
 from pulsar import ProducerAccessMode as Mode
-from tests.integration.conftest import StockClients
+from tests.integration.conftest import RawClients, StockClients
 from tests.integration.http_calls import ADMIN, PERSISTENT, Http
 from tests.integration.raw import eventually
 
@@ -143,21 +143,19 @@ def test_a_topic_in_use_is_deleted_only_by_force(
 
 
 def test_stats_tell_who_writes_who_waits_and_what_was_written(
-    broker: LocalBrokers, http: Http, topic: str, stock: StockClients
+    broker: LocalBrokers, http: Http, topic: str, stock: StockClients, raw: RawClients
 ) -> None:
     client = stock(broker.service_url)
     producer = client.create_producer(topic, producer_name="me", access_mode=Mode.Exclusive)
     client.subscribe(topic, "reader")
     for number in range(3):
         producer.send(b"%d" % number)
-    waiter = stock(broker.service_url)
-    waiter.create_producer_async(topic, lambda *_: None, access_mode=Mode.WaitForExclusive)
-    eventually(lambda: http("GET", f"{PERSISTENT}/{topic}/stats")[1]["waitingPublishers"] == 1)
+    raw(broker.address()).waiter(topic)
     stats = http("GET", f"{PERSISTENT}/{topic}/stats")[1]
     (publisher,) = stats["publishers"]
     assert (publisher["producerName"], publisher["accessMode"]) == ("me", "Exclusive")
     assert publisher["address"].startswith("/127.0.0.1:")
-    assert stats["msgInCounter"] == 3
+    assert (stats["msgInCounter"], stats["waitingPublishers"]) == (3, 1)
     assert stats["topicEpoch"] > 0
     assert stats["subscriptions"]["reader"]["msgBacklog"] == 3
     internal = http("GET", f"{PERSISTENT}/{topic}/internalStats")[1]

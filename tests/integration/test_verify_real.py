@@ -19,7 +19,8 @@ from onewriter_broker.embedded import EmbeddedServer, EmbeddedSettings
 from onewriter_broker.log.keys import Keys
 from onewriter_broker.log.redis_primary import RedisSettings
 from onewriter_broker.log.redis_store import RedisLogStore
-from onewriter_broker.retention import TRIMMED, Retention
+from onewriter_broker.log.topic_log import TRIMMED
+from onewriter_broker.retention import Retention
 from onewriter_broker.settings import Settings
 from onewriter_broker.verify.cli import verify_command
 from onewriter_core.api.topic import Retention as Policy

@@ -211,9 +211,11 @@ RECOVERY = StorageSometimes(
 
 FLUSHED = StorageSometimes(
     "a dataset is emptied after a grant, and a broker still has its stamp to send",
-    lambda before, action, after: action.kind == "flush"
-    and after.granted > 0
-    and any(version > 1 for version, _ in _reaching(after)),
+    lambda before, action, after: (
+        action.kind == "flush"
+        and after.granted > 0
+        and any(version > 1 for version, _ in _reaching(after))
+    ),
 )
 
 

@@ -207,14 +207,14 @@ class Appender:
         statistics.calls += 1
         statistics.call_seconds.observe(self._now() - started_at)
         statistics.call_blocks.observe(len(gathered))
-        for (topic_log, pending), outcome in zip(gathered, outcomes, strict=True):
+        for (topic_log, pending), answer in zip(gathered, outcomes, strict=True):
             if pending not in topic_log.undecided or topic_log.binding is None:
                 continue  # the log was closed meanwhile
             replid = topic_log.binding.replid
-            if outcome is Outcome.FENCED and pending.block.position.ledger < topic_log.ledger:
-                # By our own next marker: whether the block is in front of it is seen after the
-                # next fence, as with any block of a dataset that was left.
-                outcome = Outcome.REFENCE
+            # Fenced by our own next marker: whether the block is in front of it is seen after the
+            # next fence, as with any block of a dataset that was left.
+            is_own = pending.block.position.ledger < topic_log.ledger
+            outcome = Outcome.REFENCE if is_own and answer is Outcome.FENCED else answer
             match outcome:
                 case Outcome.DONE:
                     statistics.blocks += 1

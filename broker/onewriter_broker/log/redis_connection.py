@@ -9,6 +9,7 @@ future (figures in docs/benchmarks.md). Discovery, authentication and meaning li
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Sequence
 from typing import cast
@@ -19,6 +20,10 @@ from onewriter_broker.log.redis_scripts import Word
 
 PAYLOAD_BYTES_UNCOPIED = 16 * 1024
 """From this size on a word is handed to the transport itself, not copied into the command."""
+
+SEND_BUFFER_BYTES = 2 * 1024 * 1024
+"""Asked of the system for the socket: a whole call leaves in one piece, instead of in turns of the
+event loop between which much else is done."""
 
 REPLIES_AWAITED_MAX = 4096
 """Commands sent but not answered on one connection; more is a caller without a bound."""
@@ -104,6 +109,9 @@ class RedisConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
+        connected = self._transport.get_extra_info("socket")
+        if connected is not None:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from onewriter_broker.log.api import Block, Marker, StoredBlock, Unit
 from onewriter_broker.log.blocks import CHAIN_START, chain
-from onewriter_broker.log.topic_log import last_position, payloads
-from onewriter_broker.retention import TRIMMED
+from onewriter_broker.log.topic_log import TRIMMED, last_position, payloads
 from onewriter_broker.verify.audit import BucketAudit, LogAudit
 from onewriter_broker.verify.findings import Violation
 from onewriter_broker.verify.records import FenceRecord

@@ -9,7 +9,8 @@ from onewriter_broker import retention as retention_module
 from onewriter_broker.log.api import Block
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
-from onewriter_broker.retention import TRIMMED, Retention, Stretch, trim_before
+from onewriter_broker.log.topic_log import TRIMMED
+from onewriter_broker.retention import Retention, Stretch, trim_before
 from onewriter_broker.verify.reader import verify
 from onewriter_core.api.topic import Retention as Policy
 from onewriter_core.ids import EARLIEST, Position

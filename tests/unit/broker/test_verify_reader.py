@@ -15,7 +15,7 @@ from tests.unit.broker.verify_histories import (
 from onewriter_broker.log.api import Marker, Outcome
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
-from onewriter_broker.retention import TRIMMED
+from onewriter_broker.log.topic_log import TRIMMED
 from onewriter_broker.verify import audit as audit_module
 from onewriter_broker.verify import findings as findings_module
 from onewriter_broker.verify import sequences

@@ -1,0 +1,181 @@
+"""The command's verbs against real brokers: what people read, what scripts get, the exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from tests.integration.conftest import RawClients
+from tests.integration.raw import EXCLUSIVE
+
+from onewriter_core.command import EXIT_REFUSED, EXIT_UNKNOWN, EXIT_USAGE
+
+MODULES = {
+    "topics": "show",
+    "status": "show",
+    "history": "show",
+    "fence": "orders",
+    "handover": "orders",
+    "adopt": "adopt",
+}
+
+
+class Said:
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def onewriter(verb: str, *arguments: object, **environment: str) -> Said:
+    """The verb in a process of its own, ending as the command ends it."""
+    program = (
+        "import sys; from unittest import mock; from importlib import metadata;"
+        "from onewriter_core import command;"
+        f"point = metadata.EntryPoint({verb!r},"
+        f" 'onewriter_broker.verbs.{MODULES[verb]}:{verb}', 'onewriter.commands');"
+        "mock.patch.object(command, '_entry_points', lambda: {point.name: point}).start();"
+        "command.main(sys.argv[1:])"
+    )
+    words = [sys.executable, "-c", program, verb, *map(str, arguments)]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=os.environ | environment, check=False
+    )
+    return Said(done)
+
+
+def at(broker: LocalBrokers) -> tuple[str, str]:
+    return "--http-url", broker.http_url
+
+
+def test_topics_and_status_are_tables_for_people_and_json_for_scripts(
+    broker: LocalBrokers, topic: str, raw: RawClients
+) -> None:
+    client = raw(broker.address())
+    holder = client.producer(topic, EXCLUSIVE, name="the-holder")
+    client.waiter(topic, name="[bold]the-waiter", properties={"onewriter.queue-priority": "7"})
+    listed = onewriter("topics", *at(broker))
+    (line,) = [line for line in listed.out.splitlines() if f" {topic} " in line]
+    assert ["the-holder", str(holder.epoch)] == [
+        word for word in line.split() if word in {"the-holder", str(holder.epoch)}
+    ][::-1]
+    shown = onewriter("status", topic, *at(broker))
+    assert shown.code == 0
+    assert "the-holder from 127.0.0.1:" in shown.out
+    assert "[bold]the-waiter" in shown.out
+    machine = onewriter("status", topic, "-o", "json", *at(broker)).json
+    assert machine["name"] == f"persistent://public/default/{topic}"
+    assert machine["waiters"][0]["priority"] == 7
+    by_environment = onewriter("topics", "-o", "json", ONEWRITER_HTTP_URL=broker.http_url)
+    assert machine["name"] in [each["name"] for each in by_environment.json["topics"]]
+
+
+def test_fence_and_handover_say_what_they_did_or_why_not(
+    broker: LocalBrokers, topic: str, raw: RawClients
+) -> None:
+    holder = raw(broker.address()).producer(topic, EXCLUSIVE, name="one")
+    alone = onewriter("handover", topic, *at(broker))
+    assert (alone.code, alone.err) == (EXIT_REFUSED, "onewriter: nobody is waiting\n")
+    waiter = raw(broker.address()).waiter(topic, name="two")
+    done = onewriter("handover", topic, "--to", "two", *at(broker))
+    assert done.code == 0
+    waiter.ready()
+    assert f"epoch {waiter.epoch} is two" in done.out
+    stale = onewriter("fence", topic, "--if-epoch", holder.epoch, *at(broker))
+    assert (stale.code, stale.out) == (EXIT_REFUSED, "")
+    fenced = onewriter("fence", topic, "--if-epoch", waiter.epoch, "-o", "json", *at(broker))
+    assert fenced.json["oldEpoch"] == waiter.epoch
+    waiter.closed_by_broker()
+    told = onewriter("history", topic, *at(broker))
+    causes = [word for word in told.out.split() if word in {"Handover", "FencedByAdministrator"}]
+    assert causes == ["Handover", "FencedByAdministrator"]
+
+
+def test_what_cannot_be_answered_is_one_clear_line() -> None:
+    nobody = onewriter("topics", "--http-url", "http://127.0.0.1:1")
+    assert nobody.code == EXIT_UNKNOWN
+    assert nobody.err.startswith("onewriter: no broker answers at http://127.0.0.1:1 ")
+    assert nobody.err.count("\n") == 1
+    wrong = onewriter("status", "a/b", "--http-url", "http://127.0.0.1:1")
+    assert wrong.code == EXIT_USAGE
+    nonsense = onewriter("status", "orders", "--http-url", "file:///etc/passwd")
+    assert nonsense.code == EXIT_USAGE
+
+
+def test_a_topic_that_does_not_exist_is_a_definite_no(broker: LocalBrokers) -> None:
+    missing = onewriter("status", "never-made", *at(broker))
+    assert missing.code == EXIT_REFUSED
+    assert "persistent://public/default/never-made does not exist" in missing.err
+
+
+def test_any_broker_can_be_asked_about_any_topic(raw: RawClients) -> None:
+    with running_brokers(brokers=2) as brokers:
+        topic = next(f"t-{n}" for n in range(100) if brokers.owner_of(f"t-{n}") == 1)
+        producer = raw(brokers.address(1)).producer(topic, EXCLUSIVE, name="far")
+        shown = onewriter("status", topic, "-o", "json", *at(brokers))
+        assert shown.json["holder"]["producerName"] == "far"
+        rows = onewriter("topics", "-o", "json", *at(brokers)).json["topics"]
+        (row,) = [row for row in rows if row["name"].endswith(f"/{topic}")]
+        assert (row["epoch"], row["holder"]["producerName"]) == (producer.epoch, "far")
+        fenced = onewriter("fence", topic, "--if-epoch", producer.epoch, *at(brokers))
+        assert fenced.code == 0
+        producer.closed_by_broker()
+
+
+def test_adopt_explains_itself_and_asks_for_force(tmp_path: Path) -> None:
+    asked = onewriter("adopt", "--all", "--data-dir", tmp_path)
+    assert asked.code == EXIT_USAGE
+    assert "--force" in asked.out
+    without_reason = onewriter("adopt", "--all", "--force", "--data-dir", tmp_path)
+    assert without_reason.code == EXIT_USAGE
+    both = onewriter("adopt", "--all", "--bucket", 1, "--force", "--reason", "x")
+    assert both.code == EXIT_USAGE
+    elsewhere = onewriter("adopt", "--all", "--force", "--reason", "x", "--data-dir", tmp_path)
+    assert elsewhere.code == EXIT_USAGE
+    assert "is no anchor" in elsewhere.err
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_adopt_takes_an_emptied_store_back_into_service(
+    tmp_path: Path, raw: RawClients, *, is_running: bool
+) -> None:
+    brokers = LocalBrokers(tmp_path)
+    brokers.start()
+    try:
+        before = raw(brokers.address()).producer("orders", EXCLUSIVE, name="before")
+        before.publish(b"will be lost")
+        brokers.stop()
+        empty_the_store(brokers)
+        if is_running:
+            brokers.start(wait=False)
+            brokers.wait_for_event("bucket.waiting", count=2)
+        data = brokers.data_directory
+        done = onewriter(
+            "adopt", "--all", "--force", "--reason", "the disk died", "--data-dir", data
+        )
+        assert done.code == 0, done.err
+        assert "64 of 64 buckets adopted" not in done.out or before.epoch > 0
+        assert " buckets adopted" in done.out
+        if not is_running:
+            brokers.start(wait=False)
+        brokers.wait_ready()
+        after = raw(brokers.address()).producer("orders", EXCLUSIVE, name="after")
+        assert after.epoch > before.epoch
+        told = onewriter("history", "orders", "-o", "json", *at(brokers)).json["records"]
+        assert "the disk died" in [each.get("reason") for each in told]
+    finally:
+        brokers.stop()
+
+
+def empty_the_store(brokers: LocalBrokers) -> None:
+    """FLUSHALL by mistake: the append-only file is cut to nothing."""
+    for path in (brokers.data_directory / "valkey").rglob("*.aof"):
+        os.truncate(path, 0)
