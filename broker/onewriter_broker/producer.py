@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from onewriter_broker.log.topic_log import PendingEntry, TopicLog
-from onewriter_broker.resends import Key, Resends, Seen
+from onewriter_broker.resends import Resends, Seen, key_of
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import Position
 from onewriter_core.topic.model import AccessMode, Request
 from onewriter_core.wire.hot import Send, encode_send_receipt, encode_send_receipts
-from onewriter_core.wire.messages import summarize
 
 RECENT_MAX = 1_024
 """Stored positions remembered per lineage, to answer a resend with the original position."""
@@ -81,7 +80,7 @@ class Lineage:
         stored = [((number, chunk), Position(*at)) for number, chunk, *at in self.recent]
         pending = [entry for block in topic_log.undecided for entry in block.entries]
         pending += topic_log.waiting
-        keys = [_key(entry) for entry in pending if self._has_sent(entry)]
+        keys = [key_of(entry[1], entry[2]) for entry in pending if self._has_sent(entry)]
         resends = Resends.of(stored, keys)
         resends.floor = self.floor
         return resends
@@ -179,8 +178,7 @@ class Producer:
         ledger, number = first
         lineage = self.lineage
         for _, send, payload in entries:
-            chunk = (summarize(payload).chunk_id or 0) if send.is_chunk else 0
-            lineage.recent.append((send.sequence_id, chunk, ledger, number))
+            lineage.recent.append((*key_of(send, payload), ledger, number))
             number += 1
         numbers = [(send.sequence_id, send.highest_sequence_id) for _, send, _ in entries]
         self.channel.send_answered(
@@ -260,8 +258,3 @@ class Producer:
             ),
             size,
         )
-
-
-def _key(entry: PendingEntry) -> Key:
-    _, send, payload = entry
-    return (send.sequence_id, summarize(payload).chunk_id or 0)

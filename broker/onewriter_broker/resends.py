@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from onewriter_broker.log.api import Block
 from onewriter_broker.log.topic_log import TopicLog, payloads
+from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
 from onewriter_core.wire.hot import Send
 from onewriter_core.wire.messages import summarize
@@ -85,8 +86,7 @@ class Resends:
 
     def seen(self, send: Send, payload: memoryview) -> Position | Seen:
         """What became of this entry before: its position, ATTACHED to its append, or NEW."""
-        chunk = (summarize(payload).chunk_id or 0) if send.is_chunk else 0
-        key = (send.sequence_id, chunk)
+        key = key_of(send, payload)
         position = self.stored.get(key)
         if position is not None:
             return position
@@ -124,6 +124,16 @@ class Resends:
         )
 
 
+def key_of(send: Send, payload: memoryview) -> Key:
+    """What an entry is known by. Damaged metadata is the client's business and never ours to raise."""
+    if not send.is_chunk:
+        return (send.sequence_id, 0)
+    try:
+        return (send.sequence_id, summarize(payload).chunk_id or 0)
+    except ProtocolError:
+        return (send.sequence_id, 0)
+
+
 def snapshot(last: Mapping[str, int]) -> str:
     """Last sequence ids by producer, those that published latest last, as the state keeps them."""
     return json.dumps(dict(list(last.items())[-SNAPSHOT_PRODUCERS_MAX:]))
@@ -137,11 +147,9 @@ async def lineage_from_log(topic_log: TopicLog, producer_name: str, epoch: int |
     for block in blocks:
         ledger, entry = block.position
         for payload in payloads(block):
-            summary = summarize(payload)
-            if summary.producer_name == producer_name:
-                stored.append(
-                    ((summary.sequence_id, summary.chunk_id or 0), Position(ledger, entry))
-                )
+            key = _stored_key(payload, producer_name)
+            if key is not None:
+                stored.append((key, Position(ledger, entry)))
             entry += 1
             summarized += 1
             if summarized % SUMMARIES_PER_TURN == 0:
@@ -150,6 +158,17 @@ async def lineage_from_log(topic_log: TopicLog, producer_name: str, epoch: int |
     snapshot = json.loads(topic_log.state.get(SNAPSHOT_FIELD, "{}"))
     resends.floor = snapshot.get(producer_name)
     return resends
+
+
+def _stored_key(payload: memoryview, producer_name: str) -> Key | None:
+    """The key of a stored entry; None when it is somebody else's, or too damaged to tell."""
+    try:
+        summary = summarize(payload)
+    except ProtocolError:
+        return None
+    if summary.producer_name != producer_name:
+        return None
+    return (summary.sequence_id, summary.chunk_id or 0)
 
 
 async def _tail(topic_log: TopicLog, start: Position) -> list[Block]:

@@ -211,6 +211,10 @@ class Topics:
         except (OnewriterError, ValueError) as error:
             loading.set_exception(error)
             loading.exception()  # all who waited may have gone
+        except Exception:
+            log.exception("topic.failed", topic=str(base))
+            loading.set_exception(Unavailable(f"{base} cannot be loaded: see the broker's log"))
+            loading.exception()
         finally:
             del self._loading[str(base)]
             loading.cancel()

@@ -331,7 +331,7 @@ async def snapshot_restart(nemesis: Nemesis) -> None:
 
 async def flush_all(nemesis: Nemesis) -> None:
     """FLUSHALL by mistake; a person adopts what is left, later."""
-    if nemesis.lagging or nemesis.randomness.random() < 0.6:
+    if nemesis.lagging or nemesis.world.was_flushed or nemesis.randomness.random() < 0.7:
         return
     node = nemesis.world.server.primary
     before = Dataset(logs=node.dataset.logs)
