@@ -32,9 +32,6 @@ FRAME_OVERHEAD_BYTES = FRAME_LENGTH_MAX - MESSAGE_LENGTH_MAX
 NONCE_LENGTH = 9
 """Characters of an incarnation behind the broker's name that connections are named by."""
 
-WRITE_BUFFER_BYTES_MAX = 1024 * 1024
-"""Unsent bytes of a connection above which nothing more is dispatched to it."""
-
 REFRESH_SECONDS = 20.0
 """Time to answer an AUTH_CHALLENGE before the connection is closed."""
 
@@ -64,6 +61,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._outgoing: list[bytes | memoryview] = []
         self._outgoing_bytes = 0
+        self._outgoing_bytes_max = clients.settings.outgoing_bytes_per_connection_max
         self._is_flushing = False
         self._is_write_paused = False
         self._is_read_paused = False
@@ -76,7 +74,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
+        self._transport.set_write_buffer_limits(high=self._outgoing_bytes_max)
         clients = self._clients
         clients.opened += 1
         if len(clients.connections) >= clients.settings.connections_max:
@@ -194,7 +192,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     @property
     def has_room(self) -> bool:
-        return not self._is_write_paused and self._outgoing_bytes < WRITE_BUFFER_BYTES_MAX
+        return not self._is_write_paused and self._outgoing_bytes < self._outgoing_bytes_max
 
     def write(self, *parts: bytes | memoryview) -> None:
         if self._is_closing:
@@ -208,7 +206,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def _flush(self) -> None:
         self._is_flushing = False
         outgoing, self._outgoing = self._outgoing, []
-        was_full = self._outgoing_bytes >= WRITE_BUFFER_BYTES_MAX
+        was_full = self._outgoing_bytes >= self._outgoing_bytes_max
         self._outgoing_bytes = 0
         if outgoing and not self._transport.is_closing():
             self._transport.writelines(outgoing)

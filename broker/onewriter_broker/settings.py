@@ -100,7 +100,7 @@ class Settings(BaseSettings):
         256 * 1024 * 1024, gt=0, description="the same over all connections"
     )
     outgoing_bytes_per_connection_max: int = Field(
-        4 * 1024 * 1024,
+        1024 * 1024,
         gt=0,
         description="unsent bytes after which nothing is dispatched to a connection",
     )
@@ -108,9 +108,6 @@ class Settings(BaseSettings):
         2 * 1024 * 1024, gt=0, description="newest blocks of a log kept in memory, in bytes"
     )
     tail_bytes_max: int = Field(64 * 1024 * 1024, gt=0, description="the same over all logs")
-    unacknowledged_messages_max: int = Field(
-        50_000, gt=0, description="messages a consumer may hold unacknowledged (Shared)"
-    )
 
     # The log
     roll_bytes: int = Field(64 * 1024 * 1024, gt=0, description="a ledger is rolled at this size")

@@ -212,6 +212,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBrokers]:
         "admin_subjects": "boss, operator",
     }
     with running_brokers(manifests=MANIFESTS, settings=settings) as brokers:
+        eventually(lambda: Http(brokers.http_url)("GET", "/readyz")[0] == 200)
         yield brokers
 
 

@@ -156,14 +156,14 @@ def test_adopt_takes_an_emptied_store_back_into_service(
         empty_the_store(brokers)
         if is_running:
             brokers.start(wait=False)
-            brokers.wait_for_event("bucket.waiting", count=2)
+            brokers.wait_for_event("bucket.waiting")
         data = brokers.data_directory
         done = onewriter(
             "adopt", "--all", "--force", "--reason", "the disk died", "--data-dir", data
         )
         assert done.code == 0, done.err
-        assert "64 of 64 buckets adopted" not in done.out or before.epoch > 0
-        assert " buckets adopted" in done.out
+        # The buckets that were never used are taken without anybody's help.
+        assert "1 of 64 buckets adopted" in done.out
         if not is_running:
             brokers.start(wait=False)
         brokers.wait_ready()

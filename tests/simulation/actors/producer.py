@@ -178,7 +178,8 @@ class Producer:
                 backoff.reset()
                 while self._end is not None and self.state is not State.OVER:
                     await self._change()
-            except Gone:
+            except Gone as gone:
+                self._recorder.seen(f"gone: {gone}")
                 self._detach()
             if self.state is State.OVER:
                 return
@@ -336,6 +337,7 @@ class Producer:
         if command.error == pb.PRODUCER_FENCED:
             self._over(name, Outcome.FAIL)
         elif command.error == pb.SERVICE_NOT_READY:
+            self._recorder.seen(f"not ready: {command.message[:60]}")
             self._detach()
         elif self.state is State.CREATING:
             self._over(name, Outcome.FAIL)
