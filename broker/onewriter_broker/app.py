@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from onewriter_broker.access import UndeclaredTopics
+from onewriter_broker.accounting import Accounting
 from onewriter_broker.anchor.api import Addresses, Anchor
 from onewriter_broker.buckets import BucketOwnership
 from onewriter_broker.catalog import Catalogs
@@ -24,7 +25,7 @@ from onewriter_broker.http.metrics import Metrics
 from onewriter_broker.http.server import HttpServer
 from onewriter_broker.http.site import Site
 from onewriter_broker.listener import listen
-from onewriter_broker.log.api import LogStore, Outcome
+from onewriter_broker.log.api import Durability, LogStore, Outcome
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.topic_log import Loss, TopicLog
 from onewriter_broker.maintenance import Maintenance
@@ -33,6 +34,7 @@ from onewriter_broker.namespaces import Namespaces
 from onewriter_broker.placement import incarnation_of
 from onewriter_broker.runner import TopicRunner
 from onewriter_broker.settings import Settings
+from onewriter_broker.store_watch import StoreWatch
 from onewriter_broker.tokens import Authenticator
 from onewriter_broker.topics import Topics
 from onewriter_core.api.manifests import DesiredState
@@ -53,6 +55,8 @@ class Parts:
     authenticator: Authenticator
     desired: DesiredState
     single_node: bool
+    promises: frozenset[Durability] = frozenset(Durability)
+    """What the store was found to promise (server_checks.judge)."""
 
 
 class Broker:
@@ -103,6 +107,8 @@ class Broker:
             wake=self.membership.changed,
             randomness=randomness,
         )
+        self.topics.promises = parts.promises
+        self.accounting = Accounting(parts.anchor, parts.store, self._lost)
         self.topics.serve_with(
             self.ownership,
             Shell(
@@ -115,6 +121,7 @@ class Broker:
                 incarnation=self.incarnation,
                 failed=self.topics.failed,
                 lost=self._lost,
+                left=self.accounting.left,
                 moved=self._moved,
             ),
         )
@@ -132,6 +139,13 @@ class Broker:
             ),
             now=now,
             wall_ms=wall_ms,
+        )
+        self.store_watch = StoreWatch(
+            parts.store,
+            parts.promises,
+            replicas=settings.redis_replicas,
+            filled=self.clients.store_filled,
+            promised=self.topics.store_promises,
         )
         self.metrics = Metrics(self.clients, now)
         self.http = HttpServer(
@@ -163,6 +177,8 @@ class Broker:
                     self.spawn(Maintenance(self.topics, self.settings, self.wall_ms).run()),
                     self.spawn(self.namespaces.run()),
                     self.spawn(self.metrics.run()),
+                    self.spawn(self.accounting.run()),
+                    self.spawn(self.store_watch.run()),
                 ]
                 await self.http.start()
                 server = await listen(self.clients, self.spawn)

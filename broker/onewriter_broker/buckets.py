@@ -32,6 +32,9 @@ CONCURRENT_MAX = 16
 PLACEMENT_SECONDS = 1.0
 """Between two readings of all records; a change of membership brings the next one forward."""
 
+WATCH_SECONDS = 1.0
+"""Between two looks at the store by a broker that holds buckets, beside its writing."""
+
 EXPECTING_SECONDS = 0.1
 """Between two readings while a live broker is about to give a bucket to this one."""
 
@@ -141,6 +144,7 @@ class BucketOwnership:
         self._reads = asyncio.Semaphore(CONCURRENT_MAX)
         self._claims = asyncio.Semaphore(CONCURRENT_MAX)
         self._is_leaving = False
+        self._held_reported = 0
 
     # Questions.
 
@@ -360,7 +364,8 @@ class BucketOwnership:
         held.is_closing = True
         if self._held.get(held.bucket) is held:
             del self._held[held.bucket]
-            _log.info("bucket.lost", bucket=held.bucket, reason=reason.value)
+            tell = _log.debug if reason is LostReason.GIVEN_BACK else _log.warning
+            tell("bucket.lost", bucket=held.bucket, reason=reason.value)
             self._events.bucket_lost(held.bucket, reason)
 
     # The loop.
@@ -369,6 +374,7 @@ class BucketOwnership:
         """Follow the placement plan and refill ledger blocks, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._refill_low())
+            tasks.create_task(self._watch_store(tasks))
             while True:
                 is_expecting = await self.place_once(tasks)
                 try:
@@ -379,6 +385,36 @@ class BucketOwnership:
                 except TimeoutError:
                     continue
                 self._wake.clear()
+
+    async def _watch_store(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            await self.watch_once(tasks)
+
+    async def watch_once(self, tasks: asyncio.TaskGroup) -> None:
+        """Find out that the store failed over also where nothing is written just now.
+
+        A refused append or fence tells so at once; who only reads, waits or moves cursors would
+        never know, and a topic that is not loaded could not be loaded from a dataset of the past.
+        """
+        held = {bucket: held.holding.binding for bucket, held in self._held.items()}
+        if not held:
+            return
+        try:
+            node = await self._store.observe(list(held))
+        except Undecided:
+            return
+        for bucket, binding in held.items():
+            if bucket not in self._refencing and not _still_holds(binding, node):
+                tasks.create_task(self._refence_unasked(bucket, binding))
+
+    async def _refence_unasked(self, bucket: int, binding: Binding) -> None:
+        try:
+            answer = await self.refence(bucket, binding)
+        except (Unavailable, Undecided) as error:
+            _log.warning("bucket.waiting", bucket=bucket, reason=str(error))
+        else:
+            _log.info("bucket.watched", bucket=bucket, answer=answer.value)
 
     async def place_once(self, tasks: asyncio.TaskGroup) -> bool:
         """Read the records and start what the plan asks for, as tasks of the group.
@@ -396,6 +432,9 @@ class BucketOwnership:
             if read_at >= started_at
         }
         todo = plan(self._me, view, records, self._held)
+        if not self._busy and len(self._held) != self._held_reported:
+            self._held_reported = len(self._held)
+            _log.info("buckets.held", held=len(self._held), all=len(self._buckets))
         for bucket in records.keys() - {*todo.acquire, *todo.give_back, *todo.release}:
             if bucket not in self._refencing:
                 self._waiting.pop(bucket, None)  # it is well, here or elsewhere

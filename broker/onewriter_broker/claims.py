@@ -141,7 +141,8 @@ class Claimer:
             if await self._stamp(binding, create=create) is not Outcome.DONE:
                 problem = "the store changed during the takeover"
                 continue
-            _log.info(
+            tell = _log.warning if isinstance(verdict, Adopt) else _log.debug
+            tell(
                 "bucket.claimed",
                 bucket=bucket,
                 verdict=type(verdict).__name__,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import http.client
+import json
 import sys
 from pathlib import Path
 
@@ -124,8 +125,10 @@ async def _run(
     ]
 
     def children() -> list[ChildSpec]:
-        url = settings.redis_url if embedded is None else embedded.url
-        return [_child(one.model_copy(update={"redis_url": url})) for one in each]
+        store: dict[str, object] = {}
+        if embedded is not None:
+            store = {"redis_url": embedded.url, "redis_is_alone": True}
+        return [_child(one.model_copy(update=store)) for one in each]
 
     supervisor = Supervisor(settings.data_dir, children, server=embedded)
     async with asyncio.TaskGroup() as tasks:
@@ -149,14 +152,17 @@ def _child(settings: Settings) -> ChildSpec:
 async def _greet(brokers: list[Settings], desired: DesiredState) -> None:
     """Say where the brokers are, once they are there, and what to try next."""
     for _ in range(int(START_SECONDS / POLL_SECONDS)):
-        if all(_listens(broker) for broker in brokers):
+        if all([await _serves(broker) for broker in brokers]):
             break
         await asyncio.sleep(POLL_SECONDS)
     else:
         return
     first = brokers[0]
     for broker in brokers:
-        click.echo(f"onewriter: {broker.name} at pulsar://{broker.host}:{broker.port}")
+        click.echo(
+            f"onewriter: {broker.name} at pulsar://{broker.host}:{broker.port}"
+            f" and http://{broker.host}:{broker.http_port}"
+        )
     for topic in desired.topics:
         partitions = topic.spec.partitions
         suffix = f" ({partitions} partitions)" if partitions else ""
@@ -166,7 +172,19 @@ async def _greet(brokers: list[Settings], desired: DesiredState) -> None:
     click.echo("onewriter: and  onewriter status orders  in a third")
 
 
-def _listens(broker: Settings) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(0.2)
-        return probe.connect_ex((broker.host, broker.port)) == 0
+async def _serves(broker: Settings) -> bool:
+    """Whether the broker says of itself that it serves, and every bucket has an owner."""
+    return await asyncio.to_thread(_asked, broker)
+
+
+def _asked(broker: Settings) -> bool:
+    connection = http.client.HTTPConnection(broker.host, broker.http_port, timeout=1.0)
+    try:
+        connection.request("GET", "/readyz")
+        report = json.loads(connection.getresponse().read())
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    buckets = report.get("buckets", {})
+    return report.get("ready") is True and buckets.get("owned") == buckets.get("all")

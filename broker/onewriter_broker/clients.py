@@ -40,6 +40,8 @@ class Watched(Protocol):
 
     def ping(self) -> None: ...
 
+    def store_has_changed(self) -> None: ...
+
     def silent(self) -> None: ...
 
     def progress(self, now: float) -> None: ...
@@ -64,8 +66,16 @@ class Clients:
     connections: dict[Watched, None] = field(default_factory=dict)
     """In the order in which they came: a simulation must look at them in the same order twice."""
     pending_bytes: int = 0
+    store_is_full: bool = False
+    """The store is near its memory limit: producers are held back."""
     opened: int = 0
     _last_look: float = 0.0
+
+    def store_filled(self, is_full: bool) -> None:
+        """The store is nearly full, or has room again."""
+        self.store_is_full = is_full
+        for connection in list(self.connections):
+            connection.store_has_changed()
 
     def close_all(self, reason: str) -> None:
         """Close every connection."""

@@ -17,7 +17,13 @@ from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import TopicName
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import encode_command, message_id_from_proto
-from onewriter_core.wire.hot import Ack, Flow, encode_ack_response, encode_message_header
+from onewriter_core.wire.hot import (
+    Ack,
+    Flow,
+    encode_ack_response,
+    encode_message_header,
+    encode_messages,
+)
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 
@@ -177,19 +183,7 @@ class Consuming:
     def deliver_many(
         self, consumer_id: int, entries: Sequence[Entry], consumer_epoch: int | None
     ) -> None:
-        parts: list[bytes | memoryview] = []
-        for (ledger, number), payload, _ in entries:
-            parts.append(
-                encode_message_header(
-                    consumer_id,
-                    ledger,
-                    number,
-                    len(payload),
-                    consumer_epoch=consumer_epoch,
-                )
-            )
-            parts.append(payload)
-        self._link.write(*parts)
+        self._link.write(*encode_messages(consumer_id, entries, consumer_epoch))
 
     def deliver(
         self,

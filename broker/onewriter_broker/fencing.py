@@ -39,6 +39,9 @@ from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.topic.effects import Fence, Record
 from onewriter_core.topic.model import Slot
 
+END_BLOCKS_MAX = 4
+"""Blocks in front of a marker that are looked through for the last entry: the rest are markers."""
+
 RETRY_SECONDS = 0.2
 """Between attempts at what must succeed before a grant is answered."""
 
@@ -53,6 +56,25 @@ class Ownership(Protocol):
     async def reserve_ledger(self, bucket: int) -> int: ...
 
     async def record_grant(self, bucket: int, ledger: int) -> None: ...
+
+    async def remember_end(self, topic_log: TopicLog) -> None:
+        """Note what stands in front of the first marker here: it counts as acknowledged.
+
+        Should the store lose it later, this broker can tell. Raises Undecided.
+        """
+        binding = topic_log.binding
+        if binding is None or len(topic_log.state) == 0:
+            return
+        blocks = await topic_log.store.read_blocks(
+            topic_log.name,
+            EARLIEST,
+            Position(topic_log.ledger, 0).previous,
+            count=END_BLOCKS_MAX,
+            reverse=True,
+            replid=binding.replid,
+        )
+        ends = [block.last for block in blocks if isinstance(block, Block)]
+        topic_log.ends.extend(ends[:1])
 
     async def record_use(self, bucket: int, ledger: int) -> None: ...
 
@@ -75,6 +97,8 @@ class Shell:
     failed: Callable[[TopicName], None]
     """Told when the unexpected happened in a topic: it is closed, so that nothing goes on wrong."""
     lost: Callable[[Loss], None]
+    left: Callable[[TopicName, Binding, Sequence[Position]], None]
+    """Told what was acknowledged in a log that is lost to another dataset, perhaps."""
     moved: Callable[[TopicName, Record], None]
 
 
@@ -215,6 +239,25 @@ class Fencing:
         )
         return StoreFence(binding, ledger, tuple(parts), audit)
 
+    async def remember_end(self, topic_log: TopicLog) -> None:
+        """Note what stands in front of the first marker here: it counts as acknowledged.
+
+        Should the store lose it later, this broker can tell. Raises Undecided.
+        """
+        binding = topic_log.binding
+        if binding is None or len(topic_log.state) == 0:
+            return
+        blocks = await topic_log.store.read_blocks(
+            topic_log.name,
+            EARLIEST,
+            Position(topic_log.ledger, 0).previous,
+            count=END_BLOCKS_MAX,
+            reverse=True,
+            replid=binding.replid,
+        )
+        ends = [block.last for block in blocks if isinstance(block, Block)]
+        topic_log.ends.extend(ends[:1])
+
     async def record_use(self, ledger: int) -> None:
         """Have the anchor know that the bucket holds something, before anything is acknowledged."""
         await self._recorded(self._shell.ownership.record_use, ledger)
@@ -227,7 +270,8 @@ class Fencing:
             try:
                 await record(self._bucket, ledger)
             except Unavailable as unavailable:
-                if self._shell.ownership.holding(self._bucket) is None:
+                is_closed = any(topic_log.is_closed for topic_log in self._logs.values())
+                if is_closed or self._shell.ownership.holding(self._bucket) is None:
                     return
                 log.warning("grant.waits", topic=str(self._name), reason=str(unavailable))
                 await asyncio.sleep(RETRY_SECONDS)

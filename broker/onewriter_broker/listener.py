@@ -32,6 +32,9 @@ FRAME_OVERHEAD_BYTES = FRAME_LENGTH_MAX - MESSAGE_LENGTH_MAX
 NONCE_LENGTH = 9
 """Characters of an incarnation behind the broker's name that connections are named by."""
 
+HOLD_BACK_SECONDS = 1.0
+"""While the store is nearly full: the pause in reading a connection after a message of it."""
+
 REFRESH_SECONDS = 20.0
 """Time to answer an AUTH_CHALLENGE before the connection is closed."""
 
@@ -67,6 +70,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._is_read_paused = False
         self._is_closing = False
         self._pending_bytes = 0
+        self._held_back: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._connect_timer: asyncio.TimerHandle | None = None
 
@@ -116,7 +120,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._is_closing = True
         self._clients.connections.pop(self, None)
-        for timer in (self._expiry, self._connect_timer):
+        for timer in (self._expiry, self._connect_timer, self._held_back):
             if timer is not None:
                 timer.cancel()
         self._clients.pending_bytes -= self._pending_bytes
@@ -242,7 +246,20 @@ class ClientProtocol(asyncio.BufferedProtocol):
             return  # its bytes were taken off when it was lost
         self._pending_bytes += difference
         self._clients.pending_bytes += difference
+        if difference > 0 and self._clients.store_is_full and self._held_back is None:
+            # Not for good: acknowledgements on the same connection are what makes room.
+            self._held_back = self._loop.call_later(HOLD_BACK_SECONDS, self._let_go)
         self._update_reading()
+
+    def _let_go(self) -> None:
+        """Read from a producing connection again, until its next message."""
+        self._held_back = None
+        self._update_reading()
+
+    def store_has_changed(self) -> None:
+        if not self._clients.store_is_full and self._held_back is not None:
+            self._held_back.cancel()
+            self._let_go()
 
     def _update_reading(self) -> None:
         """Stop or go on reading; stops at the bound and goes on at half of it."""
@@ -250,6 +267,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         factor = 0.5 if self._is_read_paused else 1.0
         pause = (
             self._is_write_paused
+            or self._held_back is not None
             or self._pending_bytes > settings.pending_bytes_per_connection_max * factor
             or (
                 self._pending_bytes > 0

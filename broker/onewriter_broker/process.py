@@ -20,6 +20,7 @@ import uvloop
 
 from onewriter_broker.anchor.file import FileAnchor
 from onewriter_broker.app import Broker, Parts
+from onewriter_broker.log.api import Durability
 from onewriter_broker.log.redis_primary import RedisSettings
 from onewriter_broker.log.redis_store import RedisLogStore
 from onewriter_broker.log.server_checks import check_server, judge
@@ -41,6 +42,9 @@ STORE_WAIT_SECONDS = 30.0
 
 STORE_POLL_SECONDS = 0.2
 
+COMMIT_SECONDS = 0.02
+"""One question whether replicas or the disk have caught up: it holds up all that is written."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -52,7 +56,9 @@ def redis_settings(settings: Settings) -> RedisSettings:
         sentinels=sentinels,
         sentinel_primary=settings.redis_sentinel_master if sentinels else "",
         buckets=settings.buckets,
+        replicas=settings.redis_replicas,
         call_timeout_seconds=settings.store_timeout_seconds,
+        commit_timeout_seconds=COMMIT_SECONDS,
     )
 
 
@@ -85,8 +91,17 @@ def authenticator(settings: Settings) -> Authenticator:
     )
 
 
-async def check_store(settings: Settings) -> None:
-    """Wait for the store to answer, then refuse one that is weaker than promised."""
+def is_single_node(settings: Settings) -> bool:
+    """Whether no copy of the store's data can ever be shown in its place.
+
+    An address alone does not say so: behind a Service's name a promoted replica may stand, or the
+    old primary that came back.
+    """
+    return settings.redis_is_alone and not settings.redis_sentinels
+
+
+async def check_store(settings: Settings) -> frozenset[Durability]:
+    """Wait for the store to answer, refuse one weaker than configured; what it can promise."""
     deadline = time.monotonic() + STORE_WAIT_SECONDS
     while True:
         try:
@@ -97,17 +112,18 @@ async def check_store(settings: Settings) -> None:
                 raise ConfigurationError(f"the store does not answer: {undecided}") from undecided
             log.warning("store.waiting", reason=str(undecided))
             await asyncio.sleep(STORE_POLL_SECONDS)
-    verdict = judge(facts, settings.minimum_durability)
+    verdict = judge(facts, settings.minimum_durability, replicas=settings.redis_replicas)
     for warning in verdict.warnings:
         log.warning("store.warning", text=warning)
     if verdict.refusals:
         raise ConfigurationError("the store cannot be used: " + "; ".join(verdict.refusals))
+    return verdict.promises
 
 
 async def serve(settings: Settings, heartbeat: int | None) -> None:
     """Run one broker until it is told to stop."""
     desired = read_manifests(settings)
-    await check_store(settings)
+    promises = await check_store(settings)
     broker = Broker(
         Parts(
             settings=settings,
@@ -115,7 +131,8 @@ async def serve(settings: Settings, heartbeat: int | None) -> None:
             anchor=FileAnchor(settings.data_dir / "anchor"),
             authenticator=authenticator(settings),
             desired=desired,
-            single_node=not settings.redis_sentinels,
+            single_node=is_single_node(settings),
+            promises=promises,
         )
     )
     stop = asyncio.Event()

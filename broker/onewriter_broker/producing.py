@@ -71,6 +71,10 @@ class Producing:
         if present is not None:
             self._open_again(command, present, asked)
             return
+        if self._clients.store_is_full:
+            text = "the store is nearly full: come again"
+            self._link.write(replies.error(command.request_id, ServerError.SERVICE_NOT_READY, text))
+            return
         if len(self._producers) >= self._clients.settings.producers_per_connection_max:
             text = "too many producers on one connection"
             self._link.write(replies.error(command.request_id, ServerError.TOO_MANY_REQUESTS, text))

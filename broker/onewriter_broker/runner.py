@@ -114,7 +114,7 @@ class TopicRunner:
     async def open(self, slots: tuple[Slot, ...]) -> tuple[Slot, ...] | None:
         """Fence the logs of these slots, which this broker begins to serve; None: bucket lost.
 
-        Raises Unavailable when no ledger can be reserved.
+        Raises Unavailable when no ledger can be reserved, Undecided when the log cannot be read.
         """
         tenures = tuple((slot.number, _tenure(slot)) for slot in slots)
         numbers = tuple(slot.number for slot in slots)
@@ -125,6 +125,8 @@ class TopicRunner:
         if opened is None:
             return None
         await self._fencing.record_use(opened)
+        for number in numbers:
+            await self._fencing.remember_end(self.logs[number])
         return tuple(replace(slot, ledger=opened, is_open=True) for slot in slots)
 
     def start(self, slots: tuple[Slot, ...]) -> None:

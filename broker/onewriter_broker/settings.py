@@ -37,6 +37,13 @@ class Settings(BaseSettings):
     redis_sentinel_master: str = Field(
         "onewriter", description="the master's name at the Sentinels"
     )
+    redis_is_alone: bool = Field(
+        False,
+        description="redis_url names one server for good, never a copy of it (the embedded one)",
+    )
+    redis_replicas: int = Field(
+        0, ge=0, description="replicas that durability AllReplicas waits for; 0: not offered"
+    )
     buckets: int = Field(64, ge=1, le=4096, description="buckets; fixed for the life of the data")
     minimum_durability: Durability = Field(
         Durability.LOCAL, description="refuse to start on a store weaker than this"

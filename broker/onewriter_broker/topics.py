@@ -90,6 +90,8 @@ class Topics:
         self._reserved_until: dict[int, float] = {}
         self._unloaded_at: dict[str, float] = {}
         self._leaving: dict[str, TopicRunner] = {}
+        self.promises = frozenset(Durability)
+        """What the store can promise: a topic that asks for more is refused, and no other."""
         self.ownership: BucketOwnership
 
     def serve_with(self, ownership: BucketOwnership, shell: Shell) -> None:
@@ -104,14 +106,23 @@ class Topics:
         self._catalogs.forget(bucket)
         window = self._settings.resume_window_seconds
         self._reserved_until[bucket] = self._shell.now() + window
-        log.info("bucket.acquired", bucket=bucket, grants_known=holding.grants_known)
+        log.debug("bucket.acquired", bucket=bucket, grants_known=holding.grants_known)
 
     def bucket_lost(self, bucket: int, reason: LostReason) -> None:
         """Everybody who uses one of its topics is sent to look it up again."""
         self._catalogs.forget(bucket)
+        if reason is not LostReason.GIVEN_BACK:
+            self._remember_acknowledged(bucket)
         for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
             self._drop(topic, "the topic is moving to another broker")
-        log.info("bucket.lost", bucket=bucket, reason=reason.value)
+
+    def _remember_acknowledged(self, bucket: int) -> None:
+        """What was acknowledged in a bucket that left together with its dataset, perhaps."""
+        for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
+            for topic_log in topic.runner.logs.values():
+                binding, ends = topic_log.binding, topic_log.kept_ends
+                if binding is not None and ends:
+                    self._shell.left(topic_log.name, binding, ends)
 
     def dataset_changed(self, bucket: int, holding: Holding) -> None:
         """The store failed over: fence every loaded topic of the bucket again."""
@@ -185,11 +196,40 @@ class Topics:
         key = str(base)
         topic = self.loaded.get(key)
         if topic is None:
+            if refusal := self.refusal(base):
+                raise Refused(ServerError.NOT_ALLOWED_ERROR, refusal)
             topic = await self._load_once(base, WHOLE if name.partition is None else name.partition)
         slot = WHOLE if name.partition is None else name.partition
         if slot not in topic.subscriptions:
             await self._add_slot(topic, slot)
         return topic
+
+    def refusal(self, base: TopicName) -> str:
+        """Why the topic cannot be served by anybody who uses this store; empty: it can."""
+        declared = self.desired.topic(base)
+        if declared is None or Durability(declared.spec.durability.value) in self.promises:
+            return ""
+        strongest = max(self.promises, key=list(Durability).index)
+        return (
+            f"{base} is declared with durability {declared.spec.durability.value}, and the store "
+            f"can promise {strongest.value} at most: add replicas or change appendfsync, or declare "
+            "less"
+        )
+
+    def store_promises(self, promises: frozenset[Durability]) -> None:
+        """The store was looked at: from now on it can promise this."""
+        if promises == self.promises:
+            return
+        self.promises = promises
+        self._refuse_what_is_too_strong()
+
+    def _refuse_what_is_too_strong(self) -> None:
+        for topic in self.desired.topics:
+            if refusal := self.refusal(topic.topic_name):
+                log.error("topic.refused", topic=str(topic.topic_name), reason=refusal)
+                loaded = self.loaded.get(str(topic.topic_name))
+                if loaded is not None:
+                    self._drop(loaded, refusal)
 
     async def _load_once(self, base: TopicName, slot: int) -> LoadedTopic:
         key = str(base)
@@ -227,8 +267,6 @@ class Topics:
         holding = self._holding(bucket)
         declared = self.desired.topic(base)
         replid = holding.binding.replid
-        # What an earlier loading still has under way would be read too early.
-        await self._shell.appender.settled()
         known = await self._catalogs.entry(base, is_owned=True, replid=replid)
         entry = _with_declared(known or CatalogEntry(), declared)
         if entry.partitions == 0:
@@ -306,7 +344,11 @@ class Topics:
 
     def _new_log(self, base: TopicName, slot: int, declared: ExclusiveTopic | None) -> TopicLog:
         name = base if slot == WHOLE else base.with_partition(slot)
-        durability = Durability(declared.spec.durability.value) if declared else Durability.LOCAL
+        if declared is not None:
+            durability = Durability(declared.spec.durability.value)
+        else:  # as much as Local, where the store keeps that much
+            is_kept = Durability.LOCAL in self.promises
+            durability = Durability.LOCAL if is_kept else Durability.NONE
         return TopicLog(name, self._shell.store, self._settings.tail_bytes_per_log, durability)
 
     # ------------------------------------------------------------ administration
@@ -314,6 +356,7 @@ class Topics:
     def apply(self, desired: DesiredState) -> None:
         """Take over what the manifests say; loaded topics follow at once."""
         self.desired = desired
+        self._refuse_what_is_too_strong()
         for topic in self.loaded.values():
             topic.declared = desired.topic(topic.name)
             topic.runner.post(PolicyChanged(_policy(topic.declared), self._shell.now()))

@@ -262,7 +262,8 @@ def test_a_page_of_another_origin_changes_nothing(http: Http, topic: str) -> Non
 def test_requests_reach_the_owner_whichever_broker_is_asked(stock: StockClients) -> None:
     with running_brokers(brokers=2) as brokers:
         first, second = (Http(url) for url in brokers.http_urls)
-        foreign = next(f"t-{n}" for n in range(100) if brokers.owner_of(f"t-{n}") == 1)
+        foreign = next(f"t-{n}" for n in range(100) if brokers.target_of(f"t-{n}") == 1)
+        eventually(lambda: brokers.owner_of(foreign) == 1)
         path = f"{PERSISTENT}/{foreign}"
         assert first("PUT", f"{path}/partitions", 2)[0] == 307
         assert first.location == f"{second.url}{path}/partitions"

@@ -14,7 +14,8 @@ from onewriter_core.wire.messages import parse_metadata
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import ROUNDS, RawClients, StockClients
 from tests.integration.cutting_proxy import PROXY_HOST, CuttingProxy
-from tests.integration.raw import EXCLUSIVE, contents_of, entries_of, eventually
+from tests.integration.raw import EXCLUSIVE, contents_of, entries_of
+from tests.servers import running_server
 
 CUTS = 6
 MESSAGES = 1500
@@ -120,21 +121,29 @@ def test_a_stream_across_the_death_of_its_broker(
     """What the dead broker had stored and not answered is sent again to its successor."""
     count = MESSAGES if shape != "chunked" else 60
     client = stock(mortal.service_url)
-    pid = mortal.pid()
-    killer = threading.Timer(0.25, mortal.kill)
+
+    def die_and_come_back() -> None:
+        mortal.kill()
+        mortal.restart(0)
+
+    killer = threading.Timer(0.25, die_and_come_back)
     killer.start()
     results = publish_through_cuts(
         client, topic, getattr(Mode, mode), shape, count, pause=0.4 / count
     )
     killer.join()
-    eventually(lambda: mortal.pid() != pid)
     assert set(results) == {pulsar.Result.Ok}
     assert stored_numbers(mortal, topic, shape) == list(range(count))
 
 
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[LocalBrokers]:
-    with running_brokers(settings={"message_bytes_max": MESSAGE_BYTES_MAX}) as brokers:
+    """A broker without a supervisor, to be killed and started as often as needed."""
+    settings = {"message_bytes_max": MESSAGE_BYTES_MAX}
+    with (
+        running_server() as store,
+        running_brokers(redis_url=store.url, supervised=False, settings=settings) as brokers,
+    ):
         yield brokers
 
 

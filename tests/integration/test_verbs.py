@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from onewriter_broker.testing import LocalBrokers, running_brokers
 from tests.integration.conftest import RawClients
-from tests.integration.raw import EXCLUSIVE
+from tests.integration.raw import EXCLUSIVE, eventually
 
 from onewriter_core.command import EXIT_REFUSED, EXIT_UNKNOWN, EXIT_USAGE
 
@@ -118,7 +118,8 @@ def test_a_topic_that_does_not_exist_is_a_definite_no(broker: LocalBrokers) -> N
 
 def test_any_broker_can_be_asked_about_any_topic(raw: RawClients) -> None:
     with running_brokers(brokers=2) as brokers:
-        topic = next(f"t-{n}" for n in range(100) if brokers.owner_of(f"t-{n}") == 1)
+        topic = next(f"t-{n}" for n in range(100) if brokers.target_of(f"t-{n}") == 1)
+        eventually(lambda: brokers.owner_of(topic) == 1)
         producer = raw(brokers.address(1)).producer(topic, EXCLUSIVE, name="far")
         shown = onewriter("status", topic, "-o", "json", *at(brokers))
         assert shown.json["holder"]["producerName"] == "far"

@@ -13,7 +13,7 @@ from tests.simulation.actors.producer import Producer
 from tests.simulation.history import History, Kind, LogEntry, LogMarker, Outcome, TopicLogs
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.recording import holder_and_number, value_of
-from tests.simulation.world import LOCAL_TOPIC, REPLICATED_TOPIC, World, run
+from tests.simulation.world import BUCKETS, LOCAL_TOPIC, REPLICATED_TOPIC, World, run
 
 from onewriter_broker.dispatch.cursor import Cursor
 from onewriter_broker.dispatch.ledgers import LedgerGaps
@@ -21,7 +21,7 @@ from onewriter_broker.dispatch.saving import STATE_PREFIX
 from onewriter_broker.log.api import Marker
 from onewriter_broker.log.memory_server import Dataset
 from onewriter_broker.log.topic_log import payloads
-from onewriter_core.ids import Position, TopicName
+from onewriter_core.ids import Position, TopicName, bucket_of
 from onewriter_core.topic.model import Purpose
 
 import json
@@ -47,9 +47,9 @@ async def tell(world: World) -> None:
         world.background(administrator.run())
     await Nemesis(world, world.random("nemesis")).run()
     world.history.healed_at = world.loop.time()
-    if world.was_flushed:
-        await administrator.adopt()
-    await asyncio.sleep(CALM_SECONDS)
+    for _ in range(8):
+        await administrator.adopt()  # a person who sees that a bucket is refused
+        await asyncio.sleep(CALM_SECONDS / 8)
     for name in sorted(world.clients):
         if not name.startswith("consumer"):
             world.kill_client(name)
@@ -168,7 +168,15 @@ def _log_of(dataset: Dataset, name: TopicName) -> TopicLogs:
 def _unreportable(history: History) -> set[str]:
     """Forgotten values whose writer was not the one to fence the topic next: nobody can miss them."""
     found: set[str] = set()
+    refused = {
+        line.partition("bucket.refused bucket=")[2].split()[0]
+        for line in history.journal
+        if "bucket.refused bucket=" in line
+    }
     for topic in sorted(history.forgotten):
+        if str(bucket_of(TopicName.parse(topic), BUCKETS)) in refused:
+            # Said aloud of the whole bucket, which then waited for a person.
+            found |= history.forgotten[topic]
         fences = [f for f in history.of(Kind.REFENCE, topic) if f.outcome is Outcome.OK]
         for write in history.of(Kind.WRITE, topic):
             following = next((f for f in fences if f.invoked > write.invoked), None)

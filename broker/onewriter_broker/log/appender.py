@@ -118,7 +118,7 @@ class Appender:
         self._wall_ms = wall_ms
         self._deposed = deposed
         self._dirty: dict[TopicLog, float] = {}  # with the time of the first waiting entry
-        self._fences: deque[_FenceItem | asyncio.Future[None]] = deque()
+        self._fences: deque[_FenceItem] = deque()
         self._uncommitted: deque[_StoredBlock | _FenceItem] = deque()
         self._not_yet: dict[_Kind, tuple[float, float]] = {}  # the pause, and until when
         self._wake: asyncio.Future[None] | None = None
@@ -140,17 +140,6 @@ class Appender:
         self._fences.append(item)
         self._wake_up()
         return await item.done
-
-    async def settled(self) -> None:
-        """Wait until every call and fence asked for before this is decided.
-
-        A topic that is loaded again may be read only then: what its former loading still had under
-        way would come behind the reading.
-        """
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._fences.append(done)
-        self._wake_up()
-        await done
 
     def _wake_up(self) -> None:
         if self._wake is not None and not self._wake.done():
@@ -174,7 +163,7 @@ class Appender:
                     await self._commit()
         finally:
             for item in self._fences:
-                (item.done if isinstance(item, _FenceItem) else item).cancel()
+                item.done.cancel()
 
     # ------------------------------------------------------------ blocks
 
@@ -321,11 +310,7 @@ class Appender:
 
     # ------------------------------------------------------------ fences
 
-    async def _perform(self, item: _FenceItem | asyncio.Future[None]) -> None:
-        if isinstance(item, asyncio.Future):
-            if not item.done():
-                item.set_result(None)
-            return
+    async def _perform(self, item: _FenceItem) -> None:
         if any(topic_log.is_closed for topic_log in item.logs):
             # Whoever serves these logs now must not find a marker that nobody waits for.
             if not item.done.done():

@@ -113,7 +113,7 @@ async def _adopt(settings: Settings, buckets: list[int], reason: str) -> list[Fo
                     operator=operator,
                     reason=reason,
                     time_ms=time.time_ns() // 1_000_000,
-                    single_node=not found.redis_sentinels,
+                    single_node=is_single_node(found),
                 )
                 for bucket in buckets
             ]

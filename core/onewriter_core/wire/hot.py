@@ -517,6 +517,49 @@ def encode_message_header(
     return encode_frame(b"\x08\x09\x4a", body, entry_length)
 
 
+def encode_messages(
+    consumer_id: int,
+    entries: Iterable[tuple[tuple[int, int], memoryview, int]],
+    consumer_epoch: int | None = None,
+) -> list[bytes | memoryview]:
+    """MESSAGE frames as buffers to be written one after the other: header, entry, header, ...
+
+    ``entries`` are positions, stored bytes, and a number that is not looked at. The same bytes as
+    encode_message_header for each without its options, at a third of the cost: what does not
+    change within a ledger is encoded once.
+    """
+    consumer_bytes = b"\x08" + encode_varint(consumer_id) + b"\x12"
+    epoch_bytes = b"" if consumer_epoch is None else b"\x28" + encode_varint(consumer_epoch)
+    heads: list[bytes] = []
+    parts: list[bytes | memoryview] = []
+    current_ledger = -1
+    for (ledger, entry), payload, _ in entries:
+        if ledger != current_ledger:
+            current_ledger = ledger
+            ledger_bytes = b"\x08" + encode_varint(ledger) + b"\x10"
+            heads = [
+                b"\x08\x09\x4a"
+                + encode_varint(
+                    len(consumer_bytes) + 1 + len(ledger_bytes) + length + len(epoch_bytes)
+                )
+                + consumer_bytes
+                + _LAST[len(ledger_bytes) + length]
+                + ledger_bytes
+                for length in range(_VARINT_LENGTH_MAX + 1)
+            ]
+        if entry <= _TABLE_MASK:
+            entry_bytes = _LAST[entry]
+        elif entry <= _TWO_TABLES_MASK:
+            entry_bytes = _MORE[entry & _TABLE_MASK] + _LAST[entry >> _TABLE_BITS]
+        else:
+            entry_bytes = encode_varint(entry)
+        command = heads[len(entry_bytes)] + entry_bytes + epoch_bytes
+        length = len(command)
+        parts.append(_LENGTHS.pack(4 + length + len(payload), length) + command)
+        parts.append(payload)
+    return parts
+
+
 def encode_send_header(
     producer_id: int,
     sequence_id: int,

@@ -79,7 +79,7 @@ def entry_checksum_ok(entry: Bytes) -> bool:
         raise ProtocolError("an entry's checksum is cut short")
     # The library takes nothing but bytes; the copy costs less than the sum.
     checksum: int = _crc32c(bytes(entry[_CHECKED_START:]))
-    (announced,) = _U32.unpack_from(entry, 2)
+    announced: int = _U32.unpack_from(entry, 2)[0]
     return checksum == announced
 
 

@@ -1,0 +1,212 @@
+"""Scenarios in which somebody deposes a holder: who may write afterwards, and who is told what."""
+
+from __future__ import annotations
+
+import time
+
+from bench.compare.scenario import Findings, Kind, Measure, Scenario
+from bench.compare.stage import (
+    GRANTED,
+    Stage,
+    answer_to,
+    holds_within,
+    is_promoted,
+    last_position,
+    receipts,
+    send_burst,
+    writes,
+)
+from onewriter_core.wire.hot import SendReceipt
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from tests.integration.raw import EXCLUSIVE, FENCING, SHARED, WAIT, RawClient, RawProducer
+
+IN_FLIGHT = 800
+SETTLE_SECONDS = 0.5
+"""From the takeover until everything that was in flight has been decided."""
+
+WAITER_DELAYS_MS = 20
+"""The waiter asks 1 to so many milliseconds after the fencer, a millisecond later each round."""
+
+PROMOTION_SECONDS = 1.0
+"""A waiter that is not promoted so long after its request keeps waiting."""
+
+_UNANSWERED = Measure(
+    "unanswered", "A's sends without a receipt when B asked", Kind.MEDIAN, is_fault=False
+)
+
+
+def _busy_owner(stage: Stage) -> tuple[RawProducer, RawClient, RawClient]:
+    """A holds the topic and has sends in flight; connections for B and C stand ready."""
+    owner = stage.client().producer(stage.topic, EXCLUSIVE, name="A")
+    others = stage.client(), stage.client()
+    send_burst(owner, IN_FLIGHT)
+    # The first receipt: the broker is at work on the others.
+    holds_within(lambda: owner.client.has_heard(SendReceipt), SETTLE_SECONDS)
+    return owner, *others
+
+
+def _shared_beside_owner(stage: Stage) -> Findings:
+    owner, second, third = _busy_owner(stage)
+    unanswered = IN_FLIGHT - len(receipts(owner))
+    fencer = second.ask_producer(stage.topic, FENCING, name="B").ready()
+    time.sleep(SETTLE_SECONDS)
+    newcomer = third.ask_producer(stage.topic, SHARED, name="C")
+    is_let_in = answer_to(newcomer) == GRANTED
+    return {
+        "unanswered": unanswered,
+        "let-in": is_let_in,
+        "both-write": is_let_in and writes(newcomer) and writes(fencer),
+        "owner-silenced": not writes(fencer),
+    }
+
+
+SHARED_BESIDE_OWNER = Scenario(
+    "shared-beside-owner",
+    "Two writers at once: a Shared producer beside the new owner",
+    f"A (Exclusive) has {IN_FLIGHT} sends in flight. B (ExclusiveWithFencing) takes the topic and is "
+    "granted. Half a second later C asks as Shared.",
+    (
+        _UNANSWERED,
+        Measure("let-in", "C is let in beside B"),
+        Measure("both-write", "B and C both get receipts"),
+        Measure("owner-silenced", "B, who holds the topic, cannot write"),
+    ),
+    _shared_beside_owner,
+)
+
+
+def _two_exclusive_owners(stage: Stage) -> Findings:
+    owner, second, third = _busy_owner(stage)
+    unanswered = IN_FLIGHT - len(receipts(owner))
+    fencer = second.ask_producer(stage.topic, FENCING, name="B")
+    time.sleep((stage.number % WAITER_DELAYS_MS + 1) / 1000)
+    waiter = third.ask_producer(stage.topic, WAIT, name="C")
+    fencer.ready()
+    is_granted = is_promoted(waiter, PROMOTION_SECONDS)
+    # The fencer wrote last, so a waiter that was promoted writes beside it, not after it.
+    both = is_granted and writes(waiter) and writes(fencer)
+    return {"unanswered": unanswered, "granted": is_granted, "both-write": both}
+
+
+TWO_EXCLUSIVE_OWNERS = Scenario(
+    "two-exclusive-owners",
+    "Two writers at once: two exclusive producers",
+    f"A (Exclusive) has {IN_FLIGHT} sends in flight. B (ExclusiveWithFencing) asks, and 1 to "
+    f"{WAITER_DELAYS_MS} ms after it C (WaitForExclusive). B stays.",
+    (
+        _UNANSWERED,
+        Measure("granted", "C is granted the topic while B holds it"),
+        Measure("both-write", "B and C both get receipts"),
+    ),
+    _two_exclusive_owners,
+)
+
+
+def _missed_by_new_owner(stage: Stage) -> Findings:
+    owner, second, _ = _busy_owner(stage)
+    reader = second.subscribe(stage.topic, "the-new-owner", permits=0, durable=False)
+    unanswered = IN_FLIGHT - len(receipts(owner))
+    fencer = second.ask_producer(stage.topic, FENCING, name="B").ready()
+    end = last_position(reader) or (0, 0)
+    time.sleep(SETTLE_SECONDS)
+    assert writes(fencer)
+    log = stage.log()
+    stored = {entry.sequence_id for entry in log if entry.producer == "A"}
+    own_first = next(entry.position for entry in log if entry.producer == "B")
+    late = [entry for entry in log if entry.producer == "A" and entry.position > end]
+    return {
+        "unanswered": unanswered,
+        "missed": bool(late),
+        "after": sum(entry.position > own_first for entry in late),
+        "lost": len(set(receipts(owner)) - stored),
+        "unordered": sorted(stored) != list(range(len(stored))),
+    }
+
+
+MISSED_BY_NEW_OWNER = Scenario(
+    "missed-by-new-owner",
+    "A new owner that reads to the end before it writes",
+    f"A (Exclusive) has {IN_FLIGHT} sends in flight. B (ExclusiveWithFencing) takes the topic; as "
+    "soon as it is granted it asks for the last message id, up to which it would rebuild its state.",
+    (
+        _UNANSWERED,
+        Measure("missed", "entries of A came behind the end that B was told"),
+        Measure("after", "entries of A behind B's first one", Kind.TOTAL),
+        Measure("lost", "receipts of A whose entry is not in the log", Kind.TOTAL),
+        Measure("unordered", "what is stored of A is no gapless beginning of what it sent"),
+    ),
+    _missed_by_new_owner,
+)
+
+
+def _stale_fencer(stage: Stage) -> Findings:
+    first, second = stage.client(), stage.client()
+    stale = first.producer(stage.topic, FENCING, name="A")
+    owner = second.producer(stage.topic, FENCING, name="B")
+    first.close()
+    comeback = stage.client().ask_producer(
+        stage.topic, FENCING, name="A", epoch=stale.epoch, reconnects=1
+    )
+    is_granted = answer_to(comeback) == GRANTED
+    newcomer = answer_to(stage.client().ask_producer(stage.topic, EXCLUSIVE, name="D"))
+    return {
+        "stale-granted": is_granted,
+        "newcomer-granted": newcomer == GRANTED,
+        "owner-gone": not writes(owner),
+    }
+
+
+STALE_FENCER = Scenario(
+    "stale-fencer",
+    "A stale fencer comes back",
+    "A (ExclusiveWithFencing) is deposed by B in the same mode. A's connection drops, and A's client "
+    "reconnects by itself, naming the topic epoch it had. Then D asks as Exclusive.",
+    (
+        Measure("stale-granted", "A is granted the topic again"),
+        Measure("newcomer-granted", "D is granted the topic although B never left"),
+        Measure("owner-gone", "B, the rightful owner, cannot write any more"),
+    ),
+    _stale_fencer,
+)
+
+
+def _loser(stage: Stage) -> Findings:
+    connection = stage.client()
+    loser = connection.producer(stage.topic, EXCLUSIVE, name="A")
+    elsewhere = f"{stage.topic}-elsewhere"
+    connection.lookup(elsewhere)
+    bystander = connection.producer(elsewhere, SHARED, name="bystander")
+    winner = stage.client().producer(stage.topic, FENCING, name="B")
+
+    def is_told() -> bool:
+        return connection.has_heard(
+            pb.CommandCloseProducer, lambda c: c.producer_id == loser.producer_id
+        )
+
+    was_told = holds_within(is_told, PROMOTION_SECONDS)
+    loser.send(b"late")
+    is_cut = holds_within(lambda: connection.is_closed, PROMOTION_SECONDS)
+    assert writes(winner)
+    return {
+        "not-told": not was_told,
+        "cut": is_cut,
+        "bystander": not writes(bystander),
+        "late": sum(entry.content == b"late" for entry in stage.log()),
+    }
+
+
+LOSER = Scenario(
+    "loser",
+    "What the deposed producer gets to know",
+    "A (Exclusive) is idle and shares its connection with a producer on another topic. B "
+    "(ExclusiveWithFencing) takes the topic. A second later A sends a message.",
+    (
+        Measure("not-told", "A is not told until it sends"),
+        Measure("cut", "A's send costs it the whole connection"),
+        Measure("bystander", "the producer on the other topic is cut off as well"),
+        Measure("late", "messages that A sent afterwards in the log", Kind.TOTAL),
+    ),
+    _loser,
+)
+
+DEPOSING = (SHARED_BESIDE_OWNER, TWO_EXCLUSIVE_OWNERS, MISSED_BY_NEW_OWNER, STALE_FENCER, LOSER)

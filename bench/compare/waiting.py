@@ -1,0 +1,196 @@
+"""Scenarios about those who wait: ghosts, a topic that moves, partitioned topics, a frozen holder."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from bench.compare.scenario import Findings, Kind, Measure, Scenario
+from bench.compare.stage import Stage, answer_to, holds_within, is_promoted
+from bench.takeover import Fault, measure_takeovers
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from tests.integration.raw import EXCLUSIVE, WAIT, RawClient, RawProducer, full
+
+LEFT_SECONDS = 0.5
+"""For the broker to take note of those who left."""
+
+PROMOTION_SECONDS = 5.0
+UNLOAD_SECONDS = 3.0
+PARTITIONS = 4
+GROUP_SECONDS = 2.0
+FROZEN_ROUNDS_MAX = 5
+
+
+def _ghosts(stage: Stage) -> Findings:
+    owner = stage.client().producer(stage.topic, EXCLUSIVE, name="A")
+    gives_up, vanishes = stage.client(), stage.client()
+    # A stock C++ or Python client whose creation timed out closes what it did not get.
+    gives_up.waiter(stage.topic, name="gives-up").close()
+    vanishes.waiter(stage.topic, name="vanishes")
+    vanishes.close()
+    stays = stage.client().waiter(stage.topic, name="stays")
+    time.sleep(LEFT_SECONDS)
+    stats: Any = stage.admin("GET", "stats")
+    owner.close()
+    return {"counted": stats["waitingPublishers"] - 1, "stuck": not is_promoted(stays, PROMOTION_SECONDS)}
+
+
+GHOSTS = Scenario(
+    "ghosts",
+    "Waiters that have left",
+    "A (Exclusive) holds. Three wait behind it: one gives up (CLOSE_PRODUCER), the connection of one "
+    "drops, one stays. The admin API is asked how many wait; then A leaves.",
+    (
+        Measure("counted", "waiters that have left and are still counted", Kind.TOTAL),
+        Measure("stuck", "the one that stayed is not promoted within 5 s"),
+    ),
+    _ghosts,
+)
+
+
+def _failed_promotion(stage: Stage) -> Findings:
+    owner = stage.client().producer(stage.topic, EXCLUSIVE, name="A")
+    declines = stage.client().waiter(stage.topic, name="declines")
+    stays = stage.client().waiter(stage.topic, name="stays")
+    owner.close()
+    declines.ready().close()  # its creation had timed out meanwhile: "ghost win"
+    return {"stuck": not is_promoted(stays, PROMOTION_SECONDS)}
+
+
+FAILED_PROMOTION = Scenario(
+    "failed-promotion",
+    "A promotion that nobody takes",
+    "A (Exclusive) holds, two wait. A leaves; the first one, promoted, does not want it any more and "
+    "answers CLOSE_PRODUCER, as stock C++ and Python clients do after their creation timed out.",
+    (Measure("stuck", "the next one is not promoted within 5 s"),),
+    _failed_promotion,
+)
+
+
+def _unload(stage: Stage) -> Findings:
+    stage.client().producer(stage.topic, EXCLUSIVE, name="A")
+    connection = stage.client()
+    waiter = connection.waiter(stage.topic, name="B")
+    stage.admin("PUT", "unload")
+    is_told = holds_within(
+        lambda: connection.is_closed
+        or connection.has_heard(
+            pb.CommandError, lambda c: c.request_id == waiter.command.request_id
+        ),
+        UNLOAD_SECONDS,
+    )
+    return {"forgotten": not (is_told or waiter.is_ready)}
+
+
+UNLOAD = Scenario(
+    "unload",
+    "A topic moves while somebody waits",
+    "A (Exclusive) holds, B waits. The topic is unloaded through the admin API, as it happens when a "
+    "broker is drained or load is balanced.",
+    (Measure("forgotten", "B is told nothing within 3 s and waits in a line that is gone"),),
+    _unload,
+)
+
+
+def _two_groups(stage: Stage, mode: Any) -> Findings:
+    """Two clients that ask for all partitions at once, as the C++ library does, in either order."""
+    stage.admin("PUT", "partitions", PARTITIONS)
+    names = [f"{stage.topic}-partition-{number}" for number in range(PARTITIONS)]
+    clients = stage.client(), stage.client()
+    for client in clients:
+        for name in names:
+            client.lookup(name)
+    asked: dict[int, list[RawProducer]] = {}
+    start = threading.Barrier(len(clients))
+
+    def ask(number: int, client: RawClient) -> None:
+        start.wait()
+        order = names if number == 0 else names[::-1]
+        asked[number] = [client.ask_producer(full(name), mode) for name in order]
+
+    askers = [threading.Thread(target=ask, args=pair) for pair in enumerate(clients)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    if mode == EXCLUSIVE:
+        held = {n: sum(answer_to(p) == "granted" for p in asked[n]) for n in asked}
+    else:
+        holds_within(
+            lambda: any(all(p.is_ready for p in asked[n]) for n in asked), GROUP_SECONDS
+        )
+        held = {n: sum(p.is_ready for p in asked[n]) for n in asked}
+    return {
+        "nobody": max(held.values()) < PARTITIONS,
+        "split": all(held.values()),
+    }
+
+
+def _two_exclusive_groups(stage: Stage) -> Findings:
+    return _two_groups(stage, EXCLUSIVE)
+
+
+def _two_waiting_groups(stage: Stage) -> Findings:
+    return _two_groups(stage, WAIT)
+
+
+_GROUP_STORY = (
+    f"Two clients ask for the {PARTITIONS} partitions of a topic at the same moment, all at once as "
+    "the C++ library does, one from the first partition on, the other from the last."
+)
+
+EXCLUSIVE_GROUPS = Scenario(
+    "exclusive-groups",
+    "Two clients on a partitioned topic, Exclusive",
+    _GROUP_STORY,
+    (
+        Measure("split", "each gets some of the partitions"),
+        Measure("nobody", "nobody gets all: both clients fail"),
+    ),
+    _two_exclusive_groups,
+)
+
+WAITING_GROUPS = Scenario(
+    "waiting-groups",
+    "Two clients on a partitioned topic, WaitForExclusive",
+    _GROUP_STORY,
+    (
+        Measure("split", "each holds some of the partitions"),
+        Measure("nobody", "nobody holds all after 2 s: each waits for the other"),
+    ),
+    _two_waiting_groups,
+)
+
+
+def _frozen_holder(stage: Stage) -> Findings:
+    figures = measure_takeovers(stage.side.service_url, fault=Fault.SILENT, rounds=1)
+    (done,) = figures.rounds
+    return {"seconds": done.fault_to_append / 1000}
+
+
+FROZEN_HOLDER = Scenario(
+    "frozen-holder",
+    "A frozen holder",
+    "Two processes with the stock Python client, both WaitForExclusive. The one that leads is frozen "
+    "(SIGSTOP): its sockets stay open and nobody answers.",
+    (
+        Measure(
+            "seconds",
+            "until the other one has its first receipt",
+            Kind.SECONDS,
+            is_fault=False,
+        ),
+    ),
+    _frozen_holder,
+    rounds_max=FROZEN_ROUNDS_MAX,
+)
+
+WAITING = (
+    GHOSTS,
+    FAILED_PROMOTION,
+    UNLOAD,
+    EXCLUSIVE_GROUPS,
+    WAITING_GROUPS,
+    FROZEN_HOLDER,
+)

@@ -1,0 +1,97 @@
+"""What this broker acknowledged in buckets that it lost: is it there in the dataset that counts now?
+
+A bucket can be lost together with its dataset: refused because the store was emptied, or taken by a
+broker that follows another primary. What this process acknowledged there is then perhaps nowhere.
+It is remembered until the bucket is registered anew, and looked for then. Losses seen while a
+bucket is kept are fencing.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from onewriter_broker.anchor.api import Anchor
+from onewriter_broker.log.api import Binding, LogStore
+from onewriter_broker.log.topic_log import TRIMMED, Loss, last_position, losses
+from onewriter_core.errors import OnewriterError, Undecided
+from onewriter_core.ids import EARLIEST, Position, TopicName
+
+LOOK_SECONDS = 1.0
+"""Between two looks at buckets whose fate is open."""
+
+LOGS_MAX = 100_000
+"""Logs remembered; of those beyond, the loss would be told by their last positions in the log."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Left:
+    """A bucket that was lost, and the last acknowledged entries of each ledger of its logs."""
+
+    generation: int
+    logs: dict[TopicName, list[Position]] = field(default_factory=dict)
+
+
+class Accounting:
+    """The acknowledged entries of lost buckets. ``run`` is the caller's task.
+
+    ``lost`` is told of each loss, once.
+    """
+
+    def __init__(self, anchor: Anchor, store: LogStore, lost: Callable[[Loss], None]) -> None:
+        self._anchor = anchor
+        self._store = store
+        self._lost = lost
+        self._left: dict[int, _Left] = {}
+
+    def left(self, topic: TopicName, binding: Binding, ends: Sequence[Position]) -> None:
+        """Remember a log of a lost bucket: the last acknowledged entry of each of its ledgers."""
+        left = self._left.get(binding.bucket)
+        if left is None or left.generation != binding.generation:
+            left = self._left[binding.bucket] = _Left(binding.generation)
+        if sum(len(known.logs) for known in self._left.values()) < LOGS_MAX:
+            left.logs[topic] = list(ends)
+        _log.warning("entries.in_doubt", topic=str(topic), last=str(ends[-1]))
+
+    async def run(self) -> None:
+        """Look after the lost buckets until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for bucket in list(self._left):
+                try:
+                    await self.look(bucket)
+                except OnewriterError as error:
+                    _log.debug("entries.still_in_doubt", bucket=bucket, reason=str(error))
+
+    async def look(self, bucket: int) -> None:
+        """Settle one bucket if it can be told by now. Raises Undecided, Unavailable."""
+        left = self._left.get(bucket)
+        if left is None:
+            return
+        record = (await self._anchor.read(bucket)).record
+        if record.generation == left.generation:
+            if record.owner:  # the dataset that was written to counts, and is served
+                del self._left[bucket]
+            return
+        node = await self._store.observe([])
+        if node.replid != record.replid:
+            raise Undecided(f"the store shows dataset {node.replid}, not {record.replid}")
+        for topic, ends in list(left.logs.items()):
+            for loss in await self._missing(topic, ends, record.replid):
+                self._lost(loss)
+            del left.logs[topic]
+        del self._left[bucket]
+
+    async def _missing(self, topic: TopicName, ends: list[Position], replid: str) -> list[Loss]:
+        newest = await self._store.read_blocks(
+            topic, EARLIEST, ends[-1], count=1, reverse=True, replid=replid
+        )
+        survived = min(last_position(newest[0]), ends[-1]) if newest else EARLIEST
+        state = await self._store.read_state(topic, replid=replid)
+        trimmed = Position.parse(state[TRIMMED]) if TRIMMED in state else EARLIEST
+        return losses(topic, [end for end in ends if end >= trimmed], survived)

@@ -1,0 +1,143 @@
+"""``onewriter up``: what it refuses to start with, in words that help; and its one data directory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from onewriter_broker.testing import LocalBrokers, free_ports, running_brokers
+from onewriter_core.errors import ServerError
+from tests.integration.conftest import RawClients
+from tests.integration.raw import EXCLUSIVE, SHARED, RefusedByBroker
+from tests.servers import DEBIAN_REDIS, StoreServer, running_server
+
+GOOD = """
+apiVersion: onewriter.dev/v1alpha1
+kind: ExclusiveTopic
+metadata: {name: good}
+"""
+
+
+def refused(folder: Path, manifests: str = GOOD, *arguments: str) -> str:
+    """Start with these manifests, see it end with a message and a code; the message."""
+    path = folder / "manifests.yaml"
+    path.write_text(manifests)
+    options = ["--port", str(free_ports(1)), "--http-port", str(free_ports(1))]
+    program = "from onewriter_broker.cli import up; up()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "-f", str(path), *options]
+        + ["--data-dir", str(folder / "data"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+BAD_MANIFESTS = {
+    "a wrong type": (
+        "kind: ExclusiveTopic\nmetadata: {name: t}\nspec: {partitions: many}",
+        ["spec.partitions", "many"],
+    ),
+    "an unknown field": (
+        "kind: ExclusiveTopic\nmetadata: {name: t}\nspec: {partitoins: 3}",
+        ["spec.partitoins"],
+    ),
+    "an unknown mode": (
+        "kind: ExclusiveTopic\nmetadata: {name: t}\nspec: {access: {modes: [Exclusiv]}}",
+        ["spec.access.modes", "Exclusiv"],
+    ),
+    "an unknown kind": ("kind: ExclusivTopic\nmetadata: {name: t}", ["ExclusivTopic"]),
+    "a claim of a topic that is not there": (
+        "kind: ProducerClaim\nmetadata: {name: c}\n"
+        "spec: {topicRef: {name: nowhere}, subject: {serviceAccountName: w}, allow: [lead]}",
+        ["nowhere"],
+    ),
+    "no YAML at all": ("kind: [unclosed", ["manifests.yaml"]),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), BAD_MANIFESTS.values(), ids=BAD_MANIFESTS)
+def test_a_wrong_manifest_is_refused_by_file_document_and_field(
+    tmp_path: Path, text: str, words: list[str]
+) -> None:
+    """The second document of the file is the wrong one, and the message says so."""
+    said = refused(tmp_path, f"{GOOD}---\napiVersion: onewriter.dev/v1alpha1\n{text}\n")
+    assert "Traceback" not in said
+    for word in ["manifests.yaml", *words]:
+        assert word in said, said
+    if "YAML" not in str(words) and "unclosed" not in text:
+        assert "document 2" in said, said
+
+
+def test_a_second_start_on_the_same_data_directory_is_refused(tmp_path: Path) -> None:
+    with running_brokers() as brokers:
+        said = refused(tmp_path, GOOD, "--data-dir", str(brokers.data_directory))
+        assert "in use" in said
+        assert "Traceback" not in said
+
+
+def test_a_port_in_use_is_said_so(tmp_path: Path) -> None:
+    with running_brokers() as brokers:
+        said = refused(tmp_path, GOOD, "--port", str(brokers.address()[1]))
+    assert "address already in use" in said.lower()
+    assert "Traceback" not in said
+
+
+def test_a_store_weaker_than_promised_is_refused(tmp_path: Path) -> None:
+    with running_server(appendfsync="no") as store:
+        said = refused(tmp_path, GOOD, "--redis-url", store.url)
+    assert "appendfsync" in said
+    assert "Traceback" not in said
+
+
+def test_a_store_that_evicts_is_refused(tmp_path: Path) -> None:
+    with running_server(maxmemory="100mb", maxmemory_policy="allkeys-lru") as store:
+        said = refused(tmp_path, GOOD, "--redis-url", store.url)
+    assert "maxmemory-policy" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.skipif(not DEBIAN_REDIS.exists(), reason="Debian's Redis 7.0 is not installed")
+def test_debians_redis_will_do(raw: RawClients) -> None:
+    with running_server("redis7") as store, running_brokers(redis_url=store.url) as brokers:
+        raw(brokers.address()).producer("t", EXCLUSIVE).publish(b"fine")
+
+
+def test_a_store_that_comes_late_is_waited_for(tmp_path: Path, raw: RawClients) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    store = StoreServer(folder=folder)
+    brokers = LocalBrokers(tmp_path / "brokers", redis_url=store.url)
+    try:
+        brokers.start(wait=False)
+        brokers.wait_for_event("store.waiting", seconds=30)
+        store.start()
+        brokers.wait_ready()
+        raw(brokers.address()).producer("t", EXCLUSIVE).publish(b"fine")
+    finally:
+        brokers.stop()
+        store.kill()
+
+
+def test_undeclared_topics_are_refused_where_that_is_set(raw: RawClients) -> None:
+    with running_brokers(manifests=GOOD, settings={"require_declared": True}) as brokers:
+        client = raw(brokers.address())
+        client.producer("good", EXCLUSIVE).publish(b"fine")
+        with pytest.raises(RefusedByBroker) as found:
+            client.producer("undeclared", EXCLUSIVE)
+        assert found.value.code is ServerError.TOPIC_NOT_FOUND
+
+
+def test_modes_that_the_manifest_leaves_out_are_refused(raw: RawClients) -> None:
+    manifests = GOOD + "spec: {access: {modes: [Exclusive], requireClaim: false}}\n"
+    with running_brokers(manifests=manifests) as brokers:
+        client = raw(brokers.address())
+        with pytest.raises(RefusedByBroker) as found:
+            client.producer("good", SHARED)
+        assert found.value.code is ServerError.NOT_ALLOWED_ERROR
+        client.producer("good", EXCLUSIVE)
