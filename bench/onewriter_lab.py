@@ -7,12 +7,13 @@ from outside what it used. What is measured on it is in scenarios.py, takeover.p
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,6 +24,9 @@ START_TIMEOUT_SECONDS = 30.0
 STOP_GRACE_SECONDS = 15.0
 POLL_SECONDS = 0.02
 
+# A proxy from the environment is no way to a server on this machine.
+_LOOPBACK = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
 _ROLES = {"broker": b"onewriter_broker.process", "store": b"valkey-server"}
 """What a process's command line holds, by the part it plays."""
 
@@ -30,7 +34,7 @@ _ROLES = {"broker": b"onewriter_broker.process", "store": b"valkey-server"}
 class Onewriter:
     """One ``onewriter up`` with a fresh store, listening on 127.0.0.1 only.
 
-    A context manager: entering starts it and returns once it listens; leaving stops it and removes
+    A context manager: entering starts it and returns once it serves; leaving stops it and removes
     its data. ``fsync``: ``always`` (the default), or ``everysec``, where each acknowledgement waits
     for WAITAOF. ``environment`` sets further limits (``ONEWRITER_...``).
     """
@@ -45,6 +49,10 @@ class Onewriter:
     @property
     def service_url(self) -> str:
         return f"pulsar://127.0.0.1:{self.broker_port}"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
 
     @property
     def pid(self) -> int:
@@ -83,7 +91,7 @@ class Onewriter:
                 start_new_session=True,  # Ctrl-C is ours to handle, in order
             )
             stack.callback(self._stop_process)
-            self._await_listening(directory / "onewriter.log")
+            self._await_ready(directory / "onewriter.log")
             self._cleanup = stack.pop_all()
         return self
 
@@ -100,12 +108,14 @@ class Onewriter:
             stop_process(self._process, STOP_GRACE_SECONDS)
             self._process = None
 
-    def _await_listening(self, log: Path) -> None:
+    def _await_ready(self, log: Path) -> None:
         assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.broker_port)) == 0:
+            with contextlib.suppress(OSError):
+                with _LOOPBACK.open(self.admin_url + "/readyz") as response:
+                    buckets = json.load(response)["buckets"]
+                if buckets["held"] == buckets["all"]:
                     return
             if self._process.poll() is not None:
                 break

@@ -171,6 +171,35 @@ class RawConnection:
                 _refuse_unexpected(received, command)
         return counted
 
+    def open_producers(
+        self, topics: Sequence[str], *, first_id: int = 1, access_mode: int = 0
+    ) -> None:
+        """Ask for a producer of each topic and wait until each is answered: granted or queued."""
+        numbered = list(enumerate(topics, first_id))
+        for number, topic in numbered:
+            fields = [(1, topic), (2, number), (3, number), (10, access_mode)]
+            self.socket.sendall(_command(PRODUCER, fields))
+        answered = 0
+        while answered < len(numbered):
+            self._receive()
+            while self._frames:
+                received, command = self._frames.popleft()
+                if received != PRODUCER_SUCCESS:
+                    _refuse_unexpected(received, command)
+                answered += received == PRODUCER_SUCCESS
+
+    def answer_pings(self) -> None:
+        """Read what has come without waiting for more; anything but pings is an error."""
+        self.socket.setblocking(False)
+        try:
+            self._receive()
+        except BlockingIOError:
+            return
+        finally:
+            self.socket.settimeout(ANSWER_TIMEOUT_SECONDS)
+        while self._frames:
+            _refuse_unexpected(*self._frames.popleft())
+
     def _receive(self) -> None:
         """Read once from the socket and queue the frames that are whole; pings are answered."""
         data = self.socket.recv(RECEIVE_BYTES)

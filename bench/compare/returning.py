@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from itertools import pairwise
 
 from bench.compare.scenario import Findings, Kind, Measure, Scenario
 from bench.compare.stage import (
@@ -23,9 +24,9 @@ PROMOTION_SECONDS = 3.0
 RECONNECT_SECONDS = 0.1
 """What stock clients wait before they come back."""
 
-STREAM = 2000
+STREAM = 1000
 CUTS = 2
-BYTES_BETWEEN_CUTS = 600_000
+BYTES_BETWEEN_CUTS = 200_000
 """So that both cuts come while the stream runs."""
 
 RETURN_SECONDS_MAX = 90.0
@@ -51,7 +52,7 @@ def _epoch_back(stage: Stage) -> Findings:
     granted.append(last.epoch or 0)
     return {
         "let-in": answer in {WAITS, GRANTED},
-        "back": any(later < earlier for earlier, later in zip(granted, granted[1:], strict=False)),
+        "back": any(later < earlier for earlier, later in pairwise(granted)),
         "twice": len(set(granted)) < len(granted),
     }
 
@@ -181,4 +182,3 @@ CUT_STREAM = Scenario(
 )
 
 RETURNING = (EPOCH_BACK, OWN_GHOST, CUT_STREAM)
-

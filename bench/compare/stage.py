@@ -15,10 +15,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from onewriter_core.wire import hot
-from onewriter_core.wire.hot import MessageId, SendReceipt
-from onewriter_core.wire.messages import entry_payload, parse_metadata
-from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from tests.integration.raw import (
     NOTHING_STORED,
     RawClient,
@@ -26,6 +22,11 @@ from tests.integration.raw import (
     RawProducer,
     RefusedByBroker,
 )
+
+from onewriter_core.wire import hot
+from onewriter_core.wire.hot import MessageId, SendReceipt
+from onewriter_core.wire.messages import entry_payload, parse_metadata
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 HTTP_TIMEOUT_SECONDS = 10.0
 RECEIPT_SECONDS = 5.0

@@ -16,6 +16,7 @@ from onewriter_broker.process import authenticator, read_manifests
 from onewriter_broker.settings import Settings
 from onewriter_broker.supervisor import ChildSpec, Supervisor
 from onewriter_core.api.manifests import DesiredState
+from onewriter_core.errors import ConfigurationError
 
 BROKERS_MAX = 16
 """Brokers that ``onewriter up`` starts on one machine at most."""
@@ -131,12 +132,16 @@ async def _run(
         return [_child(one.model_copy(update=store)) for one in each]
 
     supervisor = Supervisor(settings.data_dir, children, server=embedded)
-    async with asyncio.TaskGroup() as tasks:
-        greeting = tasks.create_task(_greet(each, desired))
-        try:
-            return await supervisor.run()
-        finally:
-            greeting.cancel()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            greeting = tasks.create_task(_greet(each, desired))
+            try:
+                return await supervisor.run()
+            finally:
+                greeting.cancel()
+    except* ConfigurationError as errors:
+        refusal = errors.exceptions[0]
+    raise refusal
 
 
 def _child(settings: Settings) -> ChildSpec:

@@ -57,25 +57,6 @@ class Ownership(Protocol):
 
     async def record_grant(self, bucket: int, ledger: int) -> None: ...
 
-    async def remember_end(self, topic_log: TopicLog) -> None:
-        """Note what stands in front of the first marker here: it counts as acknowledged.
-
-        Should the store lose it later, this broker can tell. Raises Undecided.
-        """
-        binding = topic_log.binding
-        if binding is None or len(topic_log.state) == 0:
-            return
-        blocks = await topic_log.store.read_blocks(
-            topic_log.name,
-            EARLIEST,
-            Position(topic_log.ledger, 0).previous,
-            count=END_BLOCKS_MAX,
-            reverse=True,
-            replid=binding.replid,
-        )
-        ends = [block.last for block in blocks if isinstance(block, Block)]
-        topic_log.ends.extend(ends[:1])
-
     async def record_use(self, bucket: int, ledger: int) -> None: ...
 
     async def refence(

@@ -26,7 +26,7 @@ from onewriter_broker.log.redis_store import RedisLogStore
 from onewriter_broker.log.server_checks import check_server, judge
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.settings import Settings
-from onewriter_broker.supervisor import Heartbeat
+from onewriter_broker.supervisor import REFUSED_CODE, Heartbeat
 from onewriter_broker.tokens import (
     AnonymousAuthenticator,
     Authenticator,
@@ -156,15 +156,22 @@ def main(arguments: Sequence[str]) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard) if soft < hard else (soft, hard))
     gc.freeze()  # what was imported lives as long as the process
+    code = 0
     try:
         uvloop.run(serve(settings, heartbeat))
-    except OnewriterError as error:
-        log.error("broker.refused", name=settings.name, reason=str(error))  # noqa: TRY400 - a sentence for a person, not a traceback
-        return 2
-    except OSError as error:
-        log.error("broker.refused", name=settings.name, reason=str(error))  # noqa: TRY400 - as above: a port in use, say
-        return 2
-    return 0
+    except* (OnewriterError, OSError) as errors:
+        code = REFUSED_CODE
+        for reason in _reasons(errors):  # a sentence for a person, not a traceback: a port in use, say
+            log.error("broker.refused", name=settings.name, reason=reason)  # noqa: TRY400 - as above
+    return code
+
+
+def _reasons(errors: BaseExceptionGroup[BaseException]) -> list[str]:
+    """What each error of a group says, groups in it taken apart."""
+    found: list[str] = []
+    for error in errors.exceptions:
+        found += _reasons(error) if isinstance(error, BaseExceptionGroup) else [str(error)]
+    return found
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ looked at before each entry is buffered. What happened to an entry comes back th
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -72,7 +71,7 @@ class Lineage:
     """
 
     newest: Producer
-    recent: deque[Recent] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
+    recent: list[Recent] = field(default_factory=list)
     floor: int | None = None
 
     def resends(self, topic_log: TopicLog) -> Resends:
@@ -87,8 +86,14 @@ class Lineage:
 
     def remember(self, resends: Resends) -> None:
         """Start from what another broker's log says of this producer."""
-        self.recent.extend((*key, *position) for key, position in resends.stored.items())
+        self.note([(*key, *position) for key, position in resends.stored.items()])
         self.floor = resends.floor
+
+    def note(self, stored: list[Recent]) -> None:
+        """These entries are stored, behind those known."""
+        # A list, because an empty deque takes ten times its memory, for each idle producer.
+        self.recent += stored
+        del self.recent[:-RECENT_MAX]
 
     def _has_sent(self, entry: PendingEntry) -> bool:
         sender = entry[0]
@@ -175,17 +180,20 @@ class Producer:
         self.gathered(self.topic_log)
 
     def stored(self, entries: Sequence[PendingEntry], first: Position, size: int) -> None:
-        ledger, number = first
+        ledger, entry = first
         lineage = self.lineage
-        for _, send, payload in entries:
-            lineage.recent.append((*key_of(send, payload), ledger, number))
-            number += 1
+        lineage.note(
+            [
+                (send.sequence_id, key_of(send, payload)[1] if send.is_chunk else 0, ledger, number)
+                for number, (_, send, payload) in enumerate(entries, entry)
+            ]
+        )
         numbers = [(send.sequence_id, send.highest_sequence_id) for _, send, _ in entries]
         self.channel.send_answered(
-            encode_send_receipts(self.producer_id, ledger, first.entry, numbers), size
+            encode_send_receipts(self.producer_id, ledger, entry, numbers), size
         )
         if lineage.newest is not self:
-            for number, (sequence_id, highest_sequence_id) in enumerate(numbers, first.entry):
+            for number, (sequence_id, highest_sequence_id) in enumerate(numbers, entry):
                 position = Position(ledger, number)
                 lineage.newest.predecessor_stored(sequence_id, highest_sequence_id, position)
         self._answered(len(entries))

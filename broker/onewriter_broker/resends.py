@@ -25,7 +25,7 @@ from onewriter_broker.log.topic_log import TopicLog, payloads
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
 from onewriter_core.wire.hot import Send
-from onewriter_core.wire.messages import summarize
+from onewriter_core.wire.messages import EntrySummary, summarize
 
 Key = tuple[int, int]
 """(sequence id, chunk id or 0). A batch has its first message's sequence id, resent or not."""
@@ -44,7 +44,7 @@ SNAPSHOT_PRODUCERS_MAX = 1_000
 """Producers whose last sequence id a snapshot keeps, latest first."""
 
 SNAPSHOT_FIELD = "sequences"
-"""The state field that holds the snapshot: JSON, producer name to last sequence id."""
+"""The state field that holds the snapshot: JSON, producer name to topic epoch and last sequence id."""
 
 POSITION_UNKNOWN = Position(2**64 - 1, 2**64 - 1)
 """What a receipt says of an entry that is stored beyond what is remembered (as Pulsar does)."""
@@ -73,6 +73,9 @@ class Resends:
     pending: dict[int, deque[_Awaited]] = field(default_factory=dict)
     floor: int | None = None
     """Sequence ids up to here are stored, where nobody remembers; None: nothing is known."""
+    published_ms: dict[Key, int] = field(default_factory=dict)
+    """When stored entries were published, where only their producer's name is known: a namesake
+    that began again at sequence id 0 sends other entries under the same ids. Else empty."""
     is_over: bool = False
     """Something new has come: nothing more is sent again, but attached resends await receipts."""
 
@@ -87,6 +90,8 @@ class Resends:
     def seen(self, send: Send, payload: memoryview) -> Position | Seen:
         """What became of this entry before: its position, ATTACHED to its append, or NEW."""
         key = key_of(send, payload)
+        if self.published_ms:
+            return self._seen_of_name(key, payload)
         position = self.stored.get(key)
         if position is not None:
             return position
@@ -97,6 +102,17 @@ class Resends:
         if self._is_before_all(send.sequence_id):
             return POSITION_UNKNOWN
         return Seen.NEW
+
+    def _seen_of_name(self, key: Key, payload: memoryview) -> Position | Seen:
+        """As ``seen``, told from a namesake's entries by the time at which it was published."""
+        try:
+            published_ms = summarize(payload).publish_time_ms
+        except ProtocolError:
+            return Seen.NEW
+        if self.published_ms.get(key) == published_ms:
+            return self.stored[key]
+        is_older = published_ms <= next(iter(self.published_ms.values()))
+        return POSITION_UNKNOWN if is_older and self._is_before_all(key[0]) else Seen.NEW
 
     def now_stored(self, sequence_id: int, position: Position) -> int | None:
         """The oldest pending entry of this sequence id is stored; the size of its resend."""
@@ -134,41 +150,52 @@ def key_of(send: Send, payload: memoryview) -> Key:
         return (send.sequence_id, 0)
 
 
-def snapshot(last: Mapping[str, int]) -> str:
-    """Last sequence ids by producer, those that published latest last, as the state keeps them."""
+def snapshot(last: Mapping[str, tuple[int, int]]) -> str:
+    """Topic epoch and last sequence id by producer, those that published latest last."""
     return json.dumps(dict(list(last.items())[-SNAPSHOT_PRODUCERS_MAX:]))
 
 
 async def lineage_from_log(topic_log: TopicLog, producer_name: str, epoch: int | None) -> Resends:
-    """A producer's newest entries as another broker left them. Raises Undecided."""
-    blocks = await _tail(topic_log, Position(epoch or 0, 0))
+    """A producer's newest entries as another broker left them. Raises Undecided.
+
+    ``epoch``: the topic epoch that it holds, so that the name means one lineage; None for a Shared
+    producer, whose entries may lie in front of others' epochs and may be a namesake's.
+    """
     stored: list[tuple[Key, Position]] = []
+    published_ms: dict[Key, int] = {}
     summarized = 0
-    for block in blocks:
+    for block in await _tail(topic_log, Position(epoch or 0, 0)):
         ledger, entry = block.position
         for payload in payloads(block):
-            key = _stored_key(payload, producer_name)
-            if key is not None:
+            summary = _summary_of(payload, producer_name)
+            if summary is not None:
+                key = (summary.sequence_id, summary.chunk_id or 0)
+                if epoch is None and stored and key <= stored[-1][0]:
+                    stored.clear()  # a namesake began anew
+                    published_ms.clear()
                 stored.append((key, Position(ledger, entry)))
+                if epoch is None:
+                    published_ms[key] = summary.publish_time_ms
             entry += 1
             summarized += 1
             if summarized % SUMMARIES_PER_TURN == 0:
                 await asyncio.sleep(0)
     resends = Resends.of(stored, ())
+    resends.published_ms = published_ms
     snapshot = json.loads(topic_log.state.get(SNAPSHOT_FIELD, "{}"))
-    resends.floor = snapshot.get(producer_name)
+    known = snapshot.get(producer_name)
+    if epoch is not None and isinstance(known, list) and known[0] == epoch:
+        resends.floor = known[1]
     return resends
 
 
-def _stored_key(payload: memoryview, producer_name: str) -> Key | None:
-    """The key of a stored entry; None when it is somebody else's, or too damaged to tell."""
+def _summary_of(payload: memoryview, producer_name: str) -> EntrySummary | None:
+    """A stored entry's summary; None when it is somebody else's, or too damaged to tell."""
     try:
         summary = summarize(payload)
     except ProtocolError:
         return None
-    if summary.producer_name != producer_name:
-        return None
-    return (summary.sequence_id, summary.chunk_id or 0)
+    return summary if summary.producer_name == producer_name else None
 
 
 async def _tail(topic_log: TopicLog, start: Position) -> list[Block]:

@@ -50,6 +50,9 @@ RESTART_SECONDS_MAX = 10.0
 STEADY_SECONDS = 30.0
 """A child that ran for so long is restarted without delay."""
 
+REFUSED_CODE = 2
+"""A child that ends with it says that its settings or its store are wrong, or its port in use."""
+
 STOP_SECONDS = 10.0
 """For a clean stop of a child."""
 
@@ -141,7 +144,7 @@ class ChildEvent(enum.Enum):
 
 
 class ChildFailed(ConfigurationError):
-    """A child ended by itself before it ever worked: trying again would not help."""
+    """A child ended by itself when it was first started: trying again would not help."""
 
     def __init__(self, name: str, code: int) -> None:
         super().__init__(f"{name} ended during its start with code {code}")
@@ -222,7 +225,7 @@ class Supervisor:
         while True:
             started_at = loop.time()
             code, has_beaten = await self._run_once(child)
-            if is_first and not has_beaten:
+            if is_first and (not has_beaten or code == REFUSED_CODE):
                 raise ChildFailed(child.name, code)
             is_first = False
             if loop.time() - started_at >= STEADY_SECONDS:

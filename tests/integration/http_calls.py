@@ -7,9 +7,17 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from tests.integration.raw import RawProducer
+
 ADMIN = "/admin/v2"
 PERSISTENT = "/admin/v2/persistent/public/default"
 OWN = "/onewriter/v1/topics/public/default"
+
+
+def epoch_of(producer: RawProducer) -> int:
+    """The topic epoch of a granted exclusive producer."""
+    assert producer.epoch is not None
+    return producer.epoch
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
@@ -33,7 +41,7 @@ class Http:
     ) -> tuple[int, Any]:
         """Status, and the body: JSON if it is, else text. ``bytes`` are sent as they are."""
         raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data=raw, method=method)
+        request = urllib.request.Request(self.url + path, data=raw, method=method)  # noqa: S310 - http
         request.add_header("Content-Type", "application/json")
         if self._token:
             request.add_header("Authorization", f"Bearer {self._token}")

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 
 import pulsar
 import pytest
-from onewriter_broker.testing import LocalBrokers, running_brokers
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import RawClients, StockClients
 from tests.integration.http_calls import ADMIN, PERSISTENT, Http
 from tests.integration.raw import eventually
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
 
 INFO = {"adminRoles": [], "allowedClusters": ["standalone"]}
 
@@ -198,6 +199,8 @@ def test_subscriptions_are_made_moved_and_removed(
     third = {"ledgerId": sent[2].ledger_id(), "entryId": sent[2].entry_id(), "partitionIndex": -1}
     assert http("POST", f"{path}/new/resetcursor", third)[0] == 204
     assert client.subscribe(topic, "new").receive(5000).data() == b"2"
+    assert http("POST", f"{path}/old/resetcursor", third | {"excluded": True})[0] == 204
+    assert backlog("old") == 2
     assert http("POST", f"{path}/old/skip_all")[0] == 204
     assert backlog("old") == 0
     assert http("DELETE", f"{path}/old")[0] == 204

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from onewriter_broker.testing import LocalBrokers, free_ports, running_brokers
+from onewriter_core.command import EXIT_USAGE
 from onewriter_core.errors import ServerError
 from tests.integration.conftest import RawClients
 from tests.integration.raw import EXCLUSIVE, SHARED, RefusedByBroker
@@ -25,23 +26,25 @@ def refused(folder: Path, manifests: str = GOOD, *arguments: str) -> str:
     path = folder / "manifests.yaml"
     path.write_text(manifests)
     options = ["--port", str(free_ports(1)), "--http-port", str(free_ports(1))]
-    program = "from onewriter_broker.cli import up; up()"
+    program = "from onewriter_core.command import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", program, "-f", str(path), *options]
+        [sys.executable, "-c", program, "up", "-f", str(path), *options]
         + ["--data-dir", str(folder / "data"), *arguments],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.returncode != 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert done.returncode == EXIT_USAGE, said
+    assert "Traceback" not in said, said
+    return said
 
 
 BAD_MANIFESTS = {
     "a wrong type": (
         "kind: ExclusiveTopic\nmetadata: {name: t}\nspec: {partitions: many}",
-        ["spec.partitions", "many"],
+        ["spec.partitions", "whole number"],
     ),
     "an unknown field": (
         "kind: ExclusiveTopic\nmetadata: {name: t}\nspec: {partitoins: 3}",
@@ -52,12 +55,10 @@ BAD_MANIFESTS = {
         ["spec.access.modes", "Exclusiv"],
     ),
     "an unknown kind": ("kind: ExclusivTopic\nmetadata: {name: t}", ["ExclusivTopic"]),
-    "a claim of a topic that is not there": (
-        "kind: ProducerClaim\nmetadata: {name: c}\n"
-        "spec: {topicRef: {name: nowhere}, subject: {serviceAccountName: w}, allow: [lead]}",
-        ["nowhere"],
+    "a number out of range": (
+        "kind: ExclusiveTopic\nmetadata: {name: t}\nspec: {partitions: -1}",
+        ["spec.partitions"],
     ),
-    "no YAML at all": ("kind: [unclosed", ["manifests.yaml"]),
 }
 
 
@@ -67,39 +68,38 @@ def test_a_wrong_manifest_is_refused_by_file_document_and_field(
 ) -> None:
     """The second document of the file is the wrong one, and the message says so."""
     said = refused(tmp_path, f"{GOOD}---\napiVersion: onewriter.dev/v1alpha1\n{text}\n")
-    assert "Traceback" not in said
-    for word in ["manifests.yaml", *words]:
+    for word in ["manifests.yaml", "document 2", *words]:
         assert word in said, said
-    if "YAML" not in str(words) and "unclosed" not in text:
-        assert "document 2" in said, said
+
+
+def test_what_is_no_yaml_is_refused_by_file_and_line(tmp_path: Path) -> None:
+    said = refused(tmp_path, "kind: [unclosed\n")
+    assert "manifests.yaml" in said
+    assert "line" in said
 
 
 def test_a_second_start_on_the_same_data_directory_is_refused(tmp_path: Path) -> None:
     with running_brokers() as brokers:
         said = refused(tmp_path, GOOD, "--data-dir", str(brokers.data_directory))
         assert "in use" in said
-        assert "Traceback" not in said
-
+    
 
 def test_a_port_in_use_is_said_so(tmp_path: Path) -> None:
     with running_brokers() as brokers:
         said = refused(tmp_path, GOOD, "--port", str(brokers.address()[1]))
     assert "address already in use" in said.lower()
-    assert "Traceback" not in said
 
 
 def test_a_store_weaker_than_promised_is_refused(tmp_path: Path) -> None:
     with running_server(appendfsync="no") as store:
         said = refused(tmp_path, GOOD, "--redis-url", store.url)
     assert "appendfsync" in said
-    assert "Traceback" not in said
 
 
 def test_a_store_that_evicts_is_refused(tmp_path: Path) -> None:
     with running_server(maxmemory="100mb", maxmemory_policy="allkeys-lru") as store:
         said = refused(tmp_path, GOOD, "--redis-url", store.url)
     assert "maxmemory-policy" in said
-    assert "Traceback" not in said
 
 
 @pytest.mark.skipif(not DEBIAN_REDIS.exists(), reason="Debian's Redis 7.0 is not installed")
@@ -125,8 +125,10 @@ def test_a_store_that_comes_late_is_waited_for(tmp_path: Path, raw: RawClients) 
 
 
 def test_undeclared_topics_are_refused_where_that_is_set(raw: RawClients) -> None:
-    with running_brokers(manifests=GOOD, settings={"require_declared": True}) as brokers:
+    manifests = GOOD + "spec: {access: {requireClaim: false}}\n"
+    with running_brokers(manifests=manifests, settings={"require_declared": True}) as brokers:
         client = raw(brokers.address())
+        client.lookup("good")  # waits for the owner
         client.producer("good", EXCLUSIVE).publish(b"fine")
         with pytest.raises(RefusedByBroker) as found:
             client.producer("undeclared", EXCLUSIVE)

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from onewriter_broker.testing import LocalBrokers, running_brokers
 from tests.integration.conftest import RawClients
+from tests.integration.http_calls import epoch_of
 from tests.integration.raw import EXCLUSIVE, eventually
 
+from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_core.command import EXIT_REFUSED, EXIT_UNKNOWN, EXIT_USAGE
 
 MODULES = {
@@ -169,7 +170,7 @@ def test_adopt_takes_an_emptied_store_back_into_service(
             brokers.start(wait=False)
         brokers.wait_ready()
         after = raw(brokers.address()).producer("orders", EXCLUSIVE, name="after")
-        assert after.epoch > before.epoch
+        assert epoch_of(after) > epoch_of(before)
         told = onewriter("history", "orders", "-o", "json", *at(brokers)).json["records"]
         assert "the disk died" in [each.get("reason") for each in told]
     finally:

@@ -6,8 +6,11 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import structlog
+from tests.simulation.history import LossReport
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.recording import Recorder
+
+from onewriter_core.ids import Position
 
 NEVER = frozenset({"topic.failed", "connection.failed"})
 """The unexpected happened, and something was closed because of it."""
@@ -30,6 +33,12 @@ class Journal:
             name = str(event.pop("event"))
             process = self._loop.current_process
             recorder.seen(f"log.{name}")
+            if name == "entries.lost":
+                recorder.history.losses.append(
+                    LossReport(
+                        event["topic"], Position.parse(event["after"]), Position.parse(event["last"])
+                    )
+                )
             what = " ".join(f"{key}={value}" for key, value in event.items() if key not in {"exc_info", "pid"})
             line = f"{self._loop.time():.4f} {process} {level} {name} {what}"
             if len(recorder.history.journal) < LINES_MAX:
@@ -43,6 +52,18 @@ class Journal:
         error = context.get("exception")
         if not self._recorder.is_closed and error is not None:
             self._recorder.anomaly(f"unhandled: {context.get('message')}: {error!r}")
+
+    def warned(
+        self,
+        message: Warning | str,
+        _category: type[Warning],
+        filename: str,
+        lineno: int,
+        *_more: object,
+    ) -> None:
+        """A warning; while everything is torn down they are to be expected."""
+        if not self._recorder.is_closed:
+            self._recorder.anomaly(f"warning: {message} ({filename}:{lineno})")
 
 
 def _traceback() -> str:

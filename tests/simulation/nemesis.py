@@ -260,7 +260,7 @@ async def identity_renewed(nemesis: Nemesis) -> None:
     server.renew_identity(server.primary)
     for replica in list(server.primary.replicas):
         replica.follow()
-    await nemesis.lasting(0.0, 0.5)
+    await nemesis.lasting(0.5, 3.0)
 
 
 def _replica(nemesis: Nemesis) -> MemoryNode | None:
@@ -309,7 +309,7 @@ async def torn_restart(nemesis: Nemesis) -> None:
     nemesis.forgotten(before, node.dataset, replicated=True)
     for replica in list(node.replicas):
         replica.follow()
-    await nemesis.lasting(0.0, 0.5)
+    await nemesis.lasting(0.5, 3.0)
 
 
 async def snapshot_restart(nemesis: Nemesis) -> None:
@@ -327,6 +327,7 @@ async def snapshot_restart(nemesis: Nemesis) -> None:
     nemesis.forgotten(before, node.dataset, replicated=True)
     for replica in list(node.replicas):
         replica.follow()
+    await nemesis.lasting(0.5, 3.0)
 
 
 async def flush_all(nemesis: Nemesis) -> None:

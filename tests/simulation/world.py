@@ -7,13 +7,16 @@ and the memory anchor, behind a network that loses connections, on a clock that 
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
-from collections.abc import Awaitable, Callable
+import warnings
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import structlog
 from tests.simulation.actors.client import Client
-from tests.simulation.history import History, LossReport, Outcome, Span
+from tests.simulation.history import History, Span
 from tests.simulation.journal import Journal
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network
@@ -119,17 +122,6 @@ class BrokerNode:
             nonce=nonce,
             randomness=world.random(f"{self.process.name}/broker"),
         )
-        lost = self.broker.topics._shell.lost  # the reports are kept, whatever becomes of it
-
-        def noted(loss: Any) -> None:
-            world.recorder.seen("loss reported")
-            if not world.recorder.is_closed:
-                world.recorder.history.losses.append(
-                    LossReport(str(loss.topic), loss.after, loss.last)
-                )
-            lost(loss)
-
-        object.__setattr__(self.broker.topics._shell, "lost", noted)
         try:
             await self.broker.run(self._stop)
         except Exception as error:
@@ -284,6 +276,17 @@ class World:
             await asyncio.sleep(1.0)
 
 
+@contextmanager
+def _logged_to(journal: Journal) -> Iterator[None]:
+    """The brokers' log goes there, not to the terminal."""
+    structlog.reset_defaults()
+    structlog.configure(processors=[journal], cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        structlog.reset_defaults()
+
+
 def run(
     seed: int,
     story: Callable[[World], Awaitable[None]],
@@ -305,21 +308,22 @@ def run(
         finally:
             await world.tear_down()
 
-    structlog.reset_defaults()
-    structlog.configure(processors=[journal], cache_logger_on_first_use=False)
-    try:
+    with warnings.catch_warnings(), _logged_to(journal):
+        warnings.simplefilter("always")
+        warnings.showwarning = journal.warned
         asyncio.set_event_loop(loop)
-        loop.run_until_complete(loop.spawn(loop.world, main()))
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        if left:
-            loop.run_until_complete(asyncio.wait(left))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-    finally:
-        structlog.reset_defaults()
-        asyncio.set_event_loop(None)
-        loop.close()
+        try:
+            loop.run_until_complete(loop.spawn(loop.world, main()))
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.wait(left))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+            gc.collect()  # what was cut off in the midst says so here, not in the next run
     return world.history
 
 

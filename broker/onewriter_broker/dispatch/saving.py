@@ -64,7 +64,7 @@ class CursorSaver:
         self._saving: dict[str, Subscription | None] = {}
         self._receipts: dict[str, list[Receipt]] = {}
         self._receipt_count = 0
-        self._urgent = asyncio.Event()
+        self._urgent: asyncio.Event | None = None  # only while saving: most topics are idle
         self._task: TaskHandle | None = None
         self._is_closed = False
         self._turn = asyncio.Lock()
@@ -137,7 +137,8 @@ class CursorSaver:
                 self._dirty[name] = self._saving[name]
             self._receipts.setdefault(name, []).append(receipt)
             self._receipt_count += 1
-            self._urgent.set()
+            if self._urgent is not None:
+                self._urgent.set()
 
     async def _saved(self, name: str) -> None:
         answer: asyncio.Future[OnewriterError | None] = asyncio.get_running_loop().create_future()
@@ -169,21 +170,22 @@ class CursorSaver:
 
     async def _run(self) -> None:
         """Save until nothing is dirty."""
+        urgent = self._urgent = asyncio.Event()
         while self._dirty:
             if not self._receipts:
                 try:
                     async with asyncio.timeout(self._limits.save_seconds):
-                        await self._urgent.wait()
+                        await urgent.wait()
                 except TimeoutError:
                     pass  # nobody is in a hurry: the interval is over
-            self._urgent.clear()
+            urgent.clear()
             try:
                 async with self._turn:
                     if self._dirty:
                         await self._save_some()
             except (Undecided, Unavailable):
                 await asyncio.sleep(self._limits.retry_seconds)
-        self._task = None
+        self._task = self._urgent = None
 
     async def _save_some(self) -> None:
         """One write of what is dirty, oldest first, up to Limits.save_bytes."""

@@ -44,7 +44,8 @@ class Metrics:
         self._clients = clients
         self._now = now
         self._transitions: Counter[tuple[str, str]] = Counter()
-        self._fenced: Counter[str] = Counter()
+        self.fenced: Counter[str] = Counter()
+        """Epochs that ended against their writer's will, by cause."""
         self._leaderless: dict[str, Distribution] = {}
         self._lag = Distribution(SECONDS)
         self._last_lag = 0.0
@@ -57,7 +58,7 @@ class Metrics:
         self._transitions[record.purpose.value, record.departure.value] += 1
         ends_an_epoch = record.purpose in {Purpose.GRANT, Purpose.DEPOSE}
         if ends_an_epoch and record.former is not None and record.departure not in _NOT_FENCED:
-            self._fenced[record.departure.value] += 1
+            self.fenced[record.departure.value] += 1
         if record.leaderless_seconds is not None:
             cause = record.departure.value
             spread = self._leaderless.setdefault(cause, Distribution(SECONDS))
@@ -88,6 +89,13 @@ class Metrics:
         registry.register(_Taken(families))
         ProcessCollector(registry=registry)
         return generate_latest(registry)
+
+    @staticmethod
+    def histogram(name: str, text: str, spread: Distribution) -> Metric:
+        """A distribution as Prometheus knows it."""
+        return HistogramMetricFamily(
+            f"onewriter_{name}", text, buckets=spread.cumulative(), sum_value=spread.total
+        )
 
     def _ownership(self) -> Iterator[Metric]:
         ownership = self._clients.topics.ownership
@@ -130,7 +138,7 @@ class Metrics:
             "fenced",
             "Epochs that ended otherwise than by the writer's own leaving.",
             ["reason"],
-            (((reason,), count) for reason, count in self._fenced.items()),
+            (((reason,), count) for reason, count in self.fenced.items()),
         )
         leaderless = HistogramMetricFamily(
             "onewriter_leaderless_seconds",
@@ -158,18 +166,18 @@ class Metrics:
         yield _counter(
             "store_undecided", "Round trips that gave no definite answer.", figures.undecided_calls
         )
-        yield _histogram(
+        yield self.histogram(
             "publish_seconds",
             "From a block's first entry until the block is as durable as promised.",
             figures.publish_seconds,
         )
-        yield _histogram(
+        yield self.histogram(
             "append_seconds",
             "One append call to the store, retries included.",
             figures.call_seconds,
         )
-        yield _histogram("block_entries", "Entries in a block.", figures.block_entries)
-        yield _histogram("call_blocks", "Blocks in an append call.", figures.call_blocks)
+        yield self.histogram("block_entries", "Entries in a block.", figures.block_entries)
+        yield self.histogram("call_blocks", "Blocks in an append call.", figures.call_blocks)
 
     def _process(self) -> Iterator[Metric]:
         clients = self._clients
@@ -179,7 +187,7 @@ class Metrics:
             "pending_bytes", "Bytes sent by clients and not answered yet.", clients.pending_bytes
         )
         yield _gauge("event_loop_lag_last_seconds", "How late it last was.", self._last_lag)
-        yield _histogram(
+        yield self.histogram(
             "event_loop_lag_seconds", "How late the event loop comes round.", self._lag
         )
 
@@ -209,9 +217,3 @@ def _counters(
     for names, value in values:
         family.add_metric(list(names), value)
     return family
-
-
-def _histogram(name: str, text: str, spread: Distribution) -> Metric:
-    return HistogramMetricFamily(
-        f"onewriter_{name}", text, buckets=spread.cumulative(), sum_value=spread.total
-    )

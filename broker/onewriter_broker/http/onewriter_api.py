@@ -61,7 +61,7 @@ def _add_topics(router: web.UrlDispatcher, site: Site) -> None:
             raise Refusal(404, f"topic {name} does not exist")
         owner = await site.owner_of(name, wait_seconds=0.5)
         if not site.topics.is_owned(name) and owner is not None and owner != site.addresses:
-            raise web.HTTPTemporaryRedirect(owner.http_url + request.raw_path)
+            raise web.HTTPTemporaryRedirect(owner.http_url + str(request.rel_url))
         return web.json_response(await _status(site, name, entry))
 
     router.add_get(_ROOT + "/topics", every)

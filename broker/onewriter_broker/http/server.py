@@ -33,7 +33,7 @@ from onewriter_broker.http.site import (
     failure,
     status_of,
 )
-from onewriter_core.errors import Refused, ServerError
+from onewriter_core.errors import Refused, ServerError, Undecided
 from onewriter_core.ids import Identity
 
 CONNECTIONS_MAX: Final = 2_000
@@ -54,6 +54,7 @@ OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 """Answered without a token: probes and scrapers have none. They tell nothing that is secret."""
 
 _BEARER: Final = "bearer "
+_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 log = structlog.get_logger(__name__)
 
@@ -125,6 +126,9 @@ class HttpServer:
             await self._admit(request)
             async with asyncio.timeout(REQUEST_SECONDS):
                 return await handler(request)
+        except Undecided as error:
+            # What was read was not read; what was changed may or may not be.
+            return failure(503 if request.method in _READING else 504, str(error))
         except Answerable as error:
             return failure(status_of(error), str(error))
         except TimeoutError:
@@ -143,7 +147,7 @@ class HttpServer:
 
     async def _admit(self, request: web.Request) -> None:
         """Prove who asks; raises Refused, Refusal, Unavailable."""
-        changes = request.method not in {"GET", "HEAD", "OPTIONS"}
+        changes = request.method not in _READING
         origin = request.headers.get("Origin")
         if changes and origin is not None and urlsplit(origin).netloc != request.host:
             raise Refusal(403, "a page of another origin may not change anything here")

@@ -76,7 +76,7 @@ def status_of(error: Exception) -> int:
         case Refused():
             return _STATUS_OF.get(error.code, 500)
         case _:
-            return 503  # Unavailable, Undecided: not now, or not known
+            return 503  # Unavailable; for a read Undecided too
 
 
 def failure(status: int, reason: str) -> web.Response:
@@ -144,7 +144,7 @@ class Site:
             return
         if owner is None or owner == self.addresses:
             raise Unavailable(self.why_not_served(name))
-        raise web.HTTPTemporaryRedirect(owner.http_url + request.raw_path)
+        raise web.HTTPTemporaryRedirect(owner.http_url + str(request.rel_url))
 
     def why_not_served(self, name: TopicName) -> str:
         """A sentence for a topic whose bucket has no known owner."""

@@ -120,7 +120,10 @@ def _promises(facts: ServerFacts, replicas: int) -> frozenset[Durability]:
     promises = {Durability.NONE}
     # Without a file a restarted primary comes back empty and its replicas copy that.
     if facts.has_append_only_file:
-        if facts.append_sync == "always" or facts.knows_waitaof:
+        # With appendfsync no nobody syncs, and WAITAOF would wait for ever.
+        if facts.append_sync == "always" or (
+            facts.append_sync == "everysec" and facts.knows_waitaof
+        ):
             promises.add(Durability.LOCAL)
         if facts.replicas >= 1:
             promises.add(Durability.REPLICATED)

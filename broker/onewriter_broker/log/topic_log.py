@@ -9,11 +9,10 @@ machine); the store itself refuses a ledger that is no longer the newest.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, groupby, islice, pairwise, repeat
+from itertools import accumulate, groupby, pairwise, repeat
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
@@ -157,7 +156,7 @@ class TopicLog:
     """A write was refused or the dataset changed: after the next fence, compare the tails."""
     committed: Position = Position(0, 0)
     """The watermark: the last position that may be read."""
-    ends: deque[Position] = field(default_factory=lambda: deque(maxlen=LEDGERS_REMEMBERED_MAX))
+    ends: list[Position] = field(default_factory=list)
     """The last committed entry of each ledger written here: what the store must have."""
     is_closed: bool = False
     """Not served here any more, for good: whoever serves the log next has an object of its own."""
@@ -168,9 +167,9 @@ class TopicLog:
     messages_in: int = 0
     bytes_in: int = 0
     """What this broker gathered into blocks of this log, over all ledgers; for statistics."""
-    waiting: deque[PendingEntry] = field(default_factory=deque)
+    waiting: list[PendingEntry] = field(default_factory=list)
     undecided: list[PendingBlock] = field(default_factory=list)
-    tail: deque[StoredBlock] = field(default_factory=deque)
+    tail: list[StoredBlock] = field(default_factory=list)
     tail_bytes: int = 0
     watchers: list[Callable[[], None]] = field(default_factory=list)
     """Called, in turn, whenever the watermark has moved."""
@@ -201,7 +200,7 @@ class TopicLog:
 
     def refuse_waiting(self) -> None:
         """Drop what no call has taken yet: it belongs to an epoch that is ending."""
-        waiting, self.waiting = self.waiting, deque()
+        waiting, self.waiting = self.waiting, []
         for sender, _, payload in waiting:
             sender.refused(len(payload))
 
@@ -212,14 +211,15 @@ class TopicLog:
         waiting = self.waiting
         # Entries are mostly alike: so many as long as the first, and no more than may fit.
         likely = min(BLOCK_ENTRIES_MAX, BLOCK_BYTES_MAX // max(1, len(waiting[0][2])) + 1)
-        payloads = [payload for _, _, payload in islice(waiting, likely)]
+        entries = waiting[:likely]
+        payloads = [payload for _, _, payload in entries]
         lengths = list(map(len, payloads))
         size = sum(lengths)
         if size > BLOCK_BYTES_MAX and len(lengths) > 1:
             fitting = max(1, bisect_right(list(accumulate(lengths)), BLOCK_BYTES_MAX))
-            del payloads[fitting:], lengths[fitting:]
+            del entries[fitting:], payloads[fitting:], lengths[fitting:]
             size = sum(lengths)
-        entries = [waiting.popleft() for _ in lengths]
+        del waiting[: len(entries)]
         position = Position(self.ledger, self.next_entry)
         payload = b"".join(payloads)
         counts = [send.num_messages for _, send, _ in entries]
@@ -247,7 +247,7 @@ class TopicLog:
     def put_back(self, pending: PendingBlock) -> None:
         """A block that is certainly not in the log: its entries wait again, in front of all."""
         self.undecided.remove(pending)
-        self.waiting.extendleft(reversed(pending.entries))
+        self.waiting[:0] = pending.entries
 
     def give_up(self, pending: PendingBlock, *, is_definite: bool) -> None:
         """A block that this broker cannot append: refused for certain, or nobody can say."""
@@ -286,6 +286,7 @@ class TopicLog:
             self.ends[-1] = block.last
         else:
             self.ends.append(block.last)
+            del self.ends[:-LEDGERS_REMEMBERED_MAX]
         self.advance(block.last)
 
     @property
@@ -323,8 +324,15 @@ class TopicLog:
 
     def shrink_tail(self, bytes_max: int) -> None:
         """Forget the oldest blocks in memory until they weigh no more; the newest one stays."""
-        while self.tail_bytes > bytes_max and len(self.tail) > 1:
-            self.tail_bytes -= stored_bytes(self.tail.popleft())
+        if self.tail_bytes <= bytes_max:
+            return
+        # Somewhat below, so that blocks leave by the dozen: a list moves up for each time.
+        bytes_max -= bytes_max // 16
+        forgotten = 0
+        while self.tail_bytes > bytes_max and forgotten < len(self.tail) - 1:
+            self.tail_bytes -= stored_bytes(self.tail[forgotten])
+            forgotten += 1
+        del self.tail[:forgotten]
 
     async def save_state(self, fields: Mapping[str, str], remove: Sequence[str] = ()) -> None:
         """Set and remove fields of the log's state, under its token.

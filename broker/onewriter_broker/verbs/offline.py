@@ -22,10 +22,9 @@ async def reachable(settings: Settings) -> AsyncIterator[Settings]:
         yield settings
         return
     lock = DirectoryLock(settings.data_dir, what="onewriter")
-    try:
-        lock.acquire()
-    except ConfigurationError as in_use:
-        yield _as_running(settings, in_use)
+    running = _acquire_or_find(lock, settings)
+    if running is not None:
+        yield running
         return
     try:
         directory = settings.data_dir / "valkey"
@@ -36,18 +35,20 @@ async def reachable(settings: Settings) -> AsyncIterator[Settings]:
         server = EmbeddedServer(EmbeddedSettings(directory))
         await server.start()
         try:
-            yield settings.model_copy(update={"redis_url": server.url})
+            yield settings.model_copy(update={"redis_url": server.url, "redis_is_alone": True})
         finally:
             await server.stop()
     finally:
         lock.release()
 
 
-def _as_running(settings: Settings, in_use: ConfigurationError) -> Settings:
-    """The settings of a broker that runs on the directory."""
-    for path in sorted((settings.data_dir / "run").glob("*.json")):
-        try:
-            return Settings.model_validate_json(path.read_text())
-        except (OSError, ValueError):
-            continue
-    raise in_use
+def _acquire_or_find(lock: DirectoryLock, settings: Settings) -> Settings | None:
+    """None when the lock is ours now; else the settings of a broker that runs on the directory."""
+    try:
+        lock.acquire()
+    except ConfigurationError:
+        for path in sorted((settings.data_dir / "run").glob("*.json")):
+            with contextlib.suppress(OSError, ValueError):  # half written, or not ours to read
+                return Settings.model_validate_json(path.read_text())
+        raise
+    return None

@@ -29,6 +29,7 @@ from onewriter_core.topic.model import (
     DEFERRED_MAX,
     DEPOSED_MAX,
     HELD_BACK_MAX,
+    REFUSED_GROUPS_MAX,
     WAITERS_MAX,
     AccessMode,
     Contender,
@@ -194,6 +195,7 @@ def _bounds_kept(topic: Topic) -> None:
     _must("waiters are bounded", len(topic.queue) <= WAITERS_MAX + 1)  # a handover rolled back
     _must("deferred requests are bounded", len(topic.deferred) <= DEFERRED_MAX)
     _must("requests held back are bounded", len(topic.held_back) <= HELD_BACK_MAX)
+    _must("refused groups are bounded", len(topic.refused_groups) <= REFUSED_GROUPS_MAX)
     _must("waiters wait", all(w.mode is AccessMode.WAIT_FOR_EXCLUSIVE for w in topic.queue))
     _must("a waiter has a member", all(w.members for w in topic.queue))
     numbers = {slot.number for slot in topic.slots}

@@ -35,8 +35,8 @@ promotion of the next waiter. A waiter that vanished while its claim was stored 
 the slot is vacant again and the next one is promoted, until one takes it or nobody is left.
 
 Partitions: a contender wants one slot or all of them. Partition 0's request makes the group;
-requests that arrive before it are held back, those after it join. A group is granted all its
-slots by one fence or none.
+requests that arrive before it are held back, those after it join, or are refused as it was. A group
+is granted all its slots by one fence or none.
 
 Not here: publishing (compares the ledger and appends), pings, and everything that is not a
 decision. The table of docs/concepts.md (mode against state) is ``_contend`` and ``_share``.
@@ -131,6 +131,7 @@ def step(topic: Topic, event: Event) -> Step:
 def next_deadline(topic: Topic) -> float | None:
     """When the machine wants to be told of the time (ClockTicked); None: no need."""
     deadlines = [held.until for held in topic.held_back]
+    deadlines += [group.until for group in topic.refused_groups]
     deadlines += [s.ownership.until for s in topic.slots if isinstance(s.ownership, Reserved)]
     return min(deadlines, default=None)
 
@@ -283,7 +284,11 @@ def _ticked(topic: Topic, now: float) -> Step:
         if isinstance(slot.ownership, Reserved) and slot.ownership.until <= now:
             topic = with_slot(topic, replace(slot, ownership=Vacant(slot.ownership.tenure)))
     due = [held.request for held in topic.held_back if held.until <= now]
-    topic = replace(topic, held_back=tuple(h for h in topic.held_back if h.until > now))
+    topic = replace(
+        topic,
+        held_back=tuple(h for h in topic.held_back if h.until > now),
+        refused_groups=tuple(g for g in topic.refused_groups if g.until > now),
+    )
     effects: tuple[Effect, ...] = ()
     for request in due:
         topic, more = _requested(topic, replace(request, alone=True), now)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
+from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity
 
 WHOLE = -1
@@ -20,6 +21,9 @@ WAITERS_MAX = 10_000
 
 HELD_BACK_MAX = 4_096
 """Requests of partitioned producers that may wait for their partition 0."""
+
+REFUSED_GROUPS_MAX = 256
+"""Refused partitioned producers whose remaining requests are expected, newest last."""
 
 DEPOSED_MAX = 16
 """Deposed identities remembered per slot, newest last."""
@@ -237,6 +241,24 @@ class HeldBack:
     until: float
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedGroup:
+    """A partitioned producer whose partition 0 was refused: the rest of it gets the same answer.
+
+    ``missing`` are the partitions that it has not asked for yet; each is answered once.
+    ``producer_name`` is empty if the client gave none.
+    """
+
+    connection: str
+    producer_name: str
+    identity: Identity
+    mode: AccessMode
+    missing: tuple[int, ...]
+    code: ServerError
+    text: str
+    until: float
+
+
 class PromotionPolicy(enum.Enum):
     """In which order waiters are promoted; ``waiting.py`` has the order itself."""
 
@@ -253,6 +275,7 @@ class Topic:
     holders: tuple[Contender, ...] = ()
     queue: tuple[Contender, ...] = ()
     held_back: tuple[HeldBack, ...] = ()
+    refused_groups: tuple[RefusedGroup, ...] = ()
     deferred: tuple[Request, ...] = ()
     claim: Claim | None = None
     arrivals: int = 0

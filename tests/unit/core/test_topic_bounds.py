@@ -7,12 +7,19 @@ from dataclasses import replace
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity
 from onewriter_core.topic.effects import Reject
-from onewriter_core.topic.events import FenceRequested, FenceStored, ProducerRequested
-from onewriter_core.topic.machine import step
+from onewriter_core.topic.events import (
+    ClockTicked,
+    FenceRequested,
+    FenceStored,
+    ProducerRequested,
+)
+from onewriter_core.topic.groups import HOLD_BACK_SECONDS
+from onewriter_core.topic.machine import next_deadline, step
 from onewriter_core.topic.model import (
     DEFERRED_MAX,
     DEPOSED_MAX,
     HELD_BACK_MAX,
+    REFUSED_GROUPS_MAX,
     WAITERS_MAX,
     WHOLE,
     AccessMode,
@@ -59,6 +66,22 @@ def test_one_request_too_many_for_a_partition_0_that_does_not_come() -> None:
     assert effects == (
         Reject("B", ServerError.SERVICE_NOT_READY, "too many partitions are waiting"),
     )
+
+
+def test_only_the_last_refused_groups_are_remembered_and_not_for_long() -> None:
+    topic, _ = step(Topic(partitioned(2)), asks("A", EXCLUSIVE, 0))
+    topic, _ = step(topic, FenceStored(1, 1, 0.0))
+    for number in range(REFUSED_GROUPS_MAX + 1):
+        topic, _ = step(topic, asks(f"R{number}", EXCLUSIVE, 0))
+    assert len(topic.refused_groups) == REFUSED_GROUPS_MAX
+    _, effects = step(topic, asks("R1", EXCLUSIVE, 1))
+    assert [type(e) for e in effects] == [Reject]
+    forgotten, effects = step(topic, asks("R0", EXCLUSIVE, 1))
+    assert effects == ()
+    assert len(forgotten.held_back) == 1  # until a partition 0 comes, or not
+    assert next_deadline(topic) == HOLD_BACK_SECONDS
+    later, _ = step(topic, ClockTicked(HOLD_BACK_SECONDS))
+    assert later.refused_groups == ()
 
 
 def test_one_request_too_many_for_the_claim_in_progress() -> None:

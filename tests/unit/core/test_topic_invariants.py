@@ -32,6 +32,7 @@ from onewriter_core.topic.model import (
     DEFERRED_MAX,
     DEPOSED_MAX,
     HELD_BACK_MAX,
+    REFUSED_GROUPS_MAX,
     WAITERS_MAX,
     WHOLE,
     AccessMode,
@@ -41,6 +42,7 @@ from onewriter_core.topic.model import (
     HeldBack,
     Member,
     Purpose,
+    RefusedGroup,
     Request,
     Shared,
     SharedProducer,
@@ -152,6 +154,15 @@ STATES: dict[str, Topic] = {
     "requests held back are bounded": replace(
         HELD,
         held_back=tuple(HeldBack(asks(f"H{n}", EXCLUSIVE), 2.0) for n in range(HELD_BACK_MAX + 1)),
+    ),
+    "refused groups are bounded": replace(
+        HELD,
+        refused_groups=tuple(
+            RefusedGroup(
+                f"c{n}", "", Identity(), EXCLUSIVE, (1,), ServerError.PRODUCER_FENCED, "no", 2.0
+            )
+            for n in range(REFUSED_GROUPS_MAX + 1)
+        ),
     ),
     "waiters wait": replace(WAITED, queue=(replace(WAITER, mode=EXCLUSIVE),)),
     "a waiter has a member": replace(WAITED, queue=(replace(WAITER, members=()),)),

@@ -1,0 +1,202 @@
+"""The decision table of the access modes, cell by cell, and what stands beside it.
+
+Each row is one question to a broker whose answer is compared: who is granted, who waits, who is
+refused with which error, and what becomes of those who were there before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from bench.compare.stage import GRANTED, Side, Stage, answer_to, writes
+from tests.integration.raw import (
+    EXCLUSIVE,
+    FENCING,
+    SHARED,
+    WAIT,
+    RawProducer,
+    RefusedByBroker,
+)
+
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+ROUNDS = 3
+"""How often each question is asked; the answers must agree."""
+
+QUIET_SECONDS = 0.5
+"""For the broker to tell the others what has happened, and to notice a connection that closed."""
+
+HOLDERS = 5
+
+MODES = {
+    "Shared": SHARED,
+    "Exclusive": EXCLUSIVE,
+    "WaitForExclusive": WAIT,
+    "ExclusiveWithFencing": FENCING,
+}
+
+STATES = {
+    "nobody": "nobody is there",
+    "shared": "Shared producers are connected",
+    "shared-waiter": "Shared producers are connected, one waits",
+    "owner": "an exclusive owner is there",
+    "owner-waiter": "an exclusive owner is there, one waits",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One question; ``difference`` is why the answers differ, empty where they must be the same."""
+
+    key: str
+    asks: str
+    play: Callable[[Stage], str]
+    difference: str = ""
+
+
+@dataclass(slots=True)
+class Answers:
+    """What one broker said to one row, without repetitions."""
+
+    said: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return " / ".join(self.said)
+
+
+def ask(row: Row, side: Side, rounds: int = ROUNDS) -> Answers:
+    """Ask it some times; an answer that could not be had is one as well."""
+    answers = Answers()
+    for number in range(rounds):
+        with Stage(side, f"compare-table-{row.key}-{number}", number) as stage:
+            try:
+                said = row.play(stage)
+            except (OSError, RefusedByBroker) as error:
+                said = f"not finished ({type(error).__name__}: {error})"
+        if said not in answers.said:
+            answers.said.append(said)
+    return answers
+
+
+def _in_words(answer: str) -> str:
+    """Errors as Pulsar spells them."""
+    return answer if answer.islower() else answer.title().replace("_", "")
+
+
+def _cell(mode: str, state: str, stage: Stage) -> str:
+    writers, waiters = _occupy(stage, state)
+    newcomer = stage.client().ask_producer(stage.topic, MODES[mode], name="newcomer")
+    said = [_in_words(answer_to(newcomer))]
+    time.sleep(QUIET_SECONDS)
+    said += [f"the waiter: {_in_words(answer_to(w))}" for w in waiters if _is_answered(w)]
+    still_write = [writes(writer) for writer in writers]
+    if writers and not any(still_write):
+        said.append("the others write no more")
+    if said[0] == GRANTED and not writes(newcomer):
+        said.append("and yet it cannot write")
+    return ", ".join(said)
+
+
+def _occupy(stage: Stage, state: str) -> tuple[list[RawProducer], list[RawProducer]]:
+    writers: list[RawProducer] = []
+    if state.startswith("shared"):
+        names = ("first", "second")
+        writers = [stage.client().producer(stage.topic, SHARED, name=name) for name in names]
+    elif state.startswith("owner"):
+        writers = [stage.client().producer(stage.topic, EXCLUSIVE, name="owner")]
+    waits = state.endswith("-waiter")
+    return writers, [stage.client().waiter(stage.topic, name="waiter")] if waits else []
+
+
+def _is_answered(producer: RawProducer) -> bool:
+    request_id = producer.command.request_id
+    kinds: tuple[Any, ...] = (pb.CommandProducerSuccess, pb.CommandError)
+    return any(
+        producer.client.has_heard(kind, lambda command: command.request_id == request_id)
+        for kind in kinds
+    )
+
+
+def _rows_of_the_table() -> Iterator[Row]:
+    for mode in MODES:
+        for state, words in STATES.items():
+            key = f"{mode}-{state}".lower()
+            yield Row(key, f"{mode}: {words}", partial(_cell, mode, state))
+
+
+def _comes_back(
+    stage: Stage, *, mode: Any = EXCLUSIVE, name: str = "A", offset: int = 0, between: Any = None
+) -> str:
+    """A holder leaves without a word; somebody asks with its epoch, plus ``offset``."""
+    first = stage.client()
+    holder = first.producer(stage.topic, EXCLUSIVE, name="A")
+    first.close()
+    time.sleep(QUIET_SECONDS)
+    if between is not None:
+        stage.client().producer(stage.topic, between, name="between").close()
+    epoch = (holder.epoch or 0) + offset
+    again = stage.client().ask_producer(stage.topic, mode, name=name, epoch=epoch, reconnects=1)
+    answer = _in_words(answer_to(again))
+    if answer == GRANTED and mode != SHARED:
+        answer += ", same epoch" if again.epoch == holder.epoch else ", another epoch"
+    return answer
+
+
+def _same_name(stage: Stage) -> str:
+    stage.client().producer(stage.topic, SHARED, name="A")
+    return _in_words(answer_to(stage.client().ask_producer(stage.topic, SHARED, name="A")))
+
+
+def _numbers(stage: Stage) -> str:
+    epochs = []
+    for _ in range(HOLDERS):
+        holder = stage.client().producer(stage.topic, EXCLUSIVE)
+        epochs.append(str(holder.epoch))
+        holder.close()
+    return ", ".join(epochs)
+
+
+TABLE = tuple(_rows_of_the_table())
+
+BESIDE = (
+    Row("name", "Shared, under the name of a connected Shared producer", _same_name),
+    Row("resumes", "the last holder reconnects, nobody came after it", _comes_back),
+    Row(
+        "stale",
+        "the last holder reconnects, somebody held the topic meanwhile",
+        partial(_comes_back, between=EXCLUSIVE),
+    ),
+    Row(
+        "shared-epoch",
+        "Shared, with an epoch (the Go client sends one)",
+        partial(_comes_back, mode=SHARED),
+    ),
+    Row(
+        "shared-between",
+        "the last holder reconnects, a Shared producer was there meanwhile",
+        partial(_comes_back, between=SHARED),
+        difference="somebody else has written: the right to resume has ended",
+    ),
+    Row(
+        "other-name",
+        "another producer reconnects with the last holder's epoch",
+        partial(_comes_back, name="B"),
+        difference="an epoch belongs to one holder; only that one resumes it",
+    ),
+    Row(
+        "above",
+        "the last holder reconnects with an epoch that was never granted",
+        partial(_comes_back, offset=1000),
+        difference="an epoch is never adopted from a client: it lies, or the store has forgotten",
+    ),
+    Row(
+        "numbers",
+        f"the epochs of {HOLDERS} holders, one after the other",
+        _numbers,
+        difference="a topic epoch is the number of the log's fence, so it starts at 1 and may jump",
+    ),
+)

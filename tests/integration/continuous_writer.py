@@ -1,0 +1,241 @@
+"""A producer that publishes without a pause through whatever happens, and what must hold afterwards.
+
+Every value is unique. What was acknowledged is remembered with its position; what was not is sent
+again after a reconnect with the same sequence id, as stock clients do. ``story_of`` reads the log
+out of the store itself, ``check`` compares the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from tests.integration.raw import EXCLUSIVE, RawClient, RawProducer, RefusedByBroker, eventually
+
+from onewriter_broker.log.api import Block, Marker
+from onewriter_broker.log.redis_primary import RedisSettings
+from onewriter_broker.log.redis_store import RedisLogStore
+from onewriter_broker.log.topic_log import last_position, payloads
+from onewriter_broker.testing import LocalBrokers
+from onewriter_core.errors import ServerError, Unavailable
+from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_core.wire.hot import SendReceipt
+from onewriter_core.wire.messages import entry_payload
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+WINDOW = 16
+"""Sends that are not answered yet, at most."""
+
+PAUSE_SECONDS = 0.002
+RECONNECT_SECONDS = 0.05
+WAIT_SECONDS = 30.0
+
+
+class ContinuousWriter:
+    """One exclusive writer of one topic, in a thread of its own; ``with`` it runs.
+
+    ``brokers``: asked in turn who serves the topic. ``epochs`` are those it was granted, in order,
+    once for each new producer; ``resumed`` counts reconnects that kept theirs.
+    """
+
+    def __init__(self, topic: str, *brokers: LocalBrokers, mode: Any = EXCLUSIVE) -> None:
+        self.topic = topic
+        self.acked: dict[bytes, Position] = {}
+        self.epochs: list[int] = []
+        self.resumed = 0
+        self.refusals: list[str] = []
+        self._brokers = itertools.cycle(brokers)
+        self._mode = mode
+        self._unanswered: dict[int, bytes] = {}
+        self._numbers = itertools.count()
+        self._is_over = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Publish no more, and wait a moment for answers."""
+        self._is_over.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def has_acked(self, more: int, *, seconds: float = WAIT_SECONDS) -> None:
+        """Wait until so many more messages are acknowledged."""
+        goal = len(self.acked) + more
+        eventually(
+            lambda: len(self.acked) >= goal or not self._thread.is_alive(),
+            seconds,
+            what=f"{goal - len(self.acked)} of {more} not acknowledged; heard {self.refusals[-3:]}",
+        )
+
+    def _run(self) -> None:
+        try:
+            name, generation, reconnects = "", 0, 0
+            while not self._is_over.is_set():
+                epoch = self.epochs[-1] if name else None
+                name = name or f"writer-{generation}"
+                try:
+                    host, port = self._address()
+                    with RawClient((host, port)) as client:
+                        producer = client.ask_producer(
+                            self.topic, self._mode, name=name, epoch=epoch, reconnects=reconnects
+                        ).ready()
+                        assert producer.epoch is not None
+                        if epoch is None:
+                            self.epochs.append(producer.epoch)
+                        else:
+                            assert producer.epoch == epoch, "a resume that changed the epoch"
+                            self.resumed += 1
+                        reconnects += 1
+                        self._publish(client, producer)
+                except RefusedByBroker as refused:
+                    self.refusals.append(str(refused))
+                    if refused.code is ServerError.PRODUCER_FENCED:
+                        # What was under way is unknown to a client; a new producer begins anew.
+                        self._unanswered.clear()
+                        name, generation, reconnects = "", generation + 1, 0
+                    elif not epoch:
+                        name = ""
+                except (OSError, TimeoutError, Unavailable) as error:
+                    self.refusals.append(repr(error)[:200])
+                    name = "" if epoch is None and len(self.epochs) <= generation else name
+                self._is_over.wait(RECONNECT_SECONDS)
+        except BaseException as failure:  # noqa: BLE001 - raised again where somebody waits for it
+            self._failure = failure
+
+    def _address(self) -> tuple[str, int]:
+        return named_owner(next(self._brokers), self.topic)
+
+    def _publish(self, client: RawClient, producer: RawProducer) -> None:
+        for number, value in self._unanswered.items():
+            producer.send(value, number)
+        while not client.is_closed:
+            self._hear(client, producer)
+            if client.has_heard(pb.CommandCloseProducer):
+                return
+            if self._is_over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    eventually(lambda: self._hear(client, producer) == 0 or client.is_closed, 2.0)
+                return
+            while len(self._unanswered) < WINDOW:
+                number = next(self._numbers)
+                self._unanswered[number] = f"{producer.name}/{number}".encode()
+                producer.send(self._unanswered[number], number)
+            time.sleep(PAUSE_SECONDS)
+
+    def _hear(self, client: RawClient, producer: RawProducer) -> int:
+        """Take the receipts that came; how many sends are unanswered."""
+        with client._changed:
+            receipts = [c for c, _ in client.heard if isinstance(c, SendReceipt)]
+            client.heard[:] = [h for h in client.heard if not isinstance(h[0], SendReceipt)]
+        for receipt in receipts:
+            value = self._unanswered.pop(receipt.sequence_id, None)
+            if value is not None:
+                ledger, entry = receipt.message_id.ledger, receipt.message_id.entry
+                self.acked[value] = Position(ledger, entry)
+        return len(self._unanswered)
+
+
+def named_owner(brokers: LocalBrokers, topic: str) -> tuple[str, int]:
+    """Where a look-up at the first of these brokers leads. Raises Unavailable, OSError."""
+    with RawClient(brokers.address()) as client:
+        url = client.lookup(topic).broker_service_url
+    if not url:
+        raise Unavailable(f"nobody serves {topic}")
+    host, _, port = url.removeprefix("pulsar://").rpartition(":")
+    return host, int(port)
+
+
+@dataclass
+class Story:
+    """A log as the store has it: its markers' epochs by ledger, its entries in order."""
+
+    epochs: dict[int, int] = field(default_factory=dict)
+    entries: list[tuple[Position, bytes]] = field(default_factory=list)
+
+
+def story_of(url: str, topic: str, *, buckets: int = 64) -> Story:
+    """Read a log out of the store itself."""
+
+    async def read() -> Story:
+        store = RedisLogStore(RedisSettings(url=url, buckets=buckets))
+        story, after = Story(), EARLIEST
+        try:
+            while blocks := await store.read_blocks(TopicName.parse(topic), after, count=500):
+                for block in blocks:
+                    _add(story, block)
+                last = last_position(blocks[-1])
+                after = Position(last.ledger, last.entry + 1)
+        finally:
+            await store.close()
+        return story
+
+    return asyncio.run(read())
+
+
+def _add(story: Story, block: Block | Marker) -> None:
+    if isinstance(block, Marker):
+        if "epoch" in block.fields:
+            story.epochs[block.position.ledger] = int(block.fields["epoch"])
+        return
+    ledger, first = block.position
+    for index, payload in enumerate(payloads(block)):
+        position = Position(ledger, first + index)
+        story.entries.append((position, bytes(entry_payload(payload))))
+
+
+def reported_losses(brokers: Iterable[LocalBrokers], topic: str) -> list[tuple[Position, Position]]:
+    """What the brokers' logs say is lost of the topic: behind the one up to the other."""
+    name = str(TopicName.parse(topic))
+    return [
+        (Position.parse(str(event["after"])), Position.parse(str(event["last"])))
+        for each in brokers
+        for event in each.events("entries.lost")
+        if event["topic"] == name
+    ]
+
+
+def check(writer: ContinuousWriter, story: Story, lost: list[tuple[Position, Position]]) -> int:
+    """Compare what the writer knows with the log; how many acknowledged values are lost.
+
+    Each acknowledged value stands where it was acknowledged, or that position was reported lost and
+    stands nowhere. No value stands twice, none in front of an earlier one, no epoch goes back.
+    """
+    positions = [position for position, _ in story.entries]
+    values = [value for _, value in story.entries]
+    assert positions == sorted(set(positions)), "an entry was appended below another"
+    assert len(set(values)) == len(values), "a value stands twice"
+    numbers = [int(value.rpartition(b"/")[2]) for value in values]
+    assert numbers == sorted(numbers), "values changed places"
+    assert writer.epochs == sorted(set(writer.epochs)), f"epochs went back: {writer.epochs}"
+    epochs = [epoch for _, epoch in sorted(story.epochs.items())]
+    assert epochs == sorted(epochs), f"epochs in the log went back: {story.epochs}"
+    assert all(epoch <= ledger for ledger, epoch in story.epochs.items())
+    there = dict(story.entries)
+    missing = [(p, v) for v, p in writer.acked.items() if there.get(p) != v]
+    silent = [(p, v) for p, v in missing if not any(a < p <= last for a, last in lost)]
+    assert not silent, f"{len(silent)} acknowledged values lost silently: {silent[:3]}; {lost}"
+    spoken = [p for p in positions if any(after < p <= last for after, last in lost)]
+    assert not spoken, f"reported lost, but there: {spoken[:3]}"
+    back = {v for _, v in missing} & set(values)
+    assert not back, f"acknowledged there, standing elsewhere: {sorted(back)[:3]}"
+    return len(missing)

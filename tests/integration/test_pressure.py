@@ -1,0 +1,276 @@
+"""Slow readers, greedy writers, a store that is slow, away, full or read-only: bounded memory, clear
+answers, and nobody but the one who presses feels it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_core.errors import ServerError
+from onewriter_core.wire import hot
+from onewriter_core.wire.hot import Delivery, SendReceipt
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from tests.integration.conftest import RawClients
+from tests.integration.raw import (
+    EXCLUSIVE,
+    WAIT,
+    RawClient,
+    RawProducer,
+    RefusedByBroker,
+    contents_of,
+    eventually,
+)
+from tests.servers import StoreServer, running_server
+
+MEGABYTE = 1024 * 1024
+PENDING_MAX = 2 * MEGABYTE
+"""Sent but unanswered bytes before a connection is not read any more, in these stories."""
+
+GROWTH_MAX = 48 * MEGABYTE
+"""What a broker may take for a story that pushes far more than that at it."""
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[StoreServer]:
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def pressed(store: StoreServer) -> Iterator[LocalBrokers]:
+    settings = {
+        "pending_bytes_per_connection_max": PENDING_MAX,
+        "store_timeout_seconds": 1.0,
+    }
+    with running_brokers(redis_url=store.url, settings=settings) as brokers:
+        yield brokers
+
+
+@pytest.fixture(autouse=True)
+def nobody_died(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The broker lives through every story, and nothing unexpected was raised in it."""
+    brokers: LocalBrokers = request.getfixturevalue("pressed")
+    process_id = brokers.pid()
+    yield
+    assert brokers.pid() == process_id
+    assert "Traceback" not in brokers.log()
+    assert "topic.failed" not in brokers.log()
+
+
+class Pusher:
+    """Sends as fast as the broker reads, beside the story; ``sent`` counts what it got rid of."""
+
+    def __init__(self, producer: RawProducer, size: int, bytes_max: int) -> None:
+        self.sent = 0
+        self._producer = producer
+        self._size = size
+        self._bytes_max = bytes_max
+        self._thread = threading.Thread(target=self._push, daemon=True)
+        self._thread.start()
+
+    def _push(self) -> None:
+        while self.sent * self._size < self._bytes_max:
+            try:
+                self._producer.send(b"%d;" % self.sent + bytes(self._size), self.sent)
+            except OSError:
+                return
+            self.sent += 1
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it has not got rid of anything for a while, though it has more."""
+        before = self.sent
+        time.sleep(0.4)
+        return self._thread.is_alive() and self.sent == before
+
+    def join(self) -> None:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+def receipts(client: RawClient) -> list[int]:
+    return [command.sequence_id for command, _ in client.heard if isinstance(command, SendReceipt)]
+
+
+def test_a_producer_faster_than_the_store_is_held_back_alone(
+    pressed: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
+) -> None:
+    """The store stands still: the pusher's connection is not read, everybody else's is."""
+    producer = raw(pressed.address()).producer(topic, EXCLUSIVE)
+    before = pressed.resident_bytes()
+    other = raw(pressed.address())
+    store.pause()
+    try:
+        pusher = Pusher(producer, 100_000, 64 * MEGABYTE)
+        eventually(lambda: pusher.is_stuck)
+        assert pusher.sent * 100_000 < PENDING_MAX + 32 * MEGABYTE  # the rest lies in sockets
+        assert pressed.resident_bytes() - before < GROWTH_MAX
+        other.ping()
+        other.lookup(topic)
+    finally:
+        store.resume()
+    pusher.join()
+    eventually(lambda: len(receipts(producer.client)) == pusher.sent, 60)
+    assert receipts(producer.client) == list(range(pusher.sent))
+    producer.close()
+
+
+def test_a_slow_reader_is_not_buffered_for(
+    pressed: LocalBrokers, raw: RawClients, topic: str
+) -> None:
+    count, size = 1500, 40_000
+    slow = raw(pressed.address(), window=4096)
+    consumer = slow.subscribe(topic, "slow", permits=0)
+    slow.freeze()
+    consumer.flow(100_000)
+    before = pressed.resident_bytes()
+    producer = raw(pressed.address()).producer(topic, EXCLUSIVE)
+    pusher = Pusher(producer, size, count * size)
+    pusher.join()
+    eventually(lambda: len(receipts(producer.client)) == pusher.sent, 60)
+    assert pressed.resident_bytes() - before < GROWTH_MAX
+    quick = raw(pressed.address()).subscribe(topic, "quick", permits=pusher.sent)
+    for _ in range(pusher.sent):
+        quick.receive()
+    slow.thaw()
+    eventually(lambda: sum(isinstance(c, Delivery) for c, _ in slow.heard) == pusher.sent, 60)
+
+
+def test_a_consumer_that_never_acknowledges_gets_what_it_asked_for_and_no_more(
+    pressed: LocalBrokers, raw: RawClients, topic: str
+) -> None:
+    producer = raw(pressed.address()).producer(topic, EXCLUSIVE)
+    consumer = raw(pressed.address()).subscribe(
+        topic, "never", pb.CommandSubscribe.SHARED, permits=10
+    )
+    for number in range(100):
+        producer.send(b"%d" % number, number)
+    assert consumer.contents(10) == [b"%d" % n for n in range(10)]
+    producer.publish(b"100", 100)
+    consumer.client.ping()
+    assert not consumer.client.has_heard(Delivery)
+    consumer.client.close()
+    again = raw(pressed.address()).subscribe(topic, "never", pb.CommandSubscribe.SHARED)
+    assert again.contents(101) == [b"%d" % n for n in range(101)]
+
+
+def test_a_store_that_is_killed_and_comes_back_loses_nothing(
+    pressed: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
+) -> None:
+    """Undecided is retried with the same positions; the holder keeps its epoch."""
+    producer = raw(pressed.address()).producer(topic, EXCLUSIVE)
+    pusher = Pusher(producer, 2_000, 4 * MEGABYTE)
+    eventually(lambda: len(receipts(producer.client)) > 50)
+    store.kill()
+    time.sleep(0.5)
+    assert not producer.client.is_closed
+    store.start()
+    pusher.join()
+    eventually(lambda: len(receipts(producer.client)) == pusher.sent, 60)
+    stored = [int(text.split(b";")[0]) for text in contents_of(pressed.address(), topic)]
+    assert stored == list(range(pusher.sent))
+    producer.publish(b"0;the same producer goes on", pusher.sent)
+    assert not pressed.events("entries.lost")
+
+
+def test_a_store_that_is_away_gives_clear_answers(
+    pressed: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
+) -> None:
+    holder = raw(pressed.address()).producer(topic, EXCLUSIVE)
+    holder.publish(b"before", 0)
+    client = raw(pressed.address())
+    store.pause()
+    try:
+        client.ping()
+        client.lookup(topic)
+        with pytest.raises(RefusedByBroker) as found:  # by memory, no store needed
+            client.producer(topic, EXCLUSIVE)
+        assert found.value.code is ServerError.PRODUCER_FENCED
+        waiter = client.waiter(topic)
+        with pytest.raises(RefusedByBroker) as found:
+            client.producer(f"{topic}-unknown-until-now", EXCLUSIVE)
+        assert found.value.code is ServerError.SERVICE_NOT_READY
+        during = holder.send(b"during", 1)
+        client.ping()
+    finally:
+        store.resume()
+    holder.receipt(during)
+    holder.close()
+    waiter.ready().publish(b"after")
+    assert contents_of(pressed.address(), topic) == [b"before", b"during", b"after"]
+
+
+def test_a_full_store_pushes_back_and_goes_on_when_there_is_room(
+    pressed: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
+) -> None:
+    producer = raw(pressed.address()).producer(topic, EXCLUSIVE)
+    producer.publish(b"0;before", 0)
+    store.command("CONFIG", "SET", "maxmemory", store.information("memory")["used_memory"] + 10)
+    try:
+        for number in range(1, 50):
+            producer.send(b"%d;" % number + bytes(1000), number)
+        reader = raw(pressed.address()).subscribe(topic, "reader")
+        assert reader.contents(1) == [b"0;before"]  # reading goes on
+        time.sleep(1.0)
+        assert not producer.client.is_closed
+    finally:
+        store.command("CONFIG", "SET", "maxmemory", 0)
+    producer.receipt(49)
+    stored = [int(text.split(b";")[0]) for text in contents_of(pressed.address(), topic)]
+    assert stored == list(range(50))
+    producer.close()
+
+
+def test_a_store_that_turned_read_only_is_not_written_to_and_nothing_is_lost(
+    pressed: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
+) -> None:
+    """As a replica it answers READONLY; promoted again it has another dataset identity."""
+    producer = raw(pressed.address()).producer(topic, EXCLUSIVE)
+    producer.publish(b"0", 0)
+    waiter = raw(pressed.address()).waiter(topic)
+    with running_server(listens_on_tcp=True) as elsewhere:
+        elsewhere.pause()  # so that nothing is copied from there
+        store.command("REPLICAOF", "127.0.0.1", elsewhere.port)
+        producer.send(b"1", 1)
+        time.sleep(1.0)
+        assert not producer.client.has_heard(SendReceipt)
+        store.promote()
+    producer.receipt(1)
+    producer.publish(b"2", 2)
+    assert contents_of(pressed.address(), topic) == [b"0", b"1", b"2"]
+    assert not waiter.is_ready
+    producer.close()
+    assert (waiter.ready().epoch or 0) > (producer.epoch or 0)
+
+
+def test_ten_thousand_requests_on_one_connection_are_all_answered(
+    pressed: LocalBrokers, raw: RawClients, topic: str
+) -> None:
+    client = raw(pressed.address())
+    holder = raw(pressed.address()).producer(topic, WAIT)
+    waiting = [client.ask_producer(topic, WAIT) for _ in range(2_000)]
+    for number in range(8_000):
+        client.say(pb.CommandLookup(topic=f"persistent://public/default/l-{number}", request_id=0))
+    for producer in waiting:
+        producer.waits()
+    eventually(
+        lambda: sum(isinstance(c, pb.CommandLookupResponse) for c, _ in client.heard) == 8_000, 60
+    )
+    client.close()
+    holder.close()
+    raw(pressed.address()).producer(topic, WAIT).publish(b"nobody of them is left in the way")
+
+
+def test_a_frame_that_is_announced_and_never_comes_costs_little(
+    pressed: LocalBrokers, raw: RawClients
+) -> None:
+    before = pressed.resident_bytes()
+    clients = [raw(pressed.address()) for _ in range(200)]
+    announced = hot.encode_send_header(1, 0, 5_000_000)
+    for client in clients:
+        client.write(announced)
+    raw(pressed.address()).ping()
+    assert pressed.resident_bytes() - before < GROWTH_MAX

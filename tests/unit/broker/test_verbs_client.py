@@ -1,0 +1,117 @@
+"""How verbs name topics and understand what brokers answer."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from onewriter_broker.verbs.client import Broker, topic_path
+from onewriter_core.errors import ConfigurationError, Refused, Unavailable, Undecided
+
+
+class Scripted(http.server.BaseHTTPRequestHandler):
+    """Answers each request with the next thing of its server's script."""
+
+    script: list[tuple[int, dict[str, str], bytes]]
+    seen: list[tuple[str, str, bytes, str]]
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        token = self.headers.get("Authorization", "")
+        self.seen.append((self.command, self.path, body, token))
+        status, headers, answer = self.script.pop(0)
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_GET = do_POST = _answer  # noqa: N815 - the base class's names
+
+    def log_message(self, *_: object) -> None:  # type: ignore[override]  # quiet
+        return
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, type[Scripted]]]:
+    handler = type("Handler", (Scripted,), {"script": [], "seen": []})
+    with http.server.HTTPServer(("127.0.0.1", 0), handler) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_port}", handler
+        running.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("written", "path"),
+    [
+        ("orders", "public/default/orders"),
+        ("shop/eu/orders", "shop/eu/orders"),
+        ("persistent://shop/eu/a/b c", "shop/eu/a%2Fb%20c"),
+        ("orders-partition-3", "public/default/orders"),
+    ],
+)
+def test_a_topic_may_be_named_briefly(written: str, path: str) -> None:
+    assert topic_path(written) == f"/onewriter/v1/topics/{path}"
+
+
+def test_a_wrong_topic_name_is_a_mistake_of_usage() -> None:
+    with pytest.raises(ConfigurationError):
+        topic_path("a/b")
+
+
+def test_a_redirect_takes_body_and_token_along(server: tuple[str, type[Scripted]]) -> None:
+    url, handler = server
+    handler.script[:] = [(307, {"Location": f"{url}/there"}, b""), (200, {}, b'{"epoch": 3}')]
+    assert Broker(url, "secret").post("/here", {"ifEpoch": 2}) == {"epoch": 3}
+    assert handler.seen == [
+        ("POST", "/here", b'{"ifEpoch": 2}', "Bearer secret"),
+        ("POST", "/there", b'{"ifEpoch": 2}', "Bearer secret"),
+    ]
+
+
+def test_brokers_that_point_at_each_other_are_given_up(server: tuple[str, type[Scripted]]) -> None:
+    url, handler = server
+    handler.script[:] = [(307, {"Location": "/again"}, b"")] * 9
+    with pytest.raises(Unavailable):
+        Broker(url).get("/here")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, ConfigurationError),
+        (401, Refused),
+        (403, Refused),
+        (404, Refused),
+        (409, Refused),
+        (412, Refused),
+        (429, Unavailable),
+        (503, Unavailable),
+        (500, Undecided),
+        (504, Undecided),
+    ],
+)
+def test_an_answers_status_decides_what_kind_of_no_it_is(
+    server: tuple[str, type[Scripted]], status: int, kind: type[Exception]
+) -> None:
+    url, handler = server
+    handler.script[:] = [(status, {}, json.dumps({"reason": "because"}).encode())]
+    with pytest.raises(kind, match="because"):
+        Broker(url).get("/x")
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b"[1]", b"\xff", b'{"status": 200}'])
+def test_something_that_is_no_broker_is_told_so(
+    server: tuple[str, type[Scripted]], answer: bytes
+) -> None:
+    url, handler = server
+    handler.script[:] = [(404, {}, answer)]
+    with pytest.raises(Unavailable, match="no onewriter broker"):
+        Broker(url).get("/x")
