@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 class _Left:
     """A bucket that was lost, and the last acknowledged entries of each ledger of its logs."""
 
-    generation: int
+    binding: Binding
     logs: dict[TopicName, list[Position]] = field(default_factory=dict)
 
 
@@ -52,8 +52,8 @@ class Accounting:
     def left(self, topic: TopicName, binding: Binding, ends: Sequence[Position]) -> None:
         """Remember a log of a lost bucket: the last acknowledged entry of each of its ledgers."""
         left = self._left.get(binding.bucket)
-        if left is None or left.generation != binding.generation:
-            left = self._left[binding.bucket] = _Left(binding.generation)
+        if left is None or left.binding != binding:
+            left = self._left[binding.bucket] = _Left(binding)
         if sum(len(known.logs) for known in self._left.values()) < LOGS_MAX:
             left.logs[topic] = list(ends)
         _log.warning("entries.in_doubt", topic=str(topic), last=str(ends[-1]))
@@ -74,9 +74,9 @@ class Accounting:
         if left is None:
             return
         record = (await self._anchor.read(bucket)).record
-        if record.generation == left.generation:
-            if record.owner:  # the dataset that was written to counts, and is served
-                del self._left[bucket]
+        if record.generation == left.binding.generation:
+            if record.owner not in {"", left.binding.owner}:
+                del self._left[bucket]  # the dataset that was written to counts, and is served
             return
         node = await self._store.observe([])
         if node.replid != record.replid:

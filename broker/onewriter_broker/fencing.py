@@ -164,6 +164,8 @@ class Fencing:
         for part, topic_log in zip(fence.logs, logs, strict=True):
             topic_log.state.update(part.state)
             topic_log.marker_committed(Marker(Position(fence.ledger, 0), part.marker))
+            if changes_hands:  # whatever slipped in was sent by a writer whose turn ends here
+                topic_log.refuse_waiting()
             topic_log.is_writable = True
             if topic_log.waiting:
                 self._shell.appender.gathered(topic_log)

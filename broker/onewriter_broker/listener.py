@@ -184,9 +184,38 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._watch_expiry(proof)
 
     def _watch_expiry(self, proof: Authenticated) -> None:
+        """When the token expires ask for a new one; a client that has none is closed."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = None
         if proof.expires_at is not None:
             seconds = max(0.0, proof.expires_at - self._clients.wall_ms() / 1000)
-            self._expiry = self._loop.call_later(seconds, self.close, "the token has expired")
+            self._expiry = self._loop.call_later(seconds, self._expired)
+
+    def _expired(self) -> None:
+        peer = self._wire.peer
+        if peer is None or not peer.feature_flags.supports_auth_refresh:
+            self.close("the token has expired")
+            return
+        self.write(self._wire.challenge(SERVER_VERSION, peer.auth_method_name))
+        self._expiry = self._loop.call_later(REFRESH_SECONDS, self.close, "the token has expired")
+
+    def auth_response(self, command: pb.CommandAuthResponse) -> None:
+        self.spawn(self._refresh(command))
+
+    async def _refresh(self, command: pb.CommandAuthResponse) -> None:
+        """A fresh token in answer to the challenge: the same identity, or the connection ends."""
+        try:
+            proof = await self._clients.authenticator.authenticate(
+                command.response.auth_method_name, command.response.auth_data
+            )
+        except (Refused, Unavailable) as error:
+            self.close(f"the new token was refused: {error}")
+            return
+        if self._session is None or proof.identity != self._session.identity:
+            self.close("the new token names somebody else")
+            return
+        self._watch_expiry(proof)
 
     def _connect_timed_out(self) -> None:
         if self._session is None:

@@ -112,7 +112,9 @@ class Producer:
         "epoch",
         "gathered",
         "is_active",
+        "is_answered",
         "is_granted",
+        "is_stopped",
         "lineage",
         "name",
         "pending",
@@ -144,6 +146,10 @@ class Producer:
         self.gathered = gathered
         self.is_active = False
         self.is_granted = False
+        self.is_stopped = False
+        """A fence that ends its right to write is under way."""
+        self.is_answered = False
+        """The client was told that it may write; not so while its lineage is read from the log."""
         self.epoch: int | None = None
         self.asked_priority = asked_priority
         self.since_ms = 0  # when the topic was asked for, by the wall clock

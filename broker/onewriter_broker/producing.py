@@ -105,7 +105,7 @@ class Producing:
         if (asked.value or 0) != priority:
             text = "the queue priority of a producer never changes after its creation"
             code = ServerError.NOT_ALLOWED_ERROR
-        elif isinstance(present, Producer) and present.is_granted:
+        elif isinstance(present, Producer) and present.is_answered:
             present.request_id = command.request_id
             self.producer_ready(present, present.epoch)
             return

@@ -10,6 +10,7 @@ from onewriter_broker.log.blocks import MalformedBlock
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import InvalidTopicName
 from onewriter_core.wire import replies
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 REQUESTS_MAX = 10_000
 """Requests of one connection that may wait for the store at once."""
@@ -30,6 +31,10 @@ class Link(Protocol):
 
     def close(self, reason: str) -> None:
         """Send what is queued, then close."""
+        ...
+
+    def auth_response(self, command: pb.CommandAuthResponse) -> None:
+        """A client answers the demand for a fresh token."""
         ...
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:

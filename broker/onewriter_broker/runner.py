@@ -26,7 +26,7 @@ from onewriter_broker.resends import SNAPSHOT_FIELD, lineage_from_log, snapshot
 from onewriter_broker.tenures import (
     contender_fields,
 )
-from onewriter_core.errors import Unavailable, Undecided
+from onewriter_core.errors import ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import (
     Answer,
@@ -161,7 +161,9 @@ class TopicRunner:
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run work of this topic; the unexpected closes the topic, not the broker."""
-        return self._shell.spawn(self._guarded(work))
+        task = self._shell.spawn(self._guarded(work))
+        task.add_done_callback(lambda _task: work.close())  # cancelled before its first step
+        return task
 
     async def _guarded(self, work: Coroutine[object, object, None]) -> None:
         try:
@@ -276,7 +278,12 @@ class TopicRunner:
                         address=closed.request.address,
                         cause=departure.value,
                     )
-                    closed.channel.producer_closed(closed)
+                    if closed.is_answered:
+                        closed.channel.producer_closed(closed)
+                    else:  # a client that waits for an answer does not understand CLOSE_PRODUCER
+                        text = "the topic changed hands before this producer was ready"
+                        code = ServerError.SERVICE_NOT_READY
+                        closed.channel.producer_refused(closed, code, text)
             case Probe(registration):
                 if registration in self.producers:
                     self.producers[registration].channel.probe()
@@ -304,7 +311,7 @@ class TopicRunner:
         if producer is None:
             return None
         producer.stop()
-        if producer.is_granted:
+        if producer.is_answered:  # else its lineage may not have been read yet
             key = (producer.request.slot, producer.name)
             self._predecessors.pop(key, None)
             self._predecessors[key] = producer
@@ -331,7 +338,7 @@ class TopicRunner:
             self.spawn(self._activate_from_log(producer, effect))
 
     def _activate(self, producer: Producer) -> None:
-        producer.is_active = True
+        producer.is_active = producer.is_answered = True
         epoch = producer.epoch
         if epoch is None and not producer.is_exclusive:
             epoch = 0  # so that it carries one when it comes back
@@ -348,7 +355,7 @@ class TopicRunner:
             producer.channel.drop(f"the log could not be read: {undecided}")
             return
         producer.lineage.remember(producer.resends)
-        if self.producers.get(effect.registration) is producer:
+        if self.producers.get(effect.registration) is producer and not producer.is_stopped:
             self._activate(producer)
 
     # ------------------------------------------------------------ fences
@@ -382,6 +389,7 @@ class TopicRunner:
         for registration in effect.stops:
             if registration in self.producers:
                 self.producers[registration].is_active = False
+                self.producers[registration].is_stopped = True
         changes_hands = effect.purpose in {Purpose.GRANT, Purpose.DEPOSE}
         if changes_hands:
             for slot in effect.slots:

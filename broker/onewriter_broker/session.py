@@ -67,6 +67,8 @@ class Session:
         match command:
             case pb.CommandPing():
                 self._link.write(replies.PONG)
+            case pb.CommandAuthResponse():
+                self._link.auth_response(command)
             case pb.CommandPong():
                 pass  # the link has noted that the client lives
             case pb.CommandProducer():
