@@ -69,9 +69,7 @@ def measure_idle_topics(lab: Onewriter, topics: int = TOPICS_DEFAULT) -> IdleFig
             numbers = range(start, min(topics, start + TOPICS_PER_REQUEST))
             names = [f"{prefix}-{number}" for number in numbers]
             for connection in (holder, waiter):
-                connection.open_producers(
-                    names, first_id=start + 1, access_mode=WAIT_FOR_EXCLUSIVE
-                )
+                connection.open_producers(names, first_id=start + 1, access_mode=WAIT_FOR_EXCLUSIVE)
                 _answer_pings(connections)
         seconds = time.monotonic() - started
         _idle(connections, SETTLE_SECONDS)

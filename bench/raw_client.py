@@ -177,7 +177,9 @@ class RawConnection:
         """Ask for a producer of each topic and wait until each is answered: granted or queued."""
         numbered = list(enumerate(topics, first_id))
         for number, topic in numbered:
-            fields = [(1, topic), (2, number), (3, number), (10, access_mode)]
+            fields: list[tuple[int, int | bytes | str]] = [
+                *((1, topic), (2, number), (3, number), (10, access_mode))
+            ]
             self.socket.sendall(_command(PRODUCER, fields))
         answered = 0
         while answered < len(numbered):

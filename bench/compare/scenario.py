@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 from bench.compare.stage import Side, Stage
 from tests.integration.raw import RefusedByBroker
 
+UNFINISHED = (OSError, RefusedByBroker, RuntimeError, AssertionError)
+"""A round that the broker did not play along with: no answer in time (TimeoutError, an OSError), a
+refusal or an answer that the story does not provide for."""
+
 Findings = Mapping[str, float]
 """What one round found, by the key of its measure. True counts as 1."""
 
@@ -95,6 +99,6 @@ def play(scenario: Scenario, side: Side, rounds: int) -> Tally:
         try:
             with Stage(side, f"compare-{scenario.key}-{number}", number) as stage:
                 tally.found.append(scenario.play(stage))
-        except (OSError, RefusedByBroker) as error:  # TimeoutError is one of the former
+        except UNFINISHED as error:
             tally.unfinished.append(f"round {number}: {type(error).__name__}: {error}")
     return tally

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from bench.compare.scenario import UNFINISHED
 from bench.compare.stage import GRANTED, Side, Stage, answer_to, writes
 from tests.integration.raw import (
     EXCLUSIVE,
@@ -19,7 +20,6 @@ from tests.integration.raw import (
     SHARED,
     WAIT,
     RawProducer,
-    RefusedByBroker,
 )
 
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -75,7 +75,7 @@ def ask(row: Row, side: Side, rounds: int = ROUNDS) -> Answers:
         with Stage(side, f"compare-table-{row.key}-{number}", number) as stage:
             try:
                 said = row.play(stage)
-            except (OSError, RefusedByBroker) as error:
+            except UNFINISHED as error:
                 said = f"not finished ({type(error).__name__}: {error})"
         if said not in answers.said:
             answers.said.append(said)

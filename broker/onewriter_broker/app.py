@@ -25,7 +25,7 @@ from onewriter_broker.http.metrics import Metrics
 from onewriter_broker.http.server import HttpServer
 from onewriter_broker.http.site import Site
 from onewriter_broker.listener import listen
-from onewriter_broker.log.api import Durability, LogStore, Outcome
+from onewriter_broker.log.api import Binding, Durability, LogStore, Outcome
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.topic_log import Loss, TopicLog
 from onewriter_broker.maintenance import Maintenance
@@ -146,7 +146,9 @@ class Broker:
             replicas=settings.redis_replicas,
             filled=self.clients.store_filled,
             promised=self.topics.store_promises,
+            dataset=self._dataset_seen,
         )
+        self._rebinding: set[int] = set()
         self.metrics = Metrics(self.clients, now)
         self.http = HttpServer(
             Site(
@@ -221,19 +223,30 @@ class Broker:
     def _deposed(self, bucket: int, outcome: Outcome) -> None:
         """A write of the bucket was refused: find out what became of it, beside the writing."""
         holding = self.ownership.holding(bucket)
-        if holding is None:
+        if holding is not None:
+            self.spawn(self._refence(bucket, holding.binding, outcome))
+
+    def _dataset_seen(self, replid: str) -> None:
+        """Bind buckets of another dataset anew, whether or not anybody writes to them."""
+        for bucket, holding in self.ownership.held().items():
+            if holding.binding.replid != replid and bucket not in self._rebinding:
+                self._rebinding.add(bucket)
+                self.spawn(self._rebind(bucket, holding.binding))
+
+    async def _rebind(self, bucket: int, binding: Binding) -> None:
+        try:
+            await self._refence(bucket, binding, Outcome.REFENCE)
+        finally:
+            self._rebinding.discard(bucket)
+
+    async def _refence(self, bucket: int, binding: Binding, outcome: Outcome) -> None:
+        try:
+            answer = await self.ownership.refence(bucket, binding, outcome)
+        except (Unavailable, Undecided) as error:
+            log.warning("refence.failed", bucket=bucket, reason=str(error))
             return
-
-        async def look() -> None:
-            try:
-                answer = await self.ownership.refence(bucket, holding.binding, outcome)
-            except (Unavailable, Undecided) as error:
-                log.warning("refence.failed", bucket=bucket, reason=str(error))
-                return
-            log.info("bucket.refenced", bucket=bucket, outcome=outcome.value, answer=answer.value)
-            self.topics.refenced(bucket, answer)
-
-        self.spawn(look())
+        log.info("bucket.refenced", bucket=bucket, outcome=outcome.value, answer=answer.value)
+        self.topics.refenced(bucket, answer)
 
     def _lost(self, loss: Loss) -> None:
         """Acknowledged entries are gone: the store kept less than the profile promised."""

@@ -150,7 +150,7 @@ def _child(settings: Settings) -> ChildSpec:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)
     path.write_text(settings.model_dump_json())
-    command = [sys.executable, "-m", "onewriter_broker.process", str(path)]
+    command = [sys.executable, "-P", "-m", "onewriter_broker.process", str(path)]
     return ChildSpec(settings.name, lambda heartbeat: [*command, str(heartbeat)])
 
 

@@ -6,13 +6,15 @@ routed to its producer, whose one flag says whether it may.
 
 from __future__ import annotations
 
+import asyncio
+
 import structlog
 
 from onewriter_broker.access import AskedPriority, admit, check_topic, parse_priority
 from onewriter_broker.clients import Clients
+from onewriter_broker.loaded import LoadedTopic
 from onewriter_broker.producer import Producer
 from onewriter_broker.requests import Link, Opening, Requests, error_reply
-from onewriter_broker.topics import LoadedTopic
 from onewriter_core.errors import ProtocolError, Refused, ServerError
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 from onewriter_core.topic.model import AccessMode, Departure, Request
@@ -24,6 +26,9 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 CLOSED_PRODUCERS_MAX = 10_000
 """Producer ids remembered after they were closed: their late SENDs are ignored."""
+
+DEPARTURES_PER_TURN = 64
+"""Waiters of a lost connection that leave their queues before others get a turn of the loop."""
 
 NAMED_PARTITIONS_MAX = 10_000
 """Partitions that a connection asked for by name, remembered so that they compete alone."""
@@ -49,7 +54,9 @@ class Producing:
         name: str,
         address: str,
         identity: Identity,
+        client_version: str,
     ) -> None:
+        self.client_version = client_version
         self._clients = clients
         self._link = link
         self._requests = requests
@@ -84,12 +91,14 @@ class Producing:
         self._producers[command.producer_id] = opening
         try:
             name = TopicName.parse(command.topic)
-        except InvalidTopicName as error:
+            check_schema(command)
+            check_properties(properties_of(command.metadata), PROPERTIES_BYTES_MAX)
+        except (InvalidTopicName, Refused) as error:
             del self._producers[command.producer_id]
             self._link.write(error_reply(command.request_id, error))
             return
         topic = self._clients.topics.loaded.get(str(name.base))
-        if topic is not None and topic.has(name):
+        if topic is not None and topic.has(name) and not command.initial_subscription_name:
             self._register(command, name, topic, opening, asked)
         else:
             self._requests.run(command.request_id, self._open_later(command, name, opening, asked))
@@ -124,6 +133,10 @@ class Producing:
         try:
             check_topic(name, self._clients.topics.desired.topic(name), self._clients.undeclared)
             topic = await self._clients.topics.serve(name)
+            if command.initial_subscription_name:
+                self._admission(command, name, topic, asked)  # only who may write may subscribe
+                subscriptions = topic.subscriptions[topic.slot_of(name)]
+                await subscriptions.ensure(command.initial_subscription_name)
         except BaseException:
             if self._producers.get(command.producer_id) is opening:
                 del self._producers[command.producer_id]
@@ -154,6 +167,7 @@ class Producing:
             topic.runner.logs[request.slot],
             self._clients.appender.gathered,
             asked_priority=asked.value or 0,
+            properties=properties_of(command.metadata),
         )
         self._producers[command.producer_id] = producer
         self._topics_of[command.producer_id] = topic
@@ -318,12 +332,20 @@ class Producing:
                     topic.runner.gone(producer, Departure.PROGRESS_DEADLINE)
 
     def depart(self, departure: Departure) -> None:
+        """All producers leave: those that may write at once, those that wait a few at a time."""
+        waiting: list[tuple[LoadedTopic, Producer]] = []
         for producer in list(self._producers.values()):
             if isinstance(producer, Producer):
                 topic = self._forget(producer)
-                if topic is not None:
+                if topic is not None and producer.is_granted:
                     topic.runner.gone(producer, departure)
+                elif topic is not None:
+                    waiting.append((topic, producer))
         self._producers.clear()
+        for topic, producer in waiting[:DEPARTURES_PER_TURN]:
+            topic.runner.gone(producer, departure)
+        if len(waiting) > DEPARTURES_PER_TURN:
+            self._link.spawn(_depart_later(waiting[DEPARTURES_PER_TURN:], departure))
 
     def remember_partition(self, topic: str) -> None:
         """Clients ask for the metadata of what the user named, not of a topic's own partitions."""
@@ -338,3 +360,13 @@ class Producing:
         """The connection is closed."""
         self._is_lost = True
         self.depart(Departure.CONNECTION_LOST)
+
+
+async def _depart_later(
+    waiting: list[tuple[LoadedTopic, Producer]], departure: Departure
+) -> None:
+    """Each departure goes through its topic's whole queue: thousands at once would stop the loop."""
+    for index, (topic, producer) in enumerate(waiting):
+        if index % DEPARTURES_PER_TURN == 0:
+            await asyncio.sleep(0)
+        topic.runner.gone(producer, departure)

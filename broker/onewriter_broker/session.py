@@ -6,6 +6,7 @@ a task, and a bounded number of them per connection (requests.py).
 
 from __future__ import annotations
 
+from onewriter_broker import schemas
 from onewriter_broker.clients import Clients
 from onewriter_broker.consuming import Consuming
 from onewriter_broker.lookups import Lookups
@@ -15,7 +16,7 @@ from onewriter_core.errors import ProtocolError, ServerError
 from onewriter_core.ids import Identity
 from onewriter_core.topic.model import Departure
 from onewriter_core.wire import replies
-from onewriter_core.wire.commands import Command, encode_command
+from onewriter_core.wire.commands import Command
 from onewriter_core.wire.hot import Ack, Flow, Send
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
@@ -97,9 +98,9 @@ class Session:
             case pb.CommandGetTopicsOfNamespace():
                 self._link.spawn(self._lookups.topics_of_namespace(command, self._link.write))
             case pb.CommandGetSchema():
-                self._link.write(_no_schema(command))
+                self._link.write(schemas.found(command))
             case pb.CommandGetOrCreateSchema():
-                self._link.write(_schema_refused(command))
+                self._link.write(schemas.made(command))
             case (
                 pb.CommandNewTxn()
                 | pb.CommandAddPartitionToTxn()
@@ -133,23 +134,3 @@ class Session:
         """The socket is closed."""
         self._producing.lost()
         self._consuming.lost()
-
-
-def _no_schema(command: pb.CommandGetSchema) -> bytes:
-    return encode_command(
-        pb.CommandGetSchemaResponse(
-            request_id=command.request_id,
-            error_code=replies.wire_code(ServerError.TOPIC_NOT_FOUND),
-            error_message="no schema is kept",
-        )
-    )
-
-
-def _schema_refused(command: pb.CommandGetOrCreateSchema) -> bytes:
-    return encode_command(
-        pb.CommandGetOrCreateSchemaResponse(
-            request_id=command.request_id,
-            error_code=replies.wire_code(ServerError.NOT_ALLOWED_ERROR),
-            error_message="schemas are not supported yet",
-        )
-    )

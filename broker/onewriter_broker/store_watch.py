@@ -1,6 +1,7 @@
-"""A look at the store now and then: what it can promise, and how full it is.
+"""A look at the store now and then: which dataset it has, what it can promise, how full it is.
 
-Neither decides who may write. A store near its memory limit is pushed back on before it refuses:
+Nothing of it decides who may write. A store that restarted or failed over has another dataset; a
+bucket that nobody writes to would not notice, and could neither load a topic nor move a cursor. A store near its memory limit is pushed back on before it refuses:
 producers are read slowly and new ones are asked to come again, until there is room.
 """
 
@@ -30,7 +31,8 @@ class StoreWatch:
     """Watches one store. ``run`` is the caller's task.
 
     ``promises`` is what the store was found to promise at the start. ``filled`` is told when it
-    becomes nearly full and when it has room again; ``promised`` when it can promise more.
+    becomes nearly full and when it has room again; ``promised`` when it can promise more;
+    ``dataset`` which one the primary has, at every look.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class StoreWatch:
         replicas: int,
         filled: Callable[[bool], None],
         promised: Callable[[frozenset[Durability]], None],
+        dataset: Callable[[str], None],
     ) -> None:
         self.is_full = False
         self._store = store
@@ -48,6 +51,7 @@ class StoreWatch:
         self._replicas = replicas
         self._filled = filled
         self._promised = promised
+        self._dataset = dataset
 
     async def run(self) -> None:
         """Look until cancelled; a store that is away is nobody's news here."""
@@ -60,6 +64,8 @@ class StoreWatch:
 
     def look(self, seen: Observation) -> None:
         """Judge one observation."""
+        if seen.is_primary:
+            self._dataset(seen.replid)
         is_full = nearly_full(seen, was_full=self.is_full)
         if is_full != self.is_full:
             self.is_full = is_full

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import structlog
 
 from onewriter_broker.buckets import BucketOwnership, LostReason, Refenced
 from onewriter_broker.catalog import CatalogEntry, Catalogs
 from onewriter_broker.claims import Holding
-from onewriter_broker.detection import Detection
+from onewriter_broker.dispatch.saving import STATE_PREFIX as CURSOR_PREFIX
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.fencing import Shell
-from onewriter_broker.log.api import Durability
+from onewriter_broker.loaded import LoadedTopic
+from onewriter_broker.log.api import Durability, Outcome
 from onewriter_broker.log.topic_log import TRIMMED, TopicLog
 from onewriter_broker.runner import TopicRunner
 from onewriter_broker.settings import Settings
@@ -27,48 +28,11 @@ from onewriter_broker.tenures import slot_of
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
-from onewriter_core.ids import Position, TopicName, bucket_of
+from onewriter_core.ids import EARLIEST, Position, TopicName, bucket_of
 from onewriter_core.topic.events import PolicyChanged, SlotsAdded
-from onewriter_core.topic.model import WHOLE, PromotionPolicy, Topic
+from onewriter_core.topic.model import WHOLE, PromotionPolicy, Slot, Topic
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class LoadedTopic:
-    """A topic served here: its runner, and the subscriptions of each log."""
-
-    name: TopicName
-    bucket: int
-    entry: CatalogEntry
-    runner: TopicRunner
-    subscriptions: dict[int, Subscriptions]
-    declared: ExclusiveTopic | None
-
-    def has(self, name: TopicName) -> bool:
-        """Whether the topic serves that name already."""
-        return (WHOLE if name.partition is None else name.partition) in self.subscriptions
-
-    def detection(self, settings: Settings) -> Detection:
-        """How soon a holder of this topic counts as silent."""
-        if self.declared is None:
-            return Detection(settings.ping_interval_seconds, settings.silent_after_seconds)
-        detection = self.declared.spec.detection
-        return Detection(detection.ping_interval_seconds, detection.silence_seconds)
-
-    @property
-    def progress_deadline_seconds(self) -> float:
-        """The longest time a holder may go without publishing; 0: for ever."""
-        if self.declared is None:
-            return 0.0
-        return self.declared.spec.detection.progress_deadline_seconds
-
-    def slot_of(self, name: TopicName) -> int:
-        """The slot that a topic name means; raises Refused when it has none."""
-        slot = WHOLE if name.partition is None else name.partition
-        if slot not in self.subscriptions:
-            raise Refused(ServerError.TOPIC_NOT_FOUND, f"{name} does not exist")
-        return slot
 
 
 class Topics:
@@ -273,19 +237,8 @@ class Topics:
             entry = entry.with_slot(slot)
         if entry != known:
             await self._catalogs.write(holding.binding, base, entry)
-        logs = {number: self._new_log(base, number, declared) for number in entry.slots}
-        for topic_log in logs.values():
-            topic_log.state = await self._shell.store.read_state(topic_log.name, replid=replid)
-            topic_log.exists = "ledger" in topic_log.state
-        slots = tuple(
-            slot_of(
-                number,
-                topic_log.state,
-                may_resume=holding.may_resume(int(topic_log.state.get("generation", "0"))),
-                reserved_until=self._reservation(bucket, base),
-            )
-            for number, topic_log in logs.items()
-        )
+        logs = {n: await self._read_log(base, n, declared, holding) for n in entry.slots}
+        slots = self._read_slots(base, logs, holding)
         runner = TopicRunner(base, bucket, Topic(slots, _policy(declared)), logs, self._shell)
         opened = await runner.open(slots)
         if opened is None or self.ownership.holding(bucket) != holding:
@@ -312,21 +265,41 @@ class Topics:
         for number in entry.slots:
             if number in topic.runner.logs:
                 continue
-            topic_log = self._new_log(topic.name, number, topic.declared)
-            topic_log.state = await self._shell.store.read_state(
-                topic_log.name, replid=holding.binding.replid
-            )
-            topic_log.exists = "ledger" in topic_log.state
+            topic_log = await self._read_log(topic.name, number, topic.declared, holding)
             if number in topic.runner.logs:
                 continue  # somebody else was quicker
-            may_resume = holding.may_resume(int(topic_log.state.get("generation", "0")))
-            slot = slot_of(number, topic_log.state, may_resume=may_resume, reserved_until=None)
+            slots = self._read_slots(topic.name, {number: topic_log}, holding)
             topic.runner.logs[number] = topic_log
-            opened = await topic.runner.open((slot,))
+            opened = await topic.runner.open(slots)
             if opened is None:
                 raise Unavailable(f"bucket {topic.bucket} has moved on")
             topic.subscriptions[number] = self._subscriptions(topic_log, topic.runner)
             topic.runner.post(SlotsAdded(opened, self._shell.now()))
+
+    async def _read_log(
+        self, base: TopicName, number: int, declared: ExclusiveTopic | None, holding: Holding
+    ) -> TopicLog:
+        """A log of the topic with its state as stored, not open yet."""
+        topic_log = self._new_log(base, number, declared)
+        topic_log.state = await self._shell.store.read_state(
+            topic_log.name, replid=holding.binding.replid
+        )
+        topic_log.exists = "ledger" in topic_log.state
+        return topic_log
+
+    def _read_slots(
+        self, base: TopicName, logs: Mapping[int, TopicLog], holding: Holding
+    ) -> tuple[Slot, ...]:
+        """The topic's ownership as its logs' states tell it."""
+        return tuple(
+            slot_of(
+                number,
+                topic_log.state,
+                may_resume=holding.may_resume(int(topic_log.state.get("generation", "0"))),
+                reserved_until=self._reservation(self.bucket_of(base), base),
+            )
+            for number, topic_log in logs.items()
+        )
 
     def _holding(self, bucket: int) -> Holding:
         holding = self.ownership.holding(bucket)
@@ -382,25 +355,56 @@ class Topics:
     async def delete(self, base: TopicName) -> None:
         """Delete a topic: trim its logs to nothing, leave tombstones that keep the epochs.
 
-        Producers and consumers are closed. Raises Unavailable, Undecided.
+        Producers and consumers are closed; whoever looks the topic up meanwhile is told to come
+        again, and then finds a new one. Raises Unavailable, Undecided: then call it again.
         """
-        holding = self._holding(self.bucket_of(base))
         topic = await self.serve_existing(base)
-        for slot, topic_log in topic.runner.logs.items():
-            await topic.subscriptions[slot].delete_all()
-            binding = topic_log.binding
+        key = str(base)
+        loading: asyncio.Future[LoadedTopic] = asyncio.get_running_loop().create_future()
+        self._loading[key] = loading
+        try:
+            self._drop(topic, "the topic was deleted")
+            await topic.runner.settled()
+            await self._erase(topic)
+        finally:
+            del self._loading[key]
+            loading.set_exception(Unavailable("the topic was being deleted"))
+            loading.exception()  # perhaps nobody waited
+
+    async def _erase(self, topic: LoadedTopic) -> None:
+        """Fence the logs of a topic that nobody uses any more, then drop all that is below."""
+        holding = self._holding(topic.bucket)
+        logs = {
+            number: await self._read_log(topic.name, number, topic.declared, holding)
+            for number in topic.entry.slots
+        }
+        slots = self._read_slots(topic.name, logs, holding)
+        runner = TopicRunner(topic.name, topic.bucket, Topic(slots), logs, self._shell)
+        if await runner.open(slots) is None:
+            raise Unavailable(f"bucket {topic.bucket} has moved on")
+        for topic_log in logs.values():
+            await self._erase_log(topic_log)
+        await self._catalogs.write(holding.binding, topic.name, CatalogEntry(is_deleted=True))
+
+    async def _erase_log(self, topic_log: TopicLog) -> None:
+        binding, marker = topic_log.binding, Position(topic_log.ledger, 0)
+        cursors = [name for name in topic_log.state if name.startswith(CURSOR_PREFIX)]
+        while True:
             if binding is None:
-                raise Unavailable(f"{base} has moved on")
-            end = Position(topic_log.ledger, topic_log.next_entry)
-            await self._shell.store.trim(
+                raise Unavailable(f"{topic_log.name} has moved on")
+            outcome = await self._shell.store.trim(
                 binding,
                 topic_log.name,
                 binding.token(topic_log.ledger),
-                end,
-                {TRIMMED: str(end)},
+                marker,
+                {TRIMMED: str(marker)},
+                cursors,
             )
-        self._drop(topic, "the topic was deleted")
-        await self._catalogs.write(holding.binding, base, CatalogEntry(is_deleted=True))
+            if outcome is not Outcome.DONE:
+                raise Unavailable(f"{topic_log.name} has moved on: {outcome.value}")
+            first = await self._shell.store.read_blocks(topic_log.name, EARLIEST, count=1)
+            if not first or first[0].position >= marker:
+                return
 
     async def serve_existing(self, base: TopicName) -> LoadedTopic:
         """The topic, loaded; raises Refused when it does not exist."""
@@ -440,17 +444,19 @@ class Topics:
     async def list(self, namespace: str | None) -> Mapping[str, CatalogEntry]:
         """All topics of ``tenant/namespace``, or of all, by base name, declared ones included."""
         found: dict[str, CatalogEntry] = {}
+        prefix = "" if namespace is None else f"persistent://{namespace}/"
         for topic in self.desired.topics:
             name = topic.topic_name
             if namespace in {None, name.namespace_name}:
                 found[str(name)] = _with_declared(CatalogEntry(), topic)
         for bucket in range(self._catalogs.buckets):
+            await asyncio.sleep(0)  # there may be many, and all in memory
             is_owned = self.ownership.holding(bucket) is not None
             entries = await self._catalogs.bucket(bucket, is_owned=is_owned)
             for text, entry in entries.items():
                 if entry.is_deleted:
                     continue
-                if namespace in {None, TopicName.parse(text).namespace_name}:
+                if text.startswith(prefix):
                     found[text] = entry
         return found
 

@@ -150,6 +150,7 @@ class ContinuousWriter:
         for receipt in receipts:
             value = self._unanswered.pop(receipt.sequence_id, None)
             if value is not None:
+                assert receipt.message_id is not None
                 ledger, entry = receipt.message_id.ledger, receipt.message_id.entry
                 self.acked[value] = Position(ledger, entry)
         return len(self._unanswered)

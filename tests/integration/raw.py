@@ -60,6 +60,7 @@ class RawClient:
         self.heard: list[tuple[Any, bytes]] = []
         self.is_closed = False
         self._changed = threading.Condition()
+        self._writing = threading.Lock()
         self._wire = ClientConnection()
         self._producer_ids = itertools.count(1)
         self._consumer_ids = itertools.count(1)
@@ -103,7 +104,8 @@ class RawClient:
 
     def write(self, data: bytes) -> None:
         """Bytes as they are."""
-        self.socket.sendall(data)
+        with self._writing:  # PONGs come from another thread
+            self.socket.sendall(data)
 
     def say(self, message: Message) -> None:
         """A command, without waiting for anything."""
@@ -399,7 +401,11 @@ class RawConsumer:
         """Acknowledge and wait for the receipt."""
         request_id = self.client.next_request_id()
         self.client.write(hot.encode_ack(self.consumer_id, 0, [message_id], request_id))
-        self.client.expect(pb.CommandAckResponse, lambda c: c.request_id == request_id)
+        found = self.client.expect(
+            pb.CommandAckResponse, lambda c: c.request_id == request_id
+        )
+        if found.HasField("error"):
+            raise RefusedByBroker(found.error, found.message)
 
     def close(self) -> None:
         request_id = self.client.next_request_id()

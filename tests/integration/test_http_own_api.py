@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import signal
+import textwrap
 import time
 from collections.abc import Iterator
 
@@ -202,6 +203,31 @@ def test_readiness_tells_about_the_store_and_the_buckets() -> None:
         assert http("GET", "/healthz")[0] == 200
         brokers.thaw(int(str(store)))
         eventually(lambda: http("GET", "/readyz")[0] == 200)
+
+
+def test_a_handover_that_the_store_cannot_decide_in_time_is_not_called_done(
+    raw: RawClients,
+) -> None:
+    brief = """
+    apiVersion: onewriter.dev/v1alpha1
+    kind: ExclusiveTopic
+    metadata: {name: brief}
+    spec: {access: {requireClaim: false}, handover: {timeoutSeconds: 0.5}}
+    """
+    with running_brokers(manifests=textwrap.dedent(brief)) as brokers:
+        http = Http(brokers.http_url)
+        holder = raw(brokers.address()).producer("brief", EXCLUSIVE)
+        waiter = raw(brokers.address()).waiter("brief", name="next")
+        store = int(str(brokers.events("embedded.started")[-1]["process_id"]))
+        os.kill(store, signal.SIGSTOP)
+        started_at = time.monotonic()
+        status, said = http("POST", f"{OWN}/brief/handover")
+        assert (status, said["reason"][:24]) == (504, "not decided within 0.5 s")
+        assert time.monotonic() - started_at < 4
+        brokers.thaw(store)
+        waiter.ready()  # it was decided after all, and only once
+        holder.closed_by_broker()
+        assert http("GET", f"{OWN}/brief")[1]["epoch"] == epoch_of(waiter)
 
 
 @pytest.fixture(scope="module")

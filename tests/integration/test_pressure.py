@@ -14,6 +14,7 @@ from onewriter_core.wire import hot
 from onewriter_core.wire.hot import Delivery, SendReceipt
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from tests.integration.conftest import RawClients
+from tests.integration.following import follow
 from tests.integration.raw import (
     EXCLUSIVE,
     WAIT,
@@ -99,7 +100,7 @@ def test_a_producer_faster_than_the_store_is_held_back_alone(
     pressed: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
 ) -> None:
     """The store stands still: the pusher's connection is not read, everybody else's is."""
-    producer = raw(pressed.address()).producer(topic, EXCLUSIVE)
+    producer = follow(pressed, raw, topic, EXCLUSIVE)
     before = pressed.resident_bytes()
     other = raw(pressed.address())
     store.pause()
@@ -127,7 +128,7 @@ def test_a_slow_reader_is_not_buffered_for(
     slow.freeze()
     consumer.flow(100_000)
     before = pressed.resident_bytes()
-    producer = raw(pressed.address()).producer(topic, EXCLUSIVE)
+    producer = follow(pressed, raw, topic, EXCLUSIVE)
     pusher = Pusher(producer, size, count * size)
     pusher.join()
     eventually(lambda: len(receipts(producer.client)) == pusher.sent, 60)
@@ -142,7 +143,7 @@ def test_a_slow_reader_is_not_buffered_for(
 def test_a_consumer_that_never_acknowledges_gets_what_it_asked_for_and_no_more(
     pressed: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
-    producer = raw(pressed.address()).producer(topic, EXCLUSIVE)
+    producer = follow(pressed, raw, topic, EXCLUSIVE)
     consumer = raw(pressed.address()).subscribe(
         topic, "never", pb.CommandSubscribe.SHARED, permits=10
     )
@@ -161,7 +162,7 @@ def test_a_store_that_is_killed_and_comes_back_loses_nothing(
     pressed: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
 ) -> None:
     """Undecided is retried with the same positions; the holder keeps its epoch."""
-    producer = raw(pressed.address()).producer(topic, EXCLUSIVE)
+    producer = follow(pressed, raw, topic, EXCLUSIVE)
     pusher = Pusher(producer, 2_000, 4 * MEGABYTE)
     eventually(lambda: len(receipts(producer.client)) > 50)
     store.kill()
@@ -179,7 +180,7 @@ def test_a_store_that_is_killed_and_comes_back_loses_nothing(
 def test_a_store_that_is_away_gives_clear_answers(
     pressed: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
 ) -> None:
-    holder = raw(pressed.address()).producer(topic, EXCLUSIVE)
+    holder = follow(pressed, raw, topic, EXCLUSIVE)
     holder.publish(b"before", 0)
     client = raw(pressed.address())
     store.pause()
@@ -206,13 +207,13 @@ def test_a_store_that_is_away_gives_clear_answers(
 def test_a_full_store_pushes_back_and_goes_on_when_there_is_room(
     pressed: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
 ) -> None:
-    producer = raw(pressed.address()).producer(topic, EXCLUSIVE)
+    producer = follow(pressed, raw, topic, EXCLUSIVE)
     producer.publish(b"0;before", 0)
     store.command("CONFIG", "SET", "maxmemory", store.information("memory")["used_memory"] + 10)
     try:
         for number in range(1, 50):
             producer.send(b"%d;" % number + bytes(1000), number)
-        reader = raw(pressed.address()).subscribe(topic, "reader")
+        reader = raw(pressed.address()).subscribe(topic, "reader", durable=False)
         assert reader.contents(1) == [b"0;before"]  # reading goes on
         time.sleep(1.0)
         assert not producer.client.is_closed
@@ -227,8 +228,17 @@ def test_a_full_store_pushes_back_and_goes_on_when_there_is_room(
 def test_a_store_that_turned_read_only_is_not_written_to_and_nothing_is_lost(
     pressed: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
 ) -> None:
-    """As a replica it answers READONLY; promoted again it has another dataset identity."""
-    producer = raw(pressed.address()).producer(topic, EXCLUSIVE)
+    """As a replica it answers READONLY; promoted again it has another dataset identity.
+
+    What nobody writes to is bound to the new dataset too: a topic that was only there to be read,
+    and one that nobody had opened yet.
+    """
+    quiet = raw(pressed.address()).subscribe(f"{topic}-quiet", "durable")
+    writes_once = follow(pressed, raw, f"{topic}-quiet", EXCLUSIVE)
+    writes_once.publish(b"once")
+    read = quiet.receive()[0].message_id
+    writes_once.close()
+    producer = follow(pressed, raw, topic, EXCLUSIVE)
     producer.publish(b"0", 0)
     waiter = raw(pressed.address()).waiter(topic)
     with running_server(listens_on_tcp=True) as elsewhere:
@@ -244,13 +254,19 @@ def test_a_store_that_turned_read_only_is_not_written_to_and_nothing_is_lost(
     assert not waiter.is_ready
     producer.close()
     assert (waiter.ready().epoch or 0) > (producer.epoch or 0)
+    quiet.acknowledge(read)
+    quiet.close()
+    again = raw(pressed.address()).subscribe(f"{topic}-quiet", "durable")
+    again.client.ping()
+    assert not again.client.has_heard(Delivery)
+    follow(pressed, raw, f"{topic}-unopened", EXCLUSIVE).publish(b"fine")
 
 
 def test_ten_thousand_requests_on_one_connection_are_all_answered(
     pressed: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     client = raw(pressed.address())
-    holder = raw(pressed.address()).producer(topic, WAIT)
+    holder = follow(pressed, raw, topic, WAIT)
     waiting = [client.ask_producer(topic, WAIT) for _ in range(2_000)]
     for number in range(8_000):
         client.say(pb.CommandLookup(topic=f"persistent://public/default/l-{number}", request_id=0))

@@ -106,19 +106,20 @@ def test_a_lagging_replica_is_promoted_under_a_writer(folder: Path, topic: str) 
     """The holder keeps its epoch: its broker knows the grant, whatever the replica knows."""
     chance = random.Random(1)
     lost = 0
-    with running_pair() as (primary, replica):
-        link = Link(folder, "primary", primary)
+    with running_pair() as pair:
+        servers = list(pair)
+        link = Link(folder, "primary", servers[0])
         with bare_broker(link.url) as brokers, ContinuousWriter(topic, brokers) as writer:
             for _ in range(ROUNDS):
                 writer.has_acked(50)
                 # Cut off now and promoted later: the same as a replica that lags by so much.
-                replica.promote()
+                servers[1].promote()
                 time.sleep(chance.uniform(0.0, 0.15))
-                link.lead_to(replica)
-                drop_connections(primary)
+                link.lead_to(servers[1])
+                drop_connections(servers[0])
                 writer.has_acked(50)
-                primary.follow(replica)
-                primary, replica = replica, primary
+                servers[0].follow(servers[1])
+                servers.reverse()
             lost = settle(writer, [brokers], link.url)
             assert len(writer.epochs) == 1, "the holder lost its turn"
             assert brokers.events("bucket.dataset_changed")
@@ -127,63 +128,61 @@ def test_a_lagging_replica_is_promoted_under_a_writer(folder: Path, topic: str) 
 
 @pytest.mark.campaign
 def test_a_broker_that_stays_with_the_old_primary_appends_nothing(folder: Path, topic: str) -> None:
-    """The old primary goes on taking writes, and a broker goes on sending them there."""
-    for number in range(max(2, ROUNDS // 3)):
-        stale_broker_round(folder, f"{topic}-{number}", number)
+    """The old primary goes on taking writes, and a broker goes on sending them there.
 
-
-def stale_broker_round(folder: Path, topic: str, number: int) -> None:
-    with running_pair() as (primary, replica), contextlib.ExitStack() as stack:
-        links = [Link(folder, f"{number}{name}", primary) for name in "ab"]
+    In every round the owner of the topic is left behind, and told later where the store is.
+    """
+    lost = 0
+    with running_pair() as pair, contextlib.ExitStack() as stack:
+        servers = list(pair)
+        links = [Link(folder, name, servers[0]) for name in "ab"]
         first = stack.enter_context(bare_broker(links[0].url))
-        second = stack.enter_context(
-            bare_broker(
-                links[1].url,
-                settings={
-                    "name": "broker-b",
-                    "data_dir": first.data_directory,
-                    "store_timeout_seconds": 1.0,
-                },
-            )
-        )
-        brokers = [first, second]
-        writer = stack.enter_context(ContinuousWriter(topic, first, second))
-        placement_settles(brokers, topic)
+        settings = {
+            "name": "broker-b",
+            "data_dir": first.data_directory,
+            "store_timeout_seconds": 1.0,
+        }
+        brokers = [first, stack.enter_context(bare_broker(links[1].url, settings=settings))]
+        brokers[1].wait_for_event("buckets.held", lambda e: e["held"] != 0, seconds=20.0)
+        for number in range(ROUNDS):
+            lost += stale_broker_round(servers, links, brokers, f"{topic}-{number}")
+            servers[0].follow(servers[1])
+            servers.reverse()
+    assert lost > 0, "the old primary took nothing"
+
+
+def stale_broker_round(
+    servers: list[StoreServer], links: list[Link], brokers: list[LocalBrokers], topic: str
+) -> int:
+    """One failover that one broker misses; how many acknowledged values it cost."""
+    eventually(
+        lambda: is_owner(brokers[0], topic) != is_owner(brokers[1], topic), what="no agreement"
+    )
+    stale = 0 if is_owner(brokers[0], topic) else 1
+    with ContinuousWriter(topic, *brokers) as writer:
         writer.has_acked(50)
-        stale = 0 if is_owner(first, topic) else 1
-        served = brokers[stale].events("bucket.lost")
-        replica.promote()
-        time.sleep(0.1)
-        links[1 - stale].lead_to(replica)
+        servers[1].promote()
+        links[1 - stale].lead_to(servers[1])
         # Both lose their connections; the stale one finds its way back to the old primary.
-        drop_connections(primary)
+        drop_connections(servers[0])
         eventually(
-            lambda: len(brokers[stale].events("bucket.lost")) > len(served),
+            lambda: is_owner(brokers[1 - stale], topic) and not is_owner(brokers[stale], topic),
             what="the stale broker went on for good",
         )
-        writer.has_acked(100)
-        links[stale].lead_to(replica)
-        drop_connections(primary)
+        writer.has_acked(50)
+        links[stale].lead_to(servers[1])
+        drop_connections(servers[0])
+        writer.has_acked(50)
         writer.stop()
-        lost = reported_losses(brokers, topic)
-        eventually(lambda: accounted(writer, brokers, links[0].url), 10.0, what=f"{lost}")
-        assert settle(writer, brokers, links[0].url) > 0, "the old primary took nothing"
-
-
-def placement_settles(brokers: list[LocalBrokers], topic: str) -> None:
-    """Wait until both brokers are known to each other and agree on who has the topic."""
-
-    def agrees() -> bool:
-        with contextlib.suppress(Unavailable, OSError, ValueError):
-            return is_owner(brokers[0], topic) != is_owner(brokers[1], topic)
-        return False
-
-    eventually(lambda: len(brokers[1].events("bucket.acquired")) > 0, what="no bucket moved")
-    eventually(agrees, what="they do not agree")
+        eventually(lambda: accounted(writer, brokers, links[0].url), 10.0, what="a silent loss")
+        return settle(writer, brokers, links[0].url)
 
 
 def is_owner(brokers: LocalBrokers, topic: str) -> bool:
-    return named_owner(brokers, topic) == brokers.address()
+    """Whether this broker says of itself that it serves the topic."""
+    with contextlib.suppress(Unavailable, OSError):
+        return named_owner(brokers, topic) == brokers.address()
+    return False
 
 
 def accounted(writer: ContinuousWriter, brokers: list[LocalBrokers], url: str) -> bool:

@@ -140,8 +140,9 @@ class History:
     logs: dict[str, TopicLogs] = field(default_factory=dict)
     audit: list[dict[str, str]] = field(default_factory=list)
     losses: list[LossReport] = field(default_factory=list)
-    forgotten: dict[str, set[str]] = field(default_factory=dict)
-    """Per topic, values that a fault of the store destroyed beyond what the profile promises."""
+    forgotten: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Per topic, values that a fault of the store destroyed beyond what the profile promises, and
+    when."""
     unreportable: set[str] = field(default_factory=set)
     """Those of them that were acknowledged by a broker that was not there to miss them."""
     faults: list[Span] = field(default_factory=list)
@@ -179,7 +180,6 @@ class History:
         lines += [{"tenure": topic, **asdict(span)} for topic, span in self.tenures]
         lines += [{"absence": asdict(span)} for span in self.absences]
         lines += [{"seen": dict(sorted(self.seen.items()))}, {"anomalies": self.anomalies}]
-        forgotten = {topic: sorted(values) for topic, values in sorted(self.forgotten.items())}
-        lines += [{"forgotten": forgotten, "unreportable": sorted(self.unreportable)}]
+        lines += [{"forgotten": self.forgotten, "unreportable": sorted(self.unreportable)}]
         lines += [{"log": line} for line in self.journal]
         return "".join(json.dumps(line, default=str) + "\n" for line in lines)

@@ -96,8 +96,9 @@ class Nemesis:
             positions = set() if kept is None else {block.position for block in kept.blocks}
             for block in log.blocks:
                 if isinstance(block, Block) and block.position not in positions:
-                    values = {value_of(payload) for payload in payloads(block)}
-                    self.world.history.forgotten.setdefault(topic, set()).update(values)
+                    gone = self.world.history.forgotten.setdefault(topic, {})
+                    for payload in payloads(block):
+                        gone.setdefault(value_of(payload), self.world.loop.time())
 
 
 # ---------------------------------------------------------------- clients

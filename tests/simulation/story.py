@@ -166,20 +166,22 @@ def _log_of(dataset: Dataset, name: TopicName) -> TopicLogs:
 
 
 def _unreportable(history: History) -> set[str]:
-    """Forgotten values whose writer was not the one to fence the topic next: nobody can miss them."""
+    """Forgotten values that nobody can miss: who knew of them never came to fence the topic again."""
     found: set[str] = set()
     refused = {
         line.partition("bucket.refused bucket=")[2].split()[0]
         for line in history.journal
         if "bucket.refused bucket=" in line
     }
-    for topic in sorted(history.forgotten):
+    for topic, values in history.forgotten.items():
         if str(bucket_of(TopicName.parse(topic), BUCKETS)) in refused:
-            # Said aloud of the whole bucket, which then waited for a person.
-            found |= history.forgotten[topic]
+            found |= values.keys()  # said aloud of the whole bucket, which then waited for a person
+            continue
         fences = [f for f in history.of(Kind.REFENCE, topic) if f.outcome is Outcome.OK]
-        for write in history.of(Kind.WRITE, topic):
-            following = next((f for f in fences if f.invoked > write.invoked), None)
-            if following is None or following.process != write.process:
-                found |= {value for _, value in write.values}
-    return found & {v for values in history.forgotten.values() for v in values}
+        for value, lost_at in values.items():
+            last = next((f for f in reversed(fences) if f.invoked_at < lost_at), None)
+            later = [f for f in fences if f.invoked_at >= lost_at]
+            following = next((f for f in later if last is None or f.replid != last.replid), None)
+            if last is None or following is None or following.process != last.process:
+                found.add(value)
+    return found

@@ -63,6 +63,9 @@ class Consumer:
         )
         self.permits = 0
         self.is_started = False
+        self.is_listening = False
+        """Whether it has asked for messages yet. Before, Go's client knows of no consumer and drops
+        what it is told."""
         self.is_closed = False
         self.pending: dict[Position, int] = {}
         """Shared: entries it holds, with the number of messages still unacknowledged in each."""
@@ -90,17 +93,27 @@ class Consumer:
     # ------------------------------------------------------------ the client's commands
 
     def start(self) -> None:
-        """SUCCESS is written: tell it whether it is active, and begin to deliver. Call once."""
+        """SUCCESS is written: deliver from now on. Call once."""
         if not self.is_closed and not self.is_started:
             self.is_started = True
-            self.subscription.consumer_started(self)
+            self._listen()
+            self.subscription.wake()
 
     def flow(self, permits: int) -> None:
-        """The client takes so many more messages (not entries)."""
+        """The client takes so many more messages (not entries).
+
+        The first time, it is told whether it is active.
+        """
         if permits > 0 and not self.is_closed:
             limits = self.subscription.limits
             self.permits = min(self.permits + permits, limits.permits_max)
+            self._listen()
             self.subscription.wake()
+
+    def _listen(self) -> None:
+        if self.is_started and self.permits > 0 and not self.is_listening:
+            self.is_listening = True
+            self.subscription.consumer_listens(self)
 
     def acknowledge(self, ack: Ack, receipt: Receipt | None = None) -> None:
         """Take an ACK. ``receipt`` is called exactly once, perhaps before this returns."""

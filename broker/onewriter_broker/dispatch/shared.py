@@ -72,7 +72,7 @@ class SharedDispatcher:
         if not self.consumers:
             self._reader.release()
 
-    def started(self, consumer: Consumer) -> None:
+    def listens(self, consumer: Consumer) -> None:
         """Nothing is announced to shared consumers."""
 
     def close(self) -> None:

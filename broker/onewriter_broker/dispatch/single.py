@@ -71,8 +71,8 @@ class SingleActiveDispatcher:
         self.consumers.remove(consumer)
         self._choose()
 
-    def started(self, consumer: Consumer) -> None:
-        """Its SUBSCRIBE is answered: tell it where it stands."""
+    def listens(self, consumer: Consumer) -> None:
+        """Its client is ready: tell it where it stands."""
         if self.kind is SubscriptionType.FAILOVER:
             consumer.channel.active_consumer_changed(consumer.id, is_active=consumer is self.active)
 
@@ -131,8 +131,8 @@ class SingleActiveDispatcher:
         self.active = chosen
         self._reader.rewind(self._cursor.mark_delete)
         for consumer in self.consumers:
-            if consumer.is_started:
-                self.started(consumer)
+            if consumer.is_listening:
+                self.listens(consumer)
 
 
 def _send_run(consumer: Consumer, run: list[Entry]) -> None:

@@ -135,10 +135,9 @@ class Subscription:
         self.expires_at = None
         return consumer
 
-    def consumer_started(self, consumer: Consumer) -> None:
-        """Its SUBSCRIBE is answered."""
-        self._dispatcher.started(consumer)
-        self.wake()
+    def consumer_listens(self, consumer: Consumer) -> None:
+        """Its client is ready for whatever there is to say."""
+        self._dispatcher.listens(consumer)
 
     def consumer_left(self, consumer: Consumer) -> None:
         """A consumer closed, or its connection did. A reader's subscription goes with it."""

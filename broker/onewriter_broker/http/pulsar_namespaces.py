@@ -6,7 +6,6 @@ what a topic may do is declared by its ExclusiveTopic (docs/http.md says this to
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
@@ -24,6 +23,7 @@ from onewriter_broker.http.site import (
 )
 from onewriter_broker.namespaces import STANDALONE, Conflict
 from onewriter_core.ids import TopicName
+from onewriter_core.topic.model import WHOLE
 
 _ROOT = "/admin/v2/namespaces/{tenant}"
 _PATH = _ROOT + "/{namespace}"
@@ -188,8 +188,13 @@ def _add_topics(router: web.UrlDispatcher, site: Site) -> None:
 async def log_names(site: Site, namespace: str) -> list[str]:
     """Every log of a namespace by its full name: partitions, not partitioned topics."""
     entries = await site.topics.list(namespace)
-    names = (entry.log_names(TopicName.parse(text)) for text, entry in entries.items())
-    return sorted(map(str, itertools.chain.from_iterable(names)))
+    names: list[str] = []
+    for text, entry in entries.items():
+        if entry.slots == (WHOLE,):
+            names.append(text)
+        else:
+            names += map(str, entry.log_names(TopicName.parse(text)))
+    return sorted(names)
 
 
 def _add_policy(router: web.UrlDispatcher, site: Site, policy: Policy) -> None:

@@ -317,7 +317,12 @@ class Appender:
                 item.done.set_result(Outcome.REFENCE)
             return
         if item.flush:
-            while any(topic_log.waiting and topic_log.is_writable for topic_log in item.logs):
+            # What waits now and no more: a busy log always has something, and others wait, too.
+            goals = [(each, each.entries_in + len(each.waiting)) for each in item.logs]
+            while any(
+                each.entries_in < goal and each.waiting and each.is_writable
+                for each, goal in goals
+            ):
                 await self._append(self._gather(item.logs))
                 await self._commit()
         for topic_log in item.logs:

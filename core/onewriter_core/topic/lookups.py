@@ -124,7 +124,7 @@ def tenure_of(slot: Slot) -> Tenure | None:
 
 
 def overlap(some: tuple[int, ...], others: tuple[int, ...]) -> bool:
-    return not set(some).isdisjoint(others)
+    return some == others or not set(some).isdisjoint(others)
 
 
 def leaderless_seconds(slot: Slot, now: float) -> float | None:

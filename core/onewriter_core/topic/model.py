@@ -132,6 +132,11 @@ class Contender:
     address: str
 
     def without(self, registration: str) -> Contender:
+        for member in self.members:
+            if member.registration == registration:
+                break
+        else:
+            return self  # most of a long queue, whenever one of it leaves
         return replace(
             self, members=tuple(m for m in self.members if m.registration != registration)
         )

@@ -41,8 +41,10 @@ def contend(topic: Topic, contender: Contender, request: Request, *, extends: bo
     """
     owner = exclusive_owner(topic, contender.slots)
     shared_present = has_shared(topic, contender.slots)
-    waiters = [w for w in topic.queue if overlap(w.slots, contender.slots) and not extends]
     is_free = owner is None and not shared_present
+    waiters: list[Contender] = []
+    if not extends and (is_free or contender.mode is not AccessMode.WAIT_FOR_EXCLUSIVE):
+        waiters = [w for w in topic.queue if overlap(w.slots, contender.slots)]
     match contender.mode:
         case AccessMode.EXCLUSIVE:
             if owner is not None:

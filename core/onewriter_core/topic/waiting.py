@@ -31,6 +31,8 @@ def next_promoted(
     A waiter for all partitions that is blocked by one of them keeps its place: those behind it do
     not take the other partitions away.
     """
+    if not free:
+        return None  # the usual case, and the queue may be long
     wanted_before: set[int] = set()
     for waiter in in_order(queue, policy):
         if all(slot in free and slot not in wanted_before for slot in waiter.slots):

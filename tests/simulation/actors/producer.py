@@ -136,9 +136,9 @@ class Producer:
 
     async def close(self) -> None:
         """Leave in order, as far as the connection allows."""
-        end, was = self._end, self.state
+        end = self._end
         self._over("closed", Outcome.INFO)
-        if end is not None and not end.is_closed and was in {State.READY, State.CREATING}:
+        if end is not None and not end.is_closed:  # also where PRODUCER is not answered yet
             request_id = self.client.next_id()
             try:
                 await end.request(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 from tests.simulation.history import NEVER, History, Kind, LogEntry, Operation, Outcome
@@ -98,7 +98,7 @@ def fence_is_final(history: History) -> list[str]:
         ]
         highest = _Highest(known)
         stored = {entry.value for entry in history.logs[topic].entries}
-        forgotten = history.forgotten.get(topic, set())
+        forgotten = history.forgotten.get(topic, {})
         for append in history.of(Kind.APPEND, topic):
             if append.mode not in EXCLUSIVE or append.epoch is None:
                 continue
@@ -140,7 +140,7 @@ def acks(history: History) -> list[str]:
         entries = history.logs[topic].entries
         counts = Counter(entry.value for entry in entries)
         places = {entry.value: entry.position for entry in entries}
-        forgotten = history.forgotten.get(topic, set())
+        forgotten = history.forgotten.get(topic, {})
         for append in history.of(Kind.APPEND, topic):
             count = counts[append.value]
             match append.outcome:
@@ -167,7 +167,7 @@ def _is_unknown(position: Position | None) -> bool:
 
 
 def _missing(
-    history: History, topic: str, append: Operation, forgotten: set[str]
+    history: History, topic: str, append: Operation, forgotten: Mapping[str, float]
 ) -> list[str]:
     """An acknowledged entry that is gone: a fault beyond the profile took it, and it is reported."""
     if append.value not in forgotten:
@@ -191,7 +191,7 @@ def prefixes(history: History) -> list[str]:
         for entry in history.logs[topic].entries:
             epoch = entry.epoch if entry.is_exclusive else 0
             by_holder[entry.holder, epoch].append(entry)
-        forgotten = history.forgotten.get(topic, set())
+        forgotten = history.forgotten.get(topic, {})
         stored = {entry.value for entry in history.logs[topic].entries}
         for (holder, epoch), entries in by_holder.items():
             for before, after in pairwise(entries):
@@ -222,7 +222,7 @@ def reads_agree(history: History) -> list[str]:
     problems: list[str] = []
     for topic in history.topics:
         entries = history.logs[topic].entries
-        forgotten = history.forgotten.get(topic, set())
+        forgotten = history.forgotten.get(topic, {})
         value_at = {entry.position: entry.value for entry in entries}
         for operation in history.operations:
             if operation.topic != topic or operation.outcome is not Outcome.OK:

@@ -33,7 +33,7 @@ class Scripted(http.server.BaseHTTPRequestHandler):
 
     do_GET = do_POST = _answer  # noqa: N815 - the base class's names
 
-    def log_message(self, *_: object) -> None:  # type: ignore[override]  # quiet
+    def log_message(self, *_: object) -> None:
         return
 
 

@@ -6,8 +6,8 @@
 -- Reply OK | REFENCE | FENCED | LOST
 --
 -- Invariant: the block that holds position `before`, the current ledger's marker and all behind
--- them stay, and a deposed owner's late trim changes nothing. XTRIM ~ may keep a little more, up
--- to one node of the stream; it never drops more.
+-- them stay, and a deposed owner's late trim changes nothing. About `blocks_max` blocks are dropped
+-- at the most; it never drops more than it may.
 
 local refused = refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
 if refused then return refused end
@@ -20,7 +20,11 @@ local ledger = string.match(token, '^%d+')
 if tonumber(string.match(before, '^%d+')) >= tonumber(ledger) then before = ledger .. '-0' end
 local holding = redis.call('XREVRANGE', stream, before, '-', 'COUNT', 1)
 if holding[1] then
-  redis.call('XTRIM', stream, 'MINID', '~', holding[1][1], 'LIMIT', ARGV[7])
+  local dropped = redis.call('XTRIM', stream, 'MINID', '~', holding[1][1], 'LIMIT', ARGV[7])
+  if dropped < tonumber(ARGV[7]) then
+    -- All that is left to drop lies in the one node that holds the cut: cheap, and exact.
+    redis.call('XTRIM', stream, 'MINID', '=', holding[1][1])
+  end
 end
 change_fields(KEYS[3], 9, 8 + tonumber(ARGV[8]))
 return 'OK'

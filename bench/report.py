@@ -1,0 +1,134 @@
+"""The page that a benchmark run leaves: tables of figures, and each goal with its verdict.
+
+Knows nothing of what is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_MISSING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A figure against a bound of its own; ``figure`` None: it was not measured."""
+
+    figure: float | None
+    unit: str
+    at_most: float | None = None
+    at_least: float | None = None
+
+    def verdict(self) -> tuple[bool | None, str]:
+        """Whether it holds (None: unknown), and what was seen."""
+        if self.figure is None:
+            return None, "not measured"
+        return _within(self.figure, self.at_most, self.at_least), number(self.figure, self.unit)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Our figure over theirs against a bound."""
+
+    ours: float | None
+    theirs: float | None
+    at_most: float | None = None
+    at_least: float | None = None
+
+    def verdict(self) -> tuple[bool | None, str]:
+        """Whether it holds (None: unknown), and what was seen."""
+        if self.ours is None or not self.theirs:
+            return None, "not measured"
+        ratio = self.ours / self.theirs
+        return _within(ratio, self.at_most, self.at_least), f"{ratio:.2f} times"
+
+
+def _within(figure: float, at_most: float | None, at_least: float | None) -> bool:
+    return (at_most is None or figure <= at_most) and (at_least is None or figure >= at_least)
+
+
+def number(figure: float | None, unit: str, digits: int | None = None) -> str:
+    """A figure for people."""
+    if figure is None:
+        return _MISSING
+    if digits is None:
+        digits = 0 if figure >= 100 else 1
+    separator = "" if unit.startswith("/") else " "
+    return f"{figure:,.{digits}f}{separator}{unit}"
+
+
+class Page:
+    """Collects sections, rows and goals; ``text`` renders them."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+        self._head: list[str] = []
+        self._body: list[str] = []
+        self._goals: list[tuple[str, bool | None, str]] = []
+        self._rows: list[tuple[str, str, Mapping[str, tuple[float | None, int]]]] = []
+
+    def introduce(self, machine: str, command: str, warm_up_messages: int) -> None:
+        """Where and how this was measured."""
+        self._head = [
+            "# Benchmarks",
+            "",
+            "Written by `make bench`; do not edit. What each figure means and how to read it is in",
+            "[bench/README.md](../bench/README.md): only columns of one run compare.",
+            "",
+            f"- Machine: {machine}",
+            f"- Command: `{command}`",
+            f"- Each server was warmed up with {warm_up_messages:,} unbatched messages before its",
+            "  first rate or latency was taken: a cold Java server is several times slower.",
+            "- onewriter: embedded Valkey with `appendfsync always`; the column *everysec*",
+            "  acknowledges after WAITAOF. Pulsar: standalone, its default journal sync.",
+        ]
+
+    def skipped(self, text: str) -> None:
+        """Something could not run here."""
+        self._head.append(f"- Skipped: {text}")
+
+    def section(self, title: str, text: str) -> None:
+        """Begin a section with an explanation."""
+        self._end_table()
+        self._body += ["", f"## {title}", "", text]
+
+    def row(self, label: str, unit: str, values: Mapping[str, tuple[float | None, int]]) -> None:
+        """A line of the section's table: a figure and its digits for each column."""
+        self._rows.append((label, unit, values))
+
+    def remark(self, text: str) -> None:
+        """A paragraph behind the table."""
+        self._end_table()
+        self._body += ["", text]
+
+    def goal(self, text: str, claim: Value | Ratio) -> None:
+        """A goal and what this run says of it."""
+        self._goals.append((text, *claim.verdict()))
+
+    def text(self) -> str:
+        """The whole page, goals first."""
+        self._end_table()
+        goals = ["", "## Goals", "", "| goal | this run | |", "|---|---|---|"]
+        words = {True: "holds", False: "**missed**", None: "not measured"}
+        goals += [f"| {text} | {seen} | {words[holds]} |" for text, holds, seen in self._goals]
+        return "\n".join([*self._head, *goals, *self._body]) + "\n"
+
+    def _end_table(self) -> None:
+        if not self._rows:
+            return
+        used = [
+            column
+            for column in self._columns
+            if any(values.get(column, (None, 0))[0] is not None for _, _, values in self._rows)
+        ]
+        self._body += ["", f"| | {' | '.join(used)} |", "|---|" + "---|" * len(used)]
+        for label, unit, values in self._rows:
+            cells = [number(*_order(values.get(column, (None, 0)), unit)) for column in used]
+            self._body.append(f"| {label} | {' | '.join(cells)} |")
+        self._rows = []
+
+
+def _order(value: tuple[float | None, int], unit: str) -> tuple[float | None, str, int]:
+    figure, digits = value
+    return figure, unit, digits

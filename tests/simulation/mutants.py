@@ -1,0 +1,273 @@
+"""Mutants: a correct history corrupted in one way. Each must fail exactly the predicate it names.
+
+Numbers as in the list of mutants that the predicates come with: M1 drops an acknowledged entry, and
+so on. Every function takes a history that violates nothing, changes it in place, and raises
+NotHere when the history has nothing for it to corrupt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from tests.simulation.history import (
+    NEVER,
+    History,
+    Kind,
+    LogEntry,
+    Operation,
+    Outcome,
+    Span,
+)
+
+from onewriter_core.ids import Position
+
+
+class NotHere(Exception):
+    """The history lacks what this mutant corrupts."""
+
+
+Mutant = Callable[[History], None]
+
+
+def _clean_topic(history: History) -> str:
+    """A topic of which no fault of the store destroyed anything."""
+    for topic in history.topics:
+        if not history.forgotten.get(topic) and len(history.logs[topic].entries) > 20:
+            return topic
+    raise NotHere
+
+
+def _append_of(history: History, topic: str, value: str) -> Operation:
+    return next(o for o in history.of(Kind.APPEND, topic) if o.value == value)
+
+
+def _unread(history: History, topic: str) -> None:
+    """Nobody has looked at the topic: corruptions of the log shall not show in reads, too."""
+    history.operations = [
+        o
+        for o in history.operations
+        if o.topic != topic or o.kind not in {Kind.READ, Kind.DELIVER, Kind.ACK, Kind.REDELIVER}
+    ]
+    history.logs[topic].cursors.clear()
+
+
+def _exclusive_pair(entries: list[LogEntry]) -> int:
+    """The index of the last exclusive entry of an epoch that another exclusive epoch follows."""
+    for index in range(len(entries) - 1):
+        one, other = entries[index], entries[index + 1]
+        if one.is_exclusive and other.is_exclusive and one.epoch < other.epoch:
+            return index
+    raise NotHere
+
+
+def m1_acknowledged_entry_dropped(history: History) -> None:
+    """The last entry of its holder, so that no hole shows."""
+    topic = _clean_topic(history)
+    _unread(history, topic)
+    entries = history.logs[topic].entries
+    for index in range(len(entries) - 1, -1, -1):
+        entry = entries[index]
+        is_last = all(other.holder != entry.holder for other in entries[index + 1 :])
+        if is_last and _append_of(history, topic, entry.value).outcome is Outcome.OK:
+            del entries[index]
+            return
+    raise NotHere
+
+
+def m2_acknowledged_value_stored_twice(history: History) -> None:
+    """Once more at the end of its ledger, under a number that was never sent."""
+    topic = _clean_topic(history)
+    _unread(history, topic)
+    entries = history.logs[topic].entries
+    entry = entries[-1]
+    there = Position(entry.position.ledger, entry.position.entry + 1)
+    entries.append(replace(entry, position=there, number=entry.number + 1))
+
+
+def m3_entries_swapped_across_an_epoch(history: History) -> None:
+    topic = _clean_topic(history)
+    _unread(history, topic)
+    entries = history.logs[topic].entries
+    index = _exclusive_pair(entries)
+    entries[index], entries[index + 1] = entries[index + 1], entries[index]
+
+
+def m4_later_grant_with_lower_epoch(history: History) -> None:
+    """A grant of a holder that never wrote, after all others."""
+    topic = _clean_topic(history)
+    at = history.ended_at
+    history.operations.append(
+        Operation(
+            Kind.GRANT,
+            "mutant",
+            topic,
+            NEVER - 2,
+            at,
+            holder="mutant.1",
+            mode="Exclusive",
+            epoch=1,
+            completed=NEVER - 1,
+            completed_at=at,
+            outcome=Outcome.OK,
+        )
+    )
+
+
+def m5_two_holders_in_one_epoch(history: History) -> None:
+    """The last entry of an exclusive epoch is somebody else's, who was never told anything."""
+    topic = _clean_topic(history)
+    _unread(history, topic)
+    entries = history.logs[topic].entries
+    for index in range(len(entries) - 1):
+        one, other = entries[index], entries[index + 1]
+        if one.is_exclusive and other.is_exclusive and one.epoch == other.epoch:
+            there = Position(other.position.ledger, other.position.entry)
+            if index + 2 == len(entries) or entries[index + 2].epoch != one.epoch:
+                append = _append_of(history, topic, other.value)
+                if append.outcome is Outcome.OK:
+                    append.outcome = Outcome.INFO
+                entries[index + 1] = replace(
+                    other, position=there, holder="mutant.1", number=0, value="mutant.1/0"
+                )
+                return
+    raise NotHere
+
+
+def m7_fence_forgotten_by_compaction(history: History) -> None:
+    topic = _clean_topic(history)
+    history.logs[topic].epoch = 0
+    history.logs[topic].ledger = 0
+
+
+def m8_stale_waiter_promoted(history: History) -> None:
+    """One behind the best of those who went on waiting."""
+    for record in history.audit:
+        if record.get("mode") == "WAIT_FOR_EXCLUSIVE" and "nextWaiter" in record:
+            record["priority"] = "-1000"
+            return
+    raise NotHere
+
+
+def m9_old_epoch_delivered_after_redeliver(history: History) -> None:
+    for operation in history.of(Kind.REDELIVER):
+        assert operation.epoch is not None
+        for delivery in history.of(Kind.DELIVER, operation.topic):
+            same = (delivery.process, delivery.name) == (operation.process, operation.name)
+            if same and delivery.invoked > operation.completed:
+                delivery.epoch = operation.epoch - 1
+                return
+    raise NotHere
+
+
+def m9b_cursor_past_what_nobody_acknowledged(history: History) -> None:
+    topic = _clean_topic(history)
+    log = history.logs[topic]
+    if not log.cursors:
+        raise NotHere
+    name = next(iter(log.cursors))
+    history.operations = [
+        o for o in history.operations if o.kind not in {Kind.ACK, Kind.REDELIVER}
+    ]
+    for other in history.topics:
+        history.logs[other].cursors.clear()
+    log.cursors[name] = log.entries[0].position
+
+
+def m12_fenced_but_appended(history: History) -> None:
+    """A send that is in the log is said to have been refused."""
+    topic = _clean_topic(history)
+    entry = history.logs[topic].entries[-1]
+    append = _append_of(history, topic, entry.value)
+    append.outcome, append.error = Outcome.FAIL, "PRODUCER_FENCED"
+
+
+def m13_zombie_written_after_the_grant(history: History) -> None:
+    """The last entry of an old epoch, invoked only after the next epoch was granted."""
+    topic = _clean_topic(history)
+    entries = history.logs[topic].entries
+    index = _exclusive_pair(entries)
+    append = _append_of(history, topic, entries[index].value)
+    newer = next(
+        (
+            grant
+            for grant in history.of(Kind.GRANT, topic)
+            if grant.outcome is Outcome.OK and grant.epoch == entries[index + 1].epoch
+        ),
+        None,
+    )
+    if newer is None or append.outcome is not Outcome.OK:
+        raise NotHere
+    append.invoked = newer.completed + 1
+    append.outcome = Outcome.INFO
+
+
+def m14_hole_in_a_pipelined_stream(history: History) -> None:
+    """An entry nobody had a receipt for is missing, a later one of its holder is there."""
+    topic = _clean_topic(history)
+    _unread(history, topic)
+    entries = history.logs[topic].entries
+    for index in range(1, len(entries) - 1):
+        before, entry, after = entries[index - 1 : index + 2]
+        if before.holder == entry.holder == after.holder:
+            _append_of(history, topic, entry.value).outcome = Outcome.INFO
+            del entries[index]
+            return
+    raise NotHere
+
+
+def m15_value_changed_by_offload(history: History) -> None:
+    for read in history.of(Kind.READ):
+        if read.outcome is Outcome.OK and read.values:
+            position, _ = read.values[0]
+            read.values[0] = (position, "another value/0")
+            return
+    raise NotHere
+
+
+def m16_failed_promotion_dropped(history: History) -> None:
+    """A client was told to wait, and from then on nobody holds the topic."""
+    topic = history.topics[0]
+    end = history.ended_at + 60.0
+    history.operations.append(
+        Operation(
+            Kind.GRANT,
+            "mutant",
+            topic,
+            NEVER - 2,
+            history.ended_at,
+            holder="mutant.1",
+            mode="WaitForExclusive",
+            is_waiting=True,
+        )
+    )
+    history.ended_at = end
+
+
+def m17_handover_without_end(history: History) -> None:
+    topic = history.topics[0]
+    history.operations.append(
+        Operation(Kind.HANDOVER, "mutant", topic, NEVER - 2, history.ended_at)
+    )
+    history.tenures.append((topic, Span("mutant.1", history.ended_at, history.ended_at + 60.0)))
+    history.ended_at += 60.0
+
+
+MUTANTS: Mapping[Mutant, frozenset[str]] = {
+    m1_acknowledged_entry_dropped: frozenset({"S5"}),
+    m2_acknowledged_value_stored_twice: frozenset({"S5"}),
+    m3_entries_swapped_across_an_epoch: frozenset({"S1"}),
+    m4_later_grant_with_lower_epoch: frozenset({"S3"}),
+    m5_two_holders_in_one_epoch: frozenset({"S2"}),
+    m7_fence_forgotten_by_compaction: frozenset({"S12"}),
+    m8_stale_waiter_promoted: frozenset({"S11"}),
+    m9_old_epoch_delivered_after_redeliver: frozenset({"S9"}),
+    m9b_cursor_past_what_nobody_acknowledged: frozenset({"S9"}),
+    m12_fenced_but_appended: frozenset({"S5"}),
+    m13_zombie_written_after_the_grant: frozenset({"S4"}),
+    m14_hole_in_a_pipelined_stream: frozenset({"S6"}),
+    m15_value_changed_by_offload: frozenset({"S7"}),
+    m16_failed_promotion_dropped: frozenset({"L1", "L2"}),
+    m17_handover_without_end: frozenset({"L3"}),
+}
+

@@ -1,0 +1,45 @@
+"""The checkers are checked: every predicate has a mutant that it, and only it, finds."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+from tests.simulation.checkers.predicates import PREDICATES, violated
+from tests.simulation.history import History
+from tests.simulation.mutants import MUTANTS, Mutant, NotHere
+from tests.simulation.story import simulate
+
+SEEDS = range(0, 40)
+"""Runs that mutants look through for something to corrupt."""
+
+
+@cache
+def healthy(seed: int) -> History:
+    history = simulate(seed)
+    assert violated(history) == {}
+    return history
+
+
+@pytest.mark.parametrize("mutant", list(MUTANTS), ids=lambda mutant: mutant.__name__)
+def test_a_mutant_fails_exactly_the_predicate_it_names(mutant: Mutant) -> None:
+    history = mutated(mutant)
+    assert violated(history).keys() == MUTANTS[mutant]
+
+
+def test_every_predicate_has_a_mutant() -> None:
+    assert frozenset().union(*MUTANTS.values()) == PREDICATES.keys()
+
+
+def mutated(mutant: Callable[[History], None]) -> History:
+    """The first healthy history that has what the mutant corrupts, corrupted."""
+    for seed in SEEDS:
+        history = copy.deepcopy(healthy(seed))
+        try:
+            mutant(history)
+        except NotHere:
+            continue
+        return history
+    raise AssertionError(f"none of {len(SEEDS)} runs has anything for {mutant.__name__}")

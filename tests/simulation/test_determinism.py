@@ -1,0 +1,43 @@
+"""The same seed gives the same history, byte for byte: also in another process, hashing otherwise."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.simulation.story import simulate
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import hashlib, sys
+from tests.simulation.story import simulate
+print(hashlib.sha256(simulate(int(sys.argv[1])).to_text().encode()).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("seed", [2, 13, 58])
+def test_the_same_seed_gives_the_same_history(seed: int) -> None:
+    first, second = simulate(seed).to_text(), simulate(seed).to_text()
+    assert first == second
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(seed)],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONHASHSEED": "4711",
+            "PYTHONPATH": os.pathsep.join(["core", "broker", "client", "."]),
+        },
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    assert elsewhere == hashlib.sha256(first.encode()).hexdigest()
+
+
+def test_other_seeds_tell_other_stories() -> None:
+    assert simulate(1).to_text() != simulate(2).to_text()

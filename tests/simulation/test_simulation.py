@@ -1,0 +1,119 @@
+"""Brokers, clients and stores under faults, over many seeds: no predicate is ever violated.
+
+``ONEWRITER_SEEDS=n`` runs the seeds 0 to n - 1 (200 by default), ``ONEWRITER_SEEDS=7:8`` those from
+7 up to 8: one again. A run that fails leaves its history, audit and log in a file that the failure
+names. Together the runs must have met everything that is interesting: a simulation in which nobody
+was ever deposed shows nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.simulation.checkers.predicates import violated
+from tests.simulation.history import History
+from tests.simulation.story import simulate
+
+SEEDS_DEFAULT = 200
+SEEDS_PER_TEST = 10
+
+SOMETIMES_FROM = 100
+"""Fewer seeds than that are not expected to meet everything."""
+
+SOMETIMES = {
+    "grant.ok": "somebody was granted a topic",
+    "waits": "a client waited in line",
+    "resume.ok": "a holder came back and kept its epoch",
+    "resume.fail": "one came back too late and was fenced",
+    "resent": "messages were sent again",
+    "append.fail": "a send was refused for certain",
+    "append.info": "the fate of a send was unknown to its client",
+    "closed by the broker": "a holder was told that it had lost its turn",
+    "old handle fenced": "the fencer saw its old handle fenced",
+    "impostor refused": "a made-up or stale epoch was refused",
+    "handover.ok": "a handover was done",
+    "fence.ok": "an administrator deposed a holder",
+    "promotion": "a replica became primary",
+    "flushed": "somebody called FLUSHALL",
+    "adopted by force": "a person adopted a dataset",
+    "log.entries.lost": "a loss was reported",
+    "log.bucket.dataset_changed": "an owner fenced its topics in another dataset",
+    "log.broker.stalled": "a frozen broker woke",
+    "log.append.undecided": "an append had to be repeated",
+    "store.write.fenced": "the store refused a zombie's append",
+    "store.refence.fenced": "the store refused a zombie's fence",
+    "store.write.refence": "the store refused an append of another dataset",
+    "stale delivery dropped": "a consumer dropped what was older than its redelivery",
+    "redeliver.ok": "a consumer asked for redelivery",
+    "read.ok": "a reader went through a log",
+}
+"""What must have happened in some of the runs."""
+
+
+def seeds() -> list[int]:
+    asked = os.environ.get("ONEWRITER_SEEDS", str(SEEDS_DEFAULT))
+    first, _, last = asked.rpartition(":")
+    return list(range(int(first or 0), int(last)))
+
+
+def chunks() -> list[list[int]]:
+    all_seeds = seeds()
+    return [all_seeds[at : at + SEEDS_PER_TEST] for at in range(0, len(all_seeds), SEEDS_PER_TEST)]
+
+
+def kept(history: History) -> Path:
+    """The history of a failed run, where a person finds it."""
+    directory = Path(tempfile.gettempdir()) / "onewriter-simulation"
+    directory.mkdir(exist_ok=True)
+    path = directory / f"seed-{history.seed}.jsonl"
+    path.write_text(history.to_text())
+    return path
+
+
+def judged(seed: int) -> History:
+    """Run a seed; fails with what is wrong and how to see it again."""
+    history = simulate(seed)
+    problems = [f"{name}: {text}" for name, texts in violated(history).items() for text in texts]
+    problems += [f"must never happen: {text}" for text in history.anomalies]
+    if problems:
+        lines = "\n".join(problem[:500] for problem in problems[:10])
+        pytest.fail(
+            f"seed {seed}: {len(problems)} problems\n{lines}\nhistory: {kept(history)}\n"
+            f"again: ONEWRITER_SEEDS={seed}:{seed + 1} pytest tests/simulation/test_simulation.py",
+            pytrace=False,
+        )
+    return history
+
+
+@pytest.fixture(scope="session")
+def met(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs note what they met, shared by all workers of one session."""
+    base = tmp_path_factory.getbasetemp()
+    directory = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "met"
+    directory.mkdir(exist_ok=True)
+    return directory
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("chunk", chunks(), ids=lambda chunk: f"seeds-{chunk[0]}-{chunk[-1]}")
+def test_nothing_is_violated(chunk: list[int], met: Path) -> None:
+    seen: Counter[str] = Counter()
+    for seed in chunk:
+        seen.update(judged(seed).seen)
+    (met / f"{chunk[0]}").write_text("".join(f"{what}\t{n}\n" for what, n in sorted(seen.items())))
+
+
+@pytest.mark.skipif(len(seeds()) < SOMETIMES_FROM, reason="too few seeds to meet everything")
+def test_everything_interesting_happened_sometimes() -> None:
+    """Runs of its own, cheap ones: until everything was met, or too many were needed."""
+    seen: Counter[str] = Counter()
+    for seed in range(1_000_000, 1_000_000 + 2 * SOMETIMES_FROM):
+        seen.update(judged(seed).seen)
+        if all(seen[what] for what in SOMETIMES):
+            return
+    missing = [text for what, text in SOMETIMES.items() if not seen[what]]
+    raise AssertionError(f"never happened: {'; '.join(missing)}")
