@@ -13,8 +13,8 @@ _INTRODUCTION = """\
 
 *Written by `make compare-pulsar`; do not edit. Every figure was measured in the run described here.*
 
-The same scenarios over the bare wire protocol, one connection for each producer, on Apache Pulsar
-and on onewriter: what Pulsar's exclusive producers promise, under the races and failures that a
+The same scenarios over the bare wire protocol, one connection for each producer unless they say
+otherwise, on Apache Pulsar and on onewriter: what Pulsar's exclusive producers promise, under the races and failures that a
 stock client meets. Beneath them is the decision table of the access modes, where both must agree,
 and the list of what we do otherwise on purpose.
 """
@@ -70,7 +70,8 @@ _DIFFERENCES = """\
 ## What is not shown
 
 Faults of Pulsar that need a failing metadata store or a broker halted between two instructions
-cannot be produced from outside, so nothing about them is claimed here.
+cannot be produced from outside, so nothing about them is claimed here. Waiters that left or that
+decline are such promotions as a client can make fail; both brokers then try the next one.
 """
 
 

@@ -76,7 +76,7 @@ def _unload(stage: Stage) -> Findings:
     stage.client().producer(stage.topic, EXCLUSIVE, name="A")
     waiters = [stage.client().waiter(stage.topic, name=name) for name in ("B", "C")]
     stage.admin("PUT", "unload")
-    return {"forgotten": sum(not _is_told(waiter) for waiter in waiters)}
+    return {"forgotten": not all(_is_told(waiter) for waiter in waiters)}
 
 
 def _is_told(waiter: RawProducer) -> bool:
@@ -97,7 +97,11 @@ UNLOAD = Scenario(
     "A topic moves while others wait",
     "A (Exclusive) holds, B and C wait. The topic is unloaded through the admin API, as it happens "
     "when a broker is drained or load is balanced.",
-    (Measure("forgotten", "a waiter is told nothing within 3 s and waits in a line that is gone"),),
+    (
+        Measure(
+            "forgotten", "one of them is told nothing within 3 s and waits in a line that is gone"
+        ),
+    ),
     _unload,
 )
 

@@ -106,7 +106,8 @@ class Clients:
             else:
                 interval = detection.ping_interval_seconds
                 silent_after = detection.silent_after_seconds
-                connection.progress(now)
+                if not stalled:  # what they published meanwhile is not read yet
+                    connection.progress(now)
             if now - connection.last_inbound > silent_after:
                 connection.silent()
             elif (

@@ -12,7 +12,8 @@ from onewriter_broker.clients import Clients
 from onewriter_broker.dispatch.api import SubscribeOptions, seek_target
 from onewriter_broker.dispatch.consumer import Consumer
 from onewriter_broker.log.topic_log import Entry
-from onewriter_broker.requests import Link, Opening, Requests, code_of
+from onewriter_broker.requests import Link, Opening, Requests, code_of, error_reply
+from onewriter_broker.schemas import check_schema
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import TopicName
 from onewriter_core.wire import replies
@@ -56,6 +57,11 @@ class Consuming:
         if len(self._consumers) >= self._clients.settings.consumers_per_connection_max:
             text = "too many consumers on one connection"
             self._link.write(replies.error(command.request_id, ServerError.TOO_MANY_REQUESTS, text))
+            return
+        try:
+            check_schema(command)
+        except Refused as refused:
+            self._link.write(error_reply(command.request_id, refused))
             return
         opening = Opening(command.request_id)
         self._consumers[command.consumer_id] = opening

@@ -37,7 +37,7 @@ from onewriter_broker.tenures import audit_fields, marker_fields, state_fields
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.topic.effects import Fence, Record
-from onewriter_core.topic.model import Slot
+from onewriter_core.topic.model import Purpose, Slot
 
 END_BLOCKS_MAX = 4
 """Blocks in front of a marker that are looked through for the last entry: the rest are markers."""
@@ -131,19 +131,35 @@ class Fencing:
             if recording is not None:
                 await recording
             if outcome is Outcome.DONE:
-                if await self._settled(fence, logs, changes_hands=not flush):
+                # What a departed holder left must not enter behind the end of its right to resume.
+                ends_tenure = not flush or effect.purpose is Purpose.SHARE
+                if await self._settled(fence, logs, changes_hands=ends_tenure):
                     return ledger
                 if self._counts(binding):
                     return None  # closed meanwhile
             log.warning(
                 "fence.refused", topic=str(self._name), ledger=ledger, outcome=outcome.value
             )
+            if outcome is Outcome.LOST:
+                for topic_log in logs:
+                    topic_log.was_refused = True  # what is missing is counted behind the marker
+            create = create or outcome is Outcome.LOST
+            following = await self._next_ledger(binding, outcome, logs)
+            if following is None:
+                return None
+            ledger = following
+        return None
+
+    async def _next_ledger(
+        self, failed: Binding, outcome: Outcome, logs: Sequence[TopicLog]
+    ) -> int | None:
+        """Another ledger, for whatever binding holds now; the refused one is never used again."""
+        while not any(topic_log.is_closed for topic_log in logs):
             try:
-                answer = await self._shell.ownership.refence(self._bucket, binding, outcome)
+                answer = await self._shell.ownership.refence(self._bucket, failed, outcome)
                 if answer is Refenced.LOST:
                     return None
-                create = create or outcome is Outcome.LOST
-                ledger = await self._shell.ownership.reserve_ledger(self._bucket)
+                return await self._shell.ownership.reserve_ledger(self._bucket)
             except (Unavailable, Undecided) as error:
                 log.warning("fence.waits", topic=str(self._name), reason=str(error))
                 await asyncio.sleep(RETRY_SECONDS)

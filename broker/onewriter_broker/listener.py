@@ -66,6 +66,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._outgoing_bytes = 0
         self._outgoing_bytes_max = clients.settings.outgoing_bytes_per_connection_max
         self._is_flushing = False
+        self._written_bytes = 0
+        self._taken_bytes = 0
+        self._taken_at = self.last_inbound
         self._is_write_paused = False
         self._is_read_paused = False
         self._is_closing = False
@@ -123,14 +126,15 @@ class ClientProtocol(asyncio.BufferedProtocol):
         for timer in (self._expiry, self._connect_timer, self._held_back):
             if timer is not None:
                 timer.cancel()
+        if self._session is not None:
+            self._session.lost()  # takes off what its producers know to be unanswered for good
+            self._session = None
         self._clients.pending_bytes -= self._pending_bytes
         self._pending_bytes = 0
-        if self._session is not None:
-            self._session.lost()
-            self._session = None
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
+        self._see_taken(self._clients.now())
         self._update_reading()
 
     def resume_writing(self) -> None:
@@ -239,9 +243,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def _flush(self) -> None:
         self._is_flushing = False
         outgoing, self._outgoing = self._outgoing, []
-        was_full = self._outgoing_bytes >= self._outgoing_bytes_max
-        self._outgoing_bytes = 0
+        flushed, self._outgoing_bytes = self._outgoing_bytes, 0
+        was_full = flushed >= self._outgoing_bytes_max
         if outgoing and not self._transport.is_closing():
+            self._written_bytes += flushed
             self._transport.writelines(outgoing)
         if was_full and not self._is_write_paused and self._session is not None:
             self._session.room_made()
@@ -318,13 +323,29 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self.write(replies.PING)
 
     def silent(self) -> None:
-        if self._is_read_paused:
+        if self._is_read_paused and not self._takes_nothing():
             return  # it is we who do not listen
         if self._session is not None:
             self._session.silent()
         self._transport.abort()
 
+    def _takes_nothing(self) -> bool:
+        """Whether the peer has long taken no byte of what waits for it: then it is not there.
+
+        We do not read from a peer that does not read from us, and would not hear it in any case.
+        """
+        if not self._is_write_paused or self.detection is None:
+            return False
+        return self._clients.now() - self._taken_at > self.detection.silent_after_seconds
+
+    def _see_taken(self, now: float) -> None:
+        taken = self._written_bytes - self._transport.get_write_buffer_size()
+        if taken != self._taken_bytes:
+            self._taken_bytes, self._taken_at = taken, now
+
     def progress(self, now: float) -> None:
+        if self._is_write_paused:
+            self._see_taken(now)
         if self._session is not None:
             self._session.progress(now)
 

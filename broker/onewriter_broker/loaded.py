@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 
 from onewriter_broker.catalog import CatalogEntry
 from onewriter_broker.detection import Detection
@@ -25,6 +26,8 @@ class LoadedTopic:
     runner: TopicRunner
     subscriptions: dict[int, Subscriptions]
     declared: ExclusiveTopic | None
+    growing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while logs are added: one after the other, each to what the catalog says by then."""
 
     def has(self, name: TopicName) -> bool:
         """Whether the topic serves that name already."""

@@ -161,7 +161,9 @@ def main(arguments: Sequence[str]) -> int:
         uvloop.run(serve(settings, heartbeat))
     except* (OnewriterError, OSError) as errors:
         code = REFUSED_CODE
-        for reason in _reasons(errors):  # a sentence for a person, not a traceback: a port in use, say
+        for reason in _reasons(
+            errors
+        ):  # a sentence for a person, not a traceback: a port in use, say
             log.error("broker.refused", name=settings.name, reason=reason)  # noqa: TRY400 - as above
     return code
 

@@ -7,8 +7,9 @@ looked at before each entry is buffered. What happened to an entry comes back th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from onewriter_broker.log.topic_log import PendingEntry, TopicLog
@@ -24,6 +25,11 @@ RECENT_MAX = 1_024
 
 class ProducerChannel(Protocol):
     """The connection as a producer sees it. Nothing here waits."""
+
+    @property
+    def client_version(self) -> str:
+        """What the client calls itself, for statistics."""
+        ...
 
     def producer_ready(self, producer: Producer, epoch: int | None) -> None:
         """Answer the PRODUCER command: it may write."""
@@ -119,6 +125,7 @@ class Producer:
         "name",
         "pending",
         "producer_id",
+        "properties",
         "request",
         "request_id",
         "resends",
@@ -136,6 +143,7 @@ class Producer:
         gathered: Callable[[TopicLog], None],
         *,
         asked_priority: int = 0,
+        properties: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.channel = channel
         self.producer_id = producer_id
@@ -152,6 +160,7 @@ class Producer:
         """The client was told that it may write; not so while its lineage is read from the log."""
         self.epoch: int | None = None
         self.asked_priority = asked_priority
+        self.properties = properties
         self.since_ms = 0  # when the topic was asked for, by the wall clock
         self.pending = 0
         self._on_idle: Callable[[], None] | None = None
@@ -206,8 +215,9 @@ class Producer:
 
     def refused(self, size: int) -> None:
         self.channel.send_dropped(size)
-        if self.is_active:  # not deposed by us: what it sends next must not stand behind a gap
-            self.channel.drop("the store refused a message")
+        newest = self.lineage.newest  # it may be waiting for this entry's receipt
+        if newest.is_active:  # not deposed by us: what it sends next must not stand behind a gap
+            newest.channel.drop("the store refused a message")
         self._answered(1)
 
     def unknown(self, size: int) -> None:

@@ -10,11 +10,13 @@ import asyncio
 
 import structlog
 
-from onewriter_broker.access import AskedPriority, admit, check_topic, parse_priority
+from onewriter_broker.access import Admission, AskedPriority, admit, check_topic, parse_priority
 from onewriter_broker.clients import Clients
+from onewriter_broker.dispatch.subscriptions import check_properties
 from onewriter_broker.loaded import LoadedTopic
 from onewriter_broker.producer import Producer
 from onewriter_broker.requests import Link, Opening, Requests, error_reply
+from onewriter_broker.schemas import check_schema
 from onewriter_core.errors import ProtocolError, Refused, ServerError
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 from onewriter_core.topic.model import AccessMode, Departure, Request
@@ -32,6 +34,9 @@ DEPARTURES_PER_TURN = 64
 
 NAMED_PARTITIONS_MAX = 10_000
 """Partitions that a connection asked for by name, remembered so that they compete alone."""
+
+PROPERTIES_BYTES_MAX = 16 * 1024
+"""Of one producer, names and values."""
 
 IF_EPOCH_PROPERTY = "onewriter.if-epoch"
 """Producer property: a takeover happens only if the topic epoch still is this number."""
@@ -92,7 +97,7 @@ class Producing:
         try:
             name = TopicName.parse(command.topic)
             check_schema(command)
-            check_properties(properties_of(command.metadata), PROPERTIES_BYTES_MAX)
+            check_properties(_properties(command), PROPERTIES_BYTES_MAX)
         except (InvalidTopicName, Refused) as error:
             del self._producers[command.producer_id]
             self._link.write(error_reply(command.request_id, error))
@@ -134,7 +139,7 @@ class Producing:
             check_topic(name, self._clients.topics.desired.topic(name), self._clients.undeclared)
             topic = await self._clients.topics.serve(name)
             if command.initial_subscription_name:
-                self._admission(command, name, topic, asked)  # only who may write may subscribe
+                self._admission(name, topic, _mode(command), asked)
                 subscriptions = topic.subscriptions[topic.slot_of(name)]
                 await subscriptions.ensure(command.initial_subscription_name)
         except BaseException:
@@ -167,7 +172,7 @@ class Producing:
             topic.runner.logs[request.slot],
             self._clients.appender.gathered,
             asked_priority=asked.value or 0,
-            properties=properties_of(command.metadata),
+            properties=_properties(command),
         )
         self._producers[command.producer_id] = producer
         self._topics_of[command.producer_id] = topic
@@ -185,24 +190,9 @@ class Producing:
         asked: AskedPriority,
     ) -> Request:
         """The command as the topic machine understands it. Raises Refused."""
-        properties = {item.key: item.value for item in command.metadata}
-        mode = AccessMode(command.producer_access_mode)
-        if (
-            mode is AccessMode.EXCLUSIVE
-            and properties.get(ACCESS_MODE_PROPERTY) == "ExclusiveWithFencing"
-        ):
-            mode = AccessMode.EXCLUSIVE_WITH_FENCING
-        desired = self._clients.topics.desired
-        declared = topic.declared
-        admission = admit(
-            name,
-            declared,
-            desired.claims_for(declared) if declared is not None else (),
-            self._identity,
-            mode,
-            asked.value,
-            self._clients.undeclared,
-        )
+        properties = _properties(command)
+        mode = _mode(command)
+        admission = self._admission(name, topic, mode, asked)
         if asked.note:
             log.warning("priority.unreadable", topic=str(name), note=asked.note)
         if_epoch = properties.get(IF_EPOCH_PROPERTY)
@@ -228,10 +218,26 @@ class Producing:
             if_epoch=None if if_epoch is None else int(if_epoch),
         )
 
+    def _admission(
+        self, name: TopicName, topic: LoadedTopic, mode: AccessMode, asked: AskedPriority
+    ) -> Admission:
+        """Whether it may write at all. Raises Refused."""
+        declared = topic.declared
+        desired = self._clients.topics.desired
+        return admit(
+            name,
+            declared,
+            desired.claims_for(declared) if declared is not None else (),
+            self._identity,
+            mode,
+            asked.value,
+            self._clients.undeclared,
+        )
+
     def _asked_priority(self, command: pb.CommandProducer) -> AskedPriority:
         field = self._clients.settings.queue_priority_field
         wire = queue_priority(command, field) if field else None
-        return parse_priority({item.key: item.value for item in command.metadata}, wire)
+        return parse_priority(_properties(command), wire)
 
     def close(self, command: pb.CommandCloseProducer) -> None:
         """Leave once everything handed in is answered, so that a successor comes behind it."""
@@ -362,9 +368,22 @@ class Producing:
         self.depart(Departure.CONNECTION_LOST)
 
 
-async def _depart_later(
-    waiting: list[tuple[LoadedTopic, Producer]], departure: Departure
-) -> None:
+def _properties(command: pb.CommandProducer) -> dict[str, str]:
+    return {item.key: item.value for item in command.metadata}
+
+
+def _mode(command: pb.CommandProducer) -> AccessMode:
+    """The access mode; a property stands in for the one that Go cannot ask for."""
+    mode = AccessMode(command.producer_access_mode)
+    if (
+        mode is AccessMode.EXCLUSIVE
+        and _properties(command).get(ACCESS_MODE_PROPERTY) == "ExclusiveWithFencing"
+    ):
+        return AccessMode.EXCLUSIVE_WITH_FENCING
+    return mode
+
+
+async def _depart_later(waiting: list[tuple[LoadedTopic, Producer]], departure: Departure) -> None:
     """Each departure goes through its topic's whole queue: thousands at once would stop the loop."""
     for index, (topic, producer) in enumerate(waiting):
         if index % DEPARTURES_PER_TURN == 0:

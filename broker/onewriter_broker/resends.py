@@ -155,6 +155,12 @@ def snapshot(last: Mapping[str, tuple[int, int]]) -> str:
     return json.dumps(dict(list(last.items())[-SNAPSHOT_PRODUCERS_MAX:]))
 
 
+def read_snapshot(state: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    """What ``snapshot`` left in a log's state."""
+    kept = json.loads(state.get(SNAPSHOT_FIELD, "{}"))
+    return {name: (last[0], last[1]) for name, last in kept.items() if isinstance(last, list)}
+
+
 async def lineage_from_log(topic_log: TopicLog, producer_name: str, epoch: int | None) -> Resends:
     """A producer's newest entries as another broker left them. Raises Undecided.
 
@@ -182,10 +188,9 @@ async def lineage_from_log(topic_log: TopicLog, producer_name: str, epoch: int |
                 await asyncio.sleep(0)
     resends = Resends.of(stored, ())
     resends.published_ms = published_ms
-    snapshot = json.loads(topic_log.state.get(SNAPSHOT_FIELD, "{}"))
-    known = snapshot.get(producer_name)
-    if epoch is not None and isinstance(known, list) and known[0] == epoch:
-        resends.floor = known[1]
+    kept_epoch, last = read_snapshot(topic_log.state).get(producer_name, (None, 0))
+    if epoch is not None and kept_epoch == epoch:
+        resends.floor = last
     return resends
 
 
@@ -204,9 +209,7 @@ async def _tail(topic_log: TopicLog, start: Position) -> list[Block]:
     entries = size = 0
     end = topic_log.committed
     while entries < TAIL_ENTRIES_MAX and size < TAIL_BYTES_MAX:
-        blocks = await topic_log.store.read_blocks(
-            topic_log.name, start, end, count=TAIL_BLOCKS_PER_READ, reverse=True
-        )
+        blocks = await topic_log.read_blocks(start, end, count=TAIL_BLOCKS_PER_READ, reverse=True)
         for block in blocks:
             if isinstance(block, Block):
                 found.append(block)

@@ -22,7 +22,7 @@ from onewriter_broker.log.topic_log import (
     TopicLog,
 )
 from onewriter_broker.producer import Producer
-from onewriter_broker.resends import SNAPSHOT_FIELD, lineage_from_log, snapshot
+from onewriter_broker.resends import SNAPSHOT_FIELD, lineage_from_log, read_snapshot, snapshot
 from onewriter_broker.tenures import (
     contender_fields,
 )
@@ -75,6 +75,9 @@ LEDGER_WAIT_SECONDS = 5.0
 
 LEDGER_RETRY_SECONDS = 0.2
 
+SUSPECT_SECONDS = 10.0
+"""Between two records of one topic that somebody claims an epoch which was never granted."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -106,8 +109,8 @@ class TopicRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._predecessors: dict[tuple[int, str], Producer] = {}
         self._answers: dict[str, asyncio.Future[Answer]] = {}
-        self._fences: set[asyncio.Task[None]] = set()
-        self._rolling: set[int] = set()
+        self._fences: dict[asyncio.Task[None], None] = {}
+        self._suspected_at: float | None = None
 
     # ------------------------------------------------------------ events
 
@@ -145,16 +148,19 @@ class TopicRunner:
         if self._is_stepping:
             return
         self._is_stepping = True
+        has_failed = False
         try:
             while self._mailbox:
                 self._step(self._mailbox.pop(0))
         except Exception:
             log.exception("topic.failed", topic=str(self.name), topic_event=event)
             self._mailbox.clear()
-            self._shell.failed(self.name)
-            return
+            has_failed = True
         finally:
             self._is_stepping = False
+        if has_failed:
+            self._shell.failed(self.name)  # unloads the topic: that must be stepped, too
+            return
         self._set_timer()
         if self.topic.claim is None:
             self._remember_presence()
@@ -256,8 +262,8 @@ class TopicRunner:
         match effect:
             case Fence():
                 task = self.spawn(self._fence(effect))
-                self._fences.add(task)
-                task.add_done_callback(self._fences.discard)
+                self._fences[task] = None
+                task.add_done_callback(self._fences.pop)
             case Grant():
                 self._grant(effect)
             case Queue(registration, name):
@@ -287,15 +293,8 @@ class TopicRunner:
             case Probe(registration):
                 if registration in self.producers:
                     self.producers[registration].channel.probe()
-            case Suspect(registration, claimed, stored):
-                log.warning(
-                    "epoch.ahead",
-                    topic=str(self.name),
-                    registration=registration,
-                    claimed_epoch=claimed,
-                    stored_epoch=stored,
-                )
-                self._audit({"kind": "suspect", "epoch": str(stored), "claimed": str(claimed)})
+            case Suspect():
+                self._suspect(effect)
             case Record():
                 self._record(effect)
             case Answer(identifier, _, _):
@@ -304,6 +303,22 @@ class TopicRunner:
                     future.set_result(effect)
             case _:
                 assert_never(effect)
+
+    def _suspect(self, suspect: Suspect) -> None:
+        """Note it, but not at a client's pace: the audit keeps so many records and no more."""
+        now = self._shell.now()
+        if self._suspected_at is not None and now - self._suspected_at < SUSPECT_SECONDS:
+            return
+        self._suspected_at = now
+        log.warning(
+            "epoch.ahead",
+            topic=str(self.name),
+            registration=suspect.registration,
+            claimed_epoch=suspect.claimed_epoch,
+            stored_epoch=suspect.stored_epoch,
+        )
+        epoch, claimed = str(suspect.stored_epoch), str(suspect.claimed_epoch)
+        self._audit({"kind": "suspect", "epoch": epoch, "claimed": claimed})
 
     def _stop(self, registration: str) -> Producer | None:
         """Forget a producer; what it handed to the store is still answered to it."""
@@ -436,7 +451,15 @@ class TopicRunner:
 
     def _sequences(self, slot: int) -> dict[str, str]:
         """State fields that let another broker know a resend when the log's tail is trimmed."""
+        fenced = self.topic.slot(slot)
+        epoch = 0 if fenced is None else fenced.epoch
+        # First what another broker left: its producers may come back after this fence only.
         last = {
+            name: kept
+            for name, kept in read_snapshot(self.logs[slot].state).items()
+            if kept[0] >= epoch
+        }
+        last |= {
             producer.name: (producer.epoch, producer.lineage.recent[-1][0])
             for producer in (*self._predecessors.values(), *self.producers.values())
             if producer.request.slot == slot

@@ -43,7 +43,13 @@ class Session:
         self._requests = Requests(link)
         self._lookups = Lookups(clients.topics, clients.undeclared)
         self._producing = Producing(
-            clients, link, self._requests, name=name, address=address, identity=identity
+            clients,
+            link,
+            self._requests,
+            name=name,
+            address=address,
+            identity=identity,
+            client_version=client_version,
         )
         self._consuming = Consuming(clients, link, self._requests, address)
 

@@ -253,12 +253,16 @@ class Topics:
 
     async def _add_slot(self, topic: LoadedTopic, slot: int) -> None:
         """A partition by name of a topic without declared partitions, or one that was added."""
-        partitions = topic.entry.partitions
-        if slot == WHOLE or (partitions and slot >= partitions):
-            raise Refused(ServerError.TOPIC_NOT_FOUND, f"{topic.name} has {partitions} partitions")
-        await self._add_slots(topic, topic.entry.with_slot(slot))
+        async with topic.growing:
+            partitions = topic.entry.partitions
+            if slot == WHOLE or (partitions and slot >= partitions):
+                text = f"{topic.name} has {partitions} partitions"
+                raise Refused(ServerError.TOPIC_NOT_FOUND, text)
+            if slot not in topic.subscriptions:  # else somebody else was quicker
+                await self._add_slots(topic, topic.entry.with_slot(slot))
 
     async def _add_slots(self, topic: LoadedTopic, entry: CatalogEntry) -> None:
+        """Open the logs that the topic lacks; the caller holds ``topic.growing``."""
         holding = self._holding(topic.bucket)
         await self._catalogs.write(holding.binding, topic.name, entry)
         topic.entry = entry
@@ -266,15 +270,26 @@ class Topics:
             if number in topic.runner.logs:
                 continue
             topic_log = await self._read_log(topic.name, number, topic.declared, holding)
-            if number in topic.runner.logs:
-                continue  # somebody else was quicker
             slots = self._read_slots(topic.name, {number: topic_log}, holding)
+            self._check_serves(topic, holding)
             topic.runner.logs[number] = topic_log
-            opened = await topic.runner.open(slots)
-            if opened is None:
-                raise Unavailable(f"bucket {topic.bucket} has moved on")
+            try:
+                opened = await topic.runner.open(slots)
+                self._check_serves(topic, holding)
+                if opened is None:
+                    raise Unavailable(f"bucket {topic.bucket} has moved on")
+            except BaseException:  # whoever asks next begins anew
+                del topic.runner.logs[number]
+                topic_log.close()
+                raise
             topic.subscriptions[number] = self._subscriptions(topic_log, topic.runner)
             topic.runner.post(SlotsAdded(opened, self._shell.now()))
+
+    def _check_serves(self, topic: LoadedTopic, holding: Holding) -> None:
+        """Raises Unavailable when the topic was dropped, or its bucket bound anew, meanwhile."""
+        is_loaded = self.loaded.get(str(topic.name)) is topic
+        if not is_loaded or self.ownership.holding(topic.bucket) != holding:
+            raise Unavailable(f"{topic.name} has moved on")
 
     async def _read_log(
         self, base: TopicName, number: int, declared: ExclusiveTopic | None, holding: Holding
@@ -344,13 +359,12 @@ class Topics:
         entry = known or CatalogEntry()
         if partitions < entry.partitions:
             raise Refused(ServerError.NOT_ALLOWED_ERROR, "partitions cannot be taken away")
-        slots = tuple(sorted({*entry.slots, *range(partitions)}))
-        grown = replace(entry, partitions=partitions, slots=slots)
         topic = self.loaded.get(str(base))
         if topic is None:
-            await self._catalogs.write(holding.binding, base, grown)
+            await self._catalogs.write(holding.binding, base, _grown(entry, partitions))
         else:
-            await self._add_slots(topic, grown)
+            async with topic.growing:
+                await self._add_slots(topic, _grown(topic.entry, partitions))
 
     async def delete(self, base: TopicName) -> None:
         """Delete a topic: trim its logs to nothing, leave tombstones that keep the epochs.
@@ -428,8 +442,9 @@ class Topics:
             self._drop(topic, "the topic is being unloaded")
 
     def _drop(self, topic: LoadedTopic, reason: str) -> None:
-        if self.loaded.pop(str(topic.name), None) is None:
-            return
+        if self.loaded.get(str(topic.name)) is not topic:
+            return  # dropped before; by now it may have been loaded again
+        del self.loaded[str(topic.name)]
         topic.runner.unload(reason)
         self._leaving[str(topic.name)] = topic.runner
         self._shell.spawn(self._forget_when_settled(topic))
@@ -459,6 +474,13 @@ class Topics:
                 if text.startswith(prefix):
                     found[text] = entry
         return found
+
+
+def _grown(entry: CatalogEntry, partitions: int) -> CatalogEntry:
+    """The entry with at least so many partitions."""
+    partitions = max(entry.partitions, partitions)
+    slots = tuple(sorted({*entry.slots, *range(partitions)}))
+    return replace(entry, partitions=partitions, slots=slots)
 
 
 def _with_declared(entry: CatalogEntry, declared: ExclusiveTopic | None) -> CatalogEntry:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pulsar
 import pytest
-from onewriter_broker.testing import RUNNING, LocalBrokers, running_brokers
 from tests.integration.raw import RawClient
+
+from onewriter_broker.testing import RUNNING, LocalBrokers, running_brokers
 
 ROUNDS = int(os.environ.get("ONEWRITER_ROUNDS", "10"))
 """How often a campaign's round is played: about ten times in CI, hundreds of times in a soak."""
@@ -25,13 +26,13 @@ _topics = itertools.count(1)
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[None]:
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A failed test shows what the brokers that ran beside it said."""
-    report: Any = yield  # type: ignore[misc]  # pluggy sends the result in
+    report = yield
     if report.failed:
         for brokers in RUNNING:
             report.sections.append(("end of the brokers' log", brokers.log_end()))
-    return report  # type: ignore[return-value]  # pluggy takes it
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from onewriter_broker.testing import LocalBrokers
-from onewriter_core.errors import ServerError, Unavailable
 from tests.integration.conftest import RawClients
 from tests.integration.raw import RawClient, RawProducer, RefusedByBroker
+
+from onewriter_broker.testing import LocalBrokers
+from onewriter_core.errors import ServerError, Unavailable
 
 FOLLOW_SECONDS = 20.0
 PAUSE_SECONDS = 0.05

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from google.protobuf.message import Message
+
 from onewriter_core.errors import ProtocolError, ServerError
 from onewriter_core.ids import TopicName
 from onewriter_core.wire import hot
@@ -42,7 +43,7 @@ SECONDS_MAX = 20.0
 Kind = TypeVar("Kind")
 
 
-class RefusedByBroker(Exception):  # noqa: N818 - as in the project
+class RefusedByBroker(Exception):
     """The broker answered a request with an error."""
 
     def __init__(self, code: int, text: str) -> None:
@@ -165,8 +166,8 @@ class RawClient:
         """The answer to a request; RefusedByBroker when it is an error."""
 
         def fits(command: Any) -> bool:
-            return isinstance(command, kind | pb.CommandError) and (
-                request_id is None or command.request_id == request_id
+            return isinstance(command, (kind, pb.CommandError)) and (
+                request_id is None or command.request_id == request_id  # type: ignore[union-attr]  # whoever gives one
             )
 
         found: Any = self.expect(object, fits)
@@ -330,6 +331,14 @@ class RawProducer:
         self.epoch = found.topic_epoch if found.HasField("topic_epoch") else None
         return self
 
+    def ready_at_last(self) -> RawProducer:
+        """Hear that it may write, whether or not it had to wait."""
+        request_id = self.command.request_id
+        self.client.expect(
+            pb.CommandProducerSuccess, lambda c: c.request_id == request_id and c.producer_ready
+        )
+        return self
+
     @property
     def is_ready(self) -> bool:
         """Whether it was told that it may write, and nobody has taken that answer yet."""
@@ -401,9 +410,7 @@ class RawConsumer:
         """Acknowledge and wait for the receipt."""
         request_id = self.client.next_request_id()
         self.client.write(hot.encode_ack(self.consumer_id, 0, [message_id], request_id))
-        found = self.client.expect(
-            pb.CommandAckResponse, lambda c: c.request_id == request_id
-        )
+        found = self.client.expect(pb.CommandAckResponse, lambda c: c.request_id == request_id)
         if found.HasField("error"):
             raise RefusedByBroker(found.error, found.message)
 
@@ -453,9 +460,7 @@ def contents_of(address: tuple[str, int], topic: str) -> list[bytes]:
     return found
 
 
-def eventually(
-    holds: Callable[[], bool], seconds: float = SECONDS_MAX, *, what: str = ""
-) -> None:
+def eventually(holds: Callable[[], bool], seconds: float = SECONDS_MAX, *, what: str = "") -> None:
     """Wait until it holds. Raises TimeoutError."""
     deadline = time.monotonic() + seconds
     while not holds():

@@ -11,9 +11,6 @@ from typing import Any
 import jwt
 import pulsar
 import pytest
-from onewriter_broker.testing import LocalBrokers, running_brokers
-from onewriter_core.errors import ServerError
-from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import RawClients, StockClients
 from tests.integration.raw import (
@@ -26,6 +23,10 @@ from tests.integration.raw import (
     RefusedByBroker,
     contents_of,
 )
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_core.errors import ServerError
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 NOBODY, SHARED_ONES, SHARED_AND_WAITERS, OWNER, OWNER_AND_WAITERS = (
     "nobody",
@@ -59,7 +60,9 @@ TABLE = {
 STATES = (NOBODY, SHARED_ONES, SHARED_AND_WAITERS, OWNER, OWNER_AND_WAITERS)
 
 
-def occupy(client: RawClient, topic: str, state: str) -> tuple[list[RawProducer], list[RawProducer]]:
+def occupy(
+    client: RawClient, topic: str, state: str
+) -> tuple[list[RawProducer], list[RawProducer]]:
     """Bring a topic into a state; its writers and its waiters."""
     writers, waiters = [], []
     if state in {SHARED_ONES, SHARED_AND_WAITERS}:
@@ -404,9 +407,7 @@ def test_a_wrong_token_is_refused_at_the_door(guarded: LocalBrokers, raw: RawCli
 
 
 def test_a_stock_client_with_a_token_writes(guarded: LocalBrokers, stock: StockClients) -> None:
-    client = stock(
-        guarded.service_url, authentication=pulsar.AuthenticationToken(token("primary"))
-    )
+    client = stock(guarded.service_url, authentication=pulsar.AuthenticationToken(token("primary")))
     producer = client.create_producer("guarded", access_mode=Mode.ExclusiveWithFencing)
     producer.send(b"from a stock client")
 

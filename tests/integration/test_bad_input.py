@@ -6,16 +6,11 @@ import contextlib
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onewriter_broker.testing import LocalBrokers
-from onewriter_core.errors import ServerError
-from onewriter_core.wire import hot
-from onewriter_core.wire.commands import encode_command
-from onewriter_core.wire.hot import SendReceipt
-from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from tests.integration.conftest import ROUNDS, RawClients
 from tests.integration.raw import (
     EXCLUSIVE,
@@ -27,6 +22,13 @@ from tests.integration.raw import (
     contents_of,
     full,
 )
+
+from onewriter_broker.testing import LocalBrokers
+from onewriter_core.errors import ServerError
+from onewriter_core.wire import hot
+from onewriter_core.wire.commands import encode_command
+from onewriter_core.wire.hot import SendReceipt
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 FUZZ_EXAMPLES = 20 * ROUNDS
 CONNECTS = 200 * ROUNDS
@@ -109,11 +111,9 @@ def test_everything_but_connect_comes_too_early(broker: LocalBrokers) -> None:
 
 
 @pytest.mark.usefixtures("bystander")
-def test_requests_for_what_is_not_there_are_answered(
-    broker: LocalBrokers, raw: RawClients
-) -> None:
+def test_requests_for_what_is_not_there_are_answered(broker: LocalBrokers, raw: RawClients) -> None:
     client = raw(broker.address())
-    no_such = [
+    no_such: list[Any] = [
         pb.CommandUnsubscribe(consumer_id=5, request_id=101),
         pb.CommandSeek(consumer_id=5, request_id=102, message_publish_time=1),
         pb.CommandGetLastMessageId(consumer_id=5, request_id=103),
@@ -163,7 +163,11 @@ def test_a_topic_that_cannot_be_is_refused_by_name(
     assert (answer.request_id, answer.error) == (12, int(code))
     client.say(
         pb.CommandSubscribe(
-            topic=name, subscription="s", sub_type=0, consumer_id=1, request_id=13  # type: ignore[arg-type]  # its number
+            topic=name,
+            subscription="s",
+            sub_type=pb.CommandSubscribe.EXCLUSIVE,
+            consumer_id=1,
+            request_id=13,
         )
     )
     with pytest.raises(RefusedByBroker) as found:
@@ -262,7 +266,10 @@ def test_thousands_connect_and_drop(broker: LocalBrokers, topic: str) -> None:
     hello = encode_command(pb.CommandConnect(client_version="hasty"))
     ask = encode_command(
         pb.CommandProducer(
-            topic=full(topic), producer_id=1, request_id=1, producer_access_mode=pb.WAIT_FOR_EXCLUSIVE
+            topic=full(topic),
+            producer_id=1,
+            request_id=1,
+            producer_access_mode=pb.WAIT_FOR_EXCLUSIVE,
         )
     )
     said = (b"", hello[:7], hello, hello + ask, hello + ask[:9])

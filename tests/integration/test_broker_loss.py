@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from onewriter_broker.testing import LocalBrokers, running_brokers
-from onewriter_core.errors import ServerError, Unavailable
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import RawClients, StockClients
 from tests.integration.following import at_owner, follow, placed, topic_of
 from tests.integration.raw import EXCLUSIVE, WAIT, RefusedByBroker, contents_of, eventually
 from tests.servers import running_server
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_core.errors import ServerError, Unavailable
 
 TAKEN_SECONDS_MAX = 3.0
 """What the documentation promises for a dead broker's buckets."""
@@ -135,9 +136,7 @@ def test_a_holder_that_does_not_come_back_loses_to_the_first_waiter(
     assert found.value.code is ServerError.PRODUCER_FENCED
 
 
-def test_a_broker_that_left_in_order_leaves_no_waiting(
-    bare: LocalBrokers, raw: RawClients
-) -> None:
+def test_a_broker_that_left_in_order_leaves_no_waiting(bare: LocalBrokers, raw: RawClients) -> None:
     """On a clean move waiters are told to look again and queue at the new owner."""
     topic = topic_of(bare, 0, "moves")
     placed(bare, topic)

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from onewriter_broker.testing import LocalBrokers, free_ports, running_brokers
-from onewriter_core.command import EXIT_USAGE
-from onewriter_core.errors import ServerError
 from tests.integration.conftest import RawClients
 from tests.integration.raw import EXCLUSIVE, SHARED, RefusedByBroker
 from tests.servers import DEBIAN_REDIS, StoreServer, running_server
+
+from onewriter_broker.testing import LocalBrokers, free_ports, running_brokers
+from onewriter_core.command import EXIT_USAGE
+from onewriter_core.errors import ServerError
 
 GOOD = """
 apiVersion: onewriter.dev/v1alpha1
@@ -26,10 +27,10 @@ def refused(folder: Path, manifests: str = GOOD, *arguments: str) -> str:
     path = folder / "manifests.yaml"
     path.write_text(manifests)
     options = ["--port", str(free_ports(1)), "--http-port", str(free_ports(1))]
+    options += ["--data-dir", str(folder / "data")]
     program = "from onewriter_core.command import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", program, "up", "-f", str(path), *options]
-        + ["--data-dir", str(folder / "data"), *arguments],
+        [sys.executable, "-c", program, "up", "-f", str(path), *options, *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -82,7 +83,7 @@ def test_a_second_start_on_the_same_data_directory_is_refused(tmp_path: Path) ->
     with running_brokers() as brokers:
         said = refused(tmp_path, GOOD, "--data-dir", str(brokers.data_directory))
         assert "in use" in said
-    
+
 
 def test_a_port_in_use_is_said_so(tmp_path: Path) -> None:
     with running_brokers() as brokers:

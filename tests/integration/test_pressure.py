@@ -8,11 +8,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from onewriter_broker.testing import LocalBrokers, running_brokers
-from onewriter_core.errors import ServerError
-from onewriter_core.wire import hot
-from onewriter_core.wire.hot import Delivery, SendReceipt
-from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from tests.integration.conftest import RawClients
 from tests.integration.following import follow
 from tests.integration.raw import (
@@ -25,6 +20,12 @@ from tests.integration.raw import (
     eventually,
 )
 from tests.servers import StoreServer, running_server
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_core.errors import ServerError
+from onewriter_core.wire import hot
+from onewriter_core.wire.hot import Delivery, SendReceipt
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 MEGABYTE = 1024 * 1024
 PENDING_MAX = 2 * MEGABYTE
@@ -277,7 +278,8 @@ def test_ten_thousand_requests_on_one_connection_are_all_answered(
     )
     client.close()
     holder.close()
-    raw(pressed.address()).producer(topic, WAIT).publish(b"nobody of them is left in the way")
+    last = raw(pressed.address()).ask_producer(topic, WAIT).ready_at_last()
+    last.publish(b"nobody of them is left in the way")
 
 
 def test_a_frame_that_is_announced_and_never_comes_costs_little(

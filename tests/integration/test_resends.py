@@ -9,13 +9,14 @@ from typing import Any
 
 import pulsar
 import pytest
-from onewriter_broker.testing import LocalBrokers, running_brokers
-from onewriter_core.wire.messages import parse_metadata
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import ROUNDS, RawClients, StockClients
 from tests.integration.cutting_proxy import PROXY_HOST, CuttingProxy
 from tests.integration.raw import EXCLUSIVE, contents_of, entries_of
 from tests.servers import running_server
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_core.wire.messages import parse_metadata
 
 CUTS = 6
 MESSAGES = 1500
@@ -104,9 +105,7 @@ def test_a_stream_through_a_network_that_cuts(
 ) -> None:
     count = MESSAGES if shape != "chunked" else 40
     volume = count * len(content(0, shape))
-    with CuttingProxy(
-        proxied.address(), cuts=CUTS, bytes_between=volume // (2 * CUTS)
-    ) as proxy:
+    with CuttingProxy(proxied.address(), cuts=CUTS, bytes_between=volume // (2 * CUTS)) as proxy:
         results = publish_through_cuts(stock(proxy.url), topic, getattr(Mode, mode), shape, count)
         assert proxy.cuts_left <= 0, "nothing was cut"
     assert set(results) == {pulsar.Result.Ok}

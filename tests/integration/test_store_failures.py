@@ -144,7 +144,7 @@ def test_a_broker_that_stays_with_the_old_primary_appends_nothing(folder: Path, 
         }
         brokers = [first, stack.enter_context(bare_broker(links[1].url, settings=settings))]
         brokers[1].wait_for_event("buckets.held", lambda e: e["held"] != 0, seconds=20.0)
-        for number in range(ROUNDS):
+        for number in range(max(2, ROUNDS // 3)):
             lost += stale_broker_round(servers, links, brokers, f"{topic}-{number}")
             servers[0].follow(servers[1])
             servers.reverse()
@@ -165,8 +165,9 @@ def stale_broker_round(
         links[1 - stale].lead_to(servers[1])
         # Both lose their connections; the stale one finds its way back to the old primary.
         drop_connections(servers[0])
+        eventually(lambda: is_owner(brokers[1 - stale], topic), what="nobody took the topic over")
         eventually(
-            lambda: is_owner(brokers[1 - stale], topic) and not is_owner(brokers[stale], topic),
+            lambda: brokers[stale].events("buckets.held")[-1]["held"] == 0,
             what="the stale broker went on for good",
         )
         writer.has_acked(50)

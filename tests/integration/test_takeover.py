@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from onewriter_broker.testing import LocalBrokers
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import ROUNDS, RawClients, StockClients
 from tests.integration.raw import (
@@ -25,6 +24,7 @@ from tests.integration.raw import (
     eventually,
 )
 
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.hot import SendReceipt
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -59,7 +59,7 @@ class Candidate:
     @property
     def wrote(self) -> list[int]:
         """The numbers of the messages that it has a receipt for."""
-        return [int(n) for n in re.findall(rf"^{self.name}: wrote (\d+) ", self.said, re.M)]
+        return [int(n) for n in re.findall(rf"^{self.name}: wrote (\d+) ", self.said, re.MULTILINE)]
 
     @property
     def is_leading(self) -> bool:

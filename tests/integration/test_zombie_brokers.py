@@ -7,14 +7,10 @@ frozen lies in its sockets and is the first thing that it looks at when it wakes
 from __future__ import annotations
 
 import contextlib
+import http.client
 from collections.abc import Iterator
 
 import pytest
-from onewriter_broker.testing import LocalBrokers, running_brokers
-from onewriter_core.errors import Unavailable
-from onewriter_core.wire import hot
-from onewriter_core.wire.hot import SendReceipt
-from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from tests.integration.conftest import ROUNDS, RawClients
 from tests.integration.following import at_owner, follow
 from tests.integration.raw import (
@@ -26,6 +22,12 @@ from tests.integration.raw import (
     eventually,
 )
 from tests.servers import running_server
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_core.errors import Unavailable
+from onewriter_core.wire import hot
+from onewriter_core.wire.hot import SendReceipt
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 IN_FLIGHT = 200
 """Messages being sent when the broker freezes."""
@@ -73,6 +75,14 @@ def acknowledge_unheard(consumer: RawConsumer, message_id: hot.MessageId) -> int
     return request_id
 
 
+def ask_to_delete(brokers: LocalBrokers, number: int, topic: str) -> http.client.HTTPConnection:
+    """Tell a broker to trim the topic to nothing; its answer is read later."""
+    address = brokers.http_urls[number].removeprefix("http://")
+    connection = http.client.HTTPConnection(address, timeout=20)
+    connection.request("DELETE", f"/admin/v2/persistent/public/default/{topic}?force=true")
+    return connection
+
+
 @pytest.mark.campaign
 @pytest.mark.timeout(120 + 15 * ROUNDS)
 def test_a_zombie_broker_changes_nothing(bare: LocalBrokers, raw: RawClients) -> None:
@@ -97,6 +107,7 @@ def one_round(bare: LocalBrokers, raw: RawClients, topic: str) -> None:
         for sequence in range(IN_FLIGHT, 2 * IN_FLIGHT):
             holder.send(b"%d" % sequence, sequence)
         acknowledgement = acknowledge_unheard(consumer, first.message_id)
+        deletion = ask_to_delete(bare, old, topic)
         new = 1 - old
         eventually(lambda: served_by(bare, topic, new))
         successor = follow(bare, raw, topic, FENCING, asked=new)
@@ -104,6 +115,8 @@ def one_round(bare: LocalBrokers, raw: RawClients, topic: str) -> None:
     finally:
         bare.thaw(frozen)
 
+    with contextlib.closing(deletion):
+        assert deletion.getresponse().status >= 300, "a zombie has deleted the topic"
     holder.client.wait_closed_or(pb.CommandCloseProducer)
     successor.publish(b"and mine")
     stored = contents_of(bare.address(new), topic)

@@ -36,10 +36,14 @@ class Journal:
             if name == "entries.lost":
                 recorder.history.losses.append(
                     LossReport(
-                        event["topic"], Position.parse(event["after"]), Position.parse(event["last"])
+                        event["topic"],
+                        Position.parse(event["after"]),
+                        Position.parse(event["last"]),
                     )
                 )
-            what = " ".join(f"{key}={value}" for key, value in event.items() if key not in {"exc_info", "pid"})
+            what = " ".join(
+                f"{key}={value}" for key, value in event.items() if key not in {"exc_info", "pid"}
+            )
             line = f"{self._loop.time():.4f} {process} {level} {name} {what}"
             if len(recorder.history.journal) < LINES_MAX:
                 recorder.history.journal.append(line)
@@ -67,6 +71,6 @@ class Journal:
 
 
 def _traceback() -> str:
-    import traceback  # noqa: PLC0415 - only when something failed
+    import traceback
 
     return traceback.format_exc()

@@ -68,7 +68,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.steps = 0
         self._randomness = randomness
         self._now = 0.0
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, Process, asyncio.TimerHandle]] = []
         self._timer_count = 0
 
     # ------------------------------------------------------------ processes
@@ -78,9 +78,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.processes.append(process)
         return process
 
-    def spawn(
-        self, process: Process, work: Coroutine[Any, Any, _Result]
-    ) -> asyncio.Task[_Result]:
+    def spawn(self, process: Process, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
         """Run work as a task of that process."""
         context = process.context.copy()
         task = self.create_task(work, context=context)
@@ -126,7 +124,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             context = contextvars.copy_context()
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._timer_count += 1
-        heapq.heappush(self._timers, (when, self._timer_count, timer))
+        heapq.heappush(self._timers, (when, self._timer_count, self._process_of(context), timer))
         return timer
 
     def call_later(  # type: ignore[override]  # typeshed's version with TypeVarTuple
@@ -178,12 +176,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _advance(self) -> None:
         """Let time pass until something is due."""
         timers = self._timers
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][3].cancelled():
             heapq.heappop(timers)
         if not timers:
             raise Deadlock(f"nothing is left to happen, at {self._now:.3f} s")
         self._now = max(self._now, timers[0][0])
         while timers and timers[0][0] <= self._now:
-            timer = heapq.heappop(timers)[2]
+            _, _, process, timer = heapq.heappop(timers)
             if not timer.cancelled():
-                self._process_of(timer._context).ready.append(timer)
+                process.ready.append(timer)

@@ -166,9 +166,7 @@ def m9b_cursor_past_what_nobody_acknowledged(history: History) -> None:
     if not log.cursors:
         raise NotHere
     name = next(iter(log.cursors))
-    history.operations = [
-        o for o in history.operations if o.kind not in {Kind.ACK, Kind.REDELIVER}
-    ]
+    history.operations = [o for o in history.operations if o.kind not in {Kind.ACK, Kind.REDELIVER}]
     for other in history.topics:
         history.logs[other].cursors.clear()
     log.cursors[name] = log.entries[0].position
@@ -270,4 +268,3 @@ MUTANTS: Mapping[Mutant, frozenset[str]] = {
     m16_failed_promotion_dropped: frozenset({"L1", "L2"}),
     m17_handover_without_end: frozenset({"L3"}),
 }
-

@@ -13,12 +13,13 @@ from collections.abc import Awaitable, Callable
 
 from tests.simulation.history import Span
 from tests.simulation.network import Wire
-from tests.simulation.world import REPLICATED, BrokerNode, World
 from tests.simulation.recording import value_of
+from tests.simulation.world import REPLICATED, BrokerNode, World
 
 from onewriter_broker.log.api import Block
 from onewriter_broker.log.memory_server import Dataset, MemoryNode
 from onewriter_broker.log.topic_log import payloads
+from onewriter_core.ids import Position
 
 PERIODS = (2, 4)
 PERIOD_SECONDS = (3.0, 7.0)
@@ -38,6 +39,7 @@ class Nemesis:
         """The end of the present period."""
         self.lagging = False
         self._running: list[asyncio.Task[None]] = []
+        self._gone: set[tuple[str, Position]] = set()
 
     async def run(self) -> None:
         """All periods; everything is healed when this returns."""
@@ -95,10 +97,14 @@ class Nemesis:
             kept = after.logs.get(name)
             positions = set() if kept is None else {block.position for block in kept.blocks}
             for block in log.blocks:
+                place = (topic, block.position)
                 if isinstance(block, Block) and block.position not in positions:
+                    if place in self._gone:
+                        continue  # noted before; the value may have been written again since
+                    self._gone.add(place)
                     gone = self.world.history.forgotten.setdefault(topic, {})
                     for payload in payloads(block):
-                        gone.setdefault(value_of(payload), self.world.loop.time())
+                        gone[value_of(payload)] = self.world.loop.time()
 
 
 # ---------------------------------------------------------------- clients

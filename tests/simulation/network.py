@@ -237,6 +237,21 @@ class _Listener(asyncio.AbstractServer):
         if self.network.listeners.get(self.port) is self:
             del self.network.listeners[self.port]
 
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self.network.loop
+
+    def is_serving(self) -> bool:
+        return self.network.listeners.get(self.port) is self
+
+    async def start_serving(self) -> None:
+        """It serves from the start."""
+
+    async def serve_forever(self) -> None:
+        await asyncio.Event().wait()
+
+    async def wait_closed(self) -> None:
+        """Connections go on without it."""
+
 
 class Network:
     """All connections, and how long bytes take."""

@@ -70,6 +70,11 @@ class Recorder:
         if not self.is_closed:
             self.history.noticed(what)
 
+    def journal(self, process: str, line: str) -> None:
+        """A line among the brokers' own."""
+        if not self.is_closed:
+            self.history.journal.append(f"{self._loop.time():.4f} {process} info {line}")
+
     def anomaly(self, text: str) -> None:
         """What must never happen."""
         if not self.is_closed:

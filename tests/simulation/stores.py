@@ -86,9 +86,7 @@ class RemoteStore:
 
     async def append(self, appends: Sequence[api.Append]) -> list[api.Outcome]:
         started = [self._write(item) for item in appends]
-        outcomes: list[api.Outcome] = await self.connection.run(
-            self._executed(appends, started)
-        )
+        outcomes: list[api.Outcome] = await self.connection.run(self._executed(appends, started))
         return outcomes
 
     async def _executed(

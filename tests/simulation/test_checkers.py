@@ -12,7 +12,7 @@ from tests.simulation.history import History
 from tests.simulation.mutants import MUTANTS, Mutant, NotHere
 from tests.simulation.story import simulate
 
-SEEDS = range(0, 40)
+SEEDS = range(40)
 """Runs that mutants look through for something to corrupt."""
 
 

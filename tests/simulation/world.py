@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import structlog
 from tests.simulation.actors.client import Client
-from tests.simulation.history import History, Span
+from tests.simulation.history import NEVER, History, Span
 from tests.simulation.journal import Journal
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network
@@ -219,9 +219,7 @@ class World:
         self.clients[name] = client
         self.loop.spawn(client.process, self._run_client(client, self.bodies[name]))
 
-    async def _run_client(
-        self, client: Client, body: Callable[[Client], Awaitable[None]]
-    ) -> None:
+    async def _run_client(self, client: Client, body: Callable[[Client], Awaitable[None]]) -> None:
         try:
             await body(client)
         except Exception as error:
@@ -234,6 +232,7 @@ class World:
             return
         client.process.is_dead = True
         self.recorder.process_ended(client.process.name)
+        self.history.absences.append(Span(client.process.name, self.loop.time(), float(NEVER)))
         self.network.kill(client.process)
 
     def restart_client(self, name: str) -> None:
@@ -310,7 +309,7 @@ def run(
 
     with warnings.catch_warnings(), _logged_to(journal):
         warnings.simplefilter("always")
-        warnings.showwarning = journal.warned
+        warnings.showwarning = journal.warned  # type: ignore[assignment]  # with fewer arguments
         asyncio.set_event_loop(loop)
         try:
             loop.run_until_complete(loop.spawn(loop.world, main()))
@@ -325,5 +324,3 @@ def run(
             loop.close()
             gc.collect()  # what was cut off in the midst says so here, not in the next run
     return world.history
-
-

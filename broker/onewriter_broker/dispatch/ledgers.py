@@ -15,6 +15,8 @@ from onewriter_core.ids import Position
 class LedgerGaps:
     """Pairs of positions between which no entry lies, and never will."""
 
+    __slots__ = ("_firsts", "_lasts", "gaps_max")
+
     def __init__(self, gaps_max: int = 10_000) -> None:
         self.gaps_max = gaps_max
         self._lasts: list[Position] = []

@@ -41,9 +41,12 @@ from onewriter_broker.dispatch.subscription import Subscription
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import EARLIEST, Position
-from onewriter_core.wire.hot import LATEST_ID, MessageId
+from onewriter_core.wire.hot import EARLIEST_ID, LATEST_ID, MessageId
 
 _log = structlog.get_logger(__name__)
+
+_DEFAULT_LIMITS = Limits()
+"""One for all topics."""
 
 
 class Subscriptions:
@@ -67,9 +70,9 @@ class Subscriptions:
         self.spawn = spawn
         self.clock = clock
         self.wall_clock_ms = wall_clock_ms
-        self.limits = limits or Limits()
+        self.limits = limits or _DEFAULT_LIMITS
         self.gaps = LedgerGaps(self.limits.ledger_gaps_max)
-        self.budget = budget or ReadBudget()
+        self.budget = ReadBudget() if budget is None else budget  # an empty one is false
         self.tail = TailReader(log, self.limits)
         self.saver = CursorSaver(log, spawn=spawn, limits=self.limits)
         self._by_name: dict[str, Subscription] = {}
@@ -186,7 +189,7 @@ class Subscriptions:
         self._sweep()
         _check_text("subscription name", options.subscription, self.limits.name_bytes_max)
         _check_text("consumer name", options.consumer_name, self.limits.name_bytes_max)
-        _check_properties(options.metadata, self.limits.properties_bytes_max)
+        check_properties(options.metadata, self.limits.properties_bytes_max)
         subscription = self._by_name.get(options.subscription)
         if subscription is None:
             mark_delete = await self._start_of(options)
@@ -241,7 +244,7 @@ class Subscriptions:
                 ServerError.NOT_ALLOWED_ERROR,
                 f"the topic has {self.limits.subscriptions_max} subscriptions already",
             )
-        _check_properties(properties, self.limits.properties_bytes_max)
+        check_properties(properties, self.limits.properties_bytes_max)
         subscription = Subscription(
             self,
             name,
@@ -270,6 +273,14 @@ class Subscriptions:
         mark_delete = position_before(at, self.log.committed)
         subscription = self._add(name, mark_delete, is_durable=True, properties=properties or {})
         await self.saver.saved(subscription)
+
+    async def ensure(self, name: str) -> None:
+        """Create a durable subscription from the beginning on, where there is none.
+
+        Raises Refused, Undecided and Unavailable.
+        """
+        if name not in self._by_name:
+            await self.create(name, at=EARLIEST_ID)
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         """Delete a subscription; raises Refused while consumers are connected, unless forced."""
@@ -462,7 +473,8 @@ def _check_text(what: str, text: str, bytes_max: int) -> None:
         raise Refused(ServerError.NOT_ALLOWED_ERROR, f"the {what} is longer than {bytes_max} bytes")
 
 
-def _check_properties(properties: Mapping[str, str], bytes_max: int) -> None:
+def check_properties(properties: Mapping[str, str], bytes_max: int) -> None:
+    """Raise Refused when the properties of a client's object take more than so many bytes."""
     size = sum(len(key.encode()) + len(value.encode()) for key, value in properties.items())
     if size > bytes_max:
         raise Refused(ServerError.NOT_ALLOWED_ERROR, f"properties take more than {bytes_max} bytes")

@@ -96,8 +96,9 @@ def publisher(producer: Producer) -> dict[str, object]:
         "producerName": producer.name,
         "address": f"/{request.address}",
         "connectedSince": iso(producer.since_ms),
+        "clientVersion": producer.channel.client_version,
         "supportsPartialProducer": False,
-        "metadata": {},
+        "metadata": dict(producer.properties),
     }
 
 

@@ -218,6 +218,9 @@ class Appender:
                     self._deposed_from(topic_log, outcome)
                 case Outcome.FENCED | Outcome.UNKNOWN:
                     topic_log.is_writable = False
+                    topic_log.was_refused = True  # should the bucket be ours still: fence again
+                    if outcome is Outcome.UNKNOWN:
+                        topic_log.forget_tail()  # there may be a block that it does not have
                     topic_log.give_up(pending, is_definite=outcome is Outcome.FENCED)
                     self._deposed_from(topic_log, outcome)
 
@@ -320,14 +323,18 @@ class Appender:
             # What waits now and no more: a busy log always has something, and others wait, too.
             goals = [(each, each.entries_in + len(each.waiting)) for each in item.logs]
             while any(
-                each.entries_in < goal and each.waiting and each.is_writable
-                for each, goal in goals
+                each.entries_in < goal and each.waiting and each.is_writable for each, goal in goals
             ):
                 await self._append(self._gather(item.logs))
                 await self._commit()
         for topic_log in item.logs:
             topic_log.is_writable = False
-        outcome = await self._fenced(item.fence)
+        try:
+            outcome = await self._fenced(item.fence)
+        except ValueError as error:  # it cannot be expressed: its topic fails, not the appender
+            if not item.done.done():
+                item.done.set_exception(error)
+            return
         if item.done.done():
             return
         if outcome is not Outcome.DONE:

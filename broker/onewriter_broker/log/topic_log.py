@@ -266,6 +266,10 @@ class TopicLog:
         for pending in list(self.undecided):
             self.give_up(pending, is_definite=not pending.was_sent)
         self.refuse_waiting()
+        self.forget_tail()
+
+    def forget_tail(self) -> None:
+        """Keep no block in memory: what is read next comes from the store."""
         self.tail.clear()
         self.tail_bytes = 0
 
@@ -390,15 +394,25 @@ class TopicLog:
             if after >= self.committed:
                 return []
 
+    async def read_blocks(
+        self, start: Position, end: Position, *, count: int, reverse: bool = False
+    ) -> list[StoredBlock]:
+        """As LogStore.read_blocks, out of the dataset that the log is bound to and no other.
+
+        A primary that was cut off still answers, with what its successors never had.
+        """
+        replid = "" if self.binding is None else self.binding.replid
+        return await self.store.read_blocks(
+            self.name, start, end, count=count, reverse=reverse, replid=replid
+        )
+
     async def _read_stored(self, after: Position) -> list[StoredBlock]:
         """Blocks of the store from the one that holds the position behind ``after``."""
         wanted = Position(after.ledger, after.entry + 1)
         count = max(1, min(READ_BLOCKS_MAX, int(READ_BYTES / self._mean_block_bytes)))
-        holding = await self.store.read_blocks(
-            self.name, Position(after.ledger, 0), wanted, count=1, reverse=True
-        )
+        holding = await self.read_blocks(Position(after.ledger, 0), wanted, count=1, reverse=True)
         start = holding[0].position if holding and last_position(holding[0]) >= wanted else wanted
-        blocks = await self.store.read_blocks(self.name, start, self.committed, count=count)
+        blocks = await self.read_blocks(start, self.committed, count=count)
         sizes = [stored_bytes(block) for block in blocks]
         if sizes:
             # The largest of the last read, not the mean: a run of small blocks in front of large

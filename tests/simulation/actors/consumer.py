@@ -219,9 +219,7 @@ class Reader:
                 request_id=request_id,
                 consumer_name=f"reader-{self.consumer_id}",
                 durable=False,
-                start_message_id=pb.MessageIdData(
-                    ledger_id=EARLIEST_WIRE, entry_id=EARLIEST_WIRE
-                ),
+                start_message_id=pb.MessageIdData(ledger_id=EARLIEST_WIRE, entry_id=EARLIEST_WIRE),
             ),
         )
         if not isinstance(answer, pb.CommandSuccess):

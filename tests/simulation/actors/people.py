@@ -12,8 +12,8 @@ from tests.simulation.actors.consumer import Consumer, Reader
 from tests.simulation.actors.producer import Producer, State
 from tests.simulation.history import Kind, Outcome
 
-from onewriter_broker.log.api import LogStore
 from onewriter_broker.claims import adopt_force
+from onewriter_broker.log.api import LogStore
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.topic.effects import Answer
@@ -104,7 +104,9 @@ def impostor(topic: str) -> Body:
     async def body(client: Client) -> None:
         while True:
             await client.pause(2.0, 6.0)
-            mode = client.randomness.choice(["Exclusive", "WaitForExclusive", "ExclusiveWithFencing"])
+            mode = client.randomness.choice(
+                ["Exclusive", "WaitForExclusive", "ExclusiveWithFencing"]
+            )
             producer = Producer(client, topic, mode, name="impostor")
             producer.epoch = client.randomness.choice([1, 2, 10**9])
             if await producer.create():
@@ -199,6 +201,7 @@ class Administrator:
         for node in world.nodes:
             if node.is_up and topic in node.broker.topics.loaded:
                 world.recorder.seen("unload")
+                world.recorder.journal(node.process.name, f"topic.unloaded topic={topic}")
                 world.loop.spawn(node.process, self._unload(node.broker.topics.unload(name)))
                 return
 

@@ -8,6 +8,7 @@ no receipt for. Once it is fenced everything pending has failed and it never com
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 from collections import deque
 from dataclasses import dataclass, field
@@ -71,7 +72,7 @@ class Producer:
         self.properties = dict(properties or {})
         self.producer_id = client.next_id()
         self.incarnation = f"{client.process.name}.{self.producer_id}"
-        self.state = State.CREATING
+        self.state: State = State.CREATING
         self.epoch: int | None = None
         self.error = ""
         self.pending: deque[Pending] = deque()
@@ -84,6 +85,11 @@ class Producer:
         self._was_closed_over: ClientEnd | None = None
         self._changed = asyncio.Event()
         self._is_waiting = False
+
+    @property
+    def is_over(self) -> bool:
+        """Asked anew after each wait: the state changes meanwhile."""
+        return self.state is State.OVER
 
     # ------------------------------------------------------------ what the application does
 
@@ -140,13 +146,11 @@ class Producer:
         self._over("closed", Outcome.INFO)
         if end is not None and not end.is_closed:  # also where PRODUCER is not answered yet
             request_id = self.client.next_id()
-            try:
+            with contextlib.suppress(Gone):
                 await end.request(
                     request_id,
                     pb.CommandCloseProducer(producer_id=self.producer_id, request_id=request_id),
                 )
-            except Gone:
-                pass
 
     async def over(self, seconds: float) -> bool:
         """Wait until the producer has lost its place; False: it has not, in that time."""
@@ -172,16 +176,16 @@ class Producer:
     async def _stay(self) -> None:
         backoff = Backoff(self.client)
         started_at = self.client.loop.time()
-        while self.state is not State.OVER:
+        while not self.is_over:
             try:
                 await self._attach()
                 backoff.reset()
-                while self._end is not None and self.state is not State.OVER:
+                while self._end is not None and not self.is_over:
                     await self._change()
             except Gone as gone:
                 self._recorder.seen(f"gone: {gone}")
                 self._detach()
-            if self.state is State.OVER:
+            if self.is_over:
                 return
             late = self.client.loop.time() - started_at > CREATE_SECONDS
             if self.state is State.CREATING and late:
@@ -192,7 +196,7 @@ class Producer:
     async def _attach(self) -> None:
         """Ask for the topic and wait for the answer; raises Gone to try again."""
         end = await self.client.owner(self.topic)
-        if self.state is State.OVER:
+        if self.is_over:
             return
         request_id = self.client.next_id()
         self._request_id = request_id
@@ -237,7 +241,7 @@ class Producer:
                         pb.CommandCloseProducer(producer_id=self.producer_id, request_id=close_id)
                     )
                 raise Gone("PRODUCER was not answered") from None
-            if self.state is State.OVER:
+            if self.is_over:
                 return
 
     def _detach(self) -> None:
@@ -327,9 +331,7 @@ class Producer:
             return  # of a message that was receipted before
         assert receipt.message_id is not None
         self.pending.popleft()
-        self._recorder.complete(
-            first.operation, Outcome.OK, position=receipt.message_id.position
-        )
+        self._recorder.complete(first.operation, Outcome.OK, position=receipt.message_id.position)
 
     def _refused(self, command: pb.CommandError) -> None:
         name = pb.ServerError.Name(command.error)

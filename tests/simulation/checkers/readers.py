@@ -18,9 +18,11 @@ def single_reader(history: History) -> list[str]:
         acks = {name: _Acknowledged(history, topic, name) for name in names}
         for name, mark in sorted(history.logs[topic].cursors.items()):
             known = acks.get(name)
-            for entry in entries:
-                if entry.position <= mark and not (known and known.has(entry.position)):
-                    problems.append(f"{topic}: cursor {name} at {mark} passed {entry.position}")
+            problems += [
+                f"{topic}: cursor {name} at {mark} passed {entry.position}"
+                for entry in entries
+                if entry.position <= mark and not (known and known.has(entry.position))
+            ]
         problems += _redeliveries(history, topic, acks)
     return problems
 

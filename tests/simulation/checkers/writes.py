@@ -76,9 +76,11 @@ def real_time(history: History) -> list[str]:
             fences[fence.topic, fence.replid].append(fence)
     for done in fences.values():
         highest = _Highest((fence.completed, fence.ledger) for fence in done)
-        for fence in done:
-            if highest.before(fence.invoked) > fence.ledger:
-                problems.append(f"a later re-fence has a lower ledger: {fence}")
+        problems += [
+            f"a later re-fence has a lower ledger: {fence}"
+            for fence in done
+            if highest.before(fence.invoked) > fence.ledger
+        ]
     return problems
 
 
@@ -175,7 +177,10 @@ def _missing(
     if append.value in history.unreportable or append.position is None:
         return []
     for loss in history.losses:
-        if loss.topic == topic and loss.after < append.position <= loss.last:
+        # A broker counts the ledgers that it knows. Where one is gone as a whole (``after`` is its
+        # marker) older ones, which it never saw, may be gone with it.
+        is_counted = loss.after < append.position or loss.after.entry == 0
+        if loss.topic == topic and is_counted and append.position <= loss.last:
             return []
     return [f"{topic}: lost in silence: {append}"]
 
@@ -239,9 +244,11 @@ def reads_agree(history: History) -> list[str]:
             if operation.kind is Kind.READ and seen:
                 there = {position for position, _ in seen}
                 last = max(there)
-                for entry in entries:
-                    if entry.position <= last and entry.position not in there:
-                        problems.append(f"{topic}: a read left out {entry.position}: {entry.value}")
+                problems += [
+                    f"{topic}: a read left out {entry.position}: {entry.value}"
+                    for entry in entries
+                    if entry.position <= last and entry.position not in there
+                ]
                 if [position for position, _ in seen] != sorted(there):
                     problems.append(f"{topic}: a read is out of order or repeats")
     return problems

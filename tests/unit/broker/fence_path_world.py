@@ -48,6 +48,7 @@ class Told:
     receipts: int = 0
     answered_bytes: int = 0
     drops: list[str] = field(default_factory=list)
+    client_version: str = "world"
 
     def producer_ready(self, producer: Producer, epoch: int | None) -> None:
         self.ready.append(epoch)
@@ -128,7 +129,14 @@ class Gates:
 class World:
     """A broker's fence path around one topic. ``load`` serves it, as often as a broker would."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, store: MemoryLogStore, binding: Binding) -> None:
+    def __init__(
+        self,
+        tasks: asyncio.TaskGroup,
+        server: MemoryServer,
+        store: MemoryLogStore,
+        binding: Binding,
+    ) -> None:
+        self.server = server
         self.store = store
         self.owner = Owner(binding)
         self.losses: list[Loss] = []
@@ -148,16 +156,19 @@ class World:
             now=clock,
             wall_ms=lambda: 1_000,
             incarnation=binding.owner,
-            failed=lambda name: self.failed(name),
+            failed=self._failed,
             lost=self.losses.append,
             left=lambda *_: None,
             moved=lambda *_: None,
         )
-        self.spawn(self.appender.run())
+        self.appender_task = self.spawn(self.appender.run())
         self._registrations = 0
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         return self.tasks.create_task(work)
+
+    def _failed(self, name: TopicName) -> None:
+        self.failed(name)
 
     async def load(self, *partitions: int) -> TopicRunner:
         """Serve the topic anew, as after a restart of the broker."""
@@ -212,9 +223,7 @@ class World:
     def send(self, producer: Producer, sequence_id: int, *, published_at: int = 1) -> None:
         """What a session does with a SEND: ignored unless the producer is active."""
         if producer.is_active:
-            producer.publish(
-                Send(1, sequence_id), entry(producer.name, sequence_id, published_at)
-            )
+            producer.publish(Send(1, sequence_id), entry(producer.name, sequence_id, published_at))
 
     async def stored(self, name: TopicName = ORDERS) -> list[StoredBlock]:
         return await self.store.read_blocks(name, EARLIEST, count=10_000)
@@ -246,7 +255,7 @@ async def serving() -> AsyncIterator[World]:
     assert await store.stamp(binding, create=True) is Outcome.DONE
     try:
         async with asyncio.TaskGroup() as tasks:
-            yield World(tasks, store, binding)
+            yield World(tasks, server, store, binding)
             raise asyncio.CancelledError  # the appender runs for ever
     except asyncio.CancelledError:
         pass

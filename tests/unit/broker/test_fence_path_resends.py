@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from tests.unit.broker.fence_path_world import ORDERS, Gates, World, serving, until
+
 from onewriter_broker.log.api import Outcome
 from onewriter_core.ids import Position
 from onewriter_core.topic.model import WHOLE, AccessMode
-from tests.unit.broker.fence_path_world import ORDERS, Gates, World, serving, until
 
 
 async def entries(world: World) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from onewriter_core.topic.model import AccessMode
 from tests.unit.broker.fence_path_world import ORDERS, Gates, serving, until
+
+from onewriter_core.errors import ServerError
+from onewriter_core.topic.model import WHOLE, AccessMode, Departure
 
 
 async def test_a_holder_that_resumes_while_it_is_deposed_writes_nothing_into_the_next_ledger() -> (
@@ -84,3 +86,25 @@ async def test_a_roll_of_a_busy_log_does_not_keep_the_others_waiting() -> None:
         world.send(other, 0)
         await until(lambda: told.receipts, turns=300)
         await until(lambda: world.appender.statistics.fences == 2, turns=300)
+
+
+async def test_what_a_departed_holder_left_is_not_appended_behind_the_end_of_its_right_to_resume() -> (
+    None
+):
+    async with serving() as world:
+        runner = await world.load()
+        log = runner.logs[WHOLE]
+        holder, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
+        await until(lambda: told.ready)
+        log.is_writable = False  # the store refused a write a moment ago
+        world.send(holder, 0)
+        runner.gone(holder, Departure.CONNECTION_LOST)
+        _, shared = world.ask(runner, AccessMode.SHARED)
+        await until(lambda: shared.ready)
+        _, refused = world.ask(
+            runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
+        )
+        assert [code for code, _ in refused.refusals] == [ServerError.PRODUCER_FENCED]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not any((await world.entries_by_ledger()).values())

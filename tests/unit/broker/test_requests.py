@@ -1,0 +1,63 @@
+"""A request is answered whatever happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+import pytest
+
+from onewriter_broker.detection import Detection
+from onewriter_broker.log.blocks import MalformedBlock
+from onewriter_broker.requests import Requests
+from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
+from onewriter_core.ids import InvalidTopicName
+from onewriter_core.wire import replies
+
+
+class Line:
+    """A Link that keeps what is written."""
+
+    has_room = True
+
+    def __init__(self) -> None:
+        self.detection: Detection | None = None
+        self.written: list[bytes | memoryview] = []
+        self.work: list[Coroutine[object, object, None]] = []
+
+    def write(self, *parts: bytes | memoryview) -> None:
+        self.written += parts
+
+    def close(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
+        self.work.append(work)
+
+    def pending_changed(self, difference: int) -> None:
+        raise AssertionError(difference)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Refused(ServerError.CONSUMER_BUSY, "taken"), ServerError.CONSUMER_BUSY),
+        (InvalidTopicName("no name"), ServerError.INVALID_TOPIC_NAME),
+        (Unavailable("not now"), ServerError.SERVICE_NOT_READY),
+        (Undecided("no answer"), ServerError.SERVICE_NOT_READY),
+        (MalformedBlock("5-1 cannot be read"), ServerError.PERSISTENCE_ERROR),
+    ],
+)
+async def test_what_a_request_s_work_raises_is_its_answer(
+    error: Exception, code: ServerError
+) -> None:
+    line = Line()
+    requests = Requests(line)
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    requests.run(7, fail())
+    await line.work[0]
+    assert line.written == [replies.error(7, code, str(error))]
