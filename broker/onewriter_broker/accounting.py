@@ -1,7 +1,7 @@
 """What this broker acknowledged in buckets that it lost: is it there in the dataset that counts now?
 
-A bucket can be lost together with its dataset: refused because the store was emptied, or taken by a
-broker that follows another primary. What this process acknowledged there is then perhaps nowhere.
+A bucket can be lost together with its dataset: refused because the store was emptied, or taken by,
+even given to, a broker that follows another primary. What this process acknowledged there is then perhaps nowhere.
 It is remembered until the bucket is registered anew, and looked for then. Losses seen while a
 bucket is kept are fencing.py's.
 """
@@ -56,7 +56,6 @@ class Accounting:
             left = self._left[binding.bucket] = _Left(binding)
         if sum(len(known.logs) for known in self._left.values()) < LOGS_MAX:
             left.logs[topic] = list(ends)
-        _log.warning("entries.in_doubt", topic=str(topic), last=str(ends[-1]))
 
     async def run(self) -> None:
         """Look after the lost buckets until cancelled."""

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from onewriter_broker.log.topic_log import PendingEntry, TopicLog
-from onewriter_broker.resends import Resends, Seen, key_of
+from onewriter_broker.resends import POSITION_UNKNOWN, Resends, Seen, key_of
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import Position
 from onewriter_core.topic.model import AccessMode, Request
@@ -91,7 +91,13 @@ class Lineage:
         return resends
 
     def remember(self, resends: Resends) -> None:
-        """Start from what another broker's log says of this producer."""
+        """Start from what another broker's log says of this producer.
+
+        Only where its name means this lineage: what may be a namesake's is not noted before it was
+        sent again.
+        """
+        if resends.published_ms:
+            return
         self.note([(*key, *position) for key, position in resends.stored.items()])
         self.floor = resends.floor
 
@@ -185,6 +191,8 @@ class Producer:
             known = self.resends.seen(send, payload)
             if known is not Seen.NEW:
                 if isinstance(known, Position):
+                    if self.resends.published_ms and known != POSITION_UNKNOWN:
+                        self.lineage.note([(*key_of(send, payload), *known)])
                     self._receipt(send.sequence_id, send.highest_sequence_id, known, len(payload))
                 return
             self.resends.is_over = True

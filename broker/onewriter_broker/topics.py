@@ -75,18 +75,22 @@ class Topics:
     def bucket_lost(self, bucket: int, reason: LostReason) -> None:
         """Everybody who uses one of its topics is sent to look it up again."""
         self._catalogs.forget(bucket)
-        if reason is not LostReason.GIVEN_BACK:
-            self._remember_acknowledged(bucket)
         for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
+            is_in_doubt = reason is not LostReason.GIVEN_BACK
+            self._remember_acknowledged(topic, is_in_doubt=is_in_doubt)
             self._drop(topic, "the topic is moving to another broker")
 
-    def _remember_acknowledged(self, bucket: int) -> None:
-        """What was acknowledged in a bucket that left together with its dataset, perhaps."""
-        for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
-            for topic_log in topic.runner.logs.values():
-                binding, ends = topic_log.binding, topic_log.kept_ends
-                if binding is not None and ends:
-                    self._shell.left(topic_log.name, binding, ends)
+    def _remember_acknowledged(self, topic: LoadedTopic, *, is_in_doubt: bool) -> None:
+        """What was acknowledged in a bucket that leaves together with its dataset, perhaps.
+
+        Also of one that is given back in order: this broker may still follow an old primary.
+        """
+        for topic_log in topic.runner.logs.values():
+            binding, ends = topic_log.binding, topic_log.kept_ends
+            if binding is not None and ends:
+                self._shell.left(topic_log.name, binding, ends)
+                if is_in_doubt:
+                    log.warning("entries.in_doubt", topic=str(topic_log.name), last=str(ends[-1]))
 
     def dataset_changed(self, bucket: int, holding: Holding) -> None:
         """The store failed over: fence every loaded topic of the bucket again."""
@@ -107,6 +111,7 @@ class Topics:
         topics = [t for t in self.loaded.values() if t.bucket == bucket]
         for topic in topics:
             await self._save_cursors(topic)
+            self._remember_acknowledged(topic, is_in_doubt=False)
             self._drop(topic, "the topic is moving to another broker")
         for topic in topics:
             await topic.runner.settled()

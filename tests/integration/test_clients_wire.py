@@ -9,7 +9,7 @@ from tests.integration.raw import SHARED, contents_of, eventually, full
 
 from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
-from onewriter_core.wire import hot
+from onewriter_core.wire import hot, replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 
@@ -83,9 +83,9 @@ def test_a_schema_without_a_definition_is_known_by_its_version(
     made = make(pb.Schema(name="text", schema_data=b"", type=pb.Schema.STRING))
     assert find(made.schema_version).schema.type == pb.Schema.STRING
     json = make(pb.Schema(name="point", schema_data=b"{}", type=pb.Schema.JSON))
-    assert json.error_code == ServerError.INCOMPATIBLE_SCHEMA
+    assert json.error_code == replies.wire_code(ServerError.INCOMPATIBLE_SCHEMA)
     for unknown in (None, b"", b"8 chars.", b"\xff" * 8, b"long" * 100):
-        assert find(unknown).error_code == ServerError.TOPIC_NOT_FOUND
+        assert find(unknown).error_code == replies.wire_code(ServerError.TOPIC_NOT_FOUND)
 
 
 def test_a_producer_with_too_many_properties_is_refused(

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
-from tests.unit.broker.fence_path_world import ORDERS, Gates, World, serving, until
+from tests.unit.broker.fence_path_world import ORDERS, Gates, Told, World, serving, until
 
 from onewriter_broker.log.api import Outcome
+from onewriter_broker.producer import Producer
+from onewriter_broker.runner import TopicRunner
 from onewriter_core.ids import Position
-from onewriter_core.topic.model import WHOLE, AccessMode
+from onewriter_core.topic.model import WHOLE, AccessMode, Departure
 
 
 async def entries(world: World) -> int:
     return sum((await world.entries_by_ledger()).values())
+
+
+async def returned(world: World, runner: TopicRunner, *, reconnects: int) -> tuple[Producer, Told]:
+    """The Shared producer reconnects, with what it was given at first."""
+    back, told = world.ask(
+        runner, AccessMode.SHARED, "writer", topic_epoch=0, reconnects=reconnects
+    )
+    await until(lambda: told.ready)
+    return back, told
+
+
+def told_of_receipts(told: Told, count: int) -> Callable[[], bool]:
+    return lambda: told.receipts >= count
 
 
 async def test_a_resend_is_known_after_a_change_of_broker_although_the_tail_was_trimmed() -> None:
@@ -87,3 +103,45 @@ async def test_a_store_that_refuses_what_a_returned_producer_awaits_sends_it_bac
         assert told.drops
         gates.open("append")
         await asyncio.sleep(0)
+
+
+async def test_a_shared_namesakes_entries_are_not_taken_for_its_own_however_often_it_returns() -> (
+    None
+):
+    async with serving() as world:
+        runner = await world.load()
+        former, told = world.ask(runner, AccessMode.SHARED, "writer")
+        await until(lambda: told.ready)
+        for number in range(3):
+            world.send(former, number, published_at=1)
+        await until(lambda: not former.pending)
+        runner.gone(former, Departure.CLOSED)
+        _, told = world.ask(runner, AccessMode.SHARED, "writer")  # begins at 0 again
+        await until(lambda: told.ready)
+
+        runner = await world.load()  # another broker
+        for number in range(3):
+            back, told = await returned(world, runner, reconnects=number + 1)
+            world.send(back, number, published_at=2)
+            await until(told_of_receipts(told, 1))
+            runner.gone(back, Departure.CONNECTION_LOST)
+        assert await entries(world) == 6
+
+
+async def test_a_shared_producers_resends_stay_known_however_often_it_returns() -> None:
+    async with serving() as world:
+        runner = await world.load()
+        producer, told = world.ask(runner, AccessMode.SHARED, "writer")
+        await until(lambda: told.ready)
+        for number in range(3):
+            world.send(producer, number)
+        await until(lambda: not producer.pending)
+
+        runner = await world.load()  # another broker; the receipts never arrived
+        for reconnects in (1, 2):
+            back, told = await returned(world, runner, reconnects=reconnects)
+            for number in range(3):
+                world.send(back, number)
+            await until(told_of_receipts(told, 3))
+            runner.gone(back, Departure.CONNECTION_LOST)
+        assert await entries(world) == 3

@@ -13,6 +13,7 @@ from onewriter_broker.requests import Requests
 from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import InvalidTopicName
 from onewriter_core.wire import replies
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 
 class Line:
@@ -30,6 +31,9 @@ class Line:
 
     def close(self, reason: str) -> None:
         raise AssertionError(reason)
+
+    def auth_response(self, command: pb.CommandAuthResponse) -> None:
+        raise AssertionError(command)
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
         self.work.append(work)
