@@ -67,7 +67,7 @@ from onewriter_core.topic.model import (
 HISTORY_MAX = 32
 """Transitions kept in memory for ``status``; the audit stream has them all."""
 
-PREDECESSORS_MAX = 1_000
+PREDECESSORS_MAX = 256
 """Producers that left, remembered per topic so that they can resume without duplicates."""
 
 LEDGER_WAIT_SECONDS = 5.0

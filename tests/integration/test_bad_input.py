@@ -261,6 +261,8 @@ def test_late_sends_of_a_closed_producer_are_ignored(
     assert contents_of(broker.address(), topic) == []
 
 
+@pytest.mark.campaign
+@pytest.mark.timeout(120 + 10 * ROUNDS)
 @pytest.mark.usefixtures("bystander")
 def test_thousands_connect_and_drop(broker: LocalBrokers, topic: str) -> None:
     hello = encode_command(pb.CommandConnect(client_version="hasty"))
@@ -344,7 +346,8 @@ def streams(draw: st.DrawFn) -> list[bytes]:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@pytest.mark.timeout(120 + ROUNDS)
+@pytest.mark.campaign
+@pytest.mark.timeout(120 + 10 * ROUNDS)
 @pytest.mark.usefixtures("bystander")
 def test_after_any_stream_the_broker_still_serves(
     broker: LocalBrokers, pieces: list[bytes]
