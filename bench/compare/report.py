@@ -14,9 +14,9 @@ _INTRODUCTION = """\
 *Written by `make compare-pulsar`; do not edit. Every figure was measured in the run described here.*
 
 The same scenarios over the bare wire protocol, one connection for each producer unless they say
-otherwise, on Apache Pulsar and on onewriter: what Pulsar's exclusive producers promise, under the races and failures that a
-stock client meets. Beneath them is the decision table of the access modes, where both must agree,
-and the list of what we do otherwise on purpose.
+otherwise, on Apache Pulsar and on onewriter: what exclusive producers are promised, under the races
+and failures that a stock client meets. Beneath them is the decision table of the access modes, where
+both must agree, and the list of what we do otherwise on purpose.
 """
 
 _HOW_TO_READ = """\
@@ -62,10 +62,9 @@ _DIFFERENCES = """\
 * **Administrators may fence and hand over** a topic; those who wait stay in line when they do. Pulsar
   has no such call.
 * **A broker's failover leaves the holder three seconds** to come back before a waiter is promoted.
-* **Further differences from the proposals that onewriter builds on**: `own` (Kafka's "Single
-  Reader/Writer") keeps a floor, lets an owner be replaced at an equal generation only by the same
-  identity, and needs a permission for generation 0; a linearizable read (PIP-137) uses a barrier,
-  not a dummy write.
+* **Decided for parts that are still to come**: `own` (Kafka's "Single Reader/Writer") will keep a
+  floor, let an owner be replaced at an equal generation only by the same identity, and need a
+  permission for generation 0; a linearizable read (PIP-137) will use a barrier, not a dummy write.
 
 ## What is not shown
 

@@ -86,10 +86,12 @@ class Tally:
                 return f"{sum(values):.0f} in {len(values)} rounds"
             case Kind.MEDIAN:
                 middle = statistics.median(values)
-                return f"{middle:.0f} ({min(values):.0f} to {max(values):.0f})"
+                spread = f"{min(values):.0f} to {max(values):.0f}"
+                return f"{middle:.0f} ({spread}; {len(values)} rounds)"
             case Kind.SECONDS:
                 middle = statistics.median(values)
-                return f"{middle:.2f} s ({min(values):.2f} to {max(values):.2f})"
+                spread = f"{min(values):.2f} to {max(values):.2f}"
+                return f"{middle:.2f} s ({spread}; {len(values)} rounds)"
 
 
 def play(scenario: Scenario, side: Side, rounds: int) -> Tally:
