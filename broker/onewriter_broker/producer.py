@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
-from onewriter_broker.log.topic_log import PendingEntry, TopicLog
+from onewriter_broker.log.topic_log import ENTRY_BYTES, PendingEntry, TopicLog
 from onewriter_broker.resends import POSITION_UNKNOWN, Resends, Seen, key_of
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import Position
@@ -193,7 +193,8 @@ class Producer:
                 if isinstance(known, Position):
                     if self.resends.published_ms and known != POSITION_UNKNOWN:
                         self.lineage.note([(*key_of(send, payload), *known)])
-                    self._receipt(send.sequence_id, send.highest_sequence_id, known, len(payload))
+                    size = len(payload) + ENTRY_BYTES
+                    self._receipt(send.sequence_id, send.highest_sequence_id, known, size)
                 return
             self.resends.is_over = True
             self._forget_resends_once_answered()
@@ -213,7 +214,8 @@ class Producer:
         )
         numbers = [(send.sequence_id, send.highest_sequence_id) for _, send, _ in entries]
         self.channel.send_answered(
-            encode_send_receipts(self.producer_id, ledger, entry, numbers), size
+            encode_send_receipts(self.producer_id, ledger, entry, numbers),
+            size + ENTRY_BYTES * len(entries),
         )
         if lineage.newest is not self:
             for number, (sequence_id, highest_sequence_id) in enumerate(numbers, entry):
@@ -222,14 +224,14 @@ class Producer:
         self._answered(len(entries))
 
     def refused(self, size: int) -> None:
-        self.channel.send_dropped(size)
+        self.channel.send_dropped(size + ENTRY_BYTES)
         newest = self.lineage.newest  # it may be waiting for this entry's receipt
         if newest.is_active:  # not deposed by us: what it sends next must not stand behind a gap
             newest.channel.drop("the store refused a message")
         self._answered(1)
 
     def unknown(self, size: int) -> None:
-        self.channel.send_dropped(size)
+        self.channel.send_dropped(size + ENTRY_BYTES)
         self.channel.drop("the fate of a message is unknown")
         if self.lineage.newest is not self:  # it may be waiting for this entry's receipt
             self.lineage.newest.channel.drop("the fate of a message is unknown")

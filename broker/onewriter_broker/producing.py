@@ -14,6 +14,7 @@ from onewriter_broker.access import Admission, AskedPriority, admit, check_topic
 from onewriter_broker.clients import Clients
 from onewriter_broker.dispatch.subscriptions import check_properties
 from onewriter_broker.loaded import LoadedTopic
+from onewriter_broker.log.topic_log import ENTRY_BYTES
 from onewriter_broker.producer import Producer
 from onewriter_broker.requests import Link, Opening, Requests, error_reply
 from onewriter_broker.schemas import check_schema
@@ -284,7 +285,7 @@ class Producing:
                     )
                 )
             elif producer.is_active:
-                self._arrived_bytes += len(payload)
+                self._arrived_bytes += len(payload) + ENTRY_BYTES
                 producer.publish(send, payload)
             # Otherwise it is being closed, and learns so by CLOSE_PRODUCER: not appended.
         elif producer is None and send.producer_id not in self._closed_producers:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from onewriter_broker.log.api import Block
-from onewriter_broker.log.topic_log import TopicLog, payloads
+from onewriter_broker.log.topic_log import ENTRY_BYTES, TopicLog, payloads
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
 from onewriter_core.wire.hot import Send
@@ -97,7 +97,7 @@ class Resends:
             return position
         for awaited in self.pending.get(send.sequence_id, ()):
             if awaited.key == key and awaited.resent_bytes is None:
-                awaited.resent_bytes = len(payload)
+                awaited.resent_bytes = len(payload) + ENTRY_BYTES
                 return Seen.ATTACHED
         if self._is_before_all(send.sequence_id):
             return POSITION_UNKNOWN

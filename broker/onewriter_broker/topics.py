@@ -355,7 +355,7 @@ class Topics:
             topic.runner.post(PolicyChanged(_policy(topic.declared), self._shell.now()))
             for topic_log in topic.runner.logs.values():
                 if topic.declared is not None:
-                    topic_log.durability = Durability(topic.declared.spec.durability.value)
+                    topic_log.wanted_durability = Durability(topic.declared.spec.durability.value)
 
     async def set_partitions(self, base: TopicName, partitions: int) -> None:
         """Create a partitioned topic, or add partitions to it. Raises Refused, Unavailable."""
@@ -379,6 +379,8 @@ class Topics:
         """
         topic = await self.serve_existing(base)
         key = str(base)
+        if key in self._loading:
+            raise Unavailable(f"{base} is being loaded or deleted")
         loading: asyncio.Future[LoadedTopic] = asyncio.get_running_loop().create_future()
         self._loading[key] = loading
         try:
@@ -443,7 +445,11 @@ class Topics:
         topic = self.loaded.get(str(base))
         if topic is not None:
             await self._save_cursors(topic)
-            self._unloaded_at[str(base)] = self._shell.now()
+            now, window = self._shell.now(), self._settings.resume_window_seconds
+            self._unloaded_at = {
+                name: at for name, at in self._unloaded_at.items() if now - at < window
+            }
+            self._unloaded_at[str(base)] = now
             self._drop(topic, "the topic is being unloaded")
 
     def _drop(self, topic: LoadedTopic, reason: str) -> None:

@@ -61,6 +61,10 @@ class Statistics:
     call_blocks: Distribution = field(default_factory=lambda: Distribution(COUNTS))
 
 
+_Kind = tuple[Durability, str]
+"""What is committed together: a durability, and the dataset it is promised of."""
+
+
 @dataclass(slots=True, eq=False)
 class _FenceItem:
     """A fence that waits for its turn."""
@@ -71,12 +75,11 @@ class _FenceItem:
     done: asyncio.Future[Outcome]
 
     @property
-    def replid(self) -> str:
-        return self.fence.binding.replid
-
-    @property
-    def durability(self) -> Durability:
-        return max((topic_log.durability for topic_log in self.logs), key=list(Durability).index)
+    def kind(self) -> _Kind:
+        """As durable as the ledgers before and behind it: nothing is committed out of order."""
+        wanted = {topic_log.durability for topic_log in self.logs}
+        wanted |= {topic_log.wanted_durability for topic_log in self.logs}
+        return max(wanted, key=list(Durability).index), self.fence.binding.replid
 
 
 @dataclass(slots=True, eq=False)
@@ -85,16 +88,6 @@ class _StoredBlock:
 
     topic_log: TopicLog
     pending: PendingBlock
-    replid: str
-    """The dataset it is stored in, which a commit must speak of."""
-
-    @property
-    def durability(self) -> Durability:
-        return self.topic_log.durability
-
-
-_Kind = tuple[Durability, str]
-"""What is committed together: a durability, and the dataset it is promised of."""
 
 
 class Appender:
@@ -119,7 +112,7 @@ class Appender:
         self._deposed = deposed
         self._dirty: dict[TopicLog, float] = {}  # with the time of the first waiting entry
         self._fences: deque[_FenceItem] = deque()
-        self._uncommitted: deque[_StoredBlock | _FenceItem] = deque()
+        self._uncommitted: dict[_Kind, list[_StoredBlock | _FenceItem]] = {}
         self._not_yet: dict[_Kind, tuple[float, float]] = {}  # the pause, and until when
         self._wake: asyncio.Future[None] | None = None
 
@@ -210,7 +203,9 @@ class Appender:
                     statistics.entries += len(pending.entries)
                     statistics.block_entries.observe(len(pending.entries))
                     statistics.bytes += pending.size
-                    self._uncommitted.append(_StoredBlock(topic_log, pending, replid))
+                    self._commit_later(
+                        (topic_log.durability, replid), _StoredBlock(topic_log, pending)
+                    )
                 case Outcome.REFENCE | Outcome.LOST:
                     # Whether the block is in the registered dataset is seen after the next fence.
                     topic_log.is_writable = False
@@ -253,31 +248,28 @@ class Appender:
                 await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
                 attempt += 1
 
+    def _commit_later(self, kind: _Kind, item: _StoredBlock | _FenceItem) -> None:
+        self._uncommitted.setdefault(kind, []).append(item)
+
     async def _commit(self) -> None:
         """Pass on everything that is durable enough by now."""
-        waiting, self._uncommitted = self._uncommitted, deque()
-        kinds: dict[_Kind, list[_StoredBlock | _FenceItem]] = {}
-        for item in waiting:
-            kinds.setdefault((item.durability, item.replid), []).append(item)
         order = list(Durability)
         again: list[_StoredBlock] = []
         # The weak ones first: they need not wait for the replicas of the strong ones.
-        for kind in sorted(kinds, key=lambda kind: order.index(kind[0])):
-            items = kinds[kind]
+        for kind in sorted(self._uncommitted, key=lambda kind: order.index(kind[0])):
             try:
                 is_durable = await self._is_durable(kind)
             except Undecided as undecided:
                 # The connection that carried the writes is gone, so nothing can be asked about
                 # them any more: writing them again, same positions, says what counts.
                 log.warning("commit.undecided", reason=str(undecided))
+                items = self._uncommitted.pop(kind)
                 fences = [item for item in items if isinstance(item, _FenceItem)]
                 self._fences.extendleft(reversed(fences))
                 again += [item for item in items if isinstance(item, _StoredBlock)]
                 continue
             if is_durable:
-                self._pass_on(items)
-            else:
-                self._uncommitted.extend(items)
+                self._pass_on(self._uncommitted.pop(kind))
         if again:
             await asyncio.sleep(RETRY_SECONDS[0])
             await self._append([(item.topic_log, item.pending) for item in again])
@@ -342,9 +334,10 @@ class Appender:
             return
         self.statistics.fences += 1
         now = self._now()
+        kind = item.kind
         for topic_log in item.logs:
             topic_log.open(item.fence.ledger, item.fence.binding, now)
-        self._uncommitted.append(item)
+        self._commit_later(kind, item)
 
     async def _fenced(self, fence: Fence) -> Outcome:
         attempt = 0

@@ -40,6 +40,9 @@ LEDGERS_REMEMBERED_MAX = 64
 TRIMMED = "trimmed"
 """State field: the position below which blocks were dropped on purpose, or may have been."""
 
+ENTRY_BYTES = 400
+"""What a pending entry weighs besides its payload, about: small ones count for what they cost."""
+
 READ_BYTES = 1024 * 1024
 """What one read from the store aims at."""
 
@@ -143,10 +146,13 @@ class TopicLog:
     name: TopicName
     store: LogStore
     tail_bytes_max: int = 4 * 1024 * 1024
-    durability: Durability = Durability.LOCAL
+    wanted_durability: Durability = Durability.LOCAL
+    """What acknowledgements are to promise from the next ledger on."""
     state: dict[str, str] = field(default_factory=dict)
     """The log's state as last read or written: cursors and what the machine needs."""
     exists: bool = False
+    durability: Durability = Durability.LOCAL
+    """What they promise in the present ledger."""
     binding: Binding | None = None
     ledger: int = 0
     next_entry: int = 1
@@ -187,6 +193,7 @@ class TopicLog:
             return
         self.ledger = ledger
         self.binding = binding
+        self.durability = self.wanted_durability
         self.next_entry = 1
         self.chain = CHAIN_START
         self.ledger_bytes = 0

@@ -6,7 +6,12 @@ from dataclasses import replace
 
 from onewriter_core.topic.answers import not_ready
 from onewriter_core.topic.effects import Grant, Queue, Reject, Step
-from onewriter_core.topic.lookups import new_contender, same_group, with_holder
+from onewriter_core.topic.lookups import (
+    is_changing_hands,
+    new_contender,
+    same_group,
+    with_holder,
+)
 from onewriter_core.topic.model import (
     HELD_BACK_MAX,
     REFUSED_GROUPS_MAX,
@@ -124,6 +129,9 @@ def _join(topic: Topic, slot: Slot, request: Request) -> Step | None:
         if fits(holder) and slot.ownership == Held(
             Tenure(slot.epoch, holder.producer_name, holder.identity), holder.group
         ):
+            if is_changing_hands(topic, slot):
+                text = "a change of hands is in progress"
+                return topic, (not_ready(request.registration, text),)
             joined = replace(holder, members=(*holder.members, member))
             grant = Grant(member.registration, slot.number, holder.producer_name, slot.epoch)
             return with_holder(topic, joined), (grant,)

@@ -276,7 +276,7 @@ async def test_a_marker_of_a_failed_attempt_hides_no_loss() -> None:
 async def test_undecided_blocks_that_are_there_are_confirmed() -> None:
     """A block that is there must not be appended again."""
     async with world() as broker:
-        broker.log.durability = Durability.REPLICATED  # nothing is ever durable enough
+        broker.log.wanted_durability = Durability.REPLICATED  # nothing is ever durable enough
         broker.server.add_replica("node-1")
         await broker.fence()
         broker.server.nodes["node-1"].holds_replication = True
@@ -285,7 +285,7 @@ async def test_undecided_blocks_that_are_there_are_confirmed() -> None:
             await asyncio.sleep(0)
         broker.server.renew_identity(broker.server.primary)
         broker.broke()
-        broker.log.durability = Durability.LOCAL
+        broker.log.wanted_durability = broker.log.durability = Durability.LOCAL
         assert await broker.fence(Purpose.REFENCE) is not None
         assert broker.client.stored_at == [Position(5, 1)]
         assert len([text for text in await broker.positions() if not text.endswith("-0")]) == 1
