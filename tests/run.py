@@ -34,7 +34,7 @@ def tool(name: str, *arguments: str) -> tuple[str, ...]:
 
 
 def pytest(*arguments: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "pytest", "-q", "-m", "not campaign_only", *arguments)
+    return (sys.executable, "-m", "pytest", "-q", *arguments)
 
 
 def needs_server() -> list[str]:
@@ -69,7 +69,11 @@ TIERS = (
     ),
     Tier("conformance", (pytest("tests/conformance", "-n2"),), needs_server),
     Tier("simulation", (pytest("tests/simulation", "--timeout", "900", "-n2"),)),
-    Tier("integration", (pytest("tests/integration", "--timeout", "600"),), needs_clients),
+    Tier(
+        "integration",
+        (pytest("tests/integration", "--timeout", "600", "-n2", "--dist", "loadfile"),),
+        needs_clients,
+    ),
 )
 
 
@@ -90,7 +94,10 @@ def main(arguments: Sequence[str]) -> int:
             continue
         for command in tier.commands:
             started = time.monotonic()
-            print(f"== {tier.name}: {' '.join(Path(command[0]).name if i == 0 else c for i, c in enumerate(command))}", flush=True)
+            print(
+                f"== {tier.name}: {' '.join(Path(command[0]).name if i == 0 else c for i, c in enumerate(command))}",
+                flush=True,
+            )
             code = subprocess.run(command, cwd=ROOT, check=False).returncode
             print(f"== {tier.name}: {time.monotonic() - started:.0f} s, exit {code}", flush=True)
             if code != 0:

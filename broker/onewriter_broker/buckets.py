@@ -32,9 +32,6 @@ CONCURRENT_MAX = 16
 PLACEMENT_SECONDS = 1.0
 """Between two readings of all records; a change of membership brings the next one forward."""
 
-WATCH_SECONDS = 1.0
-"""Between two looks at the store by a broker that holds buckets, beside its writing."""
-
 EXPECTING_SECONDS = 0.1
 """Between two readings while a live broker is about to give a bucket to this one."""
 
@@ -374,7 +371,6 @@ class BucketOwnership:
         """Follow the placement plan and refill ledger blocks, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._refill_low())
-            tasks.create_task(self._watch_store(tasks))
             while True:
                 is_expecting = await self.place_once(tasks)
                 try:
@@ -385,36 +381,6 @@ class BucketOwnership:
                 except TimeoutError:
                     continue
                 self._wake.clear()
-
-    async def _watch_store(self, tasks: asyncio.TaskGroup) -> None:
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            await self.watch_once(tasks)
-
-    async def watch_once(self, tasks: asyncio.TaskGroup) -> None:
-        """Find out that the store failed over also where nothing is written just now.
-
-        A refused append or fence tells so at once; who only reads, waits or moves cursors would
-        never know, and a topic that is not loaded could not be loaded from a dataset of the past.
-        """
-        held = {bucket: held.holding.binding for bucket, held in self._held.items()}
-        if not held:
-            return
-        try:
-            node = await self._store.observe(list(held))
-        except Undecided:
-            return
-        for bucket, binding in held.items():
-            if bucket not in self._refencing and not _still_holds(binding, node):
-                tasks.create_task(self._refence_unasked(bucket, binding))
-
-    async def _refence_unasked(self, bucket: int, binding: Binding) -> None:
-        try:
-            answer = await self.refence(bucket, binding)
-        except (Unavailable, Undecided) as error:
-            _log.warning("bucket.waiting", bucket=bucket, reason=str(error))
-        else:
-            _log.info("bucket.watched", bucket=bucket, answer=answer.value)
 
     async def place_once(self, tasks: asyncio.TaskGroup) -> bool:
         """Read the records and start what the plan asks for, as tasks of the group.
