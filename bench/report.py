@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 _MISSING = "-"
 
+_OWN_LOAD = 1.0
+"""Of the load average above the number of cores: what client and servers cause by themselves."""
+
 
 @dataclass(frozen=True, slots=True)
 class Value:
@@ -83,6 +86,18 @@ class Page:
             "- onewriter: embedded Valkey with `appendfsync always`; the column *everysec*",
             "  acknowledges after WAITAOF. Pulsar: standalone, its default journal sync.",
         ]
+
+    def disturbed(self, loads: Sequence[float], cores: int) -> None:
+        """The machine's load averages while it was measured, which say how far to trust it."""
+        low, high = min(loads), max(loads)
+        self._head.append(
+            f"- Load average of the {cores} cores meanwhile: {low:.1f} to {high:.1f}."
+        )
+        if high > cores + _OWN_LOAD:
+            self._head.append(
+                "  **Others used the machine: rates and latencies of this run are too low and too "
+                "high; CPU per message and memory are touched less.**"
+            )
 
     def skipped(self, text: str) -> None:
         """Something could not run here."""

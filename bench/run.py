@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import statistics
 import sys
 from dataclasses import dataclass, field
@@ -75,7 +76,12 @@ class Options:
     topics: int
 
 
+LOADS: list[float] = []
+"""The load average whenever something new began."""
+
+
 def say(text: str) -> None:
+    LOADS.append(os.getloadavg()[0])
     print(text, flush=True)
 
 
@@ -339,6 +345,7 @@ def run(options: Options, output: Path, command: str) -> None:
             "idle topics: below 8 KB of broker memory each",
             Value(idle.broker_bytes_per_topic / 1000, "KB", at_most=8),
         )
+    page.disturbed(LOADS, machine.cores)
     output.write_text(page.text())
     say(page.text())
 

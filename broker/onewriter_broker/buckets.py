@@ -339,9 +339,7 @@ class BucketOwnership:
             async with asyncio.timeout(DRAIN_SECONDS_MAX):
                 await self._events.drain(bucket)
         except (TimeoutError, OnewriterError) as error:
-            # Without its cursors, perhaps, but given back: a bucket that stayed closing would be
-            # served by nobody.
-            is_drained = False
+            is_drained = False  # given back all the same: one that stayed closing serves nobody
             _log.warning("bucket.not_drained", bucket=bucket, reason=str(error) or "too slow")
         try:
             await held.release(is_drained=is_drained)

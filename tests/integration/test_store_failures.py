@@ -202,10 +202,12 @@ def accounted(writer: ContinuousWriter, brokers: list[LocalBrokers], url: str) -
 
 @pytest.mark.campaign
 def test_a_file_is_torn_under_a_writer(topic: str) -> None:
+    """The torn part may hold the broker's own stamp: that there is no other copy must be known."""
     chance = random.Random(2)
+    settings = {"redis_is_alone": True, "store_timeout_seconds": 1.0}
     with (
         running_server() as server,
-        bare_broker(server.url) as brokers,
+        bare_broker(server.url, settings=settings) as brokers,
         ContinuousWriter(topic, brokers) as writer,
     ):
         for _ in range(ROUNDS):

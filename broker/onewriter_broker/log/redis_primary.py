@@ -193,9 +193,11 @@ async def _handshake(
     if replaces is not None and replaces.run_id == server.get("run_id"):
         await _ask(connection, ["CLIENT", "KILL", "ID", replaces.client_id])
     client_id = await _ask(connection, ["CLIENT", "ID"])
-    persistence = parse_info(await _ask(connection, ["INFO", "persistence"]))
     for script in ALL_SCRIPTS:
         await _ask(connection, ["SCRIPT", "LOAD", script.source])
+    # Behind the scripts, which a server that still loads its data refuses: until it has loaded them
+    # it says that it keeps no append-only file, and would be taken to promise nothing for good.
+    persistence = parse_info(await _ask(connection, ["INFO", "persistence"]))
     has_file = persistence.get("aof_enabled") == "1"
     return Primary(
         connection=connection,

@@ -188,6 +188,8 @@ async def _look(client: redis_asyncio.Redis, endpoint: Endpoint) -> ServerFacts:
     replication = await _info(client, "replication")
     memory = await _info(client, "memory")
     persistence = await _info(client, "persistence")
+    if persistence.get("loading") == "1":  # it says meanwhile that it keeps no append-only file
+        raise Undecided(f"the store at {endpoint} still loads its data")
     is_valkey = "valkey_version" in server
     version = server.get("valkey_version" if is_valkey else "redis_version", "")
     append_sync = await _try(client, "CONFIG", "GET", "appendfsync")

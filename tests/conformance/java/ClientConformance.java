@@ -56,8 +56,7 @@ public final class ClientConformance {
 
     private ClientConformance(String serviceUrl, String adminUrl) throws Exception {
         this.serviceUrl = serviceUrl;
-        client = PulsarClient.builder().serviceUrl(serviceUrl)
-            .operationTimeout(20, TimeUnit.SECONDS).build();
+        client = connect();
         admin = PulsarAdmin.builder().serviceHttpUrl(adminUrl).build();
         exclusiveProducers();
         consumers();
@@ -136,7 +135,8 @@ public final class ClientConformance {
             for (ProducerAccessMode mode : EXCLUSIVE_MODES) {
                 cases.put("reconnection " + mode + kind, () -> {
                     String topic = topic(partitions);
-                    try (Producer<byte[]> holder = producer(topic, mode)) {
+                    try (PulsarClient own = connect();
+                            Producer<byte[]> holder = producer(own, topic, mode)) {
                         holder.send(bytes("before"));
                         long epoch = epoch(topic, partitions);
                         admin.topics().unload(topic);
@@ -178,7 +178,8 @@ public final class ClientConformance {
         }
         cases.put("topic deleted under its producer", () -> {
             String topic = topic(0);
-            try (Producer<byte[]> holder = producer(topic, ProducerAccessMode.Exclusive)) {
+            try (PulsarClient own = connect();
+                    Producer<byte[]> holder = producer(own, topic, ProducerAccessMode.Exclusive)) {
                 holder.send(bytes("before"));
                 admin.topics().delete(topic, true);
                 holder.send(bytes("made again"));
@@ -186,12 +187,12 @@ public final class ClientConformance {
         });
         cases.put("topic deleted under its producer partitioned", () -> {
             String topic = topic(3);
-            Producer<byte[]> holder = client.newProducer().topic(topic)
-                .accessMode(ProducerAccessMode.Exclusive).create();
-            holder.send(bytes("before"));
-            admin.topics().deletePartitionedTopic(topic, true);
-            holder.send(bytes("made again, as Pulsar 4.0.7 does"));
-            holder.close();
+            try (PulsarClient own = connect();
+                    Producer<byte[]> holder = producer(own, topic, ProducerAccessMode.Exclusive)) {
+                holder.send(bytes("before"));
+                admin.topics().deletePartitionedTopic(topic, true);
+                holder.send(bytes("made again, as Pulsar 4.0.7 does"));
+            }
         });
         for (ProducerAccessMode mode : new ProducerAccessMode[] {
                 ProducerAccessMode.Exclusive, ProducerAccessMode.WaitForExclusive}) {
@@ -642,8 +643,9 @@ public final class ClientConformance {
         });
         cases.put("consumers live through an unload", () -> {
             String topic = topic(0);
-            try (Consumer<byte[]> consumer = client.newConsumer().topic(topic).subscriptionName("s")
-                    .isAckReceiptEnabled(true).subscribe()) {
+            try (PulsarClient own = connect();
+                    Consumer<byte[]> consumer = own.newConsumer().topic(topic).subscriptionName("s")
+                        .isAckReceiptEnabled(true).subscribe()) {
                 publish(topic, 2, false);
                 consumer.acknowledge(receive(consumer));
                 receive(consumer);
@@ -864,9 +866,23 @@ public final class ClientConformance {
         return topic;
     }
 
+    /**
+     * A connection of one's own, for cases in which producers reconnect: this client closes the
+     * whole connection when a producer is closed in the middle of that.
+     */
+    private PulsarClient connect() throws PulsarClientException {
+        return PulsarClient.builder().serviceUrl(serviceUrl)
+            .operationTimeout(20, TimeUnit.SECONDS).build();
+    }
+
     private Producer<byte[]> producer(String topic, ProducerAccessMode mode)
             throws PulsarClientException {
-        return client.newProducer().topic(topic).accessMode(mode).create();
+        return producer(client, topic, mode);
+    }
+
+    private static Producer<byte[]> producer(
+            PulsarClient from, String topic, ProducerAccessMode mode) throws PulsarClientException {
+        return from.newProducer().topic(topic).accessMode(mode).create();
     }
 
     private CompletableFuture<Producer<byte[]>> waiting(String topic) {

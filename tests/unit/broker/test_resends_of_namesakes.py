@@ -1,0 +1,85 @@
+"""Whose entry is it? A producer's name alone is not enough to take a message for a resend."""
+
+from __future__ import annotations
+
+import json
+
+from onewriter_broker.log.api import Append, Binding, Block, Fence, FencedLog, Outcome
+from onewriter_broker.log.blocks import CHAIN_START, chain
+from onewriter_broker.log.memory import MemoryLogStore
+from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.resends import POSITION_UNKNOWN, SNAPSHOT_FIELD, Seen, lineage_from_log
+from onewriter_core.ids import Position, TopicName
+from onewriter_core.wire.hot import Send
+from onewriter_core.wire.messages import build_entry
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+TOPIC = TopicName.parse("persistent://public/default/t")
+
+
+def entry(sequence_id: int, published_ms: int, name: str = "writer") -> bytes:
+    return build_entry(
+        pb.MessageMetadata(producer_name=name, sequence_id=sequence_id, publish_time=published_ms),
+        b"",
+    )
+
+
+async def log_with(*entries: bytes, ledger: int = 5) -> TopicLog:
+    """A log of one ledger that another broker has written."""
+    server = MemoryServer()
+    store = MemoryLogStore(server.resolve, buckets=1)
+    binding = Binding(0, server.primary.replid, 1, "broker~1", 1)
+    assert await store.stamp(binding, create=True) is Outcome.DONE
+    await store.fence(Fence(binding, ledger, (FencedLog(TOPIC, True, {}, {}),), {}))
+    position, payload = Position(ledger, 1), b"".join(entries)
+    lengths = [len(each) for each in entries]
+    block = Block(
+        position, lengths, payload, None, 0, chain(CHAIN_START, position, lengths, payload)
+    )
+    (outcome,) = await store.append([Append(binding, TOPIC, binding.token(ledger), block)])
+    assert outcome is Outcome.DONE
+    log = TopicLog(TOPIC, store)
+    log.committed = block.last
+    return log
+
+
+def send(sequence_id: int) -> Send:
+    return Send(producer_id=1, sequence_id=sequence_id)
+
+
+async def test_a_shared_producer_that_comes_back_is_known_by_its_own_entries() -> None:
+    log = await log_with(entry(0, 100), entry(1, 101))
+    resends = await lineage_from_log(log, "writer", None)
+    assert resends.seen(send(1), memoryview(entry(1, 101))) == Position(5, 2)
+    assert resends.seen(send(2), memoryview(entry(2, 102))) is Seen.NEW
+
+
+async def test_a_namesake_that_began_again_is_not_taken_for_the_one_before() -> None:
+    # It was granted by another broker, wrote nothing that was stored, and sends from 0 again.
+    log = await log_with(entry(0, 100), entry(1, 101))
+    resends = await lineage_from_log(log, "writer", None)
+    assert resends.seen(send(0), memoryview(entry(0, 900))) is Seen.NEW
+
+
+async def test_of_two_namesakes_the_later_ones_entries_count() -> None:
+    log = await log_with(entry(0, 100), entry(1, 101), entry(0, 900))
+    resends = await lineage_from_log(log, "writer", None)
+    assert resends.seen(send(0), memoryview(entry(0, 900))) == Position(5, 3)
+    assert resends.seen(send(1), memoryview(entry(1, 901))) is Seen.NEW
+
+
+async def test_what_is_older_than_all_that_is_remembered_is_stored_somewhere() -> None:
+    log = await log_with(entry(7, 107), entry(8, 108))
+    resends = await lineage_from_log(log, "writer", None)
+    assert resends.seen(send(3), memoryview(entry(3, 103))) == POSITION_UNKNOWN
+    assert resends.seen(send(3), memoryview(entry(3, 903))) is Seen.NEW
+
+
+async def test_the_snapshot_of_an_earlier_epoch_says_nothing_of_a_later_one() -> None:
+    log = await log_with(entry(0, 100, name="other"), ledger=9)
+    log.state[SNAPSHOT_FIELD] = json.dumps({"writer": [5, 100]})
+    later = await lineage_from_log(log, "writer", 9)
+    assert later.seen(send(0), memoryview(entry(0, 900))) is Seen.NEW
+    same = await lineage_from_log(log, "writer", 5)
+    assert same.seen(send(100), memoryview(entry(100, 101))) == POSITION_UNKNOWN
