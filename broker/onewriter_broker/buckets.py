@@ -11,15 +11,14 @@ checks at every write: a broker that holds a bucket wrongly cannot append to it.
 from __future__ import annotations
 
 import asyncio
-import enum
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
 from onewriter_broker.anchor.api import Addresses, Anchor, Versioned
+from onewriter_broker.bucket_events import BucketEvents, LostReason, Refenced
 from onewriter_broker.claims import BucketRefused, Claimer, Holding, backoff_seconds, without_owner
 from onewriter_broker.holding import BucketTaken, HeldBucket
 from onewriter_broker.log.api import Binding, LogStore, Observation, Outcome, Unit
@@ -42,49 +41,6 @@ RECORD_SECONDS_MAX = 5.0
 """A record of a foreign bucket older than that no longer answers lookups."""
 
 _log = structlog.get_logger(__name__)
-
-
-class LostReason(enum.Enum):
-    """Why a bucket is no longer held."""
-
-    TAKEN = "taken"
-    """Another broker owns it."""
-    GIVEN_BACK = "given-back"
-    """It was drained and released."""
-    DATASET_REFUSED = "dataset-refused"
-    """The store shows a dataset that may not be adopted; the bucket waits for a person."""
-
-
-class Refenced(enum.Enum):
-    """What became of a bucket whose write was refused."""
-
-    KEPT = "kept"
-    """Owner and dataset are unchanged. After a reconnect the old ledger goes on; after a refused
-    write fence the topic again under the next ledger."""
-    REBOUND = "rebound"
-    """Bound anew, perhaps to another dataset: fence every topic again under the new holding."""
-    LOST = "lost"
-    """Not held any more."""
-
-
-class BucketEvents(Protocol):
-    """What the application is told. All but ``drain`` must return at once (post to mailboxes)."""
-
-    def bucket_acquired(self, bucket: int, holding: Holding) -> None:
-        """Serve the bucket: load its catalog, re-fence its topics."""
-        ...
-
-    def bucket_lost(self, bucket: int, reason: LostReason) -> None:
-        """Stop serving the bucket: close its producers and consumers."""
-        ...
-
-    def dataset_changed(self, bucket: int, holding: Holding) -> None:
-        """Still the owner, under a new binding: re-fence the topics, compare their tails."""
-        ...
-
-    async def drain(self, bucket: int) -> None:
-        """Bring the bucket's topics to rest: no grant and no write in flight when it returns."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import structlog
 
-from onewriter_broker.buckets import Refenced
+from onewriter_broker.bucket_events import Refenced
 from onewriter_broker.claims import Holding
 from onewriter_broker.log.api import (
     Binding,

@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import assert_never
 
 import structlog
 
 from onewriter_broker.fencing import Fencing, Shell
-from onewriter_broker.log.api import (
-    Outcome,
-)
 from onewriter_broker.log.topic_log import (
     TopicLog,
 )
 from onewriter_broker.producer import Producer
 from onewriter_broker.resends import SNAPSHOT_FIELD, lineage_from_log, read_snapshot, snapshot
-from onewriter_broker.tenures import (
-    contender_fields,
-)
+from onewriter_broker.story import Story
 from onewriter_core.errors import ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import (
@@ -53,7 +48,6 @@ from onewriter_core.topic.events import (
 )
 from onewriter_core.topic.machine import next_deadline, step
 from onewriter_core.topic.model import (
-    WHOLE,
     Departure,
     Purpose,
     Reserved,
@@ -63,9 +57,6 @@ from onewriter_core.topic.model import (
     Topic,
     Vacant,
 )
-
-HISTORY_MAX = 32
-"""Transitions kept in memory for ``status``; the audit stream has them all."""
 
 PREDECESSORS_MAX = 256
 """Producers that left, remembered per topic so that they can resume without duplicates."""
@@ -81,14 +72,6 @@ SUSPECT_SECONDS = 10.0
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """One line of a topic's story, as ``status`` shows it."""
-
-    record: Record
-    at_ms: int
-
-
 class TopicRunner:
     """Runs one topic's machine. ``logs`` has a log for every slot."""
 
@@ -101,9 +84,9 @@ class TopicRunner:
         self.logs = logs
         self.producers: dict[str, Producer] = {}
         # Lists and plain dicts: an empty deque weighs 0.6 KiB, and most topics are idle.
-        self.history: list[Transition] = []
+        self.story = Story(name, bucket, shell, self.spawn)
         self._shell = shell
-        self._fencing = Fencing(name, bucket, logs, shell, self._audit, self._sequences)
+        self._fencing = Fencing(name, bucket, logs, shell, self.story.audit, self._sequences)
         self._mailbox: list[Event] = []
         self._is_stepping = False
         self._timer: asyncio.TimerHandle | None = None
@@ -296,7 +279,7 @@ class TopicRunner:
             case Suspect():
                 self._suspect(effect)
             case Record():
-                self._record(effect)
+                self.story.record(effect)
             case Answer(identifier, _, _):
                 future = self._answers.get(identifier)
                 if future is not None and not future.done():
@@ -318,7 +301,7 @@ class TopicRunner:
             stored_epoch=suspect.stored_epoch,
         )
         epoch, claimed = str(suspect.stored_epoch), str(suspect.claimed_epoch)
-        self._audit({"kind": "suspect", "epoch": epoch, "claimed": claimed})
+        self.story.audit({"kind": "suspect", "epoch": epoch, "claimed": claimed})
 
     def _stop(self, registration: str) -> Producer | None:
         """Forget a producer; what it handed to the store is still answered to it."""
@@ -417,38 +400,6 @@ class TopicRunner:
 
     # ------------------------------------------------------------ the story
 
-    def _record(self, record: Record) -> None:
-        self.history.append(Transition(record, self._shell.wall_ms()))
-        del self.history[:-HISTORY_MAX]
-        self._shell.moved(self.name, record)
-        holder, former = record.holder, record.former
-        log.info(
-            "topic.transition",
-            topic=str(self.name),
-            partitions=[slot for slot in record.slots if slot != WHOLE],
-            kind=record.purpose.value,
-            cause=record.departure.value,
-            old_epoch=record.old_epoch,
-            epoch=record.epoch,
-            ledger=record.ledger,
-            old_holder=None if former is None else former.producer_name,
-            old_identity=None if former is None else str(former.identity),
-            holder=None if holder is None else holder.producer_name,
-            identity=None if holder is None else str(holder.identity),
-            address=None if holder is None else holder.address,
-            leaderless_ms=milliseconds(record.leaderless_seconds),
-        )
-        if record.purpose is Purpose.RESUME and holder is not None:
-            self._audit(
-                {
-                    "kind": record.purpose.value,
-                    "epoch": str(record.epoch),
-                    "ledger": str(record.ledger),
-                    "cause": record.departure.value,
-                }
-                | contender_fields(holder)
-            )
-
     def _sequences(self, slot: int) -> dict[str, str]:
         """State fields that let another broker know a resend when the log's tail is trimmed."""
         fenced = self.topic.slot(slot)
@@ -469,28 +420,6 @@ class TopicRunner:
             and producer.epoch is not None
         }
         return {SNAPSHOT_FIELD: snapshot(last)}
-
-    def _audit(self, fields: dict[str, str]) -> None:
-        """Write an audit record that belongs to no fence; the fence's own are written with it."""
-        record = {
-            "topic": str(self.name),
-            "broker": self._shell.incarnation,
-            "t": str(self._shell.wall_ms()),
-        } | fields
-
-        async def write() -> None:
-            holding = self._shell.ownership.holding(self.bucket)
-            if holding is None:
-                return
-            try:
-                outcome = await self._shell.store.write_audit(holding.binding, record)
-            except Undecided as undecided:
-                log.warning("audit.undecided", record=record, reason=str(undecided))
-            else:
-                if outcome is not Outcome.DONE:
-                    log.warning("audit.refused", record=record, outcome=outcome.value)
-
-        self.spawn(write())
 
     def _remember_presence(self) -> None:
         """Note with each log whether its holder is there, for whoever loads the topic next.
@@ -519,8 +448,3 @@ class TopicRunner:
 def _tenure(slot: Slot) -> Tenure | None:
     """What the marker of a slot that is being loaded keeps."""
     return slot.ownership.tenure if isinstance(slot.ownership, Vacant | Reserved) else None
-
-
-def milliseconds(seconds: float | None) -> int | None:
-    """Whole milliseconds, rounded; None stays None."""
-    return None if seconds is None else round(seconds * 1000)

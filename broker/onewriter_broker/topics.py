@@ -13,22 +13,23 @@ from dataclasses import replace
 
 import structlog
 
-from onewriter_broker.buckets import BucketOwnership, LostReason, Refenced
+from onewriter_broker.bucket_events import LostReason, Refenced
+from onewriter_broker.buckets import BucketOwnership
 from onewriter_broker.catalog import CatalogEntry, Catalogs
 from onewriter_broker.claims import Holding
-from onewriter_broker.dispatch.saving import STATE_PREFIX as CURSOR_PREFIX
+from onewriter_broker.deletion import erase
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.fencing import Shell
 from onewriter_broker.loaded import LoadedTopic
-from onewriter_broker.log.api import Durability, Outcome
-from onewriter_broker.log.topic_log import TRIMMED, TopicLog
+from onewriter_broker.log.api import Durability
+from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.runner import TopicRunner
 from onewriter_broker.settings import Settings
 from onewriter_broker.tenures import slot_of
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
-from onewriter_core.ids import EARLIEST, Position, TopicName, bucket_of
+from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.topic.events import PolicyChanged, SlotsAdded
 from onewriter_core.topic.model import WHOLE, PromotionPolicy, Slot, Topic
 
@@ -404,28 +405,8 @@ class Topics:
         if await runner.open(slots) is None:
             raise Unavailable(f"bucket {topic.bucket} has moved on")
         for topic_log in logs.values():
-            await self._erase_log(topic_log)
+            await erase(topic_log)
         await self._catalogs.write(holding.binding, topic.name, CatalogEntry(is_deleted=True))
-
-    async def _erase_log(self, topic_log: TopicLog) -> None:
-        binding, marker = topic_log.binding, Position(topic_log.ledger, 0)
-        cursors = [name for name in topic_log.state if name.startswith(CURSOR_PREFIX)]
-        while True:
-            if binding is None:
-                raise Unavailable(f"{topic_log.name} has moved on")
-            outcome = await self._shell.store.trim(
-                binding,
-                topic_log.name,
-                binding.token(topic_log.ledger),
-                marker,
-                {TRIMMED: str(marker)},
-                cursors,
-            )
-            if outcome is not Outcome.DONE:
-                raise Unavailable(f"{topic_log.name} has moved on: {outcome.value}")
-            first = await self._shell.store.read_blocks(topic_log.name, EARLIEST, count=1)
-            if not first or first[0].position >= marker:
-                return
 
     async def serve_existing(self, base: TopicName) -> LoadedTopic:
         """The topic, loaded; raises Refused when it does not exist."""

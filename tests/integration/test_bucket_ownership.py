@@ -13,7 +13,8 @@ import pytest
 
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.anchor.file import FileAnchor
-from onewriter_broker.buckets import BucketOwnership, LostReason, Refenced
+from onewriter_broker.bucket_events import LostReason, Refenced
+from onewriter_broker.buckets import BucketOwnership
 from onewriter_broker.claims import Holding, adopt_force
 from onewriter_broker.embedded import EmbeddedServer, EmbeddedSettings
 from onewriter_broker.log.api import Fence, FencedLog, Outcome

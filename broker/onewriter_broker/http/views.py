@@ -14,7 +14,8 @@ from onewriter_broker.http.pulsar_stats import MODE_NAMES, iso
 from onewriter_broker.loaded import LoadedTopic
 from onewriter_broker.log.api import Observation
 from onewriter_broker.log.topic_log import Loss
-from onewriter_broker.runner import TopicRunner, Transition, milliseconds
+from onewriter_broker.runner import TopicRunner
+from onewriter_broker.story import Transition, milliseconds
 from onewriter_broker.tenures import tenure_of
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.lookups import exclusive_owner
@@ -113,7 +114,7 @@ def loaded_status(topic: LoadedTopic, now: float, wall_ms: int) -> Json:
         "slots": [_slot(runner, slot, now) for slot in slots[:PARTITIONS_SHOWN_MAX]],
         "slotsOmitted": max(0, len(slots) - PARTITIONS_SHOWN_MAX),
         "durability": runner.logs[slots[0].number].durability.value if slots else None,
-        "transitions": [transition(each) for each in runner.history],
+        "transitions": [transition(each) for each in runner.story.history],
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from onewriter_broker.buckets import Refenced
+from onewriter_broker.bucket_events import Refenced
 from onewriter_broker.claims import Holding
 from onewriter_broker.fencing import Shell
 from onewriter_broker.log.api import Binding, Block, Outcome, StoredBlock

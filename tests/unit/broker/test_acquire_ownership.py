@@ -15,7 +15,8 @@ from onewriter_broker import buckets as buckets_module
 from onewriter_broker.adoption import LEDGERS_PER_BLOCK, Reason
 from onewriter_broker.anchor.api import Addresses, Record, Versioned
 from onewriter_broker.anchor.memory import MemoryAnchor
-from onewriter_broker.buckets import BucketOwnership, LostReason, Refenced
+from onewriter_broker.bucket_events import LostReason, Refenced
+from onewriter_broker.buckets import BucketOwnership
 from onewriter_broker.claims import BucketRefused, Forced, Holding, adopt_force
 from onewriter_broker.log.api import Fence, FencedLog, Outcome
 from onewriter_broker.log.memory import MemoryLogStore

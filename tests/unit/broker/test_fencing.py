@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from onewriter_broker.buckets import Refenced
+from onewriter_broker.bucket_events import Refenced
 from onewriter_broker.claims import Holding
 from onewriter_broker.fencing import Fencing, Shell
 from onewriter_broker.log.api import Binding, Durability, Marker, Outcome
