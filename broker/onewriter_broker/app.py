@@ -13,30 +13,30 @@ from dataclasses import dataclass
 import structlog
 
 from onewriter_broker.access import UndeclaredTopics
-from onewriter_broker.accounting import Accounting
 from onewriter_broker.anchor.api import Addresses, Anchor
-from onewriter_broker.buckets import BucketOwnership
-from onewriter_broker.catalog import Catalogs
-from onewriter_broker.clients import Clients
+from onewriter_broker.connection.clients import Clients
+from onewriter_broker.connection.listener import listen
 from onewriter_broker.dispatch.reading import ReadBudget
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.fencing import Shell
 from onewriter_broker.http.metrics import Metrics
 from onewriter_broker.http.server import HttpServer
 from onewriter_broker.http.site import Site
-from onewriter_broker.listener import listen
 from onewriter_broker.log.api import Binding, Durability, LogStore, Outcome
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.topic_log import Loss, TopicLog
-from onewriter_broker.maintenance import Maintenance
-from onewriter_broker.membership import Membership
 from onewriter_broker.namespaces import Namespaces
-from onewriter_broker.placement import incarnation_of
-from onewriter_broker.runner import TopicRunner
+from onewriter_broker.ownership.buckets import BucketOwnership
+from onewriter_broker.ownership.membership import Membership
+from onewriter_broker.ownership.placement import incarnation_of
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_watch import StoreWatch
 from onewriter_broker.tokens import Authenticator
-from onewriter_broker.topics import Topics
+from onewriter_broker.topic.accounting import Accounting
+from onewriter_broker.topic.catalog import Catalogs
+from onewriter_broker.topic.fencing import Shell
+from onewriter_broker.topic.maintenance import Maintenance
+from onewriter_broker.topic.runner import TopicRunner
+from onewriter_broker.topic.topics import Topics
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import TopicName

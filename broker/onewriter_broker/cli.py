@@ -10,11 +10,11 @@ from pathlib import Path
 
 import click
 
-from onewriter_broker.embedded import EmbeddedServer, EmbeddedSettings
+from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
+from onewriter_broker.local.supervisor import ChildSpec, Supervisor
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.process import authenticator, read_manifests
 from onewriter_broker.settings import Settings
-from onewriter_broker.supervisor import ChildSpec, Supervisor
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.errors import ConfigurationError
 

@@ -20,13 +20,13 @@ import uvloop
 
 from onewriter_broker.anchor.file import FileAnchor
 from onewriter_broker.app import Broker, Parts
+from onewriter_broker.local.supervisor import REFUSED_CODE, Heartbeat
 from onewriter_broker.log.api import Durability
 from onewriter_broker.log.redis_primary import RedisSettings
 from onewriter_broker.log.redis_store import RedisLogStore
 from onewriter_broker.log.server_checks import check_server, judge
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.settings import Settings
-from onewriter_broker.supervisor import REFUSED_CODE, Heartbeat
 from onewriter_broker.tokens import (
     AnonymousAuthenticator,
     Authenticator,

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from onewriter_broker.placement import rendezvous
+from onewriter_broker.ownership.placement import rendezvous
 from onewriter_broker.settings import Settings
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import TopicName, bucket_of

@@ -15,13 +15,13 @@ from click.testing import CliRunner, Result
 from tests.servers import StoreServer
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, an_eventful_life, entry
 
-from onewriter_broker.embedded import EmbeddedServer, EmbeddedSettings
+from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
 from onewriter_broker.log.keys import Keys
 from onewriter_broker.log.redis_primary import RedisSettings
 from onewriter_broker.log.redis_store import RedisLogStore
 from onewriter_broker.log.topic_log import TRIMMED
-from onewriter_broker.retention import Retention
 from onewriter_broker.settings import Settings
+from onewriter_broker.topic.retention import Retention
 from onewriter_broker.verify.cli import verify_command
 from onewriter_core.api.topic import Retention as Policy
 from onewriter_core.errors import ConfigurationError, Refused, Undecided

@@ -21,7 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from onewriter_broker.clients import Clients
+from onewriter_broker.connection.clients import Clients
 from onewriter_broker.distribution import SECONDS, Distribution
 from onewriter_broker.log.topic_log import Loss
 from onewriter_core.topic.effects import Record

@@ -9,11 +9,11 @@ from typing import Any, Final
 import structlog
 from aiohttp import web
 
-from onewriter_broker.catalog import CatalogEntry
 from onewriter_broker.http import history, views
 from onewriter_broker.http.site import Refusal, Site, number, object_body, topic_of
-from onewriter_broker.loaded import LoadedTopic
-from onewriter_broker.placement import name_of
+from onewriter_broker.ownership.placement import name_of
+from onewriter_broker.topic.catalog import CatalogEntry
+from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_core.errors import OnewriterError, Unavailable, Undecided
 from onewriter_core.ids import NUMBER_MAX, TopicName
 from onewriter_core.topic.effects import Answer

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from onewriter_broker.anchor.api import Addresses
+from onewriter_broker.connection.listener import SERVER_VERSION
 from onewriter_broker.http.site import Refusal, Site, done, json_body, object_body
-from onewriter_broker.listener import SERVER_VERSION
 from onewriter_broker.namespaces import STANDALONE, Invalid
 
 _ROOT = "/admin/v2"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from onewriter_broker.connection.lookups import NO_OWNER, OWNER_WAIT_SECONDS
 from onewriter_broker.http.site import Site, topic_of
-from onewriter_broker.lookups import NO_OWNER, OWNER_WAIT_SECONDS
 from onewriter_broker.namespaces import Missing
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import TopicName

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
-from onewriter_broker.loaded import LoadedTopic
 from onewriter_broker.log.topic_log import TopicLog
-from onewriter_broker.producer import Producer
+from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_broker.topic.producer import Producer
 from onewriter_core.topic.model import AccessMode
 
 MODE_NAMES: Final = {

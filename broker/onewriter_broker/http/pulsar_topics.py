@@ -25,7 +25,7 @@ from onewriter_broker.http.site import (
     namespace_of,
     topic_of,
 )
-from onewriter_broker.loaded import LoadedTopic
+from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_core.api.topic import PARTITIONS_MAX
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import TopicName

@@ -16,13 +16,13 @@ from aiohttp import web
 
 from onewriter_broker.access import check_topic
 from onewriter_broker.anchor.api import Addresses
-from onewriter_broker.clients import Clients
+from onewriter_broker.connection.clients import Clients
 from onewriter_broker.http.metrics import Metrics
 from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.topic_log import Loss
-from onewriter_broker.membership import Membership
 from onewriter_broker.namespaces import Conflict, Invalid, Missing, Namespaces
-from onewriter_broker.topics import Topics
+from onewriter_broker.ownership.membership import Membership
+from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import InvalidTopicName, TopicName
 

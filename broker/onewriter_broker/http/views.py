@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, assert_never
 
-from onewriter_broker.catalog import CatalogEntry
 from onewriter_broker.http.pulsar_stats import MODE_NAMES, iso
-from onewriter_broker.loaded import LoadedTopic
 from onewriter_broker.log.api import Observation
 from onewriter_broker.log.topic_log import Loss
-from onewriter_broker.runner import TopicRunner
-from onewriter_broker.story import Transition, milliseconds
-from onewriter_broker.tenures import tenure_of
+from onewriter_broker.topic.catalog import CatalogEntry
+from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_broker.topic.runner import TopicRunner
+from onewriter_broker.topic.story import Transition, milliseconds
+from onewriter_broker.topic.tenures import tenure_of
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.lookups import exclusive_owner
 from onewriter_core.topic.model import (

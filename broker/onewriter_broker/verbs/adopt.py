@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 
 from onewriter_broker.anchor.file import FileAnchor
-from onewriter_broker.claims import Forced, adopt_force
 from onewriter_broker.log.redis_store import RedisLogStore
 from onewriter_broker.logs import configure_logging
+from onewriter_broker.ownership.claims import Forced, adopt_force
 from onewriter_broker.process import is_single_node, redis_settings
 from onewriter_broker.settings import Settings
 from onewriter_broker.verbs import tables

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
-from onewriter_broker.datadir import DirectoryLock
-from onewriter_broker.embedded import EmbeddedServer, EmbeddedSettings
+from onewriter_broker.local.datadir import DirectoryLock
+from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
 from onewriter_broker.settings import Settings
 from onewriter_core.errors import ConfigurationError
 

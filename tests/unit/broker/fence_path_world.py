@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from onewriter_broker.bucket_events import Refenced
-from onewriter_broker.claims import Holding
-from onewriter_broker.fencing import Shell
 from onewriter_broker.log.api import Binding, Block, Outcome, StoredBlock
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.memory import MemoryLogStore, Moment
 from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.log.topic_log import Loss, TopicLog
-from onewriter_broker.producer import Producer
-from onewriter_broker.runner import TopicRunner
-from onewriter_broker.tenures import slot_of
+from onewriter_broker.ownership.bucket_events import Refenced
+from onewriter_broker.ownership.claims import Holding
+from onewriter_broker.topic.fencing import Shell
+from onewriter_broker.topic.producer import Producer
+from onewriter_broker.topic.runner import TopicRunner
+from onewriter_broker.topic.tenures import slot_of
 from onewriter_core.errors import ServerError, Unavailable
 from onewriter_core.ids import EARLIEST, Identity, TopicName, bucket_of
 from onewriter_core.topic.model import WHOLE, AccessMode, Request, Topic

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from onewriter_broker.accounting import Accounting
 from onewriter_broker.anchor.api import Record
 from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.log.api import Append, Binding, Block, Fence, FencedLog, Outcome
@@ -12,6 +11,7 @@ from onewriter_broker.log.blocks import CHAIN_START
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.log.topic_log import TRIMMED, Loss
+from onewriter_broker.topic.accounting import Accounting
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import Position, TopicName
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from onewriter_broker.adoption import (
+from onewriter_broker.anchor.api import PAST_REPLIDS_MAX, Addresses, Record
+from onewriter_broker.log.api import Observation, Unit
+from onewriter_broker.ownership.adoption import (
     LEDGERS_PER_BLOCK,
     Adopt,
     FirstRegistration,
@@ -18,8 +20,6 @@ from onewriter_broker.adoption import (
     forced,
     judge,
 )
-from onewriter_broker.anchor.api import PAST_REPLIDS_MAX, Addresses, Record
-from onewriter_broker.log.api import Observation, Unit
 from onewriter_core.ids import NUMBER_MAX
 
 OLD, HERE, ELSEWHERE = "a" * 40, "b" * 40, "c" * 40

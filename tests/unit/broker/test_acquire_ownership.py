@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from onewriter_broker import buckets as buckets_module
-from onewriter_broker.adoption import LEDGERS_PER_BLOCK, Reason
 from onewriter_broker.anchor.api import Addresses, Record, Versioned
 from onewriter_broker.anchor.memory import MemoryAnchor
-from onewriter_broker.bucket_events import LostReason, Refenced
-from onewriter_broker.buckets import BucketOwnership
-from onewriter_broker.claims import BucketRefused, Forced, Holding, adopt_force
 from onewriter_broker.log.api import Fence, FencedLog, Outcome
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
-from onewriter_broker.membership import Membership
-from onewriter_broker.placement import LiveView
+from onewriter_broker.ownership import buckets as buckets_module
+from onewriter_broker.ownership.adoption import LEDGERS_PER_BLOCK, Reason
+from onewriter_broker.ownership.bucket_events import LostReason, Refenced
+from onewriter_broker.ownership.buckets import BucketOwnership
+from onewriter_broker.ownership.claims import BucketRefused, Forced, Holding, adopt_force
+from onewriter_broker.ownership.membership import Membership
+from onewriter_broker.ownership.placement import LiveView
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import NUMBER_MAX, TopicName, bucket_of
 

@@ -17,8 +17,8 @@ import pytest
 import redis.asyncio as redis_asyncio
 import redis.exceptions
 
-from onewriter_broker import embedded
-from onewriter_broker.embedded import EmbeddedServer, EmbeddedSettings, find_program
+from onewriter_broker.local import embedded
+from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings, find_program
 from onewriter_core.errors import ConfigurationError, Unavailable
 
 DEBIAN_REDIS = shutil.which("redis-server")
@@ -224,7 +224,7 @@ async def test_a_server_that_does_not_come_up_is_quoted(tmp_path: Path) -> None:
 _ORPHAN = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from onewriter_broker.embedded import EmbeddedServer, EmbeddedSettings
+from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
 
 async def main():
     server = EmbeddedServer(EmbeddedSettings(Path(sys.argv[1])))

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import cast
 
-from onewriter_broker.clients import Clients
-from onewriter_broker.detection import Detection
-from onewriter_broker.listener import ClientProtocol
-from onewriter_broker.session import Session
+from onewriter_broker.connection.clients import Clients
+from onewriter_broker.connection.listener import ClientProtocol
+from onewriter_broker.connection.session import Session
 from onewriter_broker.settings import Settings
+from onewriter_broker.topic.detection import Detection
 
 
 @dataclass

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from tests.unit.broker.fence_path_world import BUCKET, ORDERS, serving, until
 
-from onewriter_broker import runner as runner_module
 from onewriter_broker.log.api import Fence, Outcome
+from onewriter_broker.topic import runner as runner_module
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST
 from onewriter_core.topic.effects import Step

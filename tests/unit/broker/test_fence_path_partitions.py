@@ -8,13 +8,13 @@ from typing import cast
 import pytest
 from tests.unit.broker.fence_path_world import ORDERS, Gates, World, serving
 
-from onewriter_broker.buckets import BucketOwnership
-from onewriter_broker.catalog import Catalogs
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.topic_log import TopicLog
-from onewriter_broker.runner import TopicRunner
+from onewriter_broker.ownership.buckets import BucketOwnership
 from onewriter_broker.settings import Settings
-from onewriter_broker.topics import Topics
+from onewriter_broker.topic.catalog import Catalogs
+from onewriter_broker.topic.runner import TopicRunner
+from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import OnewriterError, Unavailable
 
 FIRST, SECOND = ORDERS.with_partition(0), ORDERS.with_partition(1)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from onewriter_broker.bucket_events import Refenced
-from onewriter_broker.claims import Holding
-from onewriter_broker.fencing import Fencing, Shell
 from onewriter_broker.log.api import Binding, Durability, Marker, Outcome
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.memory import MemoryLogStore, Moment
 from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.log.topic_log import Loss, PendingEntry, TopicLog, losses
+from onewriter_broker.ownership.bucket_events import Refenced
+from onewriter_broker.ownership.claims import Holding
+from onewriter_broker.topic.fencing import Fencing, Shell
 from onewriter_core.ids import EARLIEST, Identity, Position, TopicName
 from onewriter_core.topic.effects import NEW_EPOCH, Fence
 from onewriter_core.topic.model import WHOLE, Departure, Purpose, Slot, Tenure

@@ -11,8 +11,8 @@ from onewriter_broker.log.api import Block
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.log.topic_log import TopicLog
-from onewriter_broker.maintenance import ROLL_BYTES_MIN, Maintenance
 from onewriter_broker.settings import Settings
+from onewriter_broker.topic.maintenance import ROLL_BYTES_MIN, Maintenance
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.ids import Position, TopicName
 

@@ -9,7 +9,7 @@ import pytest
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
-from onewriter_broker.membership import (
+from onewriter_broker.ownership.membership import (
     BEAT_SECONDS,
     DEAD_SECONDS,
     FORGET_SECONDS,
@@ -19,7 +19,7 @@ from onewriter_broker.membership import (
     MemberObserver,
     Membership,
 )
-from onewriter_broker.placement import LiveView
+from onewriter_broker.ownership.placement import LiveView
 
 ME = "broker-0~me"
 OTHER = "broker-1~x"

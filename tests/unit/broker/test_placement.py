@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onewriter_broker.anchor.api import Record
-from onewriter_broker.placement import (
+from onewriter_broker.ownership.placement import (
     LiveView,
     Plan,
     expected,

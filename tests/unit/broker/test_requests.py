@@ -7,9 +7,9 @@ from collections.abc import Coroutine
 
 import pytest
 
-from onewriter_broker.detection import Detection
+from onewriter_broker.connection.requests import Requests
 from onewriter_broker.log.blocks import MalformedBlock
-from onewriter_broker.requests import Requests
+from onewriter_broker.topic.detection import Detection
 from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import InvalidTopicName
 from onewriter_core.wire import replies

@@ -9,7 +9,7 @@ from onewriter_broker.log.blocks import CHAIN_START, chain
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.log.topic_log import TopicLog
-from onewriter_broker.resends import POSITION_UNKNOWN, SNAPSHOT_FIELD, Seen, lineage_from_log
+from onewriter_broker.topic.resends import POSITION_UNKNOWN, SNAPSHOT_FIELD, Seen, lineage_from_log
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.wire.hot import Send
 from onewriter_core.wire.messages import build_entry

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, entry, waiter
 
-from onewriter_broker import retention as retention_module
 from onewriter_broker.log.api import Block
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.log.topic_log import TRIMMED
-from onewriter_broker.retention import Retention, Stretch, trim_before
+from onewriter_broker.topic import retention as retention_module
+from onewriter_broker.topic.retention import Retention, Stretch, trim_before
 from onewriter_broker.verify.reader import verify
 from onewriter_core.api.topic import Retention as Policy
 from onewriter_core.ids import EARLIEST, Position

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from onewriter_broker.datadir import DirectoryLock
-from onewriter_broker.embedded import EmbeddedServer, EmbeddedSettings
-from onewriter_broker.supervisor import (
+from onewriter_broker.local.datadir import DirectoryLock
+from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
+from onewriter_broker.local.supervisor import (
     FIRST_BEAT_SECONDS,
     HELD_UP_SECONDS,
     LOOK_SECONDS,
@@ -35,7 +35,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 CHILD = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from onewriter_broker.supervisor import Heartbeat
+from onewriter_broker.local.supervisor import Heartbeat
 
 async def main(descriptor, directory, behaviour):
     stop = asyncio.Event()
@@ -211,7 +211,7 @@ async def test_a_second_start_on_the_same_directory_names_the_first(tmp_path: Pa
 SUPERVISOR = """
 import asyncio, sys
 from pathlib import Path
-from onewriter_broker.supervisor import ChildSpec, Supervisor
+from onewriter_broker.local.supervisor import ChildSpec, Supervisor
 
 directory, program = Path(sys.argv[1]), sys.argv[2]
 spec = ChildSpec("broker-0", lambda fd: [sys.executable, "-c", program, str(fd), str(directory), ""])

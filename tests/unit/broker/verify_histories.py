@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from onewriter_broker.catalog import CatalogEntry
 from onewriter_broker.log.api import Append, Binding, FencedLog, LogStore, Marker, Outcome
 from onewriter_broker.log.api import Fence as StoreFence
 from onewriter_broker.log.topic_log import PendingEntry, TopicLog
-from onewriter_broker.tenures import audit_fields, contender_fields, marker_fields, state_fields
+from onewriter_broker.topic.catalog import CatalogEntry
+from onewriter_broker.topic.tenures import (
+    audit_fields,
+    contender_fields,
+    marker_fields,
+    state_fields,
+)
 from onewriter_core.ids import Identity, Position, TopicName, bucket_of
 from onewriter_core.topic.effects import NEW_EPOCH, Fence
 from onewriter_core.topic.model import (

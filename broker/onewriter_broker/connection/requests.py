@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Protocol
 
-from onewriter_broker.detection import Detection
 from onewriter_broker.log.blocks import MalformedBlock
+from onewriter_broker.topic.detection import Detection
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import InvalidTopicName
 from onewriter_core.wire import replies

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Protocol
 
-from onewriter_broker.claims import Holding
+from onewriter_broker.ownership.claims import Holding
 
 
 class LostReason(enum.Enum):

@@ -15,11 +15,11 @@ import structlog
 
 from onewriter_broker.access import UndeclaredTopics
 from onewriter_broker.anchor.api import Addresses
-from onewriter_broker.detection import Detection
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.settings import Settings
 from onewriter_broker.tokens import Authenticator
-from onewriter_broker.topics import Topics
+from onewriter_broker.topic.detection import Detection
+from onewriter_broker.topic.topics import Topics
 
 TICK_SECONDS = 0.25
 """How often the watch looks at the connections."""
@@ -99,7 +99,7 @@ class Clients:
             for connection in self.connections:
                 connection.last_inbound = now
         for connection in list(self.connections):
-            detection = connection.detection
+            detection = topic.detection
             if detection is None:
                 interval = self.settings.idle_ping_interval_seconds
                 silent_after = 2 * interval

@@ -11,13 +11,13 @@ import asyncio
 import structlog
 
 from onewriter_broker.access import Admission, AskedPriority, admit, check_topic, parse_priority
-from onewriter_broker.clients import Clients
+from onewriter_broker.connection.clients import Clients
+from onewriter_broker.connection.requests import Link, Opening, Requests, error_reply
+from onewriter_broker.connection.schemas import check_schema
 from onewriter_broker.dispatch.subscriptions import check_properties
-from onewriter_broker.loaded import LoadedTopic
 from onewriter_broker.log.topic_log import ENTRY_BYTES
-from onewriter_broker.producer import Producer
-from onewriter_broker.requests import Link, Opening, Requests, error_reply
-from onewriter_broker.schemas import check_schema
+from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_broker.topic.producer import Producer
 from onewriter_core.errors import ProtocolError, Refused, ServerError
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 from onewriter_core.topic.model import AccessMode, Departure, Request

@@ -13,19 +13,19 @@ from dataclasses import replace
 
 import structlog
 
-from onewriter_broker.bucket_events import LostReason, Refenced
-from onewriter_broker.buckets import BucketOwnership
-from onewriter_broker.catalog import CatalogEntry, Catalogs
-from onewriter_broker.claims import Holding
-from onewriter_broker.deletion import erase
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.fencing import Shell
-from onewriter_broker.loaded import LoadedTopic
 from onewriter_broker.log.api import Durability
 from onewriter_broker.log.topic_log import TopicLog
-from onewriter_broker.runner import TopicRunner
+from onewriter_broker.ownership.bucket_events import LostReason, Refenced
+from onewriter_broker.ownership.buckets import BucketOwnership
+from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.settings import Settings
-from onewriter_broker.tenures import slot_of
+from onewriter_broker.topic.catalog import CatalogEntry, Catalogs
+from onewriter_broker.topic.deletion import erase
+from onewriter_broker.topic.fencing import Shell
+from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_broker.topic.runner import TopicRunner
+from onewriter_broker.topic.tenures import slot_of
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable

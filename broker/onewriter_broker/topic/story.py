@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from onewriter_broker.fencing import Shell
 from onewriter_broker.log.api import Outcome
-from onewriter_broker.tenures import contender_fields
+from onewriter_broker.topic.fencing import Shell
+from onewriter_broker.topic.tenures import contender_fields
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import Record

@@ -14,13 +14,13 @@ from typing import assert_never
 
 import structlog
 
-from onewriter_broker.fencing import Fencing, Shell
 from onewriter_broker.log.topic_log import (
     TopicLog,
 )
-from onewriter_broker.producer import Producer
-from onewriter_broker.resends import SNAPSHOT_FIELD, lineage_from_log, read_snapshot, snapshot
-from onewriter_broker.story import Story
+from onewriter_broker.topic.fencing import Fencing, Shell
+from onewriter_broker.topic.producer import Producer
+from onewriter_broker.topic.resends import SNAPSHOT_FIELD, lineage_from_log, read_snapshot, snapshot
+from onewriter_broker.topic.story import Story
 from onewriter_core.errors import ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import (

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import structlog
 
-from onewriter_broker.children import send_signal, start_child, stop_child
-from onewriter_broker.datadir import DirectoryLock
-from onewriter_broker.embedded import EmbeddedServer
+from onewriter_broker.local.children import send_signal, start_child, stop_child
+from onewriter_broker.local.datadir import DirectoryLock
+from onewriter_broker.local.embedded import EmbeddedServer
 from onewriter_core.errors import ConfigurationError
 
 BEAT_SECONDS = 0.25

@@ -13,8 +13,6 @@ from typing import Protocol
 
 import structlog
 
-from onewriter_broker.bucket_events import Refenced
-from onewriter_broker.claims import Holding
 from onewriter_broker.log.api import (
     Binding,
     Block,
@@ -33,7 +31,9 @@ from onewriter_broker.log.topic_log import (
     last_position,
     losses,
 )
-from onewriter_broker.tenures import audit_fields, marker_fields, state_fields
+from onewriter_broker.ownership.bucket_events import Refenced
+from onewriter_broker.ownership.claims import Holding
+from onewriter_broker.topic.tenures import audit_fields, marker_fields, state_fields
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.topic.effects import Fence, Record

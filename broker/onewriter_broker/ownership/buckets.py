@@ -18,11 +18,17 @@ from dataclasses import dataclass
 import structlog
 
 from onewriter_broker.anchor.api import Addresses, Anchor, Versioned
-from onewriter_broker.bucket_events import BucketEvents, LostReason, Refenced
-from onewriter_broker.claims import BucketRefused, Claimer, Holding, backoff_seconds, without_owner
-from onewriter_broker.holding import BucketTaken, HeldBucket
 from onewriter_broker.log.api import Binding, LogStore, Observation, Outcome, Unit
-from onewriter_broker.placement import LiveView, expected, may_take, name_of, plan
+from onewriter_broker.ownership.bucket_events import BucketEvents, LostReason, Refenced
+from onewriter_broker.ownership.claims import (
+    BucketRefused,
+    Claimer,
+    Holding,
+    backoff_seconds,
+    without_owner,
+)
+from onewriter_broker.ownership.holding import BucketTaken, HeldBucket
+from onewriter_broker.ownership.placement import LiveView, expected, may_take, name_of, plan
 from onewriter_core.errors import OnewriterError, Unavailable, Undecided
 
 CONCURRENT_MAX = 16

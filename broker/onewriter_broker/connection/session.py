@@ -6,12 +6,12 @@ a task, and a bounded number of them per connection (requests.py).
 
 from __future__ import annotations
 
-from onewriter_broker import schemas
-from onewriter_broker.clients import Clients
-from onewriter_broker.consuming import Consuming
-from onewriter_broker.lookups import Lookups
-from onewriter_broker.producing import Producing
-from onewriter_broker.requests import Link, Requests
+from onewriter_broker.connection import schemas
+from onewriter_broker.connection.clients import Clients
+from onewriter_broker.connection.consuming import Consuming
+from onewriter_broker.connection.lookups import Lookups
+from onewriter_broker.connection.producing import Producing
+from onewriter_broker.connection.requests import Link, Requests
 from onewriter_core.errors import ProtocolError, ServerError
 from onewriter_core.ids import Identity
 from onewriter_core.topic.model import Departure

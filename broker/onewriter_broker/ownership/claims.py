@@ -14,9 +14,16 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from onewriter_broker.adoption import LEDGERS_PER_BLOCK, Adopt, Refuse, claimed, forced, judge
 from onewriter_broker.anchor.api import Addresses, Anchor, Record, Versioned
 from onewriter_broker.log.api import Binding, LogStore, Outcome, Unit
+from onewriter_broker.ownership.adoption import (
+    LEDGERS_PER_BLOCK,
+    Adopt,
+    Refuse,
+    claimed,
+    forced,
+    judge,
+)
 from onewriter_core.errors import Unavailable, Undecided
 
 CLAIM_ATTEMPTS_MAX = 5

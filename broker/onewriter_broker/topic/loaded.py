@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from onewriter_broker.catalog import CatalogEntry
-from onewriter_broker.detection import Detection
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.runner import TopicRunner
 from onewriter_broker.settings import Settings
+from onewriter_broker.topic.catalog import CatalogEntry
+from onewriter_broker.topic.detection import Detection
+from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import TopicName

@@ -13,10 +13,10 @@ from typing import cast
 
 import structlog
 
-from onewriter_broker.clients import Clients
-from onewriter_broker.detection import Detection
-from onewriter_broker.session import Session
+from onewriter_broker.connection.clients import Clients
+from onewriter_broker.connection.session import Session
 from onewriter_broker.tokens import Authenticated
+from onewriter_broker.topic.detection import Detection
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import MESSAGE_LENGTH_MAX, Command

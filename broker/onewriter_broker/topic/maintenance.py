@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import structlog
 
-from onewriter_broker.loaded import LoadedTopic
-from onewriter_broker.retention import Retention
 from onewriter_broker.settings import Settings
-from onewriter_broker.topics import Topics
+from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_broker.topic.retention import Retention
+from onewriter_broker.topic.topics import Topics
 from onewriter_core.api.topic import Retention as RetentionPolicy
 from onewriter_core.errors import OnewriterError
 

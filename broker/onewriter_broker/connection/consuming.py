@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onewriter_broker.access import check_topic
-from onewriter_broker.clients import Clients
+from onewriter_broker.connection.clients import Clients
+from onewriter_broker.connection.requests import Link, Opening, Requests, code_of, error_reply
+from onewriter_broker.connection.schemas import check_schema
 from onewriter_broker.dispatch.api import SubscribeOptions, seek_target
 from onewriter_broker.dispatch.consumer import Consumer
 from onewriter_broker.log.topic_log import Entry
-from onewriter_broker.requests import Link, Opening, Requests, code_of, error_reply
-from onewriter_broker.schemas import check_schema
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import TopicName
 from onewriter_core.wire import replies

@@ -27,8 +27,8 @@ from pathlib import Path
 
 import structlog
 
-from onewriter_broker.children import start_child, stop_child
-from onewriter_broker.datadir import DirectoryLock
+from onewriter_broker.local.children import start_child, stop_child
+from onewriter_broker.local.datadir import DirectoryLock
 from onewriter_broker.log.server_checks import broker_acl_rules
 from onewriter_core.errors import ConfigurationError, Unavailable
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from onewriter_broker.access import UndeclaredTopics, check_topic
 from onewriter_broker.anchor.api import Addresses
-from onewriter_broker.topics import Topics
+from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import InvalidTopicName, TopicName
 from onewriter_core.wire import replies

@@ -20,7 +20,7 @@ import structlog
 
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.log.api import LogStore
-from onewriter_broker.placement import LiveView, name_of
+from onewriter_broker.ownership.placement import LiveView, name_of
 from onewriter_core.errors import OnewriterError
 
 BEAT_SECONDS = 0.5

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from onewriter_broker.log.topic_log import ENTRY_BYTES, PendingEntry, TopicLog
-from onewriter_broker.resends import POSITION_UNKNOWN, Resends, Seen, key_of
+from onewriter_broker.topic.resends import POSITION_UNKNOWN, Resends, Seen, key_of
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import Position
 from onewriter_core.topic.model import AccessMode, Request

@@ -1,0 +1,1 @@
+"""One client connection: its socket, its session, its producers and consumers, its look-ups."""

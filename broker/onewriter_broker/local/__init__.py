@@ -1,0 +1,1 @@
+"""One machine: the supervisor, the embedded store, the data directory, child processes."""
