@@ -99,7 +99,7 @@ class Clients:
             for connection in self.connections:
                 connection.last_inbound = now
         for connection in list(self.connections):
-            detection = topic.detection
+            detection = connection.detection
             if detection is None:
                 interval = self.settings.idle_ping_interval_seconds
                 silent_after = 2 * interval
