@@ -1,7 +1,7 @@
 """MemoryLogStore: the log store over servers in memory, for tests and simulations.
 
-The same answers as RedisLogStore, shown by one contract suite. Deterministic: no clock of its own,
-no randomness. Faults are asked for (``Faults``); what happens to the servers is memory_server.py.
+Answers as RedisLogStore does, shown by one contract suite. Deterministic: no clock, no randomness.
+Faults are asked for (``Faults``); what happens to the servers is in memory_server.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from onewriter_broker.log.api import (
     Unit,
 )
 from onewriter_broker.log.keys import BUCKETS_DEFAULT, Keys
-from onewriter_broker.log.memory_server import Change, Dataset, Log, MemoryNode
+from onewriter_broker.log.memory_server import Change, Dataset, Log, MemoryNode, no_change
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import Position, TopicName
 
@@ -354,7 +354,7 @@ class MemoryLogStore:
                     return Outcome.FENCED
                 if refused is not None:
                     return Outcome.UNKNOWN
-                self._execute(node, _nothing, binding)
+                self._execute(node, no_change, binding)
                 return Outcome.DONE
         is_definite = item.never_sent or (stored and stored[0].position <= block.position)
         return Outcome.FENCED if is_definite else Outcome.UNKNOWN
@@ -457,7 +457,7 @@ def _fenceable(dataset: Dataset, fence: Fence, fenced: FencedLog) -> Outcome | N
 
 def _fencing(fence: Fence, logs: Sequence[FencedLog]) -> Change:
     if not logs:
-        return _nothing
+        return no_change
     binding, ledger = fence.binding, fence.ledger
     own = {"owner": binding.owner, "gen": str(binding.generation)}
     token = {"tok": binding.token(ledger), "ledger": str(ledger)}
@@ -495,7 +495,3 @@ def _change(target: dict[str, str], fields: Mapping[str, str], remove: Sequence[
     target.update(fields)
     for name in remove:
         target.pop(name, None)
-
-
-def _nothing(_dataset: Dataset) -> None:
-    """A change that is replicated and synced like any other and alters nothing."""

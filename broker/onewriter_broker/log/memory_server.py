@@ -197,3 +197,7 @@ class MemoryServer:
         if node.source is not None:
             node.source.replicas.remove(node)
             node.source = None
+
+
+def no_change(_dataset: Dataset) -> None:
+    """A change that is replicated and synced like any other and alters nothing."""
