@@ -378,7 +378,11 @@ def main() -> int:
         pulsar_silent_rounds=arguments.pulsar_silent_rounds,
         topics=arguments.topics,
     )
-    run(options, arguments.output, " ".join(["python -m bench.run", *sys.argv[1:]]))
+    words = sys.argv[1:]
+    if "--output" in words:  # where it was written says nothing about what was measured
+        at = words.index("--output")
+        del words[at : at + 2]
+    run(options, arguments.output, " ".join(["python -m bench.run", *words]))
     return 0
 
 

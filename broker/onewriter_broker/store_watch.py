@@ -1,8 +1,9 @@
 """A look at the store now and then: which dataset it has, what it can promise, how full it is.
 
 Nothing of it decides who may write. A store that restarted or failed over has another dataset; a
-bucket that nobody writes to would not notice, and could neither load a topic nor move a cursor. A store near its memory limit is pushed back on before it refuses:
-producers are read slowly and new ones are asked to come again, until there is room.
+bucket that nobody writes to would not notice, and could neither load a topic nor move a cursor. A
+store near its memory limit is pushed back on before it refuses: producers are read slowly and new
+ones are asked to come again, until there is room.
 """
 
 from __future__ import annotations

@@ -151,8 +151,8 @@ class TopicLog:
     state: dict[str, str] = field(default_factory=dict)
     """The log's state as last read or written: cursors and what the machine needs."""
     exists: bool = False
-    durability: Durability = Durability.LOCAL
-    """What they promise in the present ledger."""
+    durability: Durability = Durability.NONE
+    """What they promise in the present ledger; nothing while there is none."""
     binding: Binding | None = None
     ledger: int = 0
     next_entry: int = 1
