@@ -35,8 +35,8 @@ class Onewriter:
     """One ``onewriter up`` with a fresh store, listening on 127.0.0.1 only.
 
     A context manager: entering starts it and returns once it serves; leaving stops it and removes
-    its data. ``fsync``: ``always`` (the default), or ``everysec``, where each acknowledgement waits
-    for WAITAOF. ``environment`` sets further limits (``ONEWRITER_...``).
+    its data. ``fsync``: ``always`` (the default), or ``everysec``, where
+    acknowledgements promise nothing. ``environment`` sets further limits (``ONEWRITER_...``).
     """
 
     def __init__(self, *, fsync: str = "always", environment: dict[str, str] | None = None) -> None:

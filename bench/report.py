@@ -84,7 +84,7 @@ class Page:
             f"- Each server was warmed up with {warm_up_messages:,} unbatched messages before its",
             "  first rate or latency was taken: a cold Java server is several times slower.",
             "- onewriter: embedded Valkey with `appendfsync always`; the column *everysec*",
-            "  asks WAITAOF before it acknowledges. Pulsar: standalone, its default journal sync.",
+            "  acknowledges before the disk has it (durability None). Pulsar: standalone, its default journal sync.",
         ]
 
     def disturbed(self, loads: Sequence[float], cores: int) -> None:

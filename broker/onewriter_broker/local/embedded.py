@@ -58,9 +58,6 @@ PROBE_SECONDS_MAX = 0.25
 VERSION_MIN = (7, 0)
 """The oldest server; Valkey began above it."""
 
-WAITAOF_VERSION_MIN = (7, 2)
-"""The oldest server that knows WAITAOF."""
-
 USER = "onewriter"
 """The ACL user that brokers connect as; no other user may connect."""
 
@@ -299,8 +296,7 @@ class EmbeddedServer:
         if not path.exists():
             _write_private(path, secrets.token_hex(16) + "\n")
 
-    def _configuration(self, program: Program) -> str:
-        with_waitaof = program.version >= WAITAOF_VERSION_MIN
+    def _configuration(self) -> str:
         lines = [
             "# Written by onewriter at every start; changes are lost.",
             "port 0",
@@ -319,7 +315,7 @@ class EmbeddedServer:
             "repl-backlog-ttl 0",
             "hz 100",
             "user default off",
-            f"user {USER} on >{self._password} {broker_acl_rules(with_waitaof=with_waitaof)}",
+            f"user {USER} on >{self._password} {broker_acl_rules()}",
         ]
         return "\n".join(lines) + "\n"
 
@@ -330,7 +326,7 @@ class EmbeddedServer:
             raise ValueError("the server was never started")
         self._check_data()
         configuration = self._directory / "valkey.conf"
-        _write_private(configuration, self._configuration(self._program))
+        _write_private(configuration, self._configuration())
         if self._log_path.exists():
             self._log_path.replace(self._log_path.with_suffix(".log.1"))
         self._socket.unlink(missing_ok=True)

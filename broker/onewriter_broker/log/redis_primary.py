@@ -69,7 +69,6 @@ class Primary:
     """An open connection to a server that called itself primary, and who that server is.
 
     ``syncs_always``: its append-only file is synced before every reply.
-    ``can_wait_for_sync``: it knows WAITAOF, and has an append-only file.
     """
 
     connection: RedisConnection
@@ -77,7 +76,6 @@ class Primary:
     run_id: str
     client_id: int
     syncs_always: bool
-    can_wait_for_sync: bool
 
 
 def endpoint_of(settings: RedisSettings) -> Endpoint:
@@ -205,7 +203,6 @@ async def _handshake(
         run_id=server.get("run_id", ""),
         client_id=int(str(client_id)),
         syncs_always=has_file and await _syncs_always(connection),
-        can_wait_for_sync=has_file and knows_waitaof(server),
     )
 
 
@@ -238,11 +235,6 @@ def version_of(text: str) -> tuple[int, ...]:
             break
         numbers.append(int(part))
     return tuple(numbers)
-
-
-def knows_waitaof(server: Mapping[str, str]) -> bool:
-    """Whether INFO's server section is of a Valkey, or of a Redis from 7.2."""
-    return "valkey_version" in server or version_of(server.get("redis_version", "")) >= (7, 2)
 
 
 def _without_password(url: str) -> str:

@@ -19,7 +19,6 @@ from onewriter_broker.log.redis_primary import (
     RedisSettings,
     find_primary,
     inquirer,
-    knows_waitaof,
     parse_info,
     version_of,
 )
@@ -40,13 +39,12 @@ _BROKER_COMMANDS = (
 )
 
 
-def broker_acl_rules(*, with_waitaof: bool) -> str:
+def broker_acl_rules() -> str:
     """The rules of ``ACL SETUSER`` for a broker; add ``on`` and a password.
 
     No key outside ``ow:*``, and nothing that could remove, replace or rewind a log.
-    ``with_waitaof`` only from Valkey 8 and Redis 7.2: earlier servers refuse the unknown name.
     """
-    names = [*_BROKER_COMMANDS.split(), *(["waitaof"] if with_waitaof else [])]
+    names = _BROKER_COMMANDS.split()
     return " ".join(["resetkeys", "resetchannels", "~ow:*", "-@all", *(f"+{n}" for n in names)])
 
 
@@ -68,7 +66,6 @@ class ServerFacts:
     eviction_policy: str = ""
     has_append_only_file: bool = False
     append_sync: str = ""
-    knows_waitaof: bool = False
     replicas_min_to_write: int | None = None
     guard_replids: tuple[str, ...] = ()
     user: str = ""
@@ -120,10 +117,7 @@ def _promises(facts: ServerFacts, replicas: int) -> frozenset[Durability]:
     promises = {Durability.NONE}
     # Without a file a restarted primary comes back empty and its replicas copy that.
     if facts.has_append_only_file:
-        # With appendfsync no nobody syncs, and WAITAOF would wait for ever.
-        if facts.append_sync == "always" or (
-            facts.append_sync == "everysec" and facts.knows_waitaof
-        ):
+        if facts.append_sync == "always":
             promises.add(Durability.LOCAL)
         if facts.replicas >= 1:
             promises.add(Durability.REPLICATED)
@@ -205,7 +199,6 @@ async def _look(client: redis_asyncio.Redis, endpoint: Endpoint) -> ServerFacts:
         eviction_policy=memory.get("maxmemory_policy", ""),
         has_append_only_file=persistence.get("aof_enabled") == "1",
         append_sync=_value(append_sync),
-        knows_waitaof=knows_waitaof(server),
         replicas_min_to_write=int(_value(replicas_min)) if _value(replicas_min) else None,
         guard_replids=tuple(reply.decode() for reply in guard if isinstance(reply, bytes)),
         user=user,

@@ -73,7 +73,6 @@ async def test_what_a_server_keeps_is_asked_when_it_has_loaded() -> None:
     async with loading_server() as settings:
         primary = await open_primary(settings)
         assert primary.syncs_always
-        assert primary.can_wait_for_sync
         primary.connection.close()
         await primary.connection.wait_closed()
 

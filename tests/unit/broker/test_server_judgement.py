@@ -19,7 +19,6 @@ GOOD = ServerFacts(
     eviction_policy="noeviction",
     has_append_only_file=True,
     append_sync="always",
-    knows_waitaof=True,
     replicas_min_to_write=0,
     guard_replids=(REPLID, REPLID),
 )
@@ -36,14 +35,13 @@ def test_the_embedded_default_promises_local() -> None:
     ("facts", "replicas", "expected"),
     [
         ({}, 0, {"Local"}),
-        ({"append_sync": "everysec"}, 0, {"Local"}),
-        ({"append_sync": "everysec", "knows_waitaof": False}, 0, set()),
-        ({"append_sync": "", "knows_waitaof": False}, 0, set()),
+        ({"append_sync": "everysec"}, 0, set()),
+        ({"append_sync": ""}, 0, set()),
         ({"has_append_only_file": False}, 0, set()),
         ({"replicas": 1}, 0, {"Local", "Replicated"}),
         ({"replicas": 1}, 2, {"Local", "Replicated"}),
         ({"replicas": 2}, 2, {"Local", "Replicated", "AllReplicas"}),
-        ({"replicas": 2, "append_sync": "no", "knows_waitaof": False}, 0, {"Replicated"}),
+        ({"replicas": 2, "append_sync": "no"}, 0, {"Replicated"}),
         ({"replicas": 2, "has_append_only_file": False}, 2, set()),
     ],
 )
@@ -95,10 +93,8 @@ def test_replicas_without_a_least_number_are_worth_a_warning() -> None:
 
 
 def test_the_broker_user_may_undo_nothing() -> None:
-    words = broker_acl_rules(with_waitaof=False).split()
+    words = broker_acl_rules().split()
     assert "~ow:*" in words
     assert "-@all" in words
-    assert "+waitaof" not in words
-    assert "+waitaof" in broker_acl_rules(with_waitaof=True).split()
     forbidden = {"del", "unlink", "set", "xsetid", "xdel", "rename", "expire", "flushall", "config"}
     assert not forbidden & {word.removeprefix("+") for word in words}
