@@ -83,6 +83,7 @@ class Onewriter:
                     *(str(command), "up", "--data-dir", str(directory / "data")),
                     *("--port", str(self.broker_port), "--http-port", str(self.http_port)),
                     *("--fsync", self.fsync),
+                    *("--minimum-durability", "Local" if self.fsync == "always" else "None"),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
