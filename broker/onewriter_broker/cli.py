@@ -59,7 +59,7 @@ POLL_SECONDS = 0.1
     type=click.Choice(["always", "everysec"]),
     default="always",
     show_default=True,
-    help="When the embedded server syncs its log to disk.",
+    help="When the embedded server syncs its log to disk; everysec needs --minimum-durability None.",
 )
 @click.option(
     "-f",
