@@ -36,6 +36,7 @@ def main() -> None:
         print(f"{options.name}: waiting to lead {options.topic}", flush=True)
         producer = client.create_producer(
             options.topic,
+            producer_name=options.name,
             access_mode=pulsar.ProducerAccessMode.WaitForExclusive,
             properties={"onewriter.queue-priority": str(options.priority)},
             batching_enabled=False,

@@ -173,7 +173,7 @@ async def _greet(brokers: list[Settings], desired: DesiredState) -> None:
         suffix = f" ({partitions} partitions)" if partitions else ""
         click.echo(f"onewriter: topic {topic.topic_name}{suffix}")
     click.echo(f"onewriter: data in {first.data_dir.absolute()}, Ctrl-C stops")
-    click.echo("onewriter: try  python examples/leader_election.py  in two terminals,")
+    click.echo(f"onewriter: try  {sys.executable} examples/leader_election.py  in two terminals,")
     click.echo("onewriter: and  onewriter status orders  in a third")
 
 
