@@ -30,6 +30,7 @@ SOMETIMES = {
     "resume.ok": "a holder came back and kept its epoch",
     "resume.fail": "one came back too late and was fenced",
     "resent": "messages were sent again",
+    "counts anew": "a client began its sequence ids again with messages unanswered",
     "append.fail": "a send was refused for certain",
     "append.info": "the fate of a send was unknown to its client",
     "closed by the broker": "a holder was told that it had lost its turn",

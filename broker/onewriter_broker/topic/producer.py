@@ -13,14 +13,26 @@ from types import MappingProxyType
 from typing import Protocol
 
 from onewriter_broker.log.topic_log import ENTRY_BYTES, PendingEntry, TopicLog
-from onewriter_broker.topic.resends import POSITION_UNKNOWN, Resends, Seen, key_of
-from onewriter_core.errors import ServerError
+from onewriter_broker.topic.resends import (
+    Floor,
+    Mark,
+    Resends,
+    Run,
+    Seen,
+    mark_of,
+    pending_entry,
+    published_ms_of,
+    stored_entries,
+)
+from onewriter_core.errors import ProtocolError, ServerError
 from onewriter_core.ids import Position
 from onewriter_core.topic.model import AccessMode, Request
 from onewriter_core.wire.hot import Send, encode_send_receipt, encode_send_receipts
+from onewriter_core.wire.messages import content_checksum
 
-RECENT_MAX = 1_024
-"""Stored positions remembered per lineage, to answer a resend with the original position."""
+RECENT_MIN = 1_024
+"""Stored entries remembered per lineage, to answer a resend with the original position; somewhat
+more, because they are forgotten by the run."""
 
 
 class ProducerChannel(Protocol):
@@ -64,48 +76,50 @@ class ProducerChannel(Protocol):
         ...
 
 
-Recent = tuple[int, int, int, int]
-"""A stored entry: sequence id, chunk id or 0, ledger, entry."""
-
-
 @dataclass(slots=True, eq=False)
 class Lineage:
     """What the connections of one producer have in common, however often it had to reconnect.
 
     ``newest`` is the connection that counts now. ``recent`` are the latest stored entries of all of
-    them, oldest first; ``floor`` is as in Resends.
+    them, oldest first; ``floor`` says what is stored in front of these.
     """
 
     newest: Producer
-    recent: list[Recent] = field(default_factory=list)
-    floor: int | None = None
+    recent: list[Run] = field(default_factory=list)
+    floor: Floor | None = None
+    _remembered: int = 0
 
     def resends(self, topic_log: TopicLog) -> Resends:
         """What the newest connection may send again: stored entries, then those still pending."""
-        stored = [((number, chunk), Position(*at)) for number, chunk, *at in self.recent]
+        known = [entry for run in self.recent for entry in stored_entries(run)]
         pending = [entry for block in topic_log.undecided for entry in block.entries]
         pending += topic_log.waiting
-        keys = [key_of(entry[1], entry[2]) for entry in pending if self._has_sent(entry)]
-        resends = Resends.of(stored, keys)
-        resends.floor = self.floor
-        return resends
+        known += [pending_entry(entry[1], entry[2]) for entry in pending if self._has_sent(entry)]
 
-    def remember(self, resends: Resends) -> None:
-        """Start from what another broker's log says of this producer.
+        def contents(position: Position) -> int | None:
+            found = topic_log.read_tail(position.previous, 1, 1)
+            try:
+                return content_checksum(found[0].payload) if found else None
+            except ProtocolError:
+                return None
 
-        Only where its name means this lineage: what may be a namesake's is not noted before it was
-        sent again.
-        """
-        if resends.published_ms:
-            return
-        self.note([(*key, *position) for key, position in resends.stored.items()])
-        self.floor = resends.floor
+        # A Shared producer's name may be a namesake's: only exact copies are taken for its own.
+        return Resends(known, self.floor, contents if self.newest.is_exclusive else None)
 
-    def note(self, stored: list[Recent]) -> None:
+    def note(self, run: Run) -> None:
         """These entries are stored, behind those known."""
         # A list, because an empty deque takes ten times its memory, for each idle producer.
-        self.recent += stored
-        del self.recent[:-RECENT_MAX]
+        self.recent.append(run)
+        self._remembered += len(run.marks)
+        while self._remembered - len(self.recent[0].marks) >= RECENT_MIN:
+            forgotten = self.recent.pop(0)
+            self._remembered -= len(forgotten.marks)
+            self.floor = forgotten.floor
+
+    @property
+    def newest_stored(self) -> Floor | None:
+        """The latest entry that is certainly stored."""
+        return self.recent[-1].floor if self.recent else self.floor
 
     def _has_sent(self, entry: PendingEntry) -> bool:
         sender = entry[0]
@@ -191,8 +205,6 @@ class Producer:
             known = self.resends.seen(send, payload)
             if known is not Seen.NEW:
                 if isinstance(known, Position):
-                    if self.resends.published_ms and known != POSITION_UNKNOWN:
-                        self.lineage.note([(*key_of(send, payload), *known)])
                     size = len(payload) + ENTRY_BYTES
                     self._receipt(send.sequence_id, send.highest_sequence_id, known, size)
                 return
@@ -204,23 +216,18 @@ class Producer:
         self.gathered(self.topic_log)
 
     def stored(self, entries: Sequence[PendingEntry], first: Position, size: int) -> None:
-        ledger, entry = first
         lineage = self.lineage
-        lineage.note(
-            [
-                (send.sequence_id, key_of(send, payload)[1] if send.is_chunk else 0, ledger, number)
-                for number, (_, send, payload) in enumerate(entries, entry)
-            ]
-        )
+        marks = [mark_of(send, payload) for _, send, payload in entries]
+        lineage.note(Run(first, marks, published_ms_of(entries[-1][2])))
         numbers = [(send.sequence_id, send.highest_sequence_id) for _, send, _ in entries]
         self.channel.send_answered(
-            encode_send_receipts(self.producer_id, ledger, entry, numbers),
+            encode_send_receipts(self.producer_id, *first, numbers),
             size + ENTRY_BYTES * len(entries),
         )
         if lineage.newest is not self:
-            for number, (sequence_id, highest_sequence_id) in enumerate(numbers, entry):
-                position = Position(ledger, number)
-                lineage.newest.predecessor_stored(sequence_id, highest_sequence_id, position)
+            ledger, entry = first
+            for number, (mark, (_, highest)) in enumerate(zip(marks, numbers, strict=True), entry):
+                lineage.newest.predecessor_stored(mark, highest, Position(ledger, number))
         self._answered(len(entries))
 
     def refused(self, size: int) -> None:
@@ -264,19 +271,17 @@ class Producer:
             self._last_progress_at = now
         return now - self._last_progress_at
 
-    def predecessor_stored(
-        self, sequence_id: int, highest_sequence_id: int, position: Position
-    ) -> None:
+    def predecessor_stored(self, mark: Mark, highest_sequence_id: int, position: Position) -> None:
         """An entry of the connection before this one is stored: answer its resend, if it came."""
         if self.resends is None:
             return
-        size = self.resends.now_stored(sequence_id, position)
+        size = self.resends.now_stored(mark, position)
         if size is not None:
-            self._receipt(sequence_id, highest_sequence_id, position, size)
+            self._receipt(mark[0], highest_sequence_id, position, size)
         self._forget_resends_once_answered()
 
     def _forget_resends_once_answered(self) -> None:
-        if self.resends is not None and self.resends.is_over and not self.resends.pending:
+        if self.resends is not None and self.resends.is_over and not self.resends.is_awaiting:
             self.resends = None
 
     def _receipt(

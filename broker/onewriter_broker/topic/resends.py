@@ -1,10 +1,13 @@
 """What a resumed producer sends again, and what became of it the first time.
 
-After a lost connection every client resends all that it has no receipt for, in order. Within one
-lineage (the same topic epoch; for Shared the same name) an entry is known by its sequence id and
-chunk: stored, it is answered with its original position; pending, the resend is attached to that
-append; the first unknown one ends the resending, and all that follow are new. Deduplication
-between lineages is a different thing and off, as in Pulsar.
+After a lost connection every client resends all that it has no receipt for, in order and byte for
+byte. Within one lineage (the same topic epoch; for Shared the same name) an entry is known by its
+sequence id and its checksum: stored, it is answered with its original position; pending, the resend
+is attached to that append; the first unknown one ends the resending, and all that follow are new.
+Deduplication between lineages is a different thing and off, as in Pulsar.
+
+**The sequence id alone does not tell an entry.** The C++ client, and so Python's, counts from 0
+again when it reconnects before its first receipt: it resends 0 to 299 and goes on with another 0.
 
 On the same broker the lineage is in memory (producer.Lineage). After a change of broker it is read
 from the log's tail, and, where that was trimmed, from the snapshot that rolls leave in the state.
@@ -14,21 +17,26 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import itertools
 import json
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
 
 from onewriter_broker.log.api import Block
-from onewriter_broker.log.topic_log import ENTRY_BYTES, TopicLog, payloads
+from onewriter_broker.log.topic_log import ENTRY_BYTES, TRIMMED, TopicLog, payloads
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
 from onewriter_core.wire.hot import Send
-from onewriter_core.wire.messages import EntrySummary, summarize
+from onewriter_core.wire.messages import (
+    EntrySummary,
+    content_checksum,
+    entry_checksum,
+    summarize,
+)
 
-Key = tuple[int, int]
-"""(sequence id, chunk id or 0). A batch has its first message's sequence id, resent or not."""
+Mark = tuple[int, int]
+"""What an entry is known by: sequence id (a batch's first message's) and checksum."""
 
 TAIL_ENTRIES_MAX = 10_000
 TAIL_BYTES_MAX = 16 * 1024 * 1024
@@ -41,10 +49,11 @@ SUMMARIES_PER_TURN = 256
 """Entries summarized before others get a turn of the event loop."""
 
 SNAPSHOT_PRODUCERS_MAX = 1_000
-"""Producers whose last sequence id a snapshot keeps, latest first."""
+"""Producers whose newest entry a snapshot keeps, latest first."""
 
 SNAPSHOT_FIELD = "sequences"
-"""The state field that holds the snapshot: JSON, producer name to topic epoch and last sequence id."""
+"""The state field that holds the snapshot: JSON, producer name to topic epoch, last sequence id and
+the time at which it was published."""
 
 POSITION_UNKNOWN = Position(2**64 - 1, 2**64 - 1)
 """What a receipt says of an entry that is stored beyond what is remembered (as Pulsar does)."""
@@ -57,141 +66,209 @@ class Seen(enum.Enum):
     ATTACHED = "attached"
 
 
-@dataclass(slots=True)
-class _Awaited:
-    """A pending entry, and the size of its resend once that has come."""
+class Floor(NamedTuple):
+    """What was published up to then is stored: milliseconds by the producer's clock.
 
-    key: Key
+    Both must say so: ids fall where a client counts anew, and several entries share a millisecond.
+    """
+
+    sequence_id: int
+    published_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Entries of one lineage that stand one behind the other in the log, from ``first`` on."""
+
+    first: Position
+    marks: Sequence[Mark]
+    published_ms: int
+    """When the last one was; 0: it cannot be read."""
+
+    @property
+    def floor(self) -> Floor:
+        """What is certain of everything up to the end of this run."""
+        return Floor(self.marks[-1][0], self.published_ms)
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """An entry that reached a broker before. ``position`` is None while it is pending."""
+
+    mark: Mark
+    position: Position | None = None
+    content: int | None = None
+    """Checksum of its content; None: to be had from the log."""
     resent_bytes: int | None = None
+    """The size of its resend, once that has come: each is sent again once."""
 
 
 @dataclass(slots=True)
 class Resends:
-    """What is known of one lineage's latest entries."""
+    """What one lineage handed in so far, as far as it is remembered, oldest first.
 
-    stored: dict[Key, Position] = field(default_factory=dict)
-    pending: dict[int, deque[_Awaited]] = field(default_factory=dict)
-    floor: int | None = None
-    """Sequence ids up to here are stored, where nobody remembers; None: nothing is known."""
-    published_ms: dict[Key, int] = field(default_factory=dict)
-    """When stored entries were published, where only their producer's name is known: a namesake
-    that began again at sequence id 0 sends other entries under the same ids. Else empty."""
+    ``contents`` gives the content's checksum of a stored entry, None where it is not at hand.
+    Without it, as for Shared producers, whose name may be a namesake's, only an exact copy counts.
+    """
+
+    known: list[Known]
+    floor: Floor | None = None
+    contents: Callable[[Position], int | None] | None = None
     is_over: bool = False
     """Something new has come: nothing more is sent again, but attached resends await receipts."""
+    _by_mark: dict[Mark, list[Known]] = field(init=False)
+    _by_sequence: dict[int, Known] | None = None
 
-    @classmethod
-    def of(cls, stored: Iterable[tuple[Key, Position]], pending: Iterable[Key]) -> Resends:
-        """Stored entries with their positions, oldest first, and keys of pending ones, in order."""
-        resends = cls(dict(stored))
-        for key in pending:
-            resends.pending.setdefault(key[0], deque()).append(_Awaited(key))
-        return resends
+    def __post_init__(self) -> None:
+        self._by_mark = {}
+        for known in self.known:
+            self._by_mark.setdefault(known.mark, []).append(known)
 
     def seen(self, send: Send, payload: memoryview) -> Position | Seen:
         """What became of this entry before: its position, ATTACHED to its append, or NEW."""
-        key = key_of(send, payload)
-        if self.published_ms:
-            return self._seen_of_name(key, payload)
-        position = self.stored.get(key)
-        if position is not None:
-            return position
-        for awaited in self.pending.get(send.sequence_id, ()):
-            if awaited.key == key and awaited.resent_bytes is None:
-                awaited.resent_bytes = len(payload) + ENTRY_BYTES
-                return Seen.ATTACHED
-        if self._is_before_all(send.sequence_id):
-            return POSITION_UNKNOWN
-        return Seen.NEW
+        mark = mark_of(send, payload)
+        line = self._by_mark.get(mark)
+        if line is not None:
+            self.contents = None  # this client resends byte for byte
+        for known in line or self._rewritten(send, payload):
+            if known.resent_bytes is None:
+                known.resent_bytes = len(payload) + ENTRY_BYTES
+                return known.position or Seen.ATTACHED
+        return POSITION_UNKNOWN if self._is_below_floor(send, payload) else Seen.NEW
 
-    def _seen_of_name(self, key: Key, payload: memoryview) -> Position | Seen:
-        """As ``seen``, told from a namesake's entries by the time at which it was published."""
-        try:
-            published_ms = summarize(payload).publish_time_ms
-        except ProtocolError:
-            return Seen.NEW
-        if self.published_ms.get(key) == published_ms:
-            return self.stored[key]
-        is_older = published_ms <= next(iter(self.published_ms.values()))
-        return POSITION_UNKNOWN if is_older and self._is_before_all(key[0]) else Seen.NEW
+    def now_stored(self, mark: Mark, position: Position) -> int | None:
+        """The oldest pending entry of this mark is stored; the size of its resend."""
+        for known in self._by_mark.get(mark, ()):
+            if known.position is None:
+                known.position = position
+                return known.resent_bytes
+        return None
 
-    def now_stored(self, sequence_id: int, position: Position) -> int | None:
-        """The oldest pending entry of this sequence id is stored; the size of its resend."""
-        awaited = self.pending.get(sequence_id)
-        if not awaited:
-            return None
-        first = awaited.popleft()
-        if not awaited:
-            del self.pending[sequence_id]
-        self.stored[first.key] = position
-        return first.resent_bytes
+    @property
+    def is_awaiting(self) -> bool:
+        """Some entry is still pending."""
+        return any(known.position is None for known in reversed(self.known))
 
     @property
     def unanswered_bytes(self) -> int:
         """Bytes of the resends that were attached and have no receipt yet."""
-        return sum(one.resent_bytes or 0 for line in self.pending.values() for one in line)
+        return sum(known.resent_bytes or 0 for known in self.known if known.position is None)
 
-    def _is_before_all(self, sequence_id: int) -> bool:
-        """Older than all that is remembered; meaningful only where sequence ids ascend."""
-        if self.floor is not None and sequence_id <= self.floor and not self.stored:
-            return True
-        ids = [key[0] for key in self.stored]
-        return (
-            bool(ids) and sequence_id < ids[0] and all(a <= b for a, b in itertools.pairwise(ids))
-        )
+    def _rewritten(self, send: Send, payload: memoryview) -> list[Known]:
+        """The entry of the same number and content, for a client that writes its metadata anew.
+
+        None of the stock clients does. Where the ids ever fell, or something was resent byte for
+        byte, an equal number means nothing.
+        """
+        contents = self.contents
+        if contents is None:
+            return []
+        if self._by_sequence is None:
+            ids = [known.mark[0] for known in self.known]
+            if any(later <= earlier for earlier, later in pairwise(ids)):
+                self.contents = None
+                return []
+            self._by_sequence = dict(zip(ids, self.known, strict=True))
+        known = self._by_sequence.get(send.sequence_id)
+        if known is None:
+            return []
+        if known.content is None and known.position is not None:
+            known.content = contents(known.position)
+        is_same = known.content is not None and known.content == _content_of(payload)
+        return [known] if is_same else []
+
+    def _is_below_floor(self, send: Send, payload: memoryview) -> bool:
+        if self.floor is None or send.sequence_id > self.floor.sequence_id:
+            return False
+        return 0 < published_ms_of(payload) <= self.floor.published_ms
 
 
-def key_of(send: Send, payload: memoryview) -> Key:
-    """What an entry is known by. Damaged metadata is the client's business and never ours to raise."""
-    if not send.is_chunk:
-        return (send.sequence_id, 0)
+def mark_of(send: Send, payload: memoryview) -> Mark:
+    """What an entry is known by."""
+    return (send.sequence_id, entry_checksum(payload))
+
+
+def published_ms_of(payload: memoryview) -> int:
+    """When an entry was published; 0 where its metadata is damaged, which is its client's business."""
     try:
-        return (send.sequence_id, summarize(payload).chunk_id or 0)
+        return summarize(payload).publish_time_ms
     except ProtocolError:
-        return (send.sequence_id, 0)
+        return 0
 
 
-def snapshot(last: Mapping[str, tuple[int, int]]) -> str:
-    """Topic epoch and last sequence id by producer, those that published latest last."""
-    return json.dumps(dict(list(last.items())[-SNAPSHOT_PRODUCERS_MAX:]))
+def pending_entry(send: Send, payload: memoryview) -> Known:
+    """An entry that is on its way into the log."""
+    return Known(mark_of(send, payload), content=_content_of(payload))
 
 
-def read_snapshot(state: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+def stored_entries(run: Run) -> Iterator[Known]:
+    """The entries of a run."""
+    ledger, first = run.first
+    for number, mark in enumerate(run.marks, first):
+        yield Known(mark, Position(ledger, number))
+
+
+def _content_of(payload: memoryview) -> int | None:
+    try:
+        return content_checksum(payload)
+    except ProtocolError:
+        return None
+
+
+# ---------------------------------------------------------------- from the log
+
+
+def snapshot(last: Mapping[str, tuple[int, Floor]]) -> str:
+    """Topic epoch and newest entry by producer, those that published latest last."""
+    newest = list(last.items())[-SNAPSHOT_PRODUCERS_MAX:]
+    return json.dumps({name: (epoch, *floor) for name, (epoch, floor) in newest})
+
+
+def read_snapshot(state: Mapping[str, str]) -> dict[str, tuple[int, Floor]]:
     """What ``snapshot`` left in a log's state."""
     kept = json.loads(state.get(SNAPSHOT_FIELD, "{}"))
-    return {name: (last[0], last[1]) for name, last in kept.items() if isinstance(last, list)}
+    return {
+        name: (epoch, Floor(last, published_ms))
+        for name, (epoch, last, published_ms) in kept.items()
+    }
 
 
-async def lineage_from_log(topic_log: TopicLog, producer_name: str, epoch: int | None) -> Resends:
-    """A producer's newest entries as another broker left them. Raises Undecided.
+async def lineage_from_log(
+    topic_log: TopicLog, producer_name: str, epoch: int | None
+) -> tuple[list[Run], Floor | None]:
+    """A producer's newest entries as another broker left them, and below what. Raises Undecided.
 
-    ``epoch``: the topic epoch that it holds, so that the name means one lineage; None for a Shared
-    producer, whose entries may lie in front of others' epochs and may be a namesake's.
+    ``epoch``: the topic epoch that it holds; None for a Shared producer, whose entries may lie in
+    front of others' epochs.
     """
-    stored: list[tuple[Key, Position]] = []
-    published_ms: dict[Key, int] = {}
+    runs: list[Run] = []
+    oldest: Floor | None = None
     summarized = 0
-    for block in await _tail(topic_log, Position(epoch or 0, 0)):
-        ledger, entry = block.position
-        for payload in payloads(block):
+    start = Position(epoch or 0, 0)
+    blocks, is_whole = await _tail(topic_log, start)
+    for block in blocks:
+        ledger, first = block.position
+        marks: list[Mark] = []
+        published_ms = 0
+        for number, payload in enumerate(payloads(block), first):
             summary = _summary_of(payload, producer_name)
             if summary is not None:
-                key = (summary.sequence_id, summary.chunk_id or 0)
-                if epoch is None and stored and key <= stored[-1][0]:
-                    stored.clear()  # a namesake began anew
-                    published_ms.clear()
-                stored.append((key, Position(ledger, entry)))
-                if epoch is None:
-                    published_ms[key] = summary.publish_time_ms
-            entry += 1
+                published_ms = summary.publish_time_ms
+                oldest = oldest or Floor(summary.sequence_id, published_ms)
+                marks.append((summary.sequence_id, entry_checksum(payload)))
+            elif marks:
+                runs.append(Run(Position(ledger, number - len(marks)), marks, published_ms))
+                marks = []
             summarized += 1
             if summarized % SUMMARIES_PER_TURN == 0:
                 await asyncio.sleep(0)
-    resends = Resends.of(stored, ())
-    resends.published_ms = published_ms
-    kept_epoch, last = read_snapshot(topic_log.state).get(producer_name, (None, 0))
-    if epoch is not None and kept_epoch == epoch:
-        resends.floor = last
-    return resends
+        if marks:
+            stop = first + len(block.lengths)
+            runs.append(Run(Position(ledger, stop - len(marks)), marks, published_ms))
+    if is_whole:
+        return runs, None
+    kept_epoch, kept = read_snapshot(topic_log.state).get(producer_name, (None, None))
+    return runs, oldest or (kept if epoch is not None and kept_epoch == epoch else None)
 
 
 def _summary_of(payload: memoryview, producer_name: str) -> EntrySummary | None:
@@ -203,10 +280,13 @@ def _summary_of(payload: memoryview, producer_name: str) -> EntrySummary | None:
     return summary if summary.producer_name == producer_name else None
 
 
-async def _tail(topic_log: TopicLog, start: Position) -> list[Block]:
-    """The log's newest blocks behind ``start``, oldest first, within the bounds."""
+async def _tail(topic_log: TopicLog, start: Position) -> tuple[list[Block], bool]:
+    """The log's newest blocks behind ``start``, oldest first, within the bounds; whether it is all."""
     found: list[Block] = []
     entries = size = 0
+    trimmed = topic_log.state.get(TRIMMED)
+    is_trimmed = trimmed is not None and Position.parse(trimmed) > start
+    is_whole = False
     end = topic_log.committed
     while entries < TAIL_ENTRIES_MAX and size < TAIL_BYTES_MAX:
         blocks = await topic_log.read_blocks(start, end, count=TAIL_BLOCKS_PER_READ, reverse=True)
@@ -216,7 +296,9 @@ async def _tail(topic_log: TopicLog, start: Position) -> list[Block]:
                 entries += len(block.lengths)
                 size += len(block.payload)
         if len(blocks) < TAIL_BLOCKS_PER_READ:
+            begins = not start.ledger or any(block.position == start for block in blocks)
+            is_whole = begins and not is_trimmed
             break
         end = blocks[-1].position.previous
     found.reverse()
-    return found
+    return found, is_whole

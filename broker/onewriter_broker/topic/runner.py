@@ -344,7 +344,7 @@ class TopicRunner:
 
     async def _activate_from_log(self, producer: Producer, effect: Grant) -> None:
         try:
-            producer.resends = await lineage_from_log(
+            runs, floor = await lineage_from_log(
                 producer.topic_log,
                 producer.name,
                 effect.epoch if producer.is_exclusive else None,
@@ -352,7 +352,10 @@ class TopicRunner:
         except Undecided as undecided:
             producer.channel.drop(f"the log could not be read: {undecided}")
             return
-        producer.lineage.remember(producer.resends)
+        producer.lineage.floor = floor
+        for run in runs:
+            producer.lineage.note(run)
+        producer.resends = producer.lineage.resends(producer.topic_log)
         if self.producers.get(effect.registration) is producer and not producer.is_stopped:
             self._activate(producer)
 
@@ -410,15 +413,12 @@ class TopicRunner:
             for name, kept in read_snapshot(self.logs[slot].state).items()
             if kept[0] >= epoch
         }
-        last |= {
-            producer.name: (producer.epoch, producer.lineage.recent[-1][0])
-            for producer in (*self._predecessors.values(), *self.producers.values())
-            if producer.request.slot == slot
-            and producer.lineage.recent
+        for producer in (*self._predecessors.values(), *self.producers.values()):
+            newest = producer.lineage.newest_stored
             # Only an epoch makes a name one lineage: a Shared namesake begins again at 0.
-            and producer.is_exclusive
-            and producer.epoch is not None
-        }
+            is_kept = producer.is_exclusive and producer.request.slot == slot
+            if is_kept and producer.epoch is not None and newest is not None:
+                last[producer.name] = (producer.epoch, newest)
         return {SNAPSHOT_FIELD: snapshot(last)}
 
     def _remember_presence(self) -> None:

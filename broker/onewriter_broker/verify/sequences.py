@@ -1,9 +1,10 @@
 """S6 as a log shows it: each producer's entries in its own order, none twice, no chunk missing.
 
-Under an exclusive epoch sequence ids must ascend; an application that sets its own must let them
-rise as well. Shared producers are known by name only, and a name may be used again by a producer
-that counts anew: there an entry counts as stored twice when it is the same to the byte count and
-the producer's own clock. A sequence id that is simply missing shows nothing: clients skip them.
+An entry is stored twice when sequence id and checksum are both there before. Under an exclusive
+epoch sequence ids must ascend, but for a client that counts anew: the C++ one does when it comes
+back without a receipt, and then what it sends was published later. Shared producers are known by
+name only, which a namesake may use at the same time: their order shows nothing. A sequence id that
+is simply missing shows nothing either: clients skip them.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from dataclasses import dataclass, field
 from onewriter_broker.verify.findings import Violation
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
-from onewriter_core.wire.messages import EntrySummary, summarize
+from onewriter_core.wire.messages import EntrySummary, entry_checksum, summarize
 
 RECENT_ENTRIES_MAX = 1_024
-"""Entries of one Shared producer that a later one is compared with: what a client may resend."""
+"""Entries of one producer that a later one is compared with: what a client may resend."""
 
 REMEMBERED_ENTRIES_MAX = 200_000
-"""The same over all Shared producers; the longest silent one is forgotten first."""
+"""The same over all producers; the longest silent one is forgotten first."""
 
-_Print = tuple[int, int, int, int]
-"""Sequence id, chunk, the producer's clock and size: what tells entries of one name apart."""
+_Print = tuple[int, int]
+"""Sequence id and checksum: what tells entries of one producer apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,15 @@ class _Latest:
     sequence_id: int
     chunk: int
     uuid: str
+    published_ms: int
 
 
 @dataclass(slots=True)
 class SequenceChecker:
     """The entries of one log in order. ``log`` is its name.
 
-    ``unreadable`` counts entries whose metadata cannot be read, ``forgotten`` Shared producers that
-    were dropped from memory: neither is checked further.
+    ``unreadable`` counts entries whose metadata cannot be read, ``forgotten`` producers that were
+    dropped from memory: neither is checked further.
     """
 
     log: str
@@ -52,7 +54,9 @@ class SequenceChecker:
     _epoch: int | None = None
     _begins_here: bool = False
     _latest: _Latest | None = None
-    _recent: OrderedDict[str, dict[_Print, Position]] = field(default_factory=OrderedDict)
+    _recent: OrderedDict[tuple[int | None, str], dict[_Print, Position]] = field(
+        default_factory=OrderedDict
+    )
     _remembered: int = 0
     _foreign_ledger: int = 0
 
@@ -78,11 +82,12 @@ class SequenceChecker:
         except ProtocolError:
             self.unreadable += 1
             return
-        if not self._holder:
-            yield from self._shared(position, summary, len(payload))
-        elif summary.producer_name != self._holder:
+        if self._holder and summary.producer_name != self._holder:
             yield from self._foreign(position, summary)
-        else:
+            return
+        twice = list(self._stored_twice(position, summary, entry_checksum(payload)))
+        yield from twice
+        if self._holder and not twice:
             yield from self._exclusive(position, summary)
 
     def _foreign(self, position: Position, summary: EntrySummary) -> Iterator[Violation]:
@@ -100,26 +105,26 @@ class SequenceChecker:
     def _exclusive(self, position: Position, summary: EntrySummary) -> Iterator[Violation]:
         chunk = summary.chunk_id or 0
         before = self._latest
-        self._latest = _Latest(position, summary.sequence_id, chunk, summary.uuid)
-        number = f"sequence id {summary.sequence_id}"
+        self._latest = _Latest(
+            position, summary.sequence_id, chunk, summary.uuid, summary.publish_time_ms
+        )
         if before is None:
             if chunk and self._begins_here:
                 yield self._missing((str(position),), chunk, summary)
             return
         places = (str(before.position), str(position))
-        if (summary.sequence_id, chunk) == (before.sequence_id, before.chunk):
-            yield Violation("S6", self.log, places, f"{number} of {self._holder} is stored twice")
-        elif (summary.sequence_id, chunk) < (before.sequence_id, before.chunk):
+        if (summary.sequence_id, chunk) > (before.sequence_id, before.chunk):
+            if chunk and (before.uuid, before.chunk + 1) != (summary.uuid, chunk):
+                yield self._missing(places, chunk, summary)
+        elif summary.publish_time_ms <= before.published_ms:
             yield Violation(
                 "S6",
                 self.log,
                 places,
-                f"{number} of {self._holder} follows on its {before.sequence_id}",
+                f"sequence id {summary.sequence_id} of {self._holder} follows on its"
+                f" {before.sequence_id} and was published no later",
             )
-            if summary.sequence_id < before.sequence_id:
-                self._latest = before  # one misplaced entry is one violation
-        elif chunk and (before.uuid, before.chunk + 1) != (summary.uuid, chunk):
-            yield self._missing(places, chunk, summary)
+            self._latest = before  # one misplaced entry is one violation
 
     def _missing(self, places: tuple[str, ...], chunk: int, summary: EntrySummary) -> Violation:
         return Violation(
@@ -129,20 +134,22 @@ class SequenceChecker:
             f"chunk {chunk} of message {summary.uuid} of {self._holder} without the one before it",
         )
 
-    def _shared(self, position: Position, summary: EntrySummary, size: int) -> Iterator[Violation]:
-        name = summary.producer_name
-        recent = self._recent.setdefault(name, {})
-        self._recent.move_to_end(name)
-        key = (summary.sequence_id, summary.chunk_id or 0, summary.publish_time_ms, size)
-        if key in recent:
+    def _stored_twice(
+        self, position: Position, summary: EntrySummary, checksum: int
+    ) -> Iterator[Violation]:
+        producer = (self._epoch, summary.producer_name)
+        recent = self._recent.setdefault(producer, {})
+        self._recent.move_to_end(producer)
+        mark = (summary.sequence_id, checksum)
+        if mark in recent:
             yield Violation(
                 "S6",
                 self.log,
-                (str(recent[key]), str(position)),
-                f"sequence id {summary.sequence_id} of {name} is stored twice",
+                (str(recent[mark]), str(position)),
+                f"sequence id {summary.sequence_id} of {summary.producer_name} is stored twice",
             )
             return
-        recent[key] = position
+        recent[mark] = position
         self._remembered += 1
         if len(recent) > RECENT_ENTRIES_MAX:
             del recent[next(iter(recent))]

@@ -8,7 +8,7 @@ the clients' business.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import google_crc32c
@@ -22,7 +22,7 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 Bytes = bytes | bytearray | memoryview
 
 _U32 = struct.Struct(">I")
-_crc32c = google_crc32c.value
+_crc32c: Callable[[bytes], int] = google_crc32c.value
 _CHECKED_START = 6
 """What the checksum covers begins behind its magic (2) and itself (4)."""
 
@@ -78,9 +78,26 @@ def entry_checksum_ok(entry: Bytes) -> bool:
     if len(entry) < _CHECKED_START:
         raise ProtocolError("an entry's checksum is cut short")
     # The library takes nothing but bytes; the copy costs less than the sum.
-    checksum: int = _crc32c(bytes(entry[_CHECKED_START:]))
+    checksum = _crc32c(bytes(entry[_CHECKED_START:]))
     announced: int = _U32.unpack_from(entry, 2)[0]
     return checksum == announced
+
+
+def entry_checksum(entry: Bytes) -> int:
+    """The CRC32C that an entry announces, or of all of it where it announces none."""
+    if (
+        len(entry) < _CHECKED_START
+        or entry[0] != CHECKSUM_MAGIC[0]
+        or entry[1] != CHECKSUM_MAGIC[1]
+    ):
+        return _crc32c(bytes(entry))
+    announced: int = _U32.unpack_from(entry, 2)[0]
+    return announced
+
+
+def content_checksum(entry: Bytes) -> int:
+    """The CRC32C of what follows the metadata; ProtocolError when that is damaged."""
+    return _crc32c(bytes(entry_payload(entry)))
 
 
 def parse_metadata(entry: Bytes) -> pb.MessageMetadata:
@@ -130,7 +147,7 @@ def build_entry(metadata: pb.MessageMetadata, payload: Bytes, *, checksum: bool 
     body = b"".join((_U32.pack(len(encoded)), encoded, payload))
     if not checksum:
         return body
-    return b"".join((CHECKSUM_MAGIC, _U32.pack(google_crc32c.value(body)), body))
+    return b"".join((CHECKSUM_MAGIC, _U32.pack(_crc32c(body)), body))
 
 
 def build_batch(messages: Iterable[tuple[pb.SingleMessageMetadata, bytes]]) -> bytes:

@@ -3,6 +3,8 @@
 Look up, connect, PRODUCER; wait where it is told to; after a lost connection or CLOSE_PRODUCER come
 back with its topic epoch and a higher reconnect counter, and send again, in order, all that it has
 no receipt for. Once it is fenced everything pending has failed and it never comes back.
+
+Every other one is C++'s, whose sequence ids begin at 0 again when it comes back without a receipt.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class Pending:
     """A message without a receipt, and the connections that it was written to."""
 
     operation: Operation
+    sequence_id: int
     frame: bytes
     written_to: list[ClientEnd] = field(default_factory=list)
 
@@ -77,7 +80,9 @@ class Producer:
         self.error = ""
         self.pending: deque[Pending] = deque()
         self._recorder = client.recorder
+        self._sent = 0
         self._sequence = 0
+        self._has_receipt = False
         self._reconnects = 0
         self._end: ClientEnd | None = None
         self._request_id = 0
@@ -113,7 +118,7 @@ class Producer:
         """Hand one message in; None: the producer is over."""
         if self.state is State.OVER:
             return None
-        value = f"{self.incarnation}/{self._sequence}"
+        value = f"{self.incarnation}/{self._sent}"
         entry = build_entry(
             pb.MessageMetadata(
                 producer_name=self.name,
@@ -128,13 +133,14 @@ class Producer:
             self.topic,
             holder=self.incarnation,
             epoch=self.epoch,
-            number=self._sequence,
+            number=self._sent,
             value=value,
             mode=self.mode,
         )
         header = encode_send_header(self.producer_id, self._sequence, len(entry))
+        pending = Pending(operation, self._sequence, header + entry)
         self._sequence += 1
-        pending = Pending(operation, header + entry)
+        self._sent += 1
         self.pending.append(pending)
         if self.state is State.READY:
             self._write(pending)
@@ -306,6 +312,10 @@ class Producer:
         self._recorder.holds(self.topic, self.client.process.name, self.incarnation)
         self.epoch = epoch
         self.state = State.READY
+        if not self._has_receipt and self.producer_id % 2:
+            if self.pending:
+                self._recorder.seen("counts anew")
+            self._sequence = command.last_sequence_id + 1
         for pending in self.pending:
             self._write(pending)
 
@@ -322,13 +332,14 @@ class Producer:
         if not self.pending:
             return
         first = self.pending[0]
-        if receipt.sequence_id > first.operation.number:
+        if receipt.sequence_id > first.sequence_id:
             self._recorder.anomaly(
-                f"{self.incarnation}: receipt {receipt.sequence_id} before {first.operation.number}"
+                f"{self.incarnation}: receipt {receipt.sequence_id} before {first.sequence_id}"
             )
             return
-        if receipt.sequence_id < first.operation.number:
+        if receipt.sequence_id < first.sequence_id:
             return  # of a message that was receipted before
+        self._has_receipt = True
         assert receipt.message_id is not None
         self.pending.popleft()
         self._recorder.complete(first.operation, Outcome.OK, position=receipt.message_id.position)

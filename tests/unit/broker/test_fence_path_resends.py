@@ -145,3 +145,75 @@ async def test_a_shared_producers_resends_stay_known_however_often_it_returns() 
             await until(told_of_receipts(told, 3))
             runner.gone(back, Departure.CONNECTION_LOST)
         assert await entries(world) == 3
+
+
+async def test_a_client_that_counts_anew_loses_nothing() -> None:
+    """The C++ client begins at sequence id 0 again when it comes back without a receipt."""
+    async with serving() as world:
+        runner = await world.load()
+        holder, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
+        await until(lambda: told.ready)
+        for number in range(3):
+            world.send(holder, number, published_at=1)
+        await until(lambda: not holder.pending)
+        runner.gone(holder, Departure.CONNECTION_LOST)
+
+        back, told = world.ask(
+            runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
+        )
+        await until(lambda: told.ready)
+        for number in range(3):
+            world.send(back, number, published_at=1)  # again
+        for number in range(3):
+            world.send(back, number, published_at=2)  # other ones
+        await until(told_of_receipts(told, 4))
+        await until(lambda: not back.pending)
+        assert await entries(world) == 6
+        runner.gone(back, Departure.CONNECTION_LOST)
+
+        last, told = world.ask(
+            runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=2
+        )
+        await until(lambda: told.ready)
+        world.send(last, 2, published_at=2)  # again
+        world.send(last, 3, published_at=3)
+        await until(lambda: told.receipts == 2)
+        assert await entries(world) == 7
+
+
+async def test_a_client_that_writes_its_metadata_anew_is_known_by_number_and_content() -> None:
+    async with serving() as world:
+        runner = await world.load()
+        holder, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
+        await until(lambda: told.ready)
+        for number in range(3):
+            world.send(holder, number, published_at=1)
+        await until(lambda: not holder.pending)
+        runner.gone(holder, Departure.CONNECTION_LOST)
+        back, told = world.ask(
+            runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
+        )
+        await until(lambda: told.ready)
+        for number in range(4):
+            world.send(back, number, published_at=2)
+        await until(told_of_receipts(told, 4))
+        assert await entries(world) == 4
+
+
+async def test_entries_of_one_number_and_other_contents_are_all_kept() -> None:
+    """An application may give its messages what numbers it likes."""
+    async with serving() as world:
+        runner = await world.load()
+        holder, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
+        await until(lambda: told.ready)
+        for number in (7, 8):
+            world.send(holder, number, published_at=1)
+        await until(lambda: not holder.pending)
+        runner.gone(holder, Departure.CONNECTION_LOST)
+        back, told = world.ask(
+            runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
+        )
+        await until(lambda: told.ready)
+        world.send(back, 2, published_at=1)
+        await until(lambda: told.receipts)
+        assert await entries(world) == 3

@@ -8,8 +8,15 @@ from onewriter_broker.log.api import Append, Binding, Block, Fence, FencedLog, O
 from onewriter_broker.log.blocks import CHAIN_START, chain
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
-from onewriter_broker.log.topic_log import TopicLog
-from onewriter_broker.topic.resends import POSITION_UNKNOWN, SNAPSHOT_FIELD, Seen, lineage_from_log
+from onewriter_broker.log.topic_log import TRIMMED, TopicLog
+from onewriter_broker.topic.resends import (
+    POSITION_UNKNOWN,
+    SNAPSHOT_FIELD,
+    Resends,
+    Seen,
+    lineage_from_log,
+    stored_entries,
+)
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.wire.hot import Send
 from onewriter_core.wire.messages import build_entry
@@ -44,13 +51,18 @@ async def log_with(*entries: bytes, ledger: int = 5) -> TopicLog:
     return log
 
 
+async def resends_from(log: TopicLog, epoch: int | None) -> Resends:
+    runs, floor = await lineage_from_log(log, "writer", epoch)
+    return Resends([known for run in runs for known in stored_entries(run)], floor)
+
+
 def send(sequence_id: int) -> Send:
     return Send(producer_id=1, sequence_id=sequence_id)
 
 
 async def test_a_shared_producer_that_comes_back_is_known_by_its_own_entries() -> None:
     log = await log_with(entry(0, 100), entry(1, 101))
-    resends = await lineage_from_log(log, "writer", None)
+    resends = await resends_from(log, None)
     assert resends.seen(send(1), memoryview(entry(1, 101))) == Position(5, 2)
     assert resends.seen(send(2), memoryview(entry(2, 102))) is Seen.NEW
 
@@ -58,28 +70,37 @@ async def test_a_shared_producer_that_comes_back_is_known_by_its_own_entries() -
 async def test_a_namesake_that_began_again_is_not_taken_for_the_one_before() -> None:
     # It was granted by another broker, wrote nothing that was stored, and sends from 0 again.
     log = await log_with(entry(0, 100), entry(1, 101))
-    resends = await lineage_from_log(log, "writer", None)
+    resends = await resends_from(log, None)
     assert resends.seen(send(0), memoryview(entry(0, 900))) is Seen.NEW
 
 
 async def test_of_two_namesakes_the_later_ones_entries_count() -> None:
     log = await log_with(entry(0, 100), entry(1, 101), entry(0, 900))
-    resends = await lineage_from_log(log, "writer", None)
+    resends = await resends_from(log, None)
     assert resends.seen(send(0), memoryview(entry(0, 900))) == Position(5, 3)
     assert resends.seen(send(1), memoryview(entry(1, 901))) is Seen.NEW
 
 
 async def test_what_is_older_than_all_that_is_remembered_is_stored_somewhere() -> None:
     log = await log_with(entry(7, 107), entry(8, 108))
-    resends = await lineage_from_log(log, "writer", None)
+    log.state[TRIMMED] = str(Position(5, 1))
+    resends = await resends_from(log, None)
     assert resends.seen(send(3), memoryview(entry(3, 103))) == POSITION_UNKNOWN
     assert resends.seen(send(3), memoryview(entry(3, 903))) is Seen.NEW
 
 
 async def test_the_snapshot_of_an_earlier_epoch_says_nothing_of_a_later_one() -> None:
     log = await log_with(entry(0, 100, name="other"), ledger=9)
-    log.state[SNAPSHOT_FIELD] = json.dumps({"writer": [5, 100]})
-    later = await lineage_from_log(log, "writer", 9)
+    log.state[SNAPSHOT_FIELD] = json.dumps({"writer": [5, 100, 101]})
+    log.state[TRIMMED] = str(Position(9, 1))
+    later = await resends_from(log, 9)
     assert later.seen(send(0), memoryview(entry(0, 900))) is Seen.NEW
-    same = await lineage_from_log(log, "writer", 5)
+    same = await resends_from(log, 5)
     assert same.seen(send(100), memoryview(entry(100, 101))) == POSITION_UNKNOWN
+    assert same.seen(send(5), memoryview(entry(5, 900))) is Seen.NEW, "it counts anew"
+
+
+async def test_where_nothing_was_trimmed_what_is_not_in_the_log_was_never_stored() -> None:
+    log = await log_with(entry(7, 107), entry(8, 108))
+    resends = await resends_from(log, None)
+    assert resends.seen(send(3), memoryview(entry(3, 103))) is Seen.NEW
