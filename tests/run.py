@@ -17,6 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # started as a file, it finds the tests' own modules
+
+from tests.cluster import binaries  # noqa: E402  (after the line above)
+
 BIN = Path(sys.executable).parent
 
 
@@ -69,6 +73,7 @@ TIERS = (
     ),
     Tier("conformance", (pytest("tests/conformance", "-n2"),), needs_server),
     Tier("simulation", (pytest("tests/simulation", "--timeout", "900", "-n2"),)),
+    Tier("cluster", (pytest("tests/cluster", "-n2", "--timeout", "1200"),), binaries.missing_tools),
     Tier(
         "integration",
         (pytest("tests/integration", "--timeout", "600", "-n2", "--dist", "loadfile"),),

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from onewriter_core.api.common import (
     API_VERSION,
     INT32_MAX,
     INT32_MIN,
+    IS_A_SET,
     MODE_WORDS,
     PRINTABLE,
     AccessModeWord,
@@ -20,8 +21,13 @@ from onewriter_core.api.common import (
     Resource,
     ResourceName,
     WordOf,
+    rule,
+    rules,
 )
 from onewriter_core.topic.model import AccessMode
+
+LabelName = Annotated[str, Field(max_length=317)]
+LabelValue = Annotated[str, Field(max_length=63)]
 
 Priority = Annotated[int, Field(ge=INT32_MIN, le=INT32_MAX)]
 
@@ -42,33 +48,46 @@ _NEEDED: Final[Mapping[AccessMode | None, Permission]] = {
 
 
 class TopicReference(ApiModel):
-    """The ExclusiveTopic that a claim is for, in the claim's own namespace; it cannot change."""
+    """The ExclusiveTopic that a claim is for, in the claim's own namespace."""
 
     name: ResourceName
+    """The object's name."""
 
 
 class LabelSelector(ApiModel):
     """Pods by their labels; all must match."""
 
-    match_labels: Annotated[dict[str, str], Field(min_length=1, max_length=64)]
+    match_labels: Annotated[dict[LabelName, LabelValue], Field(min_length=1, max_length=64)]
+    """Labels that a pod must have."""
 
 
 class ClaimSubject(ApiModel):
-    """Who the claim is for. Everything given must hold.
+    """Who the claim is for. Everything given must hold."""
 
-    ``service_account_name`` is a ServiceAccount of the claim's namespace: the token's subject is
-    ``system:serviceaccount:NAMESPACE:NAME``, or just the name for a static token. ``pod_selector``
-    narrows it to some pods and can only be judged in Kubernetes. ``token_subject`` is the exact
-    subject of a static token and stands alone.
-    """
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "has(self.tokenSubject) || has(self.serviceAccountName) || has(self.podSelector)",
+                "must have one of serviceAccountName, podSelector, tokenSubject",
+                reason="FieldValueRequired",
+            ),
+            rule(
+                "!has(self.tokenSubject) || !(has(self.serviceAccountName) || has(self.podSelector))",
+                "tokenSubject stands alone: write a second claim for the other subject",
+                field=".tokenSubject",
+            ),
+        )
+    )
 
     service_account_name: ResourceName | None = None
+    """A ServiceAccount of the claim's namespace, or the bare subject of a static token."""
     pod_selector: LabelSelector | None = None
+    """Narrows it to some pods of the claim's namespace; means something in Kubernetes only."""
     token_subject: Annotated[str, Field(pattern=PRINTABLE, max_length=253)] | None = None
+    """The exact subject of a static token; stands alone."""
 
     @model_validator(mode="after")
     def _names_somebody(self) -> Self:
-        # In CEL: has(self.tokenSubject) != (has(self.serviceAccountName) || has(self.podSelector))
         in_kubernetes = self.service_account_name is not None or self.pod_selector is not None
         if not in_kubernetes and self.token_subject is None:
             raise ValueError("must have one of serviceAccountName, podSelector, tokenSubject")
@@ -80,24 +99,65 @@ class ClaimSubject(ApiModel):
 
 
 class ProducerClaimSpec(ApiModel):
-    """What is allowed to whom.
+    """What is allowed to whom."""
 
-    ``mode`` restricts the access modes to one; none given: whatever the topic allows. A takeover
-    (ExclusiveWithFencing) is judged by ``allow`` alone. ``priority`` caps what a producer may ask
-    for; ``default_priority`` is for a producer that asks for none.
-    """
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!(has(self.priority) && has(self.defaultPriority)"
+                " && self.defaultPriority > self.priority)",
+                "defaultPriority is above priority, which caps it",
+                field=".defaultPriority",
+            ),
+            rule(
+                "!has(self.mode) || self.mode == 'Shared'"
+                " || (self.mode == 'ExclusiveWithFencing' ? 'takeover' : 'lead') in self.allow",
+                "mode needs its permission in allow: takeover for ExclusiveWithFencing, else lead",
+                field=".mode",
+            ),
+        )
+    )
 
-    topic_ref: TopicReference
+    topic_ref: Annotated[
+        TopicReference,
+        Field(
+            json_schema_extra=rules(
+                rule(
+                    "self == oldSelf",
+                    "the topic of a ProducerClaim never changes: make another claim",
+                    reason="FieldValueForbidden",
+                )
+            )
+        ),
+    ]
+    """The ExclusiveTopic that the claim is for. It never changes."""
     subject: ClaimSubject
+    """Who the claim is for; many pods under one claim are normal."""
     mode: AccessModeWord | None = None
+    """The only access mode allowed; none given: whatever the topic allows. A takeover
+    (ExclusiveWithFencing) is judged by ``allow`` alone."""
     priority: Priority | None = None
+    """The highest queue priority that a producer may ask for (PIP-440)."""
     default_priority: Priority | None = None
-    allow: Annotated[ListOf[WordOf[Permission]], Field(max_length=2)] = (Permission.LEAD,)
+    """The queue priority of a producer that asks for none; 0 when it is left out."""
+    allow: Annotated[
+        ListOf[WordOf[Permission]],
+        Field(
+            max_length=2,
+            json_schema_extra=IS_A_SET
+            | rules(
+                rule(
+                    "!('takeover' in self) || 'lead' in self",
+                    "takeover needs lead as well: allow: [lead, takeover]",
+                )
+            ),
+        ),
+    ] = (Permission.LEAD,)
+    """lead: to hold the topic. takeover: to depose its holder as well (ExclusiveWithFencing)."""
 
     @field_validator("allow")
     @classmethod
     def _takeover_includes_lead(cls, allow: tuple[Permission, ...]) -> tuple[Permission, ...]:
-        # In CEL: !('takeover' in self) || 'lead' in self; and x-kubernetes-list-type: set.
         if len(set(allow)) != len(allow):
             raise ValueError("must not name a permission twice")
         if Permission.TAKEOVER in allow and Permission.LEAD not in allow:
@@ -106,13 +166,9 @@ class ProducerClaimSpec(ApiModel):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        # In CEL: !(has(self.priority) && has(self.defaultPriority) &&
-        #           self.defaultPriority > self.priority)
         cap, default = self.priority, self.default_priority
         if cap is not None and default is not None and default > cap:
             raise ValueError(f"defaultPriority {default} is above priority {cap}, which caps it")
-        # In CEL: !has(self.mode) || self.mode == 'Shared' || 'lead' in self.allow (and likewise
-        #         'takeover' for ExclusiveWithFencing)
         needed = _NEEDED.get(self.mode)
         if self.mode is not None and needed is not None and needed not in self.allow:
             raise ValueError(f"mode {MODE_WORDS[self.mode]} needs {needed} in allow")

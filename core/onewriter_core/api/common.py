@@ -1,4 +1,4 @@
-"""What both resources are made of: strictness, metadata, names, lists and words.
+"""What both resources are made of: strictness, metadata, names, lists, words and rules.
 
 Values are frozen. Types are not converted (``partitions: "3"`` is an error, as it is in
 Kubernetes), unknown fields are errors, and field names are camelCase in YAML and snake_case here.
@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.alias_generators import to_camel
+from pydantic.config import JsonDict
 
 from onewriter_core.topic.model import AccessMode
 
@@ -45,6 +46,28 @@ PATTERN_MEANINGS: Final[Mapping[str, str]] = {
 
 ResourceName = Annotated[str, Field(pattern=DNS_SUBDOMAIN, max_length=253)]
 NamespaceName = Annotated[str, Field(pattern=DNS_LABEL, max_length=63)]
+
+IS_A_SET: Final[JsonDict] = {"x-kubernetes-list-type": "set"}
+"""Schema of a list in which nothing may stand twice."""
+
+
+def rules(*each: JsonDict) -> JsonDict:
+    """What a model's ``json_schema_extra`` says of rules that only CEL can express."""
+    return {"x-kubernetes-validations": list(each)}
+
+
+def rule(expression: str, message: str, *, field: str = "", reason: str = "") -> JsonDict:
+    """A rule in CEL (https://kubernetes.io/docs/reference/using-api/cel/) and what to say of it.
+
+    ``expression`` is true of what is allowed; ``self`` is the value that the rule stands at,
+    ``oldSelf`` what it was before. ``field`` is the path to blame, below that value.
+    """
+    found: JsonDict = {"rule": expression, "message": message}
+    if field:
+        found["fieldPath"] = field
+    found["reason"] = reason or "FieldValueInvalid"
+    return found
+
 
 _Item = TypeVar("_Item")
 ListOf = Annotated[tuple[_Item, ...], Field(strict=False)]
@@ -93,6 +116,7 @@ class ApiModel(BaseModel):
         validate_by_alias=True,
         allow_inf_nan=False,
         serialize_by_alias=True,
+        use_attribute_docstrings=True,
     )
 
     @classmethod

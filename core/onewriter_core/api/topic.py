@@ -5,18 +5,21 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from onewriter_core.api.common import (
     API_VERSION,
     DECLARED_TOPIC,
     DNS_LABEL,
+    IS_A_SET,
     SERVICE_NAME,
     AccessModeWord,
     ApiModel,
     ListOf,
     Resource,
     WordOf,
+    rule,
+    rules,
 )
 from onewriter_core.ids import NUMBER_MAX, PARTITION_SUFFIX, TOPIC_NAME_LENGTH_MAX, TopicName
 from onewriter_core.topic.model import AccessMode
@@ -67,22 +70,22 @@ class DeletionPolicy(StrEnum):
 
 
 class Access(ApiModel):
-    """Who may write, and how.
+    """Who may write, and how."""
 
-    With ``require_claim``, the default, a producer needs a matching ProducerClaim.
-    """
-
-    modes: Annotated[ListOf[AccessModeWord], Field(min_length=1, max_length=4)] = (
+    modes: Annotated[
+        ListOf[AccessModeWord], Field(min_length=1, max_length=4, json_schema_extra=IS_A_SET)
+    ] = (
         AccessMode.EXCLUSIVE,
         AccessMode.WAIT_FOR_EXCLUSIVE,
         AccessMode.EXCLUSIVE_WITH_FENCING,
     )
+    """Producer access modes that are allowed, as Pulsar names them."""
     require_claim: bool = True
+    """Whether a producer needs a ProducerClaim that matches it."""
 
     @field_validator("modes")
     @classmethod
     def _no_mode_twice(cls, modes: tuple[AccessMode, ...]) -> tuple[AccessMode, ...]:
-        # In the CRD: x-kubernetes-list-type: set.
         if len(set(modes)) != len(modes):
             raise ValueError("must not name a mode twice")
         return modes
@@ -92,18 +95,19 @@ class Promotion(ApiModel):
     """How the next writer is chosen. A holder is never deposed by a waiter's higher priority."""
 
     policy: WordOf[PromotionPolicy] = PromotionPolicy.PRIORITY
+    """Fifo: by arrival. Priority: the highest first (PIP-440), then by arrival. Balanced: spread
+    over the waiters' pods (not available yet)."""
 
 
 class Detection(ApiModel):
-    """When a connected holder counts as silent.
-
-    It is pinged every ``ping_interval_seconds``. ``progress_deadline_seconds`` also bounds how long
-    it may go without publishing; 0 switches that off.
-    """
+    """When a connected holder counts as silent."""
 
     ping_interval_seconds: Annotated[float, Field(ge=0.1, le=60)] = 1
+    """How often the holder is pinged."""
     ping_failures: Annotated[int, Field(ge=1, le=100)] = 3
+    """Pings in a row without any byte from the holder until it counts as silent."""
     progress_deadline_seconds: Annotated[float, Field(ge=0, le=DAY_SECONDS)] = 0
+    """How long the holder may go without publishing; 0: as long as it likes."""
 
     @property
     def silence_seconds(self) -> float:
@@ -116,57 +120,79 @@ class Detection(ApiModel):
 
 
 class Handover(ApiModel):
-    """How long a planned handover may wait for the holder to finish what it has in flight."""
+    """How a planned handover is done."""
 
     timeout_seconds: Annotated[float, Field(ge=0.1, le=600)] = 5
+    """How long it may wait for the holder to finish what it has in flight."""
 
 
 class Retention(ApiModel):
     """How much of the log is kept; without bounds, everything.
 
-    What exceeds any one bound goes, oldest first. With ``keep_unacknowledged`` nothing goes that a
-    durable subscription has not acknowledged, whatever the bounds say. Entries and bytes are
-    counted per partition, as producers sent them (a batch is one entry).
+    What exceeds any one bound goes, oldest first. Entries and bytes are counted per partition, as
+    producers sent them (a batch is one entry).
     """
 
     max_age_seconds: Annotated[int, Field(ge=1, le=RETENTION_AGE_SECONDS_MAX)] | None = None
+    """Entries older than this go."""
     max_bytes: Annotated[int, Field(ge=1, le=NUMBER_MAX)] | None = None
+    """Bytes of entries that are kept."""
     max_entries: Annotated[int, Field(ge=1, le=NUMBER_MAX)] | None = None
+    """Entries that are kept."""
     keep_unacknowledged: bool = True
+    """Whether nothing goes that a durable subscription has not acknowledged, whatever the bounds."""
 
 
 class Compaction(ApiModel):
-    """Whether the latest message of each key is kept in a compacted view; off unless asked for."""
+    """Whether the latest message of each key is kept in a compacted view."""
 
     enabled: bool = False
+    """Off unless asked for (not available yet)."""
 
 
 class Fencing(ApiModel):
     """What happens to the pod of a writer fenced as stale; means nothing outside Kubernetes."""
 
     pod_policy: WordOf[PodPolicy] = PodPolicy.EVICT
+    """Evict: as a PodDisruptionBudget allows. Delete: at once. None: leave the pod alone."""
     min_interval_seconds: Annotated[float, Field(ge=0, le=DAY_SECONDS)] = 30
+    """Time between two evictions for this topic."""
 
 
 class ServicePort(ApiModel):
     """One port of the leader's Service, as in a Kubernetes Service."""
 
     name: Annotated[str, Field(pattern=DNS_LABEL, max_length=63)] | None = None
+    """The port's name; needed where there are several."""
     port: Port
+    """The port of the Service."""
     target_port: Port | None = None
+    """The port of the pod; the same when it is left out."""
     protocol: Literal["TCP", "UDP", "SCTP"] = "TCP"
+    """The transport protocol."""
 
 
 class LeaderService(ApiModel):
     """A Service whose only endpoint is the holder's pod; means nothing outside Kubernetes."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "self.ports.size() == 1 || self.ports.all(p, has(p.name) &&"
+                " self.ports.exists_one(q, has(q.name) && q.name == p.name))",
+                "several ports need a name each, and no name twice",
+                field=".ports",
+            )
+        )
+    )
+
     name: Annotated[str, Field(pattern=SERVICE_NAME, max_length=63)]
+    """The Service's name, in the topic's namespace."""
     ports: Annotated[ListOf[ServicePort], Field(min_length=1, max_length=32)]
+    """The Service's ports."""
 
     @model_validator(mode="after")
     def _ports_are_told_apart(self) -> Self:
-        # In CEL: self.ports.size() == 1 || self.ports.all(p, has(p.name) &&
-        #         self.ports.exists_one(q, has(q.name) && q.name == p.name))
         names = [port.name for port in self.ports]
         if len(names) > 1 and (None in names or len(set(names)) != len(names)):
             raise ValueError("several ports need a name each, and no name twice")
@@ -174,29 +200,79 @@ class LeaderService(ApiModel):
 
 
 class ExclusiveTopicSpec(ApiModel):
-    """What is wanted of the topic; every field has a default.
+    """What is wanted of the topic; every field has a default."""
 
-    ``topic`` cannot change once the object exists. ``partitions`` 0 means a topic without
-    partitions; it may grow, never shrink.
-    """
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "has(self.topic) == has(oldSelf.topic)"
+                " && (!has(self.topic) || self.topic == oldSelf.topic)",
+                "the topic of an ExclusiveTopic never changes: make another object",
+                field=".topic",
+                reason="FieldValueForbidden",
+            ),
+            rule(
+                "!has(self.partitions) || !has(oldSelf.partitions)"
+                " || (self.partitions >= oldSelf.partitions"
+                " && (self.partitions == 0) == (oldSelf.partitions == 0))",
+                "the partitions of a topic may grow and never shrink, and a topic without partitions"
+                " stays without",
+                field=".partitions",
+                reason="FieldValueForbidden",
+            ),
+        )
+    )
 
-    topic: Annotated[str, Field(pattern=DECLARED_TOPIC, max_length=DECLARED_TOPIC_LENGTH_MAX)] | None = None  # fmt: skip
+    topic: (
+        Annotated[
+            str,
+            Field(
+                pattern=DECLARED_TOPIC,
+                max_length=DECLARED_TOPIC_LENGTH_MAX,
+                json_schema_extra=rules(
+                    rule(
+                        "!self.matches('-partition-(0|[1-9][0-9]{0,4})$')",
+                        "must name a topic, not one of its partitions (use spec.partitions)",
+                    ),
+                    rule(
+                        f"size(bytes(self)) <= {DECLARED_TOPIC_LENGTH_MAX}",
+                        f"must have at most {DECLARED_TOPIC_LENGTH_MAX} bytes",
+                    ),
+                ),
+            ),
+        ]
+        | None
+    ) = None
+    """The Pulsar topic, persistent://TENANT/NAMESPACE/NAME; by default
+    persistent://(namespace)/default/(name) of this object. It never changes."""
     partitions: Annotated[int, Field(ge=0, le=PARTITIONS_MAX)] = 0
+    """Partitions, each with its own epoch and all with the same writer; 0: a topic without."""
     access: Access = Access()
+    """Who may write, and how."""
     promotion: Promotion = Promotion()
+    """How the next writer is chosen."""
     detection: Detection = Detection()
+    """When a connected writer counts as silent."""
     handover: Handover = Handover()
+    """How a planned handover is done."""
     durability: WordOf[Durability] = Durability.LOCAL
+    """What an acknowledgement promises: None: nothing. Local: it is on disk. Replicated,
+    AllReplicas: one replica, or each of them, has it as well."""
     retention: Retention = Retention()
+    """How much of the log is kept."""
     compaction: Compaction = Compaction()
+    """Whether the latest message of each key is kept."""
     fencing: Fencing = Fencing()
+    """What happens to the pod of a writer fenced as stale."""
     leader_service: LeaderService | None = None
+    """A Service that leads to the writer's pod and to no other."""
     deletion_policy: WordOf[DeletionPolicy] = DeletionPolicy.RETAIN
+    """What becomes of the log when this object is deleted. Retain: it stays. DeleteIfEmpty: it goes
+    if nothing is in it. Delete: it goes. Epochs survive in any case."""
 
     @field_validator("topic")
     @classmethod
     def _names_a_whole_topic(cls, topic: str | None) -> str | None:
-        # In CEL: !self.matches('-partition-(0|[1-9][0-9]{0,4})$') and a bound on size(bytes(self)).
         if topic is not None:
             _whole_topic(topic)
         return topic
@@ -204,6 +280,15 @@ class ExclusiveTopicSpec(ApiModel):
 
 class ExclusiveTopic(Resource):
     """A topic that has one writer at a time."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "has(self.spec.topic) || !self.metadata.name.matches('-partition-(0|[1-9][0-9]{0,4})$')",
+                "metadata.name ends like one partition of a topic: choose another, or set spec.topic",
+            )
+        )
+    )
 
     api_version: Literal["onewriter.dev/v1alpha1"] = API_VERSION
     kind: Literal["ExclusiveTopic"] = "ExclusiveTopic"

@@ -1,0 +1,3 @@
+"""What tests of every folder may use: the real Kubernetes of tests/cluster."""
+
+pytest_plugins = ["tests.cluster.plugin"]

@@ -1,0 +1,85 @@
+"""``BucketAnchor``: the brokers' linearizable record of who owns which bucket, in Kubernetes.
+
+One object holds the buckets of a shard, so that a broker that takes over another's buckets writes
+once. Only brokers write it, by compare-and-set on its resourceVersion; people read it. What the
+fields mean is in ``onewriter_broker.anchor.api``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from onewriter_core.api.common import API_VERSION, ApiModel, ListOf, Resource
+
+BUCKETS_PER_OBJECT_MAX = 1_024
+"""Records of one object: an object has at most 1.5 MiB in etcd, a record about a kilobyte."""
+
+PAST_REPLIDS_MAX = 16
+
+Counter = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
+Replid = Annotated[str, Field(max_length=64)]
+
+
+class BucketRecord(ApiModel):
+    """What counts for one bucket."""
+
+    bucket: Annotated[int, Field(ge=0, le=4095)]
+    """The bucket's number."""
+    version: Annotated[int, Field(ge=1, json_schema_extra={"format": "int64"})]
+    """How often this record was written."""
+    generation: Counter = 0
+    """How often a dataset was registered; 0: never."""
+    replid: Replid = ""
+    """The dataset that counts (the server's master_replid)."""
+    past_replids: Annotated[
+        ListOf[Replid],
+        Field(max_length=PAST_REPLIDS_MAX, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
+    ] = ()
+    """Datasets that were registered earlier, never to be adopted again."""
+    owner: Annotated[str, Field(max_length=300)] = ""
+    """Incarnation of the broker that may write; empty: nobody."""
+    broker_url: Annotated[str, Field(max_length=1024)] = ""
+    """Where clients reach that broker."""
+    http_url: Annotated[str, Field(max_length=1024)] = ""
+    """Where its HTTP interface is."""
+    ledger_high_water: Counter = 0
+    """The highest ledger ever reserved; it never falls."""
+    last_ledger: Counter = 0
+    """The last granted ledger that was recorded here."""
+    clean: bool = False
+    """Whether lastLedger is complete, because the last owner gave the bucket back in order."""
+    known_since: Counter = 0
+    """Markers of this generation or a later one tell the last grant."""
+
+
+class AnchorSummary(ApiModel):
+    """The records in a few numbers, for kubectl."""
+
+    buckets: Counter = 0
+    """Buckets that were ever taken."""
+    owners: Counter = 0
+    """Brokers that own some."""
+    generation: Counter = 0
+    """The highest generation of any bucket."""
+
+
+class BucketAnchor(Resource):
+    """The record of who owns which bucket. Deleting it, or restoring an old copy, breaks promises."""
+
+    api_version: Literal["onewriter.dev/v1alpha1"] = API_VERSION
+    kind: Literal["BucketAnchor"] = "BucketAnchor"
+    buckets: Annotated[
+        ListOf[BucketRecord],
+        Field(
+            max_length=BUCKETS_PER_OBJECT_MAX,
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["bucket"],
+            },
+        ),
+    ] = ()
+    """One record per bucket."""
+    summary: AnchorSummary = AnchorSummary()
+    """The records in a few numbers."""

@@ -1,0 +1,162 @@
+"""The programs of a real Kubernetes: found where envtest's variables say, else built from source.
+
+Go's module proxy has all of them. A build takes minutes once; it is kept outside the checkout,
+under ``~/.cache/onewriter``, in a directory named after the version and this module's go.sum, so
+another version never meets the programs of this one. Run as a program it builds what is missing:
+
+    python -m tests.cluster.binaries [NAME ...]
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+KUBERNETES_VERSION = "1.36.3"
+HELM = "helm.sh/helm/v4/cmd/helm@v4.2.3"
+COREDNS = "github.com/coredns/coredns@v1.15.0"
+
+_KUBERNETES = {
+    name: f"k8s.io/kubernetes/cmd/{name}"
+    for name in (
+        "kube-apiserver",
+        "kube-controller-manager",
+        "kube-scheduler",
+        "kube-proxy",
+        "kubelet",
+        "kubectl",
+    )
+}
+PACKAGES: Mapping[str, str] = {"etcd": "go.etcd.io/etcd/server/v3", **_KUBERNETES}
+"""Built within the module beside this file, which says where Kubernetes' own parts are."""
+
+INSTALLED: Mapping[str, str] = {"helm": HELM, "coredns": COREDNS}
+"""Built by ``go install``: they stand alone."""
+
+API = ("etcd", "kube-apiserver", "kubectl")
+CONTROL_PLANE = (*API, "kube-controller-manager", "kube-scheduler")
+NODE = (*CONTROL_PLANE, "kubelet", "kube-proxy", "coredns", "helm")
+"""What each tier needs: an API server; garbage collection, budgets and workloads; running pods."""
+
+_ENVTEST = {
+    "etcd": "TEST_ASSET_ETCD",
+    "kube-apiserver": "TEST_ASSET_KUBE_APISERVER",
+    "kubectl": "TEST_ASSET_KUBECTL",
+}
+ENVTEST_DIRECTORY = Path("/usr/local/kubebuilder/bin")
+
+
+class CannotBuild(Exception):
+    """A program is missing and cannot be built here; the text says what to do."""
+
+
+def directory() -> Path:
+    """Where built programs are kept."""
+    sums = hashlib.sha256((HERE / "go.sum").read_bytes()).hexdigest()[:12]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "onewriter" / f"kubernetes-{KUBERNETES_VERSION}-{sums}"
+
+
+def find(name: str) -> Path | None:
+    """A program that is there already: as envtest looks for it, then among those built here."""
+    candidates = []
+    if name in _ENVTEST and os.environ.get(_ENVTEST[name]):
+        candidates.append(Path(os.environ[_ENVTEST[name]]))
+    if os.environ.get("KUBEBUILDER_ASSETS"):
+        candidates.append(Path(os.environ["KUBEBUILDER_ASSETS"]) / name)
+    candidates += [ENVTEST_DIRECTORY / name, directory() / name]
+    return next((each for each in candidates if os.access(each, os.X_OK)), None)
+
+
+def program(name: str) -> Path:
+    """A program, built if need be. Raises CannotBuild."""
+    found = find(name)
+    if found is not None:
+        return found
+    with _locked():
+        found = find(name)  # somebody else may have built it meanwhile
+        if found is None:
+            found = _build(name)
+    return found
+
+
+def missing_tools() -> list[str]:
+    """What a build would need and this machine lacks, one sentence each."""
+    return (
+        [] if shutil.which("go") else ["Go 1.26 or later, to build Kubernetes: https://go.dev/dl"]
+    )
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    """One build at a time on this machine: each takes all of its memory bandwidth."""
+    directory().mkdir(parents=True, exist_ok=True)
+    with (directory() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(name: str) -> Path:
+    if missing_tools():
+        raise CannotBuild(f"{name}: {missing_tools()[0]}")
+    target = directory() / name
+    scratch = directory() / f"{name}.building"
+    print(f"building {name}: this is done once and takes some minutes", file=sys.stderr, flush=True)
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
+    if name in INSTALLED:
+        environment["GOBIN"] = str(scratch)
+        command = ["go", "install", "-trimpath", "-ldflags", "-s -w", INSTALLED[name]]
+    else:
+        flags = f"-s -w {_version_flags()}"
+        # One package at a time: all at once need more memory than small machines have.
+        command = [
+            "go",
+            "build",
+            "-trimpath",
+            "-ldflags",
+            flags,
+            "-o",
+            str(scratch),
+            PACKAGES[name],
+        ]
+    done = subprocess.run(
+        command, cwd=HERE, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise CannotBuild(f"{name}: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    if scratch.is_dir():
+        (scratch / name).rename(target)
+        scratch.rmdir()
+    else:
+        scratch.rename(target)
+    return target
+
+
+def _version_flags() -> str:
+    """Without them the server says v0.0.0-master, and a chart's ``kubeVersion`` refuses it."""
+    major, minor, _ = KUBERNETES_VERSION.split(".")
+    values = {"gitVersion": f"v{KUBERNETES_VERSION}", "gitMajor": major, "gitMinor": minor}
+    packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    return " ".join(f"-X {package}.{k}={v}" for package in packages for k, v in values.items())
+
+
+def main() -> int:
+    for name in sys.argv[1:] or NODE:
+        try:
+            print(program(name), flush=True)
+        except CannotBuild as error:
+            print(error, file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""A real Kubernetes API on this machine's loopback: etcd, the API server, and more if wanted.
+
+Tier ``api``: schemas, CEL, defaults, webhooks, RBAC, server-side apply, tokens. Tier
+``control-plane`` adds the controller manager and the scheduler: garbage collection, namespaces that
+go, budgets, Deployments (whose pods stay Pending: there is no node). Every start has ports and a
+directory of its own, so that tests may run side by side; the logs stay in that directory.
+
+``USE_EXISTING_CLUSTER=true`` uses the cluster of KUBECONFIG instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from tests.cluster.binaries import CONTROL_PLANE, program
+from tests.cluster.pki import SERVICE_ADDRESS, Authority
+
+from onewriter_broker.testing import free_ports
+
+START_SECONDS = float(os.environ.get("KUBEBUILDER_CONTROLPLANE_START_TIMEOUT", "60").rstrip("s"))
+STOP_SECONDS = float(os.environ.get("KUBEBUILDER_CONTROLPLANE_STOP_TIMEOUT", "20").rstrip("s"))
+HOST = "127.0.0.1"
+API_NAMES = (
+    "kubernetes",
+    "kubernetes.default",
+    "kubernetes.default.svc",
+    "kubernetes.default.svc.cluster.local",
+    "localhost",
+)
+
+
+class ClusterError(Exception):
+    """A part did not start, or kubectl refused."""
+
+
+class ControlPlane:
+    """One API server with its etcd. ``kubeconfig`` is the administrator's."""
+
+    def __init__(self, directory: Path, *, workloads: bool = False) -> None:
+        self.directory = directory
+        self.workloads = workloads
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._existing = os.environ.get("USE_EXISTING_CLUSTER", "").lower() == "true"
+        self.port = 0
+        self.kubeconfig = Path(os.environ.get("KUBECONFIG", "~/.kube/config")).expanduser()
+
+    @property
+    def url(self) -> str:
+        return f"https://{HOST}:{self.port}"
+
+    def __enter__(self) -> Self:
+        if not self._existing:
+            try:
+                self.start()
+            except BaseException:
+                self.stop()
+                raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # ------------------------------------------------------------ starting and stopping
+
+    def start(self) -> None:
+        """Start all parts and wait until the API answers. Raises ClusterError, CannotBuild."""
+        for name in CONTROL_PLANE if self.workloads else CONTROL_PLANE[:3]:
+            program(name)
+        first = free_ports(4)
+        self.port, self._etcd, peers, self._extra = first, first + 1, first + 2, first + 3
+        self.authority = Authority(self.directory / "pki")
+        self.authority.service_account_keys()
+        self.authority.server("apiserver", [*API_NAMES, HOST, SERVICE_ADDRESS])
+        self.authority.client("admin", "kubernetes-admin", "system:masters")
+        self.kubeconfig = self.authority.kubeconfig("admin", self.url)
+        self._peers = peers
+        self.start_etcd()
+        self.start_api()
+        if self.workloads:
+            self._start_controllers()
+
+    def start_etcd(self) -> None:
+        peer = f"http://{HOST}:{self._peers}"
+        self.run(
+            "etcd",
+            f"--data-dir={self.directory / 'etcd'}",
+            f"--listen-client-urls={self._etcd_url}",
+            f"--advertise-client-urls={self._etcd_url}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            "--unsafe-no-fsync",
+        )
+
+    def start_api(self) -> None:
+        """Start the API server and wait until it is ready."""
+        pki = self.authority.directory
+        issuer = "https://kubernetes.default.svc.cluster.local"
+        disabled = [] if self.workloads else ["--disable-admission-plugins=ServiceAccount"]
+        self.run(
+            "kube-apiserver",
+            f"--etcd-servers={self._etcd_url}",
+            f"--bind-address={HOST}",
+            f"--advertise-address={HOST}",
+            f"--secure-port={self.port}",
+            "--endpoint-reconciler-type=none",
+            f"--tls-cert-file={pki / 'apiserver.crt'}",
+            f"--tls-private-key-file={pki / 'apiserver.key'}",
+            f"--client-ca-file={pki / 'ca.crt'}",
+            f"--service-account-key-file={pki / 'sa.pub'}",
+            f"--service-account-signing-key-file={pki / 'sa.key'}",
+            f"--service-account-issuer={issuer}",
+            f"--api-audiences={issuer}",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--authorization-mode=RBAC",
+            *disabled,
+        )
+        self._wait("kube-apiserver", self.is_ready)
+
+    def stop_api(self) -> None:
+        """Take the API server away; etcd keeps what it knows."""
+        self._end("kube-apiserver")
+
+    def stop(self) -> None:
+        """End all parts, the API server before its etcd: it outlives SIGTERM otherwise."""
+        for name in reversed(list(self._processes)):
+            self._end(name)
+
+    def _start_controllers(self) -> None:
+        pki = self.authority.directory
+        self.authority.client("kcm", "system:kube-controller-manager")
+        self.authority.client("scheduler", "system:kube-scheduler")
+        self.run(
+            "kube-controller-manager",
+            f"--kubeconfig={self.authority.kubeconfig('kcm', self.url)}",
+            "--use-service-account-credentials=true",
+            f"--service-account-private-key-file={pki / 'sa.key'}",
+            f"--root-ca-file={pki / 'ca.crt'}",
+            f"--bind-address={HOST}",
+            "--secure-port=0",
+            "--leader-elect=false",
+            "--allocate-node-cidrs=false",
+        )
+        self.run(
+            "kube-scheduler",
+            f"--kubeconfig={self.authority.kubeconfig('scheduler', self.url)}",
+            f"--bind-address={HOST}",
+            "--secure-port=0",
+            "--leader-elect=false",
+        )
+        self._wait(
+            "kube-controller-manager",
+            lambda: self.kubectl("get", "serviceaccount", "default", check=False).returncode == 0,
+        )
+
+    @property
+    def _etcd_url(self) -> str:
+        return f"http://{HOST}:{self._etcd}"
+
+    def run(self, name: str, *flags: str) -> None:
+        """Start a part; what it prints goes to NAME.log."""
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [program(name), *flags], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+
+    def log(self, name: str, lines: int = 30) -> str:
+        """The end of a part's log."""
+        text = (self.directory / f"{name}.log").read_text(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def is_ready(self) -> bool:
+        """Whether the API server says so itself."""
+        return self.kubectl("get", "--raw", "/readyz", check=False).returncode == 0
+
+    def _wait(self, name: str, holds: Any) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not holds():
+            process = self._processes[name]
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise ClusterError(f"{name} does not become ready:\n{self.log(name)}")
+            time.sleep(0.1)
+
+    def _end(self, name: str) -> None:
+        process = self._processes.pop(name, None)
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    # ------------------------------------------------------------ talking to it
+
+    def kubectl(
+        self, *arguments: str, stdin: str = "", check: bool = True, namespace: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl as the administrator. Raises ClusterError when it fails."""
+        command = [str(program("kubectl")), f"--kubeconfig={self.kubeconfig}"]
+        if namespace:
+            command.append(f"--namespace={namespace}")
+        done = subprocess.run(
+            [*command, *arguments], input=stdin, capture_output=True, text=True, check=False
+        )
+        if check and done.returncode != 0:
+            raise ClusterError(f"kubectl {' '.join(arguments)}: {done.stderr}")
+        return done
+
+    def apply(self, *documents: Mapping[str, Any], namespace: str = "", check: bool = True) -> str:
+        """Apply objects; what kubectl said of them, errors included."""
+        text = yaml.safe_dump_all(documents)
+        done = self.kubectl("apply", "-f", "-", stdin=text, namespace=namespace, check=check)
+        return done.stdout + done.stderr
+
+    def get(self, kind: str, name: str, *, namespace: str = "") -> dict[str, Any]:
+        """An object as the API server has it."""
+        found: dict[str, Any] = json.loads(
+            self.kubectl("get", kind, name, "-o", "json", namespace=namespace).stdout
+        )
+        return found
+
+    def names(self, kind: str, *, namespace: str = "") -> Sequence[str]:
+        """The names of all objects of a kind."""
+        text = self.kubectl("get", kind, "-o", "name", namespace=namespace).stdout
+        return [line.partition("/")[2] for line in text.split()]
+
+    def establish(self, *files: Path) -> None:
+        """Apply definitions of custom resources and wait until they are served."""
+        arguments = [f"--filename={file}" for file in files]
+        self.kubectl("apply", "--server-side", *arguments)
+        self.kubectl("wait", "--for=condition=Established", "--timeout=30s", *arguments)

@@ -1,0 +1,47 @@
+"""Fixtures of the clusters; a conftest.py names this module in ``pytest_plugins``."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster.control_plane import ControlPlane
+
+ROOT = Path(__file__).resolve().parents[2]
+CRDS = sorted((ROOT / "crds").glob("*.yaml"))
+
+
+@pytest.fixture(scope="session")
+def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """An API server that knows our kinds; shared, so use a ``namespace`` of your own."""
+    with ControlPlane(tmp_path_factory.mktemp("cluster")) as cluster:
+        cluster.establish(*CRDS)
+        yield cluster
+
+
+@pytest.fixture
+def namespace(api_server: ControlPlane) -> str:
+    """A namespace for one test. (This API server deletes none: nobody would finish it.)"""
+    name = f"test-{uuid.uuid4().hex[:10]}"
+    api_server.kubectl("create", "namespace", name)
+    return name
+
+
+@pytest.fixture
+def another_api_server(tmp_path: Path) -> Iterator[Callable[[], ControlPlane]]:
+    """Makes API servers that a test may stop."""
+    started: list[ControlPlane] = []
+
+    def make() -> ControlPlane:
+        cluster = ControlPlane(tmp_path / f"cluster-{len(started)}")
+        cluster.directory.mkdir()
+        started.append(cluster)
+        cluster.start()
+        cluster.establish(*CRDS)
+        return cluster
+
+    yield make
+    for cluster in started:
+        cluster.stop()
