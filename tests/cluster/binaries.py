@@ -81,7 +81,7 @@ def program(name: str) -> Path:
     found = find(name)
     if found is not None:
         return found
-    with _locked():
+    with exclusively("build"):
         found = find(name)  # somebody else may have built it meanwhile
         if found is None:
             found = _build(name)
@@ -96,10 +96,10 @@ def missing_tools() -> list[str]:
 
 
 @contextmanager
-def _locked() -> Iterator[None]:
-    """One build at a time on this machine: each takes all of its memory bandwidth."""
+def exclusively(what: str) -> Iterator[None]:
+    """One at a time on this machine: a build takes all of its memory, a lab its control groups."""
     directory().mkdir(parents=True, exist_ok=True)
-    with (directory() / "lock").open("w") as lock:
+    with (directory() / f"{what}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

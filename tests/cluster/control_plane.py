@@ -40,7 +40,55 @@ class ClusterError(Exception):
     """A part did not start, or kubectl refused."""
 
 
-class ControlPlane:
+class Cluster:
+    """A cluster that kubectl reaches. ``kubeconfig`` is an administrator's."""
+
+    kubeconfig: Path
+
+    def enter(self) -> list[str]:
+        """The command that goes to where the API server can be reached; nothing: from here."""
+        return []
+
+    def kubectl(
+        self, *arguments: str, stdin: str = "", check: bool = True, namespace: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl as the administrator. Raises ClusterError when it fails."""
+        command = [*self.enter(), str(program("kubectl")), f"--kubeconfig={self.kubeconfig}"]
+        if namespace:
+            command.append(f"--namespace={namespace}")
+        done = subprocess.run(
+            [*command, *arguments], input=stdin, capture_output=True, text=True, check=False
+        )
+        if check and done.returncode != 0:
+            raise ClusterError(f"kubectl {' '.join(arguments)}: {done.stderr}")
+        return done
+
+    def apply(self, *documents: Mapping[str, Any], namespace: str = "", check: bool = True) -> str:
+        """Apply objects; what kubectl said of them, errors included."""
+        text = yaml.safe_dump_all(documents)
+        done = self.kubectl("apply", "-f", "-", stdin=text, namespace=namespace, check=check)
+        return done.stdout + done.stderr
+
+    def get(self, kind: str, name: str, *, namespace: str = "") -> dict[str, Any]:
+        """An object as the API server has it."""
+        found: dict[str, Any] = json.loads(
+            self.kubectl("get", kind, name, "-o", "json", namespace=namespace).stdout
+        )
+        return found
+
+    def names(self, kind: str, *, namespace: str = "") -> Sequence[str]:
+        """The names of all objects of a kind."""
+        text = self.kubectl("get", kind, "-o", "name", namespace=namespace).stdout
+        return [line.partition("/")[2] for line in text.split()]
+
+    def establish(self, *files: Path) -> None:
+        """Apply definitions of custom resources and wait until they are served."""
+        arguments = [f"--filename={file}" for file in files]
+        self.kubectl("apply", "--server-side", *arguments)
+        self.kubectl("wait", "--for=condition=Established", "--timeout=30s", *arguments)
+
+
+class ControlPlane(Cluster):
     """One API server with its etcd. ``kubeconfig`` is the administrator's."""
 
     def __init__(self, directory: Path, *, workloads: bool = False) -> None:
@@ -198,43 +246,3 @@ class ControlPlane:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-    # ------------------------------------------------------------ talking to it
-
-    def kubectl(
-        self, *arguments: str, stdin: str = "", check: bool = True, namespace: str = ""
-    ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl as the administrator. Raises ClusterError when it fails."""
-        command = [str(program("kubectl")), f"--kubeconfig={self.kubeconfig}"]
-        if namespace:
-            command.append(f"--namespace={namespace}")
-        done = subprocess.run(
-            [*command, *arguments], input=stdin, capture_output=True, text=True, check=False
-        )
-        if check and done.returncode != 0:
-            raise ClusterError(f"kubectl {' '.join(arguments)}: {done.stderr}")
-        return done
-
-    def apply(self, *documents: Mapping[str, Any], namespace: str = "", check: bool = True) -> str:
-        """Apply objects; what kubectl said of them, errors included."""
-        text = yaml.safe_dump_all(documents)
-        done = self.kubectl("apply", "-f", "-", stdin=text, namespace=namespace, check=check)
-        return done.stdout + done.stderr
-
-    def get(self, kind: str, name: str, *, namespace: str = "") -> dict[str, Any]:
-        """An object as the API server has it."""
-        found: dict[str, Any] = json.loads(
-            self.kubectl("get", kind, name, "-o", "json", namespace=namespace).stdout
-        )
-        return found
-
-    def names(self, kind: str, *, namespace: str = "") -> Sequence[str]:
-        """The names of all objects of a kind."""
-        text = self.kubectl("get", kind, "-o", "name", namespace=namespace).stdout
-        return [line.partition("/")[2] for line in text.split()]
-
-    def establish(self, *files: Path) -> None:
-        """Apply definitions of custom resources and wait until they are served."""
-        arguments = [f"--filename={file}" for file in files]
-        self.kubectl("apply", "--server-side", *arguments)
-        self.kubectl("wait", "--for=condition=Established", "--timeout=30s", *arguments)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.cluster.binaries import exclusively
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.lab import Lab
 
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = sorted((ROOT / "crds").glob("*.yaml"))
@@ -27,6 +31,18 @@ def namespace(api_server: ControlPlane) -> str:
     name = f"test-{uuid.uuid4().hex[:10]}"
     api_server.kubectl("create", "namespace", name)
     return name
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two nodes that run pods. One at a time on a machine: a second waits for the first."""
+    with (
+        exclusively("lab"),
+        Lab(Path(tempfile.mkdtemp(prefix="onewriter-lab-"))) as cluster,
+    ):
+        cluster.establish(*CRDS)
+        yield cluster
+    shutil.rmtree(cluster.directory, ignore_errors=True)
 
 
 @pytest.fixture

@@ -1,0 +1,525 @@
+"""A whole Kubernetes on this machine, without Docker: two nodes whose containers really run.
+
+Everything lives in network, mount, host name and process namespaces of its own, entered with
+``nsenter``: no port is taken on this machine, no firewall rule of it is touched, and ending the
+first process ends every component and container at once. Needs root, containerd, runc and the CNI
+plugins of the distribution, and the programs of ``binaries``.
+
+Node ``lab`` is the control plane and a worker; node ``lab2`` hangs on it by one cable
+(``cut_node2``), so that a node can be lost while its containers run on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from tests.cluster import image_archive
+from tests.cluster.binaries import NODE, program
+from tests.cluster.control_plane import API_NAMES, Cluster, ClusterError
+from tests.cluster.pki import SERVICE_ADDRESS, Authority
+
+API_ADDRESS = "10.88.0.1"
+NODE2_ADDRESS = "10.87.0.2"
+CABLE_ADDRESS = "10.87.0.1"
+START_SECONDS = 120.0
+STOP_SECONDS = 20.0
+CGROUPS = Path("/sys/fs/cgroup")
+
+PACKAGES = {
+    "containerd": "containerd",
+    "runc": "runc",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+    "iptables": "iptables",
+    "ip": "iproute2",
+    "gcc": "gcc",
+    "busybox": "busybox-static",
+}
+"""Debian packages that the lab needs, by a program or file that shows that they are there."""
+
+
+def missing() -> list[str]:
+    """Why no lab can run here, one sentence each."""
+    found = []
+    if os.geteuid() != 0:
+        found.append("root, for namespaces and containers")
+    lacking = [package for sign, package in PACKAGES.items() if not is_there(sign)]
+    if lacking:
+        found.append(f"packages: apt-get install -y {' '.join(lacking)}")
+    return found
+
+
+def is_there(sign: str) -> bool:
+    """Whether a program is on PATH, or a file exists."""
+    return Path(sign).exists() if sign.startswith("/") else shutil.which(sign) is not None
+
+
+@dataclass
+class Node:
+    """One machine of the lab: ``entry`` is a process in its namespaces."""
+
+    name: str
+    directory: Path
+    address: str
+    pod_network: ipaddress.IPv4Network
+    entry: int
+    cgroup: str = "/"
+
+    @property
+    def socket(self) -> Path:
+        return self.directory / "containerd.sock"
+
+    @property
+    def bridge_address(self) -> str:
+        return str(next(self.pod_network.hosts()))
+
+
+@dataclass
+class Lab(Cluster):
+    """The cluster. ``with Lab(directory) as lab``: both nodes are Ready inside."""
+
+    directory: Path
+    nodes: int = 2
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    members: dict[str, Node] = field(default_factory=dict)
+    authority: Authority = field(init=False)
+    kubeconfig: Path = field(init=False)
+    _entry: int = 0
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # ------------------------------------------------------------ starting and stopping
+
+    def start(self) -> None:
+        """Start everything and wait until the nodes are Ready."""
+        lacking = missing()
+        if lacking:
+            raise ClusterError("no lab can run here; missing " + "; ".join(lacking))
+        for name in NODE:
+            program(name)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._entry = self._namespaces("lab", [])
+        self._start_network()
+        self._start_control_plane()
+        image = image_archive.pause(self.directory)
+        first = Node(
+            "lab",
+            self.directory / "lab",
+            API_ADDRESS,
+            ipaddress.IPv4Network("10.88.0.0/16"),
+            self._entry,
+        )
+        self._start_node(first, image)
+        if self.nodes > 1:
+            self._start_node(self._second_node(), image)
+        self._start_dns()
+        for name in self.members:
+            for sign in ("create", "condition=Ready"):
+                self.kubectl("wait", f"--for={sign}", f"node/{name}", "--timeout=60s")
+
+    def stop(self) -> None:
+        """End everything: the API server first, which outlives its etcd otherwise."""
+        for name in ("kube-apiserver", "etcd"):
+            process = self.processes.get(name)
+            if process is not None and process.poll() is None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_SECONDS)
+        entry = self.processes.get("namespaces-lab")
+        if entry is not None:  # ends whatever is left in its process namespace
+            entry.kill()
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+        self.processes.clear()
+        for node in self.members.values():
+            if node.cgroup != "/":
+                _remove_cgroup(node.cgroup)
+
+    def _namespaces(self, name: str, enter: Sequence[str]) -> int:
+        """A process that holds namespaces; its id as this machine sees it."""
+        own = ["--pid", "--fork", "--kill-child", "--mount-proc"] if not enter else []
+        command = [*enter, "unshare", "--net", "--mount", "--uts", *own, "sleep", "infinity"]
+        holder = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        self.processes[f"namespaces-{name}"] = holder
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            for process in _descendants(holder.pid):
+                with contextlib.suppress(OSError):
+                    if Path(f"/proc/{process}/comm").read_text().strip() == "sleep":
+                        return process
+            time.sleep(0.02)
+        raise ClusterError("the namespaces are not made")
+
+    def enter(self) -> list[str]:
+        return self.within()
+
+    def within(self, node: str = "lab") -> list[str]:
+        """The command that enters a node."""
+        entry = self.members[node].entry if node in self.members else self._entry
+        return ["nsenter", "-t", str(entry), "-n", "-m", "-u", "-p"]
+
+    def shell(self, script: str, node: str = "lab", *, check: bool = True) -> str:
+        """Run a shell script on a node; what it printed. Raises ClusterError."""
+        done = subprocess.run(
+            [*self.within(node), "sh", "-ec", script], capture_output=True, text=True, check=False
+        )
+        if check and done.returncode != 0:
+            raise ClusterError(f"{script}\n{done.stderr}")
+        return done.stdout
+
+    def _start_network(self) -> None:
+        self.shell(
+            "hostname lab; ip link set lo up; sysctl -qw net.ipv4.ip_forward=1;"
+            f"ip link add cni0 type bridge; ip addr add {API_ADDRESS}/16 dev cni0;"
+            "ip link set cni0 up"
+        )
+
+    def run(self, name: str, command: Sequence[str | Path], node: str = "lab") -> None:
+        """Start a program on a node; what it prints goes to NAME.log."""
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [*self.within(node), *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def log(self, name: str, lines: int = 30) -> str:
+        """The end of a program's log."""
+        text = (self.directory / f"{name}.log").read_text(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    # ------------------------------------------------------------ the control plane
+
+    def _start_control_plane(self) -> None:
+        self.authority = authority = Authority(self.directory / "pki")
+        pki = authority.directory
+        url = f"https://{API_ADDRESS}:6443"
+        authority.service_account_keys()
+        authority.server("apiserver", [*API_NAMES, "127.0.0.1", SERVICE_ADDRESS, API_ADDRESS])
+        clients = {
+            "admin": ("kubernetes-admin", "system:masters"),
+            "kcm": ("system:kube-controller-manager", ""),
+            "scheduler": ("system:kube-scheduler", ""),
+            "apikubelet": ("kube-apiserver-kubelet", "system:masters"),
+            "front": ("front-proxy", ""),
+            "lab": ("system:node:lab", "system:nodes"),
+            "lab2": ("system:node:lab2", "system:nodes"),
+        }
+        for name, (user, group) in clients.items():
+            authority.client(name, user, group)
+            authority.kubeconfig(name, url)
+        self.kubeconfig = pki / "admin.kubeconfig"
+        etcd = "http://127.0.0.1:2379"
+        issuer = "https://kubernetes.default.svc.cluster.local"
+        self.run("etcd", [
+            program("etcd"), f"--data-dir={self.directory / 'etcd'}",
+            f"--listen-client-urls={etcd}", f"--advertise-client-urls={etcd}",
+            "--listen-peer-urls=http://127.0.0.1:2380",
+            "--initial-advertise-peer-urls=http://127.0.0.1:2380",
+            "--initial-cluster=default=http://127.0.0.1:2380", "--unsafe-no-fsync",
+        ])  # fmt: skip
+        self.run("kube-apiserver", [
+            program("kube-apiserver"), f"--etcd-servers={etcd}", "--bind-address=0.0.0.0",
+            f"--advertise-address={API_ADDRESS}", "--secure-port=6443",
+            f"--tls-cert-file={pki}/apiserver.crt", f"--tls-private-key-file={pki}/apiserver.key",
+            f"--client-ca-file={pki}/ca.crt", f"--service-account-key-file={pki}/sa.pub",
+            f"--service-account-signing-key-file={pki}/sa.key",
+            f"--service-account-issuer={issuer}", f"--api-audiences={issuer}",
+            "--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
+            f"--requestheader-client-ca-file={pki}/ca.crt",
+            "--requestheader-allowed-names=front-proxy",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={pki}/front.crt", f"--proxy-client-key-file={pki}/front.key",
+            f"--kubelet-client-certificate={pki}/apikubelet.crt",
+            f"--kubelet-client-key={pki}/apikubelet.key",
+            "--kubelet-preferred-address-types=InternalIP",
+        ])  # fmt: skip
+        self.wait("kube-apiserver", lambda: self.kubectl("get", "--raw", "/readyz", check=False).returncode == 0)  # fmt: skip
+        self.run("kube-controller-manager", [
+            program("kube-controller-manager"), f"--kubeconfig={pki}/kcm.kubeconfig",
+            "--use-service-account-credentials=true",
+            f"--service-account-private-key-file={pki}/sa.key", f"--root-ca-file={pki}/ca.crt",
+            f"--cluster-signing-cert-file={pki}/ca.crt", f"--cluster-signing-key-file={pki}/ca.key",
+            "--bind-address=127.0.0.1", "--leader-elect=false", "--allocate-node-cidrs=false",
+            "--node-monitor-period=1s", "--node-monitor-grace-period=8s",
+        ])  # fmt: skip
+        self.run("kube-scheduler", [
+            program("kube-scheduler"), f"--kubeconfig={pki}/scheduler.kubeconfig",
+            "--bind-address=127.0.0.1", "--leader-elect=false",
+        ])  # fmt: skip
+
+    def wait(self, name: str, holds: Callable[[], bool]) -> None:
+        """Wait until it holds. Raises ClusterError with the program's log."""
+        deadline = time.monotonic() + START_SECONDS
+        while not holds():
+            if self.processes[name].poll() is not None or time.monotonic() > deadline:
+                raise ClusterError(f"{name} does not become ready:\n{self.log(name)}")
+            time.sleep(0.1)
+
+    def _start_dns(self) -> None:
+        corefile = self.directory / "Corefile"
+        corefile.write_text(
+            f".:53 {{\n  bind {API_ADDRESS}\n  errors\n  kubernetes cluster.local in-addr.arpa {{\n"
+            f"    kubeconfig {self.kubeconfig} lab\n    ttl 1\n  }}\n}}\n"
+        )
+        self.run("coredns", [program("coredns"), "-conf", corefile])
+
+    # ------------------------------------------------------------ nodes
+
+    def _second_node(self) -> Node:
+        """A machine behind a cable of its own."""
+        entry = self._namespaces("lab2", self.within())
+        inside = Path(f"/proc/{entry}/status").read_text()
+        own = next(line for line in inside.splitlines() if line.startswith("NSpid")).split()[-1]
+        self.shell(
+            f"ip link add v1 type veth peer name v2; ip link set v2 netns {own};"
+            f"ip addr add {CABLE_ADDRESS}/24 dev v1; ip link set v1 up;"
+            f"ip route add 10.89.0.0/16 via {NODE2_ADDRESS}"
+        )
+        node = Node(
+            "lab2",
+            self.directory / "lab2",
+            NODE2_ADDRESS,
+            ipaddress.IPv4Network("10.89.0.0/16"),
+            entry,
+            cgroup="/onewriter-lab2",
+        )
+        self.members[node.name] = node
+        self.shell(
+            "hostname lab2; ip link set lo up; sysctl -qw net.ipv4.ip_forward=1;"
+            f"ip addr add {NODE2_ADDRESS}/24 dev v2; ip link set v2 up;"
+            f"ip route add default via {CABLE_ADDRESS};"
+            f"ip link add cni0 type bridge; ip addr add {node.bridge_address}/16 dev cni0;"
+            "ip link set cni0 up",
+            node.name,
+        )
+        return node
+
+    def _start_node(self, node: Node, pause: Path) -> None:
+        self.members[node.name] = node
+        node.directory.mkdir(parents=True, exist_ok=True)
+        if node.cgroup != "/":
+            _make_cgroup(node.cgroup)
+        self._start_containerd(node)
+        self.import_image(pause, node.name)
+        self._start_kubelet(node)
+        self._start_proxy(node)
+
+    def _start_containerd(self, node: Node) -> None:
+        network = node.directory / "net.d"
+        network.mkdir(exist_ok=True)
+        (network / "10-bridge.conflist").write_text(json.dumps(_network(node)))
+        configuration = node.directory / "containerd.toml"
+        configuration.write_text(_CONTAINERD.format(directory=node.directory, network=network))
+        name = f"containerd-{node.name}"
+        self.run(name, ["containerd", "--config", configuration], node.name)
+        self.wait(name, node.socket.exists)
+
+    def _start_kubelet(self, node: Node) -> None:
+        pki = self.authority.directory
+        empty = node.directory / "resolv.conf"
+        empty.write_text("")
+        document = {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": True},
+                "x509": {"clientCAFile": str(pki / "ca.crt")},
+            },
+            "authorization": {"mode": "Webhook"},
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": node.cgroup,
+            "failSwapOn": False,
+            "failCgroupV1": False,
+            "clusterDomain": "cluster.local",
+            "clusterDNS": [API_ADDRESS],
+            "resolvConf": str(empty),
+            "evictionHard": {
+                "memory.available": "100Mi",
+                "nodefs.available": "1%",
+                "imagefs.available": "1%",
+            },
+            "imageGCHighThresholdPercent": 100,
+            "nodeStatusUpdateFrequency": "2s",
+            "containerRuntimeEndpoint": f"unix://{node.socket}",
+        }
+        configuration = node.directory / "kubelet.yaml"
+        configuration.write_text(yaml.safe_dump(document))
+        self.run(
+            f"kubelet-{node.name}",
+            [
+                program("kubelet"),
+                f"--config={configuration}",
+                f"--kubeconfig={pki / node.name}.kubeconfig",
+                f"--root-dir={node.directory / 'kubelet'}",
+                f"--hostname-override={node.name}",
+                f"--node-ip={node.address}",
+                f"--cert-dir={node.directory / 'kubelet-pki'}",
+            ],
+            node.name,
+        )
+
+    def _start_proxy(self, node: Node) -> None:
+        document = {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "mode": "iptables",
+            "clusterCIDR": "10.88.0.0/15",
+            "hostnameOverride": node.name,
+            "clientConnection": {"kubeconfig": str(self.kubeconfig)},
+            "healthzBindAddress": "127.0.0.1:10256",
+            "metricsBindAddress": "127.0.0.1:10249",
+            "conntrack": {
+                "maxPerCore": 0,
+                "min": 0,
+                "tcpEstablishedTimeout": "0s",
+                "tcpCloseWaitTimeout": "0s",
+            },
+        }
+        configuration = node.directory / "kube-proxy.yaml"
+        configuration.write_text(yaml.safe_dump(document))
+        name = f"kube-proxy-{node.name}"
+        self.run(name, [program("kube-proxy"), f"--config={configuration}"], node.name)
+
+    def import_image(self, archive: Path, *nodes: str) -> None:
+        """Load an image on these nodes, or on all; pods say ``imagePullPolicy: Never``."""
+        for name in nodes or tuple(self.members):
+            node = self.members[name]
+            command = ["ctr", "-a", str(node.socket), "-n", "k8s.io", "images", "import"]
+            done = subprocess.run(
+                [*self.within(name), *command, str(archive)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode != 0:
+                raise ClusterError(f"{archive} is not loaded on {name}: {done.stderr}")
+
+    # ------------------------------------------------------------ faults
+
+    def cut_node2(self) -> None:
+        """Pull the second node's cable: its containers run on."""
+        self.shell("ip link set v1 down")
+
+    def heal_node2(self) -> None:
+        """Plug it in again."""
+        self.shell(f"ip link set v1 up; ip route replace 10.89.0.0/16 via {NODE2_ADDRESS}")
+
+    def processes_of(self, pod_uid: str) -> list[int]:
+        """The processes of a pod's containers, as this machine numbers them; not its pause."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cgroup"):
+            with contextlib.suppress(OSError):
+                if pod_uid in path.read_text():
+                    process = int(path.parent.name)
+                    if Path(f"/proc/{process}/comm").read_text().strip() != "pause":
+                        found.append(process)
+        return sorted(found)
+
+    def signal_pod(self, pod_uid: str, which: signal.Signals) -> None:
+        """Signal every process of a pod's containers."""
+        for process in self.processes_of(pod_uid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, which)
+
+    def firewall(self, pod_uid: str, rule: str) -> None:
+        """Run iptables with ``rule`` in a pod's own network, e.g. ``-A OUTPUT -p tcp -j DROP``."""
+        process = self.processes_of(pod_uid)[0]
+        subprocess.run(["nsenter", "-t", str(process), "-n", "iptables", *rule.split()], check=True)
+
+
+_CONTAINERD = """
+version = 2
+root = "{directory}/containerd-root"
+state = "{directory}/containerd-state"
+[grpc]
+  address = "{directory}/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "localhost/pause:1"
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+    conf_dir = "{network}"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      SystemdCgroup = false
+"""
+
+
+def _network(node: Node) -> dict[str, Any]:
+    return {
+        "cniVersion": "0.4.0",
+        "name": f"network-{node.name}",
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": "cni0",
+                "isGateway": True,
+                "hairpinMode": True,
+                "ipam": {
+                    "type": "host-local",
+                    "dataDir": str(node.directory / "addresses"),
+                    "ranges": [[{"subnet": str(node.pod_network)}]],
+                    "routes": [{"dst": "0.0.0.0/0"}],
+                },
+            },
+            {"type": "portmap", "capabilities": {"portMappings": True}},
+        ],
+    }
+
+
+def _descendants(process: int) -> list[int]:
+    found = [process]
+    for each in found:
+        with contextlib.suppress(OSError):
+            children = Path(f"/proc/{each}/task/{each}/children").read_text().split()
+            found += [int(child) for child in children]
+    return found
+
+
+def _make_cgroup(name: str) -> None:
+    """A root of its own in every controller: two kubelets would delete each other's pods."""
+    for controller in _controllers():
+        path = controller / name.strip("/")
+        path.mkdir(exist_ok=True)
+        for setting in ("cpuset.cpus", "cpuset.mems"):
+            if (path / setting).exists() and not (path / setting).read_text().strip():
+                (path / setting).write_text((controller / setting).read_text())
+
+
+def _remove_cgroup(name: str) -> None:
+    for controller in _controllers():
+        top = controller / name.strip("/")
+        for path in sorted(top.glob("**/"), reverse=True):
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def _controllers() -> list[Path]:
+    if (CGROUPS / "cgroup.controllers").exists():
+        return [CGROUPS]
+    return [each for each in CGROUPS.iterdir() if each.is_dir() and not each.is_symlink()]
