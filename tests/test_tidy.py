@@ -28,7 +28,7 @@ def tracked(pattern: str) -> list[Path]:
 
 
 def source_files() -> list[Path]:
-    parts = ("core/", "broker/", "client/")
+    parts = ("core/", "broker/", "client/", "operator/")
     files = [path for path in tracked("*.py") if not path.name.endswith("_pb2.py")]
     return [path for path in files if str(path.relative_to(ROOT)).startswith(parts)]
 

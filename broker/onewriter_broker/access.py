@@ -12,7 +12,7 @@ a claim, would. A topic that does not exist and may not be made is TopicNotFound
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -24,6 +24,14 @@ from onewriter_core.topic.model import AccessMode
 
 PRIORITY_PROPERTY: Final = "onewriter.queue-priority"
 """The producer property that carries PIP-440's queue priority; every stock client can set it."""
+
+PodsOf = Callable[[ProducerClaim], Container[str]]
+"""The uids of the pods that a claim's podSelector selects, as far as they are known."""
+
+
+def _no_pods(_claim: ProducerClaim) -> Container[str]:
+    return ()
+
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
 
@@ -93,10 +101,12 @@ def admit(
     mode: AccessMode,
     asked_priority: int | None,
     undeclared: UndeclaredTopics = UndeclaredTopics(),
+    pods_of: PodsOf = _no_pods,
 ) -> Admission:
     """Decide whether a producer may write to ``name``; raises Refused.
 
-    ``topic`` is its declaration, None when there is none; ``claims`` are the claims for it. A
+    ``topic`` is its declaration, None when there is none; ``claims`` are the claims for it, and
+    ``pods_of`` says which pods each one's podSelector is known to select. A
     producer that matches claims is bound by them even where no claim is required; of several that
     admit it, the one with the highest priority counts, then the first by name. Without a required
     or matching claim Pulsar's behaviour holds: every mode that the topic allows, takeover included.
@@ -112,12 +122,14 @@ def admit(
             ServerError.NOT_ALLOWED_ERROR,
             f"{name.base} does not allow access mode {MODE_WORDS[mode]}; it allows {allowed}",
         )
+    claims = tuple(claims)
     matching = sorted(
-        (claim for claim in claims if matches(claim, identity)),
+        (claim for claim in claims if matches(claim, identity, pods_of)),
         key=lambda claim: (-claim.spec.priority_in_effect(asked_priority), claim.metadata.name),
     )
     if not matching:
         if topic.spec.access.require_claim:
+            _check_not_yet_known(claims, identity)
             raise Refused(
                 ServerError.AUTHORIZATION_ERROR,
                 f"{name.base} requires a ProducerClaim, and none matches {identity}",
@@ -139,20 +151,44 @@ def admit(
     )
 
 
-def matches(claim: ProducerClaim, identity: Identity) -> bool:
+def matches(claim: ProducerClaim, identity: Identity, pods_of: PodsOf = _no_pods) -> bool:
     """Whether the claim is for that identity; nobody's claim is for somebody anonymous.
 
-    A ServiceAccount is recognised by its full subject and, for static tokens, by its bare name.
-    What cannot be judged here, a podSelector, does not match.
+    A ServiceAccount is recognised by its full subject and, for static tokens, by its bare name. A
+    podSelector selects the pods that it is known to select, by their uids.
     """
     subject = claim.spec.subject
-    if identity.is_anonymous or subject.pod_selector is not None:
+    if identity.is_anonymous:
         return False
     if subject.token_subject is not None:
         return identity.subject == subject.token_subject
-    name = subject.service_account_name
-    full = f"system:serviceaccount:{claim.metadata.namespace}:{name}"
-    return identity.subject in {name, full}
+    if subject.pod_selector is not None and identity.pod_uid not in pods_of(claim):
+        return False
+    return _is_account(claim, identity)
+
+
+def _is_account(claim: ProducerClaim, identity: Identity) -> bool:
+    """Whether the identity is the claim's ServiceAccount, or one of its namespace if it names none."""
+    account = f"system:serviceaccount:{claim.metadata.namespace}:"
+    name = claim.spec.subject.service_account_name
+    if name is None:
+        return identity.subject.startswith(account)
+    return identity.subject in {name, account + name}
+
+
+def _check_not_yet_known(claims: Iterable[ProducerClaim], identity: Identity) -> None:
+    """Send a pod that a podSelector may select away to come again: its uid may not be here yet.
+
+    Whoever resolves selectors hears of a pod before its containers start, but may be away itself.
+    """
+    for claim in claims:
+        is_open = claim.spec.subject.pod_selector is not None and identity.pod_uid
+        if is_open and _is_account(claim, identity):
+            raise Refused(
+                ServerError.SERVICE_NOT_READY,
+                f"{identity} is not among the pods that ProducerClaim {claim.metadata.name} is"
+                " known to select, or not yet",
+            )
 
 
 def parse_priority(properties: Mapping[str, str], wire_value: int | None) -> AskedPriority:

@@ -7,21 +7,24 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from onewriter_broker.access import UndeclaredTopics
 from onewriter_broker.anchor.api import Addresses, Anchor
+from onewriter_broker.authentication import Authenticator
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.listener import listen
+from onewriter_broker.desired import Desired, Initial
 from onewriter_broker.dispatch.reading import ReadBudget
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.http.metrics import Metrics
 from onewriter_broker.http.server import HttpServer
 from onewriter_broker.http.site import Site
-from onewriter_broker.log.api import Binding, Durability, LogStore, Outcome
+from onewriter_broker.http.watchers import Watchers
+from onewriter_broker.log.api import Binding, BrokenKey, Durability, LogStore, Outcome
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.topic_log import Loss, TopicLog
 from onewriter_broker.namespaces import Namespaces
@@ -30,13 +33,15 @@ from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.ownership.placement import incarnation_of
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_watch import StoreWatch
-from onewriter_broker.tokens import Authenticator
+from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.accounting import Accounting
 from onewriter_broker.topic.catalog import Catalogs
 from onewriter_broker.topic.fencing import Shell
 from onewriter_broker.topic.maintenance import Maintenance
+from onewriter_broker.topic.resting import RestingTopics
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_broker.topic.topics import Topics
+from onewriter_broker.topic.transitions import Chronicles
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import TopicName
@@ -53,10 +58,14 @@ class Parts:
     store: LogStore
     anchor: Anchor
     authenticator: Authenticator
-    desired: DesiredState
+    desired: Initial
     single_node: bool
     promises: frozenset[Durability] = frozenset(Durability)
     """What the store was found to promise (server_checks.judge)."""
+    certificate: ServerCertificate | None = None
+    """What TLS is served with, beside plain; None: only plain is."""
+    chores: Sequence[Callable[[], Coroutine[object, object, None]]] = ()
+    """What runs as long as the broker does, for the parts."""
 
 
 class Broker:
@@ -89,12 +98,21 @@ class Broker:
         self.addresses = Addresses(
             f"pulsar://{host}:{settings.port}", f"http://{host}:{settings.http_port}"
         )
-        self.appender = Appender(parts.store, now=now, wall_ms=wall_ms, deposed=self._deposed)
+        self.appender = Appender(
+            parts.store,
+            now=now,
+            wall_ms=wall_ms,
+            deposed=self._deposed,
+            broken=self._met_broken_key,
+        )
         self.namespaces = Namespaces(parts.store, settings.allow_undeclared.split(","))
         self.catalogs = Catalogs(parts.store, settings.buckets)
-        self.membership = Membership(parts.store, self.incarnation, self.addresses, clock=now)
+        self.membership = Membership(
+            parts.store, self.incarnation, self.addresses, clock=now, wall_ms=wall_ms
+        )
         self.read_budget = ReadBudget()
-        self.topics = Topics(settings, self.catalogs, self._subscriptions)
+        self.watchers = Watchers()
+        self.topics = Topics(settings, self.catalogs, self._subscriptions, self.namespaces)
         self.ownership = BucketOwnership(
             me=self.incarnation,
             addresses=self.addresses,
@@ -104,6 +122,7 @@ class Broker:
             events=self.topics,
             single_node=parts.single_node,
             live_view=self.membership.view,
+            heard_ms=self.membership.observer.heard_ms,
             wake=self.membership.changed,
             randomness=randomness,
         )
@@ -120,12 +139,16 @@ class Broker:
                 wall_ms=wall_ms,
                 incarnation=self.incarnation,
                 failed=self.topics.failed,
+                broken=self.topics.met_broken_key,
                 lost=self._lost,
                 left=self.accounting.left,
                 moved=self._moved,
+                changed=self.watchers.changed,
+                chronicles=Chronicles(parts.store, now),
             ),
         )
-        self.topics.apply(parts.desired)
+        self.desired = Desired(parts.desired, self._apply)
+        self.topics.apply(self.desired.state)
         self.clients = Clients(
             settings=settings,
             topics=self.topics,
@@ -139,7 +162,9 @@ class Broker:
             ),
             now=now,
             wall_ms=wall_ms,
+            is_told=self.desired.is_known,
         )
+        self.maintenance = Maintenance(self.topics, settings, wall_ms, self.appender)
         self.store_watch = StoreWatch(
             parts.store,
             parts.promises,
@@ -149,7 +174,7 @@ class Broker:
             dataset=self._dataset_seen,
         )
         self._rebinding: set[int] = set()
-        self.metrics = Metrics(self.clients, now)
+        self.metrics = Metrics(self.clients, now, parts.certificate)
         self.http = HttpServer(
             Site(
                 clients=self.clients,
@@ -160,6 +185,10 @@ class Broker:
                 metrics=self.metrics,
                 losses=self.losses,
                 is_ready=self.is_ready,
+                desired=self.desired,
+                watchers=self.watchers,
+                seen=lambda: self.store_watch.seen,
+                certificate=parts.certificate,
             )
         )
 
@@ -176,19 +205,26 @@ class Broker:
                     self.spawn(self.membership.run()),
                     self.spawn(self.ownership.run()),
                     self.spawn(self.clients.watch_for_ever()),
-                    self.spawn(Maintenance(self.topics, self.settings, self.wall_ms).run()),
+                    self.spawn(self.maintenance.look_for_ever()),
+                    self.spawn(self.maintenance.sweep_for_ever()),
+                    self.spawn(RestingTopics(self.topics, self.store, self.wall_ms).run()),
                     self.spawn(self.namespaces.run()),
                     self.spawn(self.metrics.run()),
                     self.spawn(self.accounting.run()),
                     self.spawn(self.store_watch.run()),
+                    *(self.spawn(chore()) for chore in self._parts.chores),
                 ]
                 await self.http.start()
-                server = await listen(self.clients, self.spawn)
+                servers = [await listen(self.clients, self.spawn)]
+                if (certificate := self._parts.certificate) is not None:
+                    background.append(self.spawn(certificate.run()))
+                    servers.append(await listen(self.clients, self.spawn, certificate))
                 self.is_ready.set()
                 log.info("broker.listening", url=self.addresses.broker_url, pid=os.getpid())
                 await stop.wait()
                 log.info("broker.stopping")
-                server.close()
+                for server in servers:
+                    server.close()
                 await self.http.stop()
                 await self._leave()
                 for task in background:
@@ -201,6 +237,17 @@ class Broker:
         finally:
             await self.store.close()
             await self._parts.anchor.close()
+
+    def reread(self) -> None:
+        """Read the manifests again and follow them; while the broker starts it has just done so."""
+        if self.is_ready.is_set():
+            self.spawn(self.desired.reread())
+
+    def _apply(self, state: DesiredState) -> None:
+        """What is wanted of topics has changed."""
+        self.topics.apply(state)
+        self.clients.is_told = True
+        self.clients.declared_anew()
 
     async def _leave(self) -> None:
         try:
@@ -225,6 +272,9 @@ class Broker:
         holding = self.ownership.holding(bucket)
         if holding is not None:
             self.spawn(self._refence(bucket, holding.binding, outcome))
+
+    def _met_broken_key(self, name: TopicName, error: BrokenKey) -> None:
+        self.topics.met_broken_key(name, error)
 
     def _dataset_seen(self, replid: str) -> None:
         """Bind buckets of another dataset anew, whether or not anybody writes to them."""

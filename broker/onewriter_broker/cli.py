@@ -10,10 +10,12 @@ from pathlib import Path
 
 import click
 
+from onewriter_broker.authentication import authenticator
+from onewriter_broker.desired import read_manifests
+from onewriter_broker.local.brokers import broker_child
 from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
 from onewriter_broker.local.supervisor import ChildSpec, Supervisor
 from onewriter_broker.logs import configure_logging
-from onewriter_broker.process import authenticator, read_manifests
 from onewriter_broker.settings import Settings
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.errors import ConfigurationError
@@ -101,7 +103,7 @@ def up(
     configure_logging()
     given = {name: value for name, value in options.items() if value is not None}
     settings = Settings(manifests=manifests, **given)  # type: ignore[arg-type]  # pydantic judges
-    desired = read_manifests(settings)
+    desired = read_manifests(settings.manifests)
     authenticator(settings)  # wrong keys are found here, before anything is started
     sys.exit(asyncio.run(_run(settings, desired, brokers, server, fsync)))
 
@@ -120,6 +122,8 @@ async def _run(
                 "name": f"broker-{number}",
                 "port": settings.port + number,
                 "http_port": settings.http_port + number,
+                "tls_port": settings.tls_port + number,
+                "https_port": settings.https_port + number,
             }
         )
         for number in range(brokers)
@@ -129,7 +133,7 @@ async def _run(
         store: dict[str, object] = {}
         if embedded is not None:
             store = {"redis_url": embedded.url, "redis_is_alone": True}
-        return [_child(one.model_copy(update=store)) for one in each]
+        return [broker_child(one.model_copy(update=store)) for one in each]
 
     supervisor = Supervisor(settings.data_dir, children, server=embedded)
     try:
@@ -142,16 +146,6 @@ async def _run(
     except* ConfigurationError as errors:
         refusal = errors.exceptions[0]
     raise refusal
-
-
-def _child(settings: Settings) -> ChildSpec:
-    """A broker process, and the file it reads its settings from."""
-    path = settings.data_dir.absolute() / "run" / f"{settings.name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)
-    path.write_text(settings.model_dump_json())
-    command = [sys.executable, "-P", "-m", "onewriter_broker.process", str(path)]
-    return ChildSpec(settings.name, lambda heartbeat: [*command, str(heartbeat)])
 
 
 async def _greet(brokers: list[Settings], desired: DesiredState) -> None:

@@ -76,8 +76,11 @@ class Namespaces:
 
     def __init__(self, store: LogStore, configured: Collection[str]) -> None:
         self.configured = frozenset(name.strip() for name in configured if name.strip())
+        self.version = 0
+        """Rises whenever anything changed, here or through another broker."""
         self._store = store
         self._stored: dict[str, str] = {}
+        self._is_known = False
 
     def __contains__(self, namespace: object) -> bool:
         return (
@@ -97,12 +100,26 @@ class Namespaces:
 
     async def refresh(self) -> None:
         """Read everything anew. Raises Undecided."""
-        self._stored = await self._store.read_settings()
+        self._replace(await self._store.read_settings())
+        self._is_known = True
+
+    async def known(self) -> None:
+        """Return once everything was read: a topic is not served by policies that nobody knows yet.
+
+        Raises Undecided.
+        """
+        if not self._is_known:
+            await self.refresh()
+
+    def _replace(self, stored: dict[str, str]) -> None:
+        if stored != self._stored:
+            self._stored = stored
+            self.version += 1
 
     async def _write(self, fields: Mapping[str, str], remove: tuple[str, ...] = ()) -> None:
         await self._store.set_settings(fields, remove)
         kept = {key: text for key, text in self._stored.items() if key not in remove}
-        self._stored = {**kept, **fields}
+        self._replace({**kept, **fields})
 
     def _under(self, prefix: str) -> list[str]:
         return sorted(key.removeprefix(prefix) for key in self._stored if key.startswith(prefix))
@@ -147,7 +164,7 @@ class Namespaces:
             raise Invalid("Clusters cannot be empty or blank")
         if not {str(cluster) for cluster in clusters} <= set(self.clusters()):
             raise Invalid("Clusters do not exist")
-        return _text({"adminRoles": info.get("adminRoles") or [], "allowedClusters": clusters})
+        return text_of({"adminRoles": info.get("adminRoles") or [], "allowedClusters": clusters})
 
     async def delete_tenant(self, name: str) -> None:
         """Remove a tenant that has no namespaces."""
@@ -186,7 +203,7 @@ class Namespaces:
             raise Conflict("Namespace already exists")
         if len(self._under(_NAMESPACE)) >= NAMESPACES_MAX:
             raise Invalid(f"there are {NAMESPACES_MAX} namespaces already")
-        await self._write({_NAMESPACE + namespace: _text(dict(policies))})
+        await self._write({_NAMESPACE + namespace: text_of(dict(policies))})
 
     async def delete(self, namespace: str) -> None:
         """Forget a namespace and its policies; the caller has seen to its topics."""
@@ -212,13 +229,23 @@ class Namespaces:
         """One policy; None when it was never set."""
         return self.policies(namespace).get(name)
 
+    def effective(self, namespace: str, path: str, field: str) -> object:
+        """A policy that was set by itself, or as a field of what the namespace was made with.
+
+        None: neither. Nothing is raised for a namespace that does not exist.
+        """
+        text = self._stored.get(_policies(namespace) + path)
+        if text is not None:
+            return json.loads(text)
+        return self.created_with(namespace).get(field) if field else None
+
     async def set_policy(self, namespace: str, name: str, value: object) -> None:
         """Keep one policy; each is a field of its own, so brokers do not undo each other's."""
         self.require(namespace)
         prefix = _policies(namespace)
         if prefix + name not in self._stored and len(self._under(prefix)) >= POLICIES_MAX:
             raise Invalid(f"{namespace} has {POLICIES_MAX} policies already")
-        await self._write({prefix + name: _text(value)})
+        await self._write({prefix + name: text_of(value)})
 
     async def remove_policy(self, namespace: str, name: str) -> None:
         """Back to the default."""
@@ -249,7 +276,7 @@ class Namespaces:
             raise Missing("Cluster does not exist")
         if len(self._under(_CLUSTER)) >= CLUSTERS_MAX:
             raise Invalid(f"there are {CLUSTERS_MAX} clusters already")
-        await self._write({_CLUSTER + name: _text(dict(data))})
+        await self._write({_CLUSTER + name: text_of(dict(data))})
 
     async def delete_cluster(self, name: str) -> None:
         """Forget a cluster."""
@@ -269,7 +296,8 @@ def _object(text: str) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """A value as it is kept; raises Invalid for one that is too large."""
     text = json.dumps(value)
     if len(text) > POLICY_BYTES_MAX:
         raise Invalid(f"a value has at most {POLICY_BYTES_MAX} bytes of JSON")

@@ -8,18 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import resource
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 
 import structlog
 import uvloop
 
+from onewriter_broker.anchor.api import Anchor
 from onewriter_broker.anchor.file import FileAnchor
+from onewriter_broker.anchor.kubernetes import KubernetesAnchor
 from onewriter_broker.app import Broker, Parts
+from onewriter_broker.authentication import (
+    AnonymousAuthenticator,
+    Authenticator,
+    EitherAuthenticator,
+    authenticator,
+)
+from onewriter_broker.desired import read_initial
+from onewriter_broker.kubernetes_api import ApiServer, KubernetesApi, in_cluster
 from onewriter_broker.local.supervisor import REFUSED_CODE, Heartbeat
 from onewriter_broker.log.api import Durability
 from onewriter_broker.log.redis_primary import RedisSettings
@@ -27,14 +38,8 @@ from onewriter_broker.log.redis_store import RedisLogStore
 from onewriter_broker.log.server_checks import check_server, judge
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.settings import Settings
-from onewriter_broker.tokens import (
-    AnonymousAuthenticator,
-    Authenticator,
-    StaticTokenAuthenticator,
-    load_keys,
-)
-from onewriter_core.api import ExclusiveTopic, ProducerClaim, unsupported
-from onewriter_core.api.manifests import DesiredState, load
+from onewriter_broker.tls import certificate_of
+from onewriter_core.api.anchor import BUCKETS_PER_OBJECT_MAX
 from onewriter_core.errors import ConfigurationError, OnewriterError, Undecided
 
 STORE_WAIT_SECONDS = 30.0
@@ -44,6 +49,9 @@ STORE_POLL_SECONDS = 0.2
 
 COMMIT_SECONDS = 0.02
 """One question whether replicas or the disk have caught up: it holds up all that is written."""
+
+Chore = Callable[[], Coroutine[object, object, None]]
+"""What runs beside a broker until it is cancelled."""
 
 log = structlog.get_logger(__name__)
 
@@ -55,6 +63,8 @@ def redis_settings(settings: Settings) -> RedisSettings:
         url=settings.redis_url,
         sentinels=sentinels,
         sentinel_primary=settings.redis_sentinel_master if sentinels else "",
+        username=settings.redis_username,
+        password_file=settings.redis_password_file,
         buckets=settings.buckets,
         replicas=settings.redis_replicas,
         call_timeout_seconds=settings.store_timeout_seconds,
@@ -62,33 +72,49 @@ def redis_settings(settings: Settings) -> RedisSettings:
     )
 
 
-def read_manifests(settings: Settings) -> DesiredState:
-    """What the manifests declare. Raises ConfigurationError."""
-    desired = load(*settings.manifests) if settings.manifests else DesiredState()
-    resources: list[ExclusiveTopic | ProducerClaim] = [*desired.topics, *desired.claims]
-    refused = [
-        f"{resource.kind} {resource.metadata}: {text}"
-        for resource in resources
-        for text in unsupported(resource)
-    ]
-    if refused:
-        raise ConfigurationError("\n".join(refused))
-    for warning in desired.warnings:
-        log.warning("manifest", text=warning)
-    return desired
-
-
-def authenticator(settings: Settings) -> Authenticator:
-    """Who proves identities. Raises ConfigurationError."""
-    secrets = [settings.token_secret_file] if settings.token_secret_file else []
-    publics = [settings.token_public_key_file] if settings.token_public_key_file else []
-    if not secrets and not publics and not settings.authentication_required:
-        return AnonymousAuthenticator()
-    return StaticTokenAuthenticator(
-        load_keys(secrets, publics),
-        lambda: time.time_ns() / 1e9,
-        is_required=settings.authentication_required,
+def api_of(settings: Settings, environment: Mapping[str, str]) -> KubernetesApi | None:
+    """The API server that anchor and tokens ask; None when neither does. Raises ConfigurationError."""
+    if settings.anchor != "kubernetes" and not settings.token_review:
+        return None
+    if not settings.kubernetes_url:
+        return KubernetesApi(in_cluster(environment))
+    if settings.kubernetes_ca_file is None or settings.kubernetes_token_file is None:
+        raise ConfigurationError(
+            "kubernetes_url goes together with kubernetes_ca_file and kubernetes_token_file"
+        )
+    server = ApiServer(
+        settings.kubernetes_url.rstrip("/"),
+        settings.kubernetes_ca_file,
+        settings.kubernetes_token_file,
+        settings.kubernetes_namespace or "default",
     )
+    return KubernetesApi(server)
+
+
+def open_anchor(settings: Settings, api: KubernetesApi | None) -> Anchor:
+    """The anchor that the settings name. Raises ConfigurationError."""
+    if settings.anchor == "file" or api is None:
+        return FileAnchor(settings.data_dir / "anchor")
+    if settings.buckets > BUCKETS_PER_OBJECT_MAX:
+        raise ConfigurationError(
+            f"buckets: the anchor in Kubernetes holds {BUCKETS_PER_OBJECT_MAX} at most"
+        )
+    return KubernetesAnchor(api, settings.anchor_name, settings.kubernetes_namespace)
+
+
+def reviewing(settings: Settings, api: KubernetesApi) -> tuple[Authenticator, Chore]:
+    """Who proves identities where the API server judges tokens, and keys besides if there are any.
+
+    And what must run meanwhile.
+    """
+    from onewriter_broker import token_review  # noqa: PLC0415 - cryptography, only where it is used
+
+    keys = token_review.ClusterKeys(api)
+    review = token_review.TokenReviewAuthenticator(
+        api, keys, settings.token_audience, is_required=settings.authentication_required
+    )
+    static = authenticator(settings)
+    return review if static is None else EitherAuthenticator(static, review), keys.run
 
 
 def is_single_node(settings: Settings) -> bool:
@@ -120,32 +146,50 @@ async def check_store(settings: Settings) -> frozenset[Durability]:
     return verdict.promises
 
 
+async def parts_of(settings: Settings, api: KubernetesApi | None) -> Parts:
+    """What the broker is made of. Raises ConfigurationError."""
+    initial = read_initial(settings)
+    certificate = certificate_of(settings)
+    chores: list[Chore] = []
+    if api is not None and settings.token_review:
+        judge, chore = reviewing(settings, api)
+        chores.append(chore)
+    else:
+        judge = authenticator(settings) or AnonymousAuthenticator()
+    anchor = open_anchor(settings, api)
+    return Parts(
+        settings=settings,
+        promises=await check_store(settings),
+        store=RedisLogStore(redis_settings(settings)),
+        anchor=anchor,
+        authenticator=judge,
+        desired=initial,
+        single_node=is_single_node(settings),
+        certificate=certificate,
+        chores=chores,
+    )
+
+
 async def serve(settings: Settings, heartbeat: int | None) -> None:
     """Run one broker until it is told to stop."""
-    desired = read_manifests(settings)
-    promises = await check_store(settings)
-    broker = Broker(
-        Parts(
-            settings=settings,
-            store=RedisLogStore(redis_settings(settings)),
-            anchor=FileAnchor(settings.data_dir / "anchor"),
-            authenticator=authenticator(settings),
-            desired=desired,
-            single_node=is_single_node(settings),
-            promises=promises,
-        )
-    )
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    async with asyncio.TaskGroup() as tasks:
-        beating = None
-        if heartbeat is not None:
-            beating = tasks.create_task(Heartbeat(heartbeat, stop.set).run())
-        await broker.run(stop)
-        if beating is not None:
-            beating.cancel()
+    api = api_of(settings, os.environ)
+    try:
+        broker = Broker(await parts_of(settings, api))
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGHUP, broker.reread)
+        async with asyncio.TaskGroup() as tasks:
+            beating = None
+            if heartbeat is not None:
+                beating = tasks.create_task(Heartbeat(heartbeat, stop.set).run())
+            await broker.run(stop)
+            if beating is not None:
+                beating.cancel()
+    finally:
+        if api is not None:
+            await api.close()
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ defaults. ``cli.py`` builds a Settings and hands it to each broker process as a 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -26,6 +27,14 @@ class Settings(BaseSettings):
     advertised_host: str = Field(
         "", description="host that lookups answer; empty: the listen address"
     )
+    tls_cert_file: Path | None = Field(
+        None, description="certificate chain in PEM; with it TLS is served beside plain"
+    )
+    tls_key_file: Path | None = Field(None, description="private key of the certificate")
+    tls_port: int = Field(
+        6651, ge=0, le=65535, description="port of Pulsar's binary protocol over TLS"
+    )
+    https_port: int = Field(8443, ge=0, le=65535, description="port of the HTTP interface over TLS")
     name: str = Field("broker-0", description="this broker's stable name; placement hashes it")
 
     # Where it keeps what it knows
@@ -33,6 +42,10 @@ class Settings(BaseSettings):
         Path("var"), description="directory of the anchor and the embedded server"
     )
     redis_url: str = Field("", description="redis:// or unix:// of the store; empty: embedded")
+    redis_username: str = Field("", description="ACL user, where redis_url names none")
+    redis_password_file: Path | None = Field(
+        None, description="file with the user's password; read again for each connection"
+    )
     redis_sentinels: str = Field("", description="host:port,... of Sentinels instead of redis_url")
     redis_sentinel_master: str = Field(
         "onewriter", description="the master's name at the Sentinels"
@@ -49,6 +62,18 @@ class Settings(BaseSettings):
         Durability.LOCAL, description="refuse to start on a store weaker than this"
     )
 
+    # Kubernetes
+    anchor: Literal["file", "kubernetes"] = Field(
+        "file", description="where the buckets' owners are recorded: in data_dir, or in an object"
+    )
+    anchor_name: str = Field("shard-0", description="the BucketAnchor object of this shard")
+    kubernetes_namespace: str = Field(
+        "", description="namespace of the anchor's object; empty: that of this pod"
+    )
+    kubernetes_url: str = Field("", description="the API server; empty: that of this pod's cluster")
+    kubernetes_ca_file: Path | None = Field(None, description="its CA, outside a cluster")
+    kubernetes_token_file: Path | None = Field(None, description="our token, outside a cluster")
+
     manifests: tuple[Path, ...] = Field(
         (), description="files or directories of ExclusiveTopic and ProducerClaim manifests"
     )
@@ -64,6 +89,10 @@ class Settings(BaseSettings):
     token_public_key_file: Path | None = Field(
         None, description="RS256 or ES256 key of client tokens"
     )
+    token_review: bool = Field(
+        False, description="have the Kubernetes API judge tokens of ServiceAccounts (TokenReview)"
+    )
+    token_audience: str = Field("onewriter", description="the audience that such a token must have")
     admin_subjects: str = Field(
         "",
         description="token subjects (comma separated) that may change things over HTTP; empty:"

@@ -47,6 +47,8 @@ class StoreWatch:
         dataset: Callable[[str], None],
     ) -> None:
         self.is_full = False
+        self.seen: Observation | None = None
+        """The last look; None before the first."""
         self._store = store
         self._promises = promises
         self._replicas = replicas
@@ -65,6 +67,7 @@ class StoreWatch:
 
     def look(self, seen: Observation) -> None:
         """Judge one observation."""
+        self.seen = seen
         if seen.is_primary:
             self._dataset(seen.replid)
         is_full = nearly_full(seen, was_full=self.is_full)

@@ -8,9 +8,9 @@ not: clients (use a stock one), and stores other than the embedded one (give the
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -35,6 +35,11 @@ STOP_SECONDS_MAX = 30.0
 """For a clean stop; then SIGKILL."""
 
 POLL_SECONDS = 0.02
+
+PORT_MIN, PORT_END = 10_000, 32_768
+"""Where free ports are looked for."""
+
+PORT_ATTEMPTS_MAX = 100
 
 LOG_BYTES_SHOWN = 16 * 1024
 """How much of the log is shown when something goes wrong."""
@@ -68,8 +73,8 @@ class LocalBrokers:
         self.directory = directory
         self.data_directory = directory / "data"
         self.names = [f"broker-{number}" for number in range(brokers)]
-        self._port = free_ports(brokers)
-        self._http_port = free_ports(brokers)
+        self._port = free_ports(2 * brokers)
+        self._http_port = self._port + brokers
         self._manifests = manifests
         self._redis_url = redis_url
         self._supervised = supervised
@@ -137,11 +142,12 @@ class LocalBrokers:
         if wait:
             self.wait_ready()
 
-    def restart(self, number: int) -> None:
+    def restart(self, number: int, *, wait: bool = True) -> None:
         """Start a broker without a supervisor again, after it was killed."""
         command = self._bare_command(number)
         self._processes[number] = self._popen(command)
-        self.wait_ready(number)
+        if wait:
+            self.wait_ready(number)
 
     def wait_ready(self, *numbers: int) -> None:
         """Wait until these brokers, or all, listen and every bucket has an owner.
@@ -153,8 +159,8 @@ class LocalBrokers:
         for number in numbers or range(len(self.names)):
             while True:
                 with contextlib.suppress(OSError):
-                    self._look_up(number, topics.values())
-                    break
+                    if all(self._look_up(number, topics.values())):
+                        break
                 ended = [p.returncode for p in self._processes if p.poll() is not None]
                 if ended or time.monotonic() > deadline:
                     raise Unavailable(f"{self.names[number]} does not answer:\n{self.log_end()}")
@@ -240,7 +246,7 @@ class LocalBrokers:
         matches: Callable[[dict[str, object]], bool] = lambda _event: True,
         *,
         count: int = 1,
-        seconds: float = 10.0,
+        seconds: float = 60.0,
     ) -> dict[str, object]:
         """The ``count``-th such line, once it is there. Raises TimeoutError."""
         deadline = time.monotonic() + seconds
@@ -332,18 +338,29 @@ def _commands(link: socket.socket, wire: ClientConnection) -> Iterator[Command]:
 
 
 def free_ports(count: int) -> int:
-    """The first of ``count`` consecutive TCP ports of 127.0.0.1 that nobody uses just now."""
-    for _ in range(100):
-        with contextlib.ExitStack() as probes:
-            first = 0
-            with contextlib.suppress(OSError, OverflowError):
-                for number in itertools.count():
-                    if number == count:
-                        return first
-                    probe = probes.enter_context(socket.socket())
-                    probe.bind(("127.0.0.1", first + number if number else 0))
-                    first = first or probe.getsockname()[1]
+    """The first of ``count`` consecutive TCP ports of 127.0.0.1 that nobody uses just now.
+
+    Below those that the kernel gives to outgoing connections: else a client that comes back to a
+    port while its broker is down may be given that very port, and the broker never gets it back.
+    """
+    end = _outgoing_port_min()
+    for _ in range(PORT_ATTEMPTS_MAX):
+        first = PORT_MIN + secrets.randbelow(end - count - PORT_MIN)
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for number in range(count):
+                probe = probes.enter_context(socket.socket())
+                probe.bind(("127.0.0.1", first + number))
+            return first
     raise Unavailable(f"no {count} free ports in a row")
+
+
+def _outgoing_port_min() -> int:
+    """The lowest port of outgoing connections; Linux tells, elsewhere it is above our range."""
+    try:
+        found = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return PORT_END
+    return min(found, PORT_END) if found > PORT_MIN + PORT_ATTEMPTS_MAX else PORT_END
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
-"""How a client proves who it is: static tokens (JWT), or nothing at all.
+"""Static tokens (JWT), signed with one of the configured keys.
 
-An Authenticator turns what CONNECT or AUTH_RESPONSE carried into an identity. What that identity
-may do is decided in ``access``. A token never reaches a log line, an error text or a traceback.
+Tokens of Kubernetes' ServiceAccounts are judged in ``token_review``. A token never reaches a log
+line, an error text or a traceback.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import jwt
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -21,12 +21,14 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurv
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from onewriter_core.errors import ConfigurationError, Refused, ServerError
+from onewriter_broker.authentication import (
+    METHOD_TOKEN,
+    METHODS_NONE,
+    Authenticated,
+    refused,
+)
+from onewriter_core.errors import ConfigurationError
 from onewriter_core.ids import Identity
-
-METHOD_TOKEN: Final = "token"  # noqa: S105 - the name of a method, not a secret
-METHODS_NONE: Final = frozenset({"", "none"})
-"""How clients without credentials name their method; whatever data comes with it is ignored."""
 
 TOKEN_BYTES_MAX: Final = 16 * 1024
 SUBJECT_LENGTH_MAX: Final = 253
@@ -43,38 +45,11 @@ CLOCK_SKEW_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Authenticated:
-    """A proven identity, good until ``expires_at`` (Unix seconds; None: for ever).
-
-    The session must ask for a new proof by then (AUTH_CHALLENGE) or end.
-    """
-
-    identity: Identity
-    expires_at: float | None = None
-
-
-class Authenticator(Protocol):
-    """Proves identities; asynchronous, because some ask a server."""
-
-    async def authenticate(self, method: str, data: bytes) -> Authenticated:
-        """Judge one proof. Raises Refused(AUTHENTICATION_ERROR); Unavailable if nobody can tell."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
 class VerificationKey:
     """One key and the only algorithm it is used with, so that no token chooses how it is read."""
 
     algorithm: str
     key: bytes | RSAPublicKey | EllipticCurvePublicKey = field(repr=False)
-
-
-class AnonymousAuthenticator:
-    """Asks for no proof: everybody is anonymous, as in Pulsar without authentication."""
-
-    async def authenticate(self, method: str, data: bytes) -> Authenticated:
-        del method, data
-        return Authenticated(Identity())
 
 
 class StaticTokenAuthenticator:
@@ -103,10 +78,10 @@ class StaticTokenAuthenticator:
     async def authenticate(self, method: str, data: bytes) -> Authenticated:
         if method in METHODS_NONE:
             if self._is_required:
-                raise _refused("a token is required")
+                raise refused("a token is required")
             return Authenticated(Identity())
         if method != METHOD_TOKEN:
-            raise _refused("only the authentication method 'token' is known here")
+            raise refused("only the authentication method 'token' is known here")
         return verify(data, self._keys, self._unix_seconds(), self._audience)
 
 
@@ -117,20 +92,18 @@ def verify(
 
     Raises Refused(AUTHENTICATION_ERROR), whose text holds nothing of the token.
     """
-    if len(token) > TOKEN_BYTES_MAX:
-        raise _refused(f"a token has at most {TOKEN_BYTES_MAX} bytes")
-    payload = _signed_payload(token, keys, audience)
-    expires_at = _time(payload, "exp")
+    payload = signed_payload(token, keys, audience)
+    expires_at = time_in(payload, "exp")
     if expires_at is not None and expires_at <= now:
-        raise _refused("the token has expired")
-    not_before = _time(payload, "nbf")
+        raise refused("the token has expired")
+    not_before = time_in(payload, "nbf")
     if not_before is not None and not_before > now + CLOCK_SKEW_SECONDS:
-        raise _refused("the token is not valid yet")
+        raise refused("the token is not valid yet")
     subject = payload.get("sub")
     if not isinstance(subject, str) or not 0 < len(subject) <= SUBJECT_LENGTH_MAX:
-        raise _refused(f"the token needs a subject of 1 to {SUBJECT_LENGTH_MAX} characters")
+        raise refused(f"the token needs a subject of 1 to {SUBJECT_LENGTH_MAX} characters")
     if not subject.isprintable():
-        raise _refused("the token's subject has characters that cannot be printed")
+        raise refused("the token's subject has characters that cannot be printed")
     return Authenticated(Identity(subject), expires_at)
 
 
@@ -149,14 +122,20 @@ def load_keys(
     return tuple(keys)
 
 
-def _signed_payload(
+def signed_payload(
     token: bytes, keys: Iterable[VerificationKey], audience: str | None
 ) -> Mapping[str, object]:
+    """What a token says, its signature and audience checked and nothing else.
+
+    Raises Refused(AUTHENTICATION_ERROR), whose text holds nothing of the token.
+    """
+    if len(token) > TOKEN_BYTES_MAX:
+        raise refused(f"a token has at most {TOKEN_BYTES_MAX} bytes")
     try:
         algorithm = jwt.get_unverified_header(token).get("alg")
     except (jwt.PyJWTError, ValueError, RecursionError):
         # "from None" here and below: the cause may hold pieces of the token.
-        raise _refused("not a token (a signed JWT is expected)") from None
+        raise refused("not a token (a signed JWT is expected)") from None
     reason = "the token is signed with an algorithm or key that is not accepted here"
     for key in keys:
         if key.algorithm != algorithm:
@@ -184,15 +163,16 @@ def _signed_payload(
             reason = "the token's contents cannot be read"
         else:
             return payload
-    raise _refused(reason)
+    raise refused(reason)
 
 
-def _time(payload: Mapping[str, object], name: str) -> float | None:
+def time_in(payload: Mapping[str, object], name: str) -> float | None:
+    """A time that a token names, in Unix seconds; None when it does not. Raises Refused."""
     value = payload.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not _is_time(value):
-        raise _refused(f"the token's {name} is not a time")
+        raise refused(f"the token's {name} is not a time")
     return float(value)
 
 
@@ -241,7 +221,3 @@ def _read(file: Path) -> bytes:
     if len(content) > KEY_FILE_BYTES_MAX:
         raise ConfigurationError(f"{file}: larger than {KEY_FILE_BYTES_MAX} bytes")
     return content
-
-
-def _refused(reason: str) -> Refused:
-    return Refused(ServerError.AUTHENTICATION_ERROR, reason)

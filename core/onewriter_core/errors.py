@@ -6,6 +6,7 @@
     ├── Refused              definite: what was asked did not happen; carries a ServerError
     │   └── Fenced           the writer lost its turn; retrying cannot help
     ├── Unavailable          not now; ask again (a lookup first)
+    │   └── BrokenKey        a key of the store holds what no broker wrote: a person must repair it
     ├── Undecided            it may or may not have happened; retry idempotently, never say Fenced
     ├── MalformedBlock       the store holds what no version of the log format explains (broker)
     ├── ProtocolError        the peer broke the protocol; its connection is closed
@@ -69,10 +70,17 @@ class Refused(OnewriterError):
 
 
 class Fenced(Refused):
-    """A newer epoch was granted; nothing of this writer is appended any more."""
+    """A newer epoch was granted; nothing of this writer is appended any more.
 
-    def __init__(self, message: str) -> None:
+    ``epoch`` is the writer's own, ``current_epoch`` the newer one, each None where it is not known.
+    """
+
+    def __init__(
+        self, message: str, *, epoch: int | None = None, current_epoch: int | None = None
+    ) -> None:
         super().__init__(ServerError.PRODUCER_FENCED, message)
+        self.epoch = epoch
+        self.current_epoch = current_epoch
 
 
 class Unavailable(OnewriterError):

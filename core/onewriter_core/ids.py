@@ -11,8 +11,9 @@ Both stay below 2**53, because Lua and JavaScript keep numbers as doubles.
 from __future__ import annotations
 
 import re
+import sys
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 NUMBER_MAX = 2**53 - 1
@@ -85,11 +86,12 @@ class TopicName:
         parts = rest.split("/", 2)
         if domain not in {"persistent", "non-persistent"} or len(parts) != 3:
             raise InvalidTopicName(f"not a topic name: {text[:200]!r}")
-        tenant, namespace, local = parts
+        tenant, namespace, local = sys.intern(parts[0]), sys.intern(parts[1]), parts[2]
         if not (_PART.match(tenant) and _PART.match(namespace) and local) or "\x00" in local:
             raise InvalidTopicName(f"not a topic name: {text[:200]!r}")
         if len(text.encode("utf-8", "surrogatepass")) > TOPIC_NAME_LENGTH_MAX:
             raise InvalidTopicName(f"a topic name has at most {TOPIC_NAME_LENGTH_MAX} bytes")
+        domain = sys.intern(domain)
         match = _PARTITION.match(local)
         if match is None:
             return cls(tenant, namespace, local, None, domain)
@@ -127,11 +129,14 @@ class Identity:
     """Who a client proved to be.
 
     ``subject`` is a token's subject, empty when nobody authenticated it. ``pod_uid`` is the
-    Kubernetes pod that the token is bound to, empty outside Kubernetes.
+    Kubernetes pod that the token is bound to, empty outside Kubernetes. ``pod`` and ``node`` say
+    what that pod is called and where it runs: for people, no part of the identity.
     """
 
     subject: str = ""
     pod_uid: str = ""
+    pod: str = field(default="", compare=False)
+    node: str = field(default="", compare=False)
 
     @property
     def is_anonymous(self) -> bool:

@@ -365,6 +365,8 @@ class Lab(Cluster):
             "imageGCHighThresholdPercent": 100,
             "nodeStatusUpdateFrequency": "2s",
             "containerRuntimeEndpoint": f"unix://{node.socket}",
+            # Else each kubelet clears away the logs of the other's pods.
+            "podLogsDir": str(node.directory / "pod-logs"),
         }
         configuration = node.directory / "kubelet.yaml"
         configuration.write_text(yaml.safe_dump(document))

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.servers import SERVER_PROGRAMS, StoreServer, running_pair, running_server
+from tests.stamps import stamp_anew
 
 from onewriter_broker.log.api import Append, Binding, Block, Fence, FencedLog, LogStore, Outcome
 from onewriter_broker.log.blocks import CHAIN_START, chain
+from onewriter_broker.log.keys import Keys
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryNode, MemoryServer
 from onewriter_broker.log.redis_primary import RedisSettings
@@ -48,6 +50,14 @@ class World(Protocol):
     def go_away(self) -> None: ...
 
     def come_back(self) -> None: ...
+
+    def put_foreign_key(self, key: str) -> None:
+        """Somebody replaces a key by a string."""
+
+    def delete_key(self, key: str) -> None: ...
+
+    def move_end(self, topic: TopicName, end: Position) -> None:
+        """Somebody adds an entry there to a topic's stream and deletes it again."""
 
 
 class PairWorld(World, Protocol):
@@ -99,6 +109,15 @@ class MemoryWorld:
 
     def come_back(self) -> None:
         self.server.primary.is_reachable = True
+
+    def put_foreign_key(self, key: str) -> None:
+        self.server.put_foreign_key(self.server.primary, key)
+
+    def delete_key(self, key: str) -> None:
+        self.server.delete_key(self.server.primary, key)
+
+    def move_end(self, topic: TopicName, end: Position) -> None:
+        self.server.primary.dataset.logs[topic].last = end
 
     def stop_replication(self) -> None:
         assert self.replica is not None
@@ -160,6 +179,17 @@ class ServerWorld:
 
     def come_back(self) -> None:
         self.primary.start()
+
+    def put_foreign_key(self, key: str) -> None:
+        self.primary.command("SET", key, "written by somebody else")
+
+    def delete_key(self, key: str) -> None:
+        self.primary.command("DEL", key)
+
+    def move_end(self, topic: TopicName, end: Position) -> None:
+        key = Keys(BUCKETS).log(topic)
+        self.primary.command("XADD", key, str(end), "hello", "world")
+        self.primary.command("XDEL", key, str(end))
 
     def stop_replication(self) -> None:
         # A replica that is cut off here and promoted later has the same data as one promoted here.
@@ -271,5 +301,5 @@ async def writer(
 ) -> Writer:
     """A writer whose binding is stamped on the present dataset."""
     binding = Binding(bucket, world.replid(), generation, owner, version)
-    assert await store.stamp(binding, create=True) is Outcome.DONE
+    assert await stamp_anew(store, binding) is Outcome.DONE
     return Writer(store, binding, ledger)

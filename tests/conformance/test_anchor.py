@@ -2,6 +2,7 @@
 
 A further implementation joins by adding its factory to FACTORIES: a function from an empty
 directory to an ``Opener``, which opens one more client of the same anchor each time it is called.
+The one in Kubernetes runs against a real API server, as a ServiceAccount with the broker's rights.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.cluster.accounts import broker_account
 
 from onewriter_broker.anchor.api import Addresses, Anchor, Record, Versioned
 from onewriter_broker.anchor.file import VERSIONS_KEPT, FileAnchor
+from onewriter_broker.anchor.kubernetes import KubernetesAnchor
 from onewriter_broker.anchor.memory import MemoryAnchor
+from onewriter_broker.kubernetes_api import KubernetesApi
 from onewriter_core.errors import ConfigurationError, Unavailable
 
 Opener = Callable[[], Anchor]
@@ -49,10 +53,28 @@ def file_anchors(directory: Path) -> Opener:
 
 FACTORIES: dict[str, Callable[[Path], Opener]] = {"memory": memory_anchors, "file": file_anchors}
 
+KUBERNETES = "kubernetes"
+"""The implementation whose tests need the fixtures of a cluster."""
 
-@pytest.fixture(params=FACTORIES)
-def open_anchor(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
-    return FACTORIES[request.param](tmp_path)
+
+@pytest.fixture(params=[*FACTORIES, KUBERNETES])
+async def open_anchor(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Opener]:
+    """Opens clients of one anchor; closed at the end."""
+    if request.param == KUBERNETES:
+        cluster, namespace = map(request.getfixturevalue, ("api_server", "namespace"))
+        server = broker_account(cluster, namespace, tmp_path)
+        make: Opener = lambda: KubernetesAnchor(KubernetesApi(server), "shard-0")  # noqa: E731
+    else:
+        make = FACTORIES[request.param](tmp_path)
+    opened: list[Anchor] = []
+
+    def opener() -> Anchor:
+        opened.append(make())
+        return opened[-1]
+
+    yield opener
+    for anchor in opened:
+        await anchor.close()
 
 
 async def set_record(anchor: Anchor, bucket: int, record: Record) -> int:
@@ -344,6 +366,18 @@ async def test_a_directory_that_cannot_be_used_is_unavailable(tmp_path: Path) ->
     anchor = FileAnchor(tmp_path / "file" / "anchor")
     with pytest.raises(Unavailable, match="anchor"):
         await anchor.read(0)
+
+
+async def test_a_directory_that_was_moved_away_is_unavailable_and_not_empty(tmp_path: Path) -> None:
+    anchor = FileAnchor(tmp_path / "anchor")
+    version = await set_record(anchor, 0, FULL)
+    (tmp_path / "anchor").rename(tmp_path / "elsewhere")
+    with pytest.raises(Unavailable):
+        await anchor.read(0)
+    with pytest.raises(Unavailable):
+        await anchor.compare_and_set(0, version, FULL)
+    (tmp_path / "elsewhere").rename(tmp_path / "anchor")
+    assert await anchor.read(0) == Versioned(version, FULL)
 
 
 async def test_a_closed_anchor_is_unavailable(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from tests.conformance.log_store_worlds import (
     topics_of_bucket,
     writer,
 )
+from tests.stamps import stamp_anew
 
-from onewriter_broker.log.api import Durability, LogStore, Outcome
+from onewriter_broker.log.api import BrokenKey, Durability, LogStore, Outcome
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position
 
@@ -55,7 +56,7 @@ async def committed(store: LogStore, durability: Durability, *, replid: str = ""
     return False
 
 
-async def every_write(stale: Writer) -> list[Outcome]:
+async def every_write(stale: Writer) -> list[Outcome | BrokenKey]:
     """The answers to each guarded write of a writer."""
     store, binding, token = stale.store, stale.binding, stale.token
     (appended,) = await store.append([stale.appending(TOPIC, b"stale")])
@@ -133,7 +134,7 @@ async def test_an_emptied_dataset_is_lost_not_free(world: World, store: LogStore
     assert (await store.observe([0])).units[0].generation == 0
     assert await positions(store) == []
     # Even stamped anew: a log that must exist is lost until its loss was reported.
-    assert await store.stamp(mine.binding, create=True) is Outcome.DONE
+    assert await stamp_anew(store, mine.binding) is Outcome.DONE
     later = Writer(store, mine.binding, 7)
     assert await later.fence(TOPIC, create=False) is Outcome.LOST
     assert await store.append([mine.appending(TOPIC, b"2")]) == [Outcome.LOST]

@@ -14,17 +14,20 @@ from pathlib import Path
 import pytest
 import redis.exceptions
 from tests.conformance.log_store_worlds import ServerWorld, Writer, topics_of_bucket, writer
-from tests.servers import SERVER_PROGRAMS, StoreServer, free_port, running_pair, running_server
+from tests.servers import SERVER_PROGRAMS, StoreServer, running_pair, running_server
 
-from onewriter_broker.log.api import Durability, LogStore, Observation, Outcome
+from onewriter_broker.log.api import BrokenKey, Durability, LogStore, Observation, Outcome
 from onewriter_broker.log.blocks import MalformedBlock
 from onewriter_broker.log.redis_primary import RedisSettings, open_primary
 from onewriter_broker.log.redis_store import RedisLogStore
-from onewriter_broker.log.server_checks import broker_acl_rules, check_server, judge
+from onewriter_broker.log.server_checks import check_server, judge
+from onewriter_broker.testing import free_ports
 from onewriter_core.errors import ConfigurationError, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_core.store_rights import broker_acl_rules
 
 TOPIC, OTHER = topics_of_bucket(0, 2)
+UNIT = "ow:{b0}:unit"
 PASSWORD = "for these tests"  # noqa: S105 (servers that live for one test)
 ROOT = Path(__file__).parents[2]
 
@@ -125,20 +128,61 @@ async def test_a_foreign_entry_in_a_log_is_named(world: ServerWorld, store: LogS
     assert await store.append([mine.appending(TOPIC, b"1")]) == [Outcome.FENCED]
 
 
-async def test_a_key_of_the_wrong_type_is_undecided_not_fenced(
+@pytest.mark.parametrize(
+    ("key", "field"),
+    [(f"ow:{{b0}}:state:{TOPIC}", "ledger"), (UNIT, "gen"), (UNIT, "lastLedger")],
+)
+async def test_a_number_that_is_none_breaks_its_key(
+    world: ServerWorld, store: LogStore, key: str, field: str
+) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    world.primary.command("HSET", key, field, "many")
+    with pytest.raises(BrokenKey, match=re.escape(f"{key}: {field}")):
+        await Writer(store, mine.binding, 6).fence(TOPIC)
+    assert await positions(store) == ["5-0"]
+
+
+@pytest.mark.parametrize("field", ["gen", "version"])
+async def test_a_bucket_record_without_numbers_is_neither_seen_nor_stamped(
+    world: ServerWorld, store: LogStore, field: str
+) -> None:
+    mine = await writer(world, store)
+    world.primary.command("HSET", UNIT, field, "many")
+    with pytest.raises(BrokenKey, match=UNIT):
+        await store.stamp(mine.binding)
+    with pytest.raises(BrokenKey, match=UNIT):
+        await store.observe([0])
+
+
+async def test_a_foreign_entry_behind_the_end_can_be_taken_back(
     world: ServerWorld, store: LogStore
 ) -> None:
     mine = await writer(world, store)
     await mine.fence(TOPIC)
+    await mine.append(TOPIC, b"1")
+    world.move_end(TOPIC, Position(10**12, 7))
+    with pytest.raises(BrokenKey, match="never opened"):
+        await Writer(store, mine.binding, 6).fence(TOPIC)
     key = f"ow:{{b0}}:log:{TOPIC}"
-    world.primary.command("DEL", key)
-    world.primary.command("SET", key, "not a stream")
-    with pytest.raises(Undecided, match="WRONGTYPE"):
-        await store.append([mine.appending(TOPIC, b"1")])
-    with pytest.raises(Undecided, match="WRONGTYPE"):
-        await store.read_blocks(TOPIC, EARLIEST, count=10)
-    with pytest.raises(Undecided, match="WRONGTYPE"):
-        await store.read_blocks(TOPIC, EARLIEST, count=10, replid=mine.binding.replid)
+    for entry_id, fields in world.primary.command("XRANGE", key, "-", "+"):
+        words = [word for pair in fields.items() for word in pair]
+        world.primary.command("XADD", "copy", entry_id, *words)
+    world.primary.command("RENAME", "copy", key)
+    assert await Writer(store, mine.binding, 6).fence(TOPIC) is Outcome.DONE
+    assert await positions(store) == ["5-0", "5-1", "6-0"]
+
+
+async def test_a_stream_without_room_for_another_id_is_broken(
+    world: ServerWorld, store: LogStore
+) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC, OTHER)
+    world.primary.command("XADD", f"ow:{{b0}}:log:{TOPIC}", f"{2**64 - 1}-{2**64 - 1}", "a", "b")
+    blocks = [mine.appending(TOPIC, b"1"), mine.appending(OTHER, b"1")]
+    broken, done = await store.append(blocks)
+    assert isinstance(broken, BrokenKey)
+    assert done is Outcome.DONE
 
 
 async def test_a_deleted_log_is_lost_and_stays_lost(world: ServerWorld, store: LogStore) -> None:
@@ -329,11 +373,11 @@ async def test_sentinel_leads_to_the_primary_of_the_moment(server_kind: str) -> 
         running_pair(server_kind) as (first, second),
         tempfile.TemporaryDirectory(prefix="ow-") as folder,
     ):
-        port = free_port()
+        port = free_ports(1)
         sentinel = start_sentinel(server_kind, Path(folder), port, first)
         try:
             settings = RedisSettings(
-                sentinels=(f"127.0.0.1:{free_port()}", f"127.0.0.1:{port}"),
+                sentinels=(f"127.0.0.1:{free_ports(1)}", f"127.0.0.1:{port}"),
                 sentinel_primary="shard",
                 buckets=4,
             )

@@ -54,7 +54,7 @@ def stock() -> Iterator[StockClients]:
     with contextlib.ExitStack() as stack:
 
         def make(url: str, **options: Any) -> Any:
-            options.setdefault("operation_timeout_seconds", 20)
+            options.setdefault("operation_timeout_seconds", 60)
             quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
             client = pulsar.Client(url, logger=quiet, **options)
             stack.callback(_close, client)

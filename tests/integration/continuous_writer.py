@@ -35,7 +35,11 @@ WINDOW = 16
 
 PAUSE_SECONDS = 0.002
 RECONNECT_SECONDS = 0.05
-WAIT_SECONDS = 30.0
+
+REST_SECONDS = 0.5
+"""Without an acknowledgement for so long, what had been on its way has arrived."""
+
+WAIT_SECONDS = 60.0
 
 
 class ContinuousWriter:
@@ -87,6 +91,18 @@ class ContinuousWriter:
             what=f"{goal - len(self.acked)} of {more} not acknowledged; heard {self.refusals[-3:]}",
         )
 
+    def at_rest(self) -> int:
+        """How many are acknowledged, once no more come because something stands in the way."""
+        found: list[int] = [-1]
+
+        def is_at_rest() -> bool:
+            before, found[0] = found[0], len(self.acked)
+            time.sleep(REST_SECONDS)
+            return before == found[0]
+
+        eventually(is_at_rest, WAIT_SECONDS, what="it is acknowledged on and on")
+        return found[0]
+
     def _run(self) -> None:
         try:
             name, generation, reconnects = "", 0, 0
@@ -134,7 +150,7 @@ class ContinuousWriter:
                 return
             if self._is_over.is_set():
                 with contextlib.suppress(TimeoutError):
-                    eventually(lambda: self._hear(client, producer) == 0 or client.is_closed, 2.0)
+                    eventually(lambda: self._hear(client, producer) == 0 or client.is_closed, 5.0)
                 return
             while len(self._unanswered) < WINDOW:
                 number = next(self._numbers)

@@ -11,7 +11,7 @@ from tests.integration.raw import RawClient, RawProducer, RefusedByBroker
 from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError, Unavailable
 
-FOLLOW_SECONDS = 20.0
+FOLLOW_SECONDS = 60.0
 PAUSE_SECONDS = 0.05
 
 

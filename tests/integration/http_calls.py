@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from typing import Any
 
 from tests.integration.raw import RawProducer
@@ -35,6 +36,8 @@ class Http:
         self.url = url
         self._token = token
         self.location = ""
+        self.headers: Mapping[str, str] = {}
+        """Of the last answer that was no error."""
 
     def __call__(
         self, method: str, path: str, body: object = None, **headers: str
@@ -49,6 +52,7 @@ class Http:
             request.add_header(name.replace("_", "-"), value)
         try:
             with _OPENER.open(request, timeout=30) as answer:
+                self.headers = answer.headers
                 return answer.status, _read(answer.read())
         except urllib.error.HTTPError as error:
             with error:

@@ -37,8 +37,8 @@ BROKERS_OWN_REQUEST = 2**64 - 1
 NOTHING_STORED = (2**64 - 1, 2**64 - 1)
 """The last message id of an empty topic."""
 
-SECONDS_MAX = 20.0
-"""How long an expected answer is waited for."""
+SECONDS_MAX = 60.0
+"""How long an expected answer is waited for: a machine may be slow, and a test that fails is not."""
 
 Kind = TypeVar("Kind")
 
@@ -56,7 +56,13 @@ class RawClient:
     """One connection. ``heard`` is all that came and was not yet taken by ``expect``."""
 
     def __init__(
-        self, address: tuple[str, int], *, token: str = "", connects: bool = True, window: int = 0
+        self,
+        address: tuple[str, int],
+        *,
+        token: str = "",
+        connects: bool = True,
+        window: int = 0,
+        version: str = "raw-client",
     ) -> None:
         self.heard: list[tuple[Any, bytes]] = []
         self.is_closed = False
@@ -80,7 +86,7 @@ class RawClient:
         self._reader.start()
         if connects:
             try:
-                self._connect(token)
+                self._connect(token, version)
             except BaseException:
                 self.close()
                 raise
@@ -96,9 +102,9 @@ class RawClient:
     ) -> None:
         self.close()
 
-    def _connect(self, token: str) -> None:
+    def _connect(self, token: str, version: str) -> None:
         method = "token" if token else "none"
-        self.write(self._wire.connect("raw-client", auth_method=method, auth_data=token.encode()))
+        self.write(self._wire.connect(version, auth_method=method, auth_data=token.encode()))
         self.answer(pb.CommandConnected)
 
     # ------------------------------------------------------------ speaking
@@ -314,6 +320,7 @@ class RawProducer:
         self.producer_id = command.producer_id
         self.name = command.producer_name
         self.epoch: int | None = None
+        self.last_sequence_id = -1
         self._sequence = itertools.count()
 
     def waits(self) -> RawProducer:
@@ -328,6 +335,7 @@ class RawProducer:
         found = self.client.answer(pb.CommandProducerSuccess, self.command.request_id)
         assert found.producer_ready, "it waits"
         self.name = found.producer_name
+        self.last_sequence_id = found.last_sequence_id
         self.epoch = found.topic_epoch if found.HasField("topic_epoch") else None
         return self
 

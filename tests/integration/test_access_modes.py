@@ -204,7 +204,7 @@ def test_a_waiting_stock_client_is_not_timed_out_while_it_may_wait(
     time.sleep(1.5)
     assert not won
     owner.close()
-    waiter.join(10)
+    waiter.join(60)
     won[0].send(b"at last")
 
 

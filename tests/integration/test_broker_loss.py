@@ -5,33 +5,40 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import RawClients, StockClients
 from tests.integration.following import at_owner, follow, placed, topic_of
-from tests.integration.raw import EXCLUSIVE, WAIT, RefusedByBroker, contents_of, eventually
+from tests.integration.raw import (
+    EXCLUSIVE,
+    WAIT,
+    RawClient,
+    RefusedByBroker,
+    contents_of,
+    eventually,
+)
 from tests.servers import running_server
 
+from onewriter_broker.ownership.membership import BEAT_SECONDS
 from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_core.errors import ServerError, Unavailable
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-TAKEN_SECONDS_MAX = 3.0
-"""What the documentation promises for a dead broker's buckets."""
-
-FROZEN_SECONDS_MAX = 2.0
-"""Within so long the supervisor kills a frozen broker."""
-
-SLACK_SECONDS = 2.0
-"""A busy machine's share."""
+RETURN_SECONDS = 30.0
+"""For holders that are to come back before their waiters: a machine may be slow."""
 
 
 @pytest.fixture
-def bare() -> Iterator[LocalBrokers]:
+def bare(request: pytest.FixtureRequest) -> Iterator[LocalBrokers]:
     """Two brokers without a supervisor: one that dies stays dead, one that freezes stays frozen."""
+    settings = {"resume_window_seconds": getattr(request, "param", RETURN_SECONDS)}
     with (
         running_server() as store,
-        running_brokers(brokers=2, redis_url=store.url, supervised=False) as brokers,
+        running_brokers(
+            brokers=2, redis_url=store.url, supervised=False, settings=settings
+        ) as brokers,
     ):
         yield brokers
 
@@ -85,10 +92,12 @@ def test_the_owner_is_killed_and_its_holder_goes_on_at_the_other_broker(
     bare.kill(0)
     killed_at = time.monotonic()
     eventually(lambda: is_serving(bare, topic, number=1))
-    assert time.monotonic() - killed_at < TAKEN_SECONDS_MAX + SLACK_SECONDS
     holder.send(b"after")
     resumed = bare.wait_for_event("topic.transition", lambda e: e["kind"] == "resume")
     assert resumed["epoch"] == granted["epoch"]
+    # As measured from the dead broker's last heartbeat.
+    since_kill_ms = 1000 * (time.monotonic() - killed_at)
+    assert 0 < int(str(resumed["leaderless_ms"])) <= since_kill_ms + 2000 * BEAT_SECONDS
     assert contents_of(bare.address(1), topic) == [b"before", b"after"]
     with pytest.raises(RefusedByBroker):
         raw(bare.address(1)).producer(topic, EXCLUSIVE)
@@ -119,6 +128,7 @@ def test_the_holder_keeps_its_epoch_although_twenty_prioritised_waiters_were_qui
     assert (first.epoch or 0) > (holder.epoch or 0)
 
 
+@pytest.mark.parametrize("bare", [1.0], indirect=True)
 def test_a_holder_that_does_not_come_back_loses_to_the_first_waiter(
     bare: LocalBrokers, raw: RawClients
 ) -> None:
@@ -152,8 +162,40 @@ def test_a_broker_that_left_in_order_leaves_no_waiting(bare: LocalBrokers, raw: 
         bare, raw, topic, EXCLUSIVE, asked=1, name="holder", epoch=holder.epoch, reconnects=1
     )
     assert back.epoch == holder.epoch
+    (resumed,) = (e for e in bare.events("topic.transition") if e["kind"] == "resume")
+    assert resumed["leaderless_ms"] is not None
     back.close()
     again.ready()
+
+
+def test_a_client_whose_topic_nobody_can_serve_just_now_asks_again_on_the_same_connection(
+    bare: LocalBrokers, stock: StockClients
+) -> None:
+    """The anchor is away, so a dead broker's buckets are taken by nobody until it is back."""
+    orphan, other = topic_of(bare, 0, "orphan"), topic_of(bare, 1, "other")
+    placed(bare, orphan, other)
+    client = stock(bare.service_urls[1])
+    leading = client.create_producer(other, access_mode=Mode.Exclusive)
+    leading.send(b"before")
+    anchor = bare.data_directory / "anchor"
+    anchor.rename(bare.data_directory / "elsewhere")
+    bare.kill(0)
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(client.create_producer, orphan, access_mode=Mode.Exclusive)
+        eventually(lambda: failed_lookup(bare, orphan), what="the look-up is not answered")
+        assert not asking.done()
+        leading.send(b"undisturbed")
+        (bare.data_directory / "elsewhere").rename(anchor)
+        asking.result(60.0).send(b"at last")
+    assert [event["kind"] for event in bare.events("topic.transition")] == ["grant", "grant"]
+
+
+def failed_lookup(brokers: LocalBrokers, topic: str) -> bool:
+    """Whether broker 1 says that nobody serves the topic, and that asking again is in order."""
+    with RawClient(brokers.address(1)) as client:
+        answer = client.lookup(topic)
+    failed = answer.response == pb.CommandLookupResponse.FAILED
+    return failed and ServerError(answer.error) is ServerError.METADATA_ERROR
 
 
 def test_a_killed_broker_is_started_again_and_holders_resume(
@@ -179,9 +221,8 @@ def test_a_frozen_broker_is_killed_by_its_supervisor(
     placed(supervised, topic)
     producer = stock(supervised.service_url).create_producer(topic, access_mode=Mode.Exclusive)
     producer.send(b"before")
-    started = time.monotonic()
     frozen = supervised.freeze(1)
+    supervised.wait_for_event("child.frozen", lambda e: e["process_id"] == frozen)
     supervised.wait_for_event("child.ended", lambda e: e["process_id"] == frozen)
-    assert time.monotonic() - started < FROZEN_SECONDS_MAX + SLACK_SECONDS
     producer.send(b"after")
     eventually(lambda: supervised.pid(1) != frozen)

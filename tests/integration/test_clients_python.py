@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +188,12 @@ def test_encrypted_messages_pass_through(client: Any, topic: str, tmp_path: Path
     assert consumer.receive(RECEIVE_MS).data() == b"secret"
 
 
+def backlog(http: Http, topic: str, subscription: str) -> int:
+    """How many messages the subscription still has to acknowledge."""
+    _, stats = http("GET", f"{PERSISTENT}/{topic}/stats")
+    return int(stats["subscriptions"][subscription]["msgBacklog"])
+
+
 def test_a_producer_and_a_consumer_live_through_an_unload(
     client: Any, http: Http, topic: str
 ) -> None:
@@ -196,7 +201,8 @@ def test_a_producer_and_a_consumer_live_through_an_unload(
     producer = client.create_producer(topic)
     producer.send(b"before")
     consumer.acknowledge(consumer.receive(RECEIVE_MS))
-    time.sleep(0.3)  # the client gathers acknowledgements for a moment
+    # The client gathers acknowledgements for a moment.
+    eventually(lambda: backlog(http, topic, "s") == 0, what="it is not acknowledged")
     assert http("PUT", f"{PERSISTENT}/{topic}/unload")[0] == 204
     producer.send(b"after")
     assert consumer.receive(RECEIVE_MS).data() == b"after"

@@ -98,6 +98,7 @@ def test_policies_are_given_back_as_they_came(
 ) -> None:
     path = f"{ADMIN}/namespaces/{namespace}"
     assert http(method, f"{path}/{policy}", value)[0] == 204
+    assert ("Warning" in http.headers) == (policy != "deduplication"), "no effect, and it says so"
     read, expected = policy, value
     if policy == "permissions/role":
         read, expected = "permissions", {"role": value}
@@ -106,6 +107,56 @@ def test_policies_are_given_back_as_they_came(
     assert http("GET", f"{path}/{read}") == (200, expected)
     assert http("DELETE", f"{path}/{policy}")[0] == 204
     assert http("GET", f"{path}/{read}")[1] != expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "value", "inherited"),
+    [
+        ("deduplicationEnabled", True, ("deduplication", True)),
+        ("retention", {"retentionTimeInMinutes": 10}, ("retention", {"retentionSizeInMB": 1})),
+        ("maxProducers", 3, ("maxProducersPerTopic", 7)),
+        ("maxMessageSize", 1024, None),
+    ],
+)
+@pytest.mark.parametrize("partitions", [0, 2])
+def test_a_topics_own_policies_come_before_those_of_its_namespace(
+    http: Http,
+    namespace: str,
+    policy: str,
+    value: object,
+    inherited: tuple[str, object] | None,
+    partitions: int,
+) -> None:
+    topic = f"{ADMIN}/persistent/{namespace}/t"
+    assert http("GET", f"{topic}/{policy}")[0] == 404
+    parts = "/partitions" if partitions else ""
+    assert http("PUT", f"{topic}{parts}", partitions or None)[0] == 204
+    assert http("GET", f"{topic}/{policy}") == (200, "")
+    if inherited is not None:
+        name, of_namespace = inherited
+        assert http("POST", f"{ADMIN}/namespaces/{namespace}/{name}", of_namespace)[0] == 204
+        assert http("GET", f"{topic}/{policy}") == (200, "")
+        assert http("GET", f"{topic}/{policy}?applied=true") == (200, of_namespace)
+    assert http("POST", f"{topic}/{policy}", value)[0] == 204
+    assert ("Warning" in http.headers) == (policy != "deduplicationEnabled")
+    assert http("GET", f"{topic}/{policy}?applied=true") == (200, value)
+    assert http("DELETE", f"{topic}/{policy}")[0] == 204
+    assert http("GET", f"{topic}/{policy}") == (200, "")
+
+
+def test_a_deleted_topic_takes_its_policies_along(http: Http, namespace: str) -> None:
+    topic = f"{ADMIN}/persistent/{namespace}/t"
+    assert http("PUT", topic, {"owner": "audit"})[0] == 204
+    assert http("POST", f"{topic}/messageTTL?messageTTL=600")[0] == 204
+    assert http("GET", f"{topic}/messageTTL") == (200, 600)
+    assert http("PUT", f"{topic}/properties", {"tier": "gold"})[0] == 204
+    assert http("GET", f"{topic}/properties") == (200, {"owner": "audit", "tier": "gold"})
+    assert http("DELETE", f"{topic}/properties?key=owner")[0] == 204
+    assert http("GET", f"{topic}/properties") == (200, {"tier": "gold"})
+    assert http("DELETE", topic)[0] == 204
+    assert http("PUT", topic)[0] == 204
+    assert http("GET", f"{topic}/properties") == (200, {})
+    assert http("GET", f"{topic}/messageTTL") == (200, "")
 
 
 def test_partitions_are_made_added_and_never_taken_away(http: Http, topic: str) -> None:
@@ -240,7 +291,12 @@ def test_names_with_a_slash_are_one_topic(http: Http, topic: str) -> None:
         ("PUT", f"{PERSISTENT}/t/partitions", b"100000", 406),
         ("PUT", f"{PERSISTENT}/%00", None, 412),
         ("PUT", f"{ADMIN}/persistent/a%20b/c/t", None, 412),
-        ("POST", f"{PERSISTENT}/t/terminate", None, 405),
+        ("POST", f"{PERSISTENT}/never-made/terminate", None, 404),
+        ("POST", f"{ADMIN}/namespaces/public/default/deduplication", b'"yes"', 400),
+        ("POST", f"{ADMIN}/namespaces/public/default/encryptionRequired", True, 412),
+        ("POST", f"{ADMIN}/namespaces/public/default/subscriptionAuthMode", "Prefix", 412),
+        ("GET", f"{PERSISTENT}/never-made/ledger/1/entry/1", None, 404),
+        ("GET", f"{PERSISTENT}/never-made/ledger/1/entry/-1", None, 404),
         ("PUT", f"{PERSISTENT}/t/compaction", None, 405),
         ("GET", "/onewriter/v1/topics?limit=-1", None, 400),
         ("POST", "/onewriter/v1/topics/public/default/t/fence", {"ifEpoch": True}, 400),

@@ -150,7 +150,7 @@ def test_stock_clients_hand_a_partitioned_topic_over(
     first.send(b"first")
     assert not won
     first.close()
-    waiter.join(10)
+    waiter.join(60)
     for number in range(2 * PARTITIONS):
         won[0].send(str(number).encode())
 

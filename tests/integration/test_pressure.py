@@ -85,7 +85,7 @@ class Pusher:
     def is_stuck(self) -> bool:
         """Whether it has not got rid of anything for a while, though it has more."""
         before = self.sent
-        time.sleep(0.4)
+        time.sleep(1.0)
         return self._thread.is_alive() and self.sent == before
 
     def join(self) -> None:
@@ -118,6 +118,25 @@ def test_a_producer_faster_than_the_store_is_held_back_alone(
     eventually(lambda: len(receipts(producer.client)) == pusher.sent, 60)
     assert receipts(producer.client) == list(range(pusher.sent))
     producer.close()
+
+
+def test_a_holder_that_goes_while_it_is_not_read_is_noticed_at_once(
+    pressed: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
+) -> None:
+    """The store stands still all the while: nothing makes the broker read from it again."""
+    producer = follow(pressed, raw, topic, EXCLUSIVE)
+    waiter = raw(pressed.address()).waiter(topic)
+    seen = len(pressed.events("connection.gone"))
+    store.pause()
+    try:
+        pusher = Pusher(producer, 100_000, 64 * MEGABYTE)
+        eventually(lambda: pusher.is_stuck)
+        producer.client.close()
+        eventually(lambda: len(pressed.events("connection.gone")) > seen)
+        pusher.join()
+    finally:
+        store.resume()
+    waiter.ready().publish(b"after")
 
 
 def test_a_slow_reader_is_not_buffered_for(

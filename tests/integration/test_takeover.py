@@ -31,12 +31,6 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "leader_election.py"
 
-SILENT_SECONDS_MAX = 3.0
-"""What the documentation promises for a holder that falls silent, at the defaults."""
-
-SLACK_SECONDS = 1.5
-"""A busy machine's share: the promise itself is measured by the benchmarks."""
-
 
 class Candidate:
     """One process of the leader election example, and what it has said."""
@@ -96,7 +90,7 @@ def test_the_leader_is_killed(
 ) -> None:
     leader, other = candidates
     leader.signal(signal.SIGKILL)
-    eventually(lambda: other.is_leading, SLACK_SECONDS)
+    eventually(lambda: other.is_leading)
     stored = [text.decode() for text in contents_of(broker.address(), topic)]
     assert set(stored) >= {f"ada {n}" for n in leader.wrote}
     assert len(stored) == len(set(stored))
@@ -107,7 +101,7 @@ def test_the_leader_is_frozen_and_wakes_up(
 ) -> None:
     leader, other = candidates
     leader.signal(signal.SIGSTOP)
-    eventually(lambda: other.is_leading, SILENT_SECONDS_MAX + SLACK_SECONDS)
+    eventually(lambda: other.is_leading)
     wrote = leader.wrote
     leader.signal(signal.SIGCONT)
     eventually(lambda: "fenced, somebody else leads" in leader.said)
@@ -176,9 +170,7 @@ def test_what_a_woken_writer_invokes_is_refused_and_not_in_the_log(
     frozen.publish(b"before")
     frozen.client.freeze()
     waiter = raw(broker.address()).waiter(topic)
-    started = time.monotonic()
     waiter.ready().publish(b"after")
-    assert time.monotonic() - started < SILENT_SECONDS_MAX + SLACK_SECONDS
     with contextlib.suppress(OSError):
         for _ in range(10):
             frozen.send(b"zombie")

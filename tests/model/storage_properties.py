@@ -219,6 +219,16 @@ FLUSHED = StorageSometimes(
 )
 
 
+FIRST_STAMP_LATE = StorageSometimes(
+    "a dataset is emptied after a grant, and a broker still has a first stamp to send",
+    lambda before, action, after: (
+        action.kind == "flush"
+        and after.granted > 0
+        and any(binding.create for binding in after.bindings[1:-1])
+    ),
+)
+
+
 def _rolls(before: State, action: Action, after: State) -> bool:
     if action.kind != "keep":
         return False

@@ -53,8 +53,8 @@ Not modelled
   scripts treat topics one by one, under one record.
 * Damage to a live dataset other than emptying it whole (DEL, XSETID): the store's access rules
   forbid it to brokers. Emptying (FLUSHALL) is an action where ``Scope.flushes`` says so; what it
-  shows is that nobody comes back on an emptied bucket by himself. One stamp is left that could: a
-  first one, made while nothing was granted, that arrives after a grant *and* after the emptying.
+  shows is that nobody comes back on an emptied bucket by himself, not even by a first stamp, made
+  while nothing was granted, that arrives after a grant *and* after the emptying.
 * That the anchor tells a bucket in use from one that never was (``last_ledger``) is taken for
   granted, by way of the ghost ``granted``.
 * Force: ``adopt --force`` gives up lineage on purpose. Restoring an old copy of the anchor.
@@ -181,6 +181,10 @@ class StorageProtocol:
     def _observe(self, state: State, broker: int, attempt: Attempt) -> Iterator[Transition]:
         for index, node in enumerate(state.nodes):
             if node.primary and (how := self.adoptable(state, attempt.version, node)):
+                seen = view(node.writes)
+                if self._is_unborn(seen):
+                    yield self._bear(state, index, broker, attempt)
+                    continue
                 adopt = self.rules.registered and how != "the registered one"
                 if self.rules.registered and not adopt and self._needs_nothing(state, broker):
                     continue
@@ -190,10 +194,26 @@ class StorageProtocol:
                         state,
                         broker,
                         attempt._replace(
-                            replid=node.replid, adopt=adopt, empty=not view(node.writes).generation
+                            replid=node.replid,
+                            adopt=adopt,
+                            empty=not seen.generation,
+                            birthmark=seen.birthmark,
                         ),
                     ),
                 )
+
+    def _is_unborn(self, seen: View) -> bool:
+        marks = self.rules.birthmarked and self.scope.flushes > 0
+        return marks and not seen.generation and not seen.birthmark
+
+    def _bear(self, state: State, index: int, broker: int, attempt: Attempt) -> Transition:
+        """It is executed once, so when does not matter: what counts is who saw it."""
+        number = state.births + 1
+        marked = _written(state, state.nodes[index].replid, Write("birth", number))
+        return (
+            Action("bear", index, broker, number=number),
+            self._attempting(marked._replace(births=number), broker, attempt),
+        )
 
     def _needs_nothing(self, state: State, broker: int) -> bool:
         """An owner with ledgers left opens the next one without asking the anchor."""
@@ -248,6 +268,7 @@ class StorageProtocol:
             high_water if first > record.high_water else left.end,
             own.epoch if goes_on else 0,
             attempt.empty,
+            attempt.birthmark,
         )
         version = Version(record.generation + attempt.adopt, attempt.replid, broker, high_water)
         return (
@@ -298,7 +319,9 @@ class StorageProtocol:
         seen = view(node.writes)
         if rules.registered and seen.stamped != version:
             late = seen.stamped > version or seen.generation > record.generation
-            gone = not seen.generation and not binding.create
+            gone = not seen.generation and not (
+                binding.create and binding.birthmark == seen.birthmark
+            )
             if not (late and rules.late_stamp_refused) and not (gone and rules.empty_stamp_refused):
                 stamp = Write("stamp", version, record.generation)
                 yield act._replace(kind="stamp"), _written(state, node.replid, stamp)

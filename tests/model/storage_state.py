@@ -25,6 +25,7 @@ class Rules:
     ``late_stamp_refused``: a stamp older than the one that stands is refused.
     ``empty_stamp_refused``: a stamp is refused where the bucket has no record, unless its broker saw
     it so before its compare-and-set.
+    ``birthmarked``: and unless the very birthmark still stands there that it saw then.
     ``generation_check``: a write is refused where the bucket's generation is above its own.
     ``token_check``: a write is refused unless the log's token is its own ledger's.
     ``fresh_block``: ledgers left over from an earlier ownership are thrown away.
@@ -42,6 +43,7 @@ class Rules:
     owner_check: Literal["nothing", "owner", "version"] = "version"
     late_stamp_refused: bool = True
     empty_stamp_refused: bool = True
+    birthmarked: bool = True
     generation_check: bool = True
     token_check: bool = True
     fresh_block: bool = True
@@ -82,7 +84,8 @@ class Scope:
     an owner may acquire again although its dataset is registered and its reservation not used up.
     ``begun``: start where A has acquired, stamped and opened its first ledger, which saves the
     search eight steps. ``losses``: a promotion or restart may lose any number of the last writes.
-    ``flushes``: how often somebody empties a live dataset by mistake.
+    ``flushes``: how often somebody empties a live dataset by mistake. Without any, birthmarks are
+    left out: they make no difference then.
     """
 
     nodes: int = 2
@@ -111,11 +114,11 @@ class Write(NamedTuple):
 
     ``stamp``: number = anchor version. ``generation``: number = generation, written by a variant
     before its compare-and-set. ``marker``: number = ledger, with epoch and generation. ``flush``:
-    nothing written before it is there any more.
+    nothing written before it is there any more. ``birth``: number = the birthmark.
     ``stale`` (ghost): a write that should have been refused if this branch counts.
     """
 
-    kind: Literal["stamp", "generation", "marker", "flush", "stale"]
+    kind: Literal["stamp", "generation", "marker", "flush", "birth", "stale"]
     number: int
     generation: int = 0
     epoch: int = 0
@@ -135,7 +138,7 @@ class Binding(NamedTuple):
 
     The reservation is ``first`` to ``end``; below ``following`` its ledgers are used. ``epoch`` is
     the topic epoch that the broker knows to be the newest granted; 0: it does not know. ``create``:
-    it may stamp a bucket that has no record.
+    it may stamp a bucket that has no record, but for a ``birthmark`` if there is one.
     """
 
     replid: int
@@ -144,6 +147,7 @@ class Binding(NamedTuple):
     end: int
     epoch: int
     create: bool = True
+    birthmark: int = 0
 
 
 class Attempt(NamedTuple):
@@ -154,6 +158,7 @@ class Attempt(NamedTuple):
     adopt: bool = False
     announced: bool = False
     empty: bool = False
+    birthmark: int = 0
 
 
 class State(NamedTuple):
@@ -166,6 +171,7 @@ class State(NamedTuple):
     granted_epoch: int
     parents: tuple[int, ...]
     flushed: int = 0
+    births: int = 0
 
 
 class Action(NamedTuple):
@@ -199,6 +205,8 @@ class Action(NamedTuple):
                 return f"{who} loses the CAS it based on version {self.version}"
             case "rebind":
                 return f"{who}, still the owner, binds itself to {self.detail}"
+            case "bear":
+                return f"{who} leaves birthmark {self.number} on {where}"
             case "stamp":
                 return f"{what} stamps {where}"
             case "recover":
@@ -230,6 +238,7 @@ class View(NamedTuple):
     stale: bool
     rising: bool
     epochs: tuple[tuple[int, int], ...]
+    birthmark: int = 0
 
     def epoch_of(self, ledger: int) -> int:
         """The topic epoch of a ledger's marker; the ledger itself if the marker is not here."""
@@ -246,7 +255,7 @@ def view(writes: tuple[Write, ...]) -> View:
     before, last = view(writes[:-1]), writes[-1]
     match last.kind:
         case "stamp":
-            return before._replace(generation=last.generation, stamped=last.number)
+            return before._replace(generation=last.generation, stamped=last.number, birthmark=0)
         case "generation":
             return before._replace(generation=last.number)
         case "marker":
@@ -259,5 +268,7 @@ def view(writes: tuple[Write, ...]) -> View:
             )
         case "flush":
             return EMPTY
+        case "birth":
+            return before._replace(birthmark=last.number)
         case "stale":
             return before._replace(stale=True)

@@ -12,6 +12,7 @@ import pytest
 from tests.model.explorer import Report, explore
 from tests.model.storage_properties import (
     EARLIER_OWNERSHIP,
+    FIRST_STAMP_LATE,
     FLUSHED,
     RECOVERY,
     ROLL,
@@ -40,6 +41,9 @@ STATES_MAX = 20_000_000 if LARGE else 2_000_000
 
 THREE_DATASETS = Scope(block=1, reads_apart=False)
 """Three acquisitions, two failovers: the smallest scope in which everything interesting happens."""
+
+FIRST_STAMPS = Scope(datasets=1, block=1, reads_apart=False, flushes=1)
+"""From the very beginning, through an emptying."""
 
 StorageReport = Report[State, Action]
 
@@ -119,6 +123,11 @@ def test_it_holds_in_larger_scopes(scope: Scope) -> None:
 def test_nobody_comes_back_by_himself_on_a_bucket_that_was_emptied() -> None:
     scope = Scope(datasets=2, block=1, reads_apart=False, begun=True, losses=False, flushes=1)
     report = examine(PROTOCOL, scope, seen=[FLUSHED])
+    report.assert_sound()
+
+
+def test_no_first_stamp_comes_back_on_a_bucket_that_was_emptied() -> None:
+    report = examine(PROTOCOL, FIRST_STAMPS, seen=[FIRST_STAMP_LATE])
     report.assert_sound()
 
 
@@ -212,6 +221,18 @@ def test_a_late_stamp_on_an_emptied_bucket_brings_a_deposed_owner_back() -> None
     scope = Scope(datasets=1, block=1, reads_apart=False, begun=True, flushes=1)
     found = examine(Rules(empty_stamp_refused=False), scope, invariants="17")
     flushed = kinds(found).index("flush")
+    assert "stamp" in kinds(found)[flushed:]
+    assert kinds(found)[-1] in {"append", "grant", "keep"}
+
+
+def test_a_first_stamp_without_a_birthmark_brings_a_deposed_owner_back() -> None:
+    """B won the anchor first and fell asleep; A won it and granted; FLUSHALL; B's stamp arrives.
+
+    Both saw the bucket without a record, and rightly so.
+    """
+    found = examine(Rules(birthmarked=False), FIRST_STAMPS, invariants="17")
+    flushed = kinds(found).index("flush")
+    assert "stamp" in kinds(found)[:flushed]
     assert "stamp" in kinds(found)[flushed:]
     assert kinds(found)[-1] in {"append", "grant", "keep"}
 

@@ -31,25 +31,28 @@ def test_receipts_of_a_run_are_the_receipts_of_its_entries(
 
 @given(
     consumer_id=UNSIGNED,
-    entries=st.lists(
+    runs=st.lists(
         st.tuples(
             st.tuples(UNSIGNED, UNSIGNED),
-            # A lambda, because mypy does not take the generic class itself.
-            st.binary(max_size=30).map(lambda data: memoryview(data)),  # noqa: PLW0108
-            st.just(1),
+            st.lists(st.binary(max_size=30), max_size=20),
         ),
-        max_size=20,
+        max_size=5,
     ),
     epoch=st.none() | UNSIGNED,
 )
-def test_messages_of_a_run_are_each_its_header_and_its_bytes(
+def test_messages_of_runs_are_each_its_header_and_its_bytes(
     consumer_id: int,
-    entries: list[tuple[tuple[int, int], memoryview, int]],
+    runs: list[tuple[tuple[int, int], list[bytes]]],
     epoch: int | None,
 ) -> None:
     one_by_one = b"".join(
         hot.encode_message_header(consumer_id, ledger, entry, len(payload), consumer_epoch=epoch)
-        + bytes(payload)
-        for (ledger, entry), payload, _ in entries
+        + payload
+        for (ledger, first), payloads in runs
+        for entry, payload in enumerate(payloads, first)
     )
-    assert b"".join(hot.encode_messages(consumer_id, entries, epoch)) == one_by_one
+    stored = [
+        (position, memoryview(b"".join(payloads)), [len(payload) for payload in payloads])
+        for position, payloads in runs
+    ]
+    assert b"".join(hot.encode_messages(consumer_id, stored, epoch)) == one_by_one

@@ -84,16 +84,19 @@ class RemoteStore:
 
         return call
 
-    async def append(self, appends: Sequence[api.Append]) -> list[api.Outcome]:
+    async def append(self, appends: Sequence[api.Append]) -> list[api.Outcome | api.BrokenKey]:
         started = [self._write(item) for item in appends]
-        outcomes: list[api.Outcome] = await self.connection.run(self._executed(appends, started))
+        outcomes: list[api.Outcome | api.BrokenKey] = await self.connection.run(
+            self._executed(appends, started)
+        )
         return outcomes
 
     async def _executed(
         self, appends: Sequence[api.Append], started: list[Operation]
-    ) -> list[api.Outcome]:
+    ) -> list[api.Outcome | api.BrokenKey]:
         outcomes = await self._inner.append(appends)
         for operation, outcome in zip(started, outcomes, strict=True):
+            assert isinstance(outcome, api.Outcome)  # nobody writes foreign keys here
             self._answered(operation, outcome)
         return outcomes
 

@@ -25,11 +25,12 @@ from tests.simulation.stores import Connection, RemoteAnchor, RemoteStore
 
 from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.app import Broker, Parts
+from onewriter_broker.authentication import Authenticated
+from onewriter_broker.desired import Initial
 from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.settings import Settings
-from onewriter_broker.tokens import Authenticated
 from onewriter_core.api.manifests import DesiredState, combine, parse
 from onewriter_core.ids import Identity
 
@@ -106,7 +107,7 @@ class BrokerNode:
             store=cast("LogStore", self.store),
             anchor=self.anchor,
             authenticator=SubjectAuthenticator(),
-            desired=world.desired,
+            desired=Initial(world.desired),
             single_node=False,
         )
         self._task = world.loop.spawn(self.process, self._run(parts, nonce))

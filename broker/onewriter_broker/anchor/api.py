@@ -65,7 +65,8 @@ class Anchor(Protocol):
     """
 
     records_every_grant: bool
-    """True: ``last_ledger`` is written before each grant is answered (cheap anchors)."""
+    """True: ``last_ledger`` is written before each grant is answered that ends the right of somebody
+    who may come back (cheap anchors)."""
 
     async def read(self, bucket: int) -> Versioned:
         """The newest record of a bucket; never a stale one."""

@@ -94,7 +94,7 @@ def _no_checkpoint(_name: str) -> None:
 class FileAnchor:
     """The anchor of one machine, shared by all processes that open the same directory.
 
-    ``directory`` is created when it is missing. ``checkpoint`` is for tests: it is called with the
+    ``directory`` is created when it is missing at first. ``checkpoint`` is for tests: it is called with the
     name of the step about to be taken ("link", "verify", "clean", "confirm"), in the worker thread.
     """
 
@@ -104,6 +104,7 @@ class FileAnchor:
         self, directory: Path, *, checkpoint: Callable[[str], None] = _no_checkpoint
     ) -> None:
         self._directory = directory
+        self._is_made = False
         self._checkpoint = checkpoint
         self._unsynced: set[int] = set()
         self._established: set[int] = set()
@@ -209,7 +210,11 @@ class FileAnchor:
 
     def _bucket_directory(self, bucket: int) -> Path:
         directory = self._directory / f"bucket-{bucket:02d}"
-        directory.mkdir(parents=True, exist_ok=True)
+        if not self._is_made:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._is_made = True
+        # From then on one that is missing was moved away: that is no empty anchor.
+        directory.mkdir(exist_ok=True)
         return directory
 
     def _establish(self, bucket: int) -> None:

@@ -15,9 +15,12 @@ import structlog
 
 from onewriter_broker.access import UndeclaredTopics
 from onewriter_broker.anchor.api import Addresses
+from onewriter_broker.authentication import Authenticator
+from onewriter_broker.connection.deadlines import ProgressDeadlines
+from onewriter_broker.connection.hangups import HangUps
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.settings import Settings
-from onewriter_broker.tokens import Authenticator
+from onewriter_broker.tls import over_tls
 from onewriter_broker.topic.detection import Detection
 from onewriter_broker.topic.topics import Topics
 
@@ -42,9 +45,11 @@ class Watched(Protocol):
 
     def store_has_changed(self) -> None: ...
 
+    def declared_anew(self) -> None: ...
+
     def silent(self) -> None: ...
 
-    def progress(self, now: float) -> None: ...
+    def look(self, now: float) -> None: ...
 
     def close(self, reason: str) -> None: ...
 
@@ -69,13 +74,29 @@ class Clients:
     store_is_full: bool = False
     """The store is near its memory limit: producers are held back."""
     opened: int = 0
+    is_told: bool = True
+    """What is wanted of topics is known; until then nobody can tell who may do what."""
+    hang_ups: HangUps = field(default_factory=HangUps)
     _last_look: float = 0.0
+    _deadlines: ProgressDeadlines = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._deadlines = ProgressDeadlines(self.topics)
 
     def store_filled(self, is_full: bool) -> None:
         """The store is nearly full, or has room again."""
         self.store_is_full = is_full
         for connection in list(self.connections):
             connection.store_has_changed()
+
+    def over_tls(self, addresses: Addresses) -> Addresses:
+        """Where the broker at these addresses serves TLS; empty: it does not."""
+        return over_tls(addresses, self.settings)
+
+    def declared_anew(self) -> None:
+        """What topics declare has changed: it counts for connections that use them, too."""
+        for connection in list(self.connections):
+            connection.declared_anew()
 
     def close_all(self, reason: str) -> None:
         """Close every connection."""
@@ -98,6 +119,8 @@ class Clients:
             log.warning("broker.stalled")
             for connection in self.connections:
                 connection.last_inbound = now
+        else:  # after a stall, what they published meanwhile is not read yet
+            self._deadlines.look(now)
         for connection in list(self.connections):
             detection = connection.detection
             if detection is None:
@@ -106,12 +129,11 @@ class Clients:
             else:
                 interval = detection.ping_interval_seconds
                 silent_after = detection.silent_after_seconds
-                if not stalled:  # what they published meanwhile is not read yet
-                    connection.progress(now)
+                if not stalled:  # what they took meanwhile is not seen yet
+                    connection.look(now)
             if now - connection.last_inbound > silent_after:
                 connection.silent()
-            elif (
-                now - max(connection.last_ping, connection.last_inbound) >= interval - TICK_SECONDS
-            ):
+            # Also one that we do not read: if its peer has gone, the answer is a reset.
+            if now - max(connection.last_ping, connection.last_inbound) >= interval - TICK_SECONDS:
                 connection.last_ping = now
                 connection.ping()

@@ -12,8 +12,8 @@ from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.requests import Link, Opening, Requests, code_of, error_reply
 from onewriter_broker.connection.schemas import check_schema
 from onewriter_broker.dispatch.api import SubscribeOptions, seek_target
-from onewriter_broker.dispatch.consumer import Consumer
-from onewriter_broker.log.topic_log import Entry
+from onewriter_broker.dispatch.handle import ConsumerHandle
+from onewriter_broker.log.entries import Entry, EntryRun
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import TopicName
 from onewriter_core.wire import replies
@@ -27,28 +27,42 @@ from onewriter_core.wire.hot import (
 )
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
+KNOW_END = ("Pulsar-Java", "DotPulsar")
+"""Clients that understand REACHED_END_OF_TOPIC; C++ and Go close their connection on it."""
+
 
 class Consuming:
     """One connection's consumers, by their ids on it."""
 
-    def __init__(self, clients: Clients, link: Link, requests: Requests, address: str) -> None:
+    def __init__(
+        self,
+        clients: Clients,
+        link: Link,
+        requests: Requests,
+        address: str,
+        *,
+        client_version: str,
+    ) -> None:
         self.peer_address = address
+        self._knows_end = client_version.startswith(KNOW_END)
         self._clients = clients
         self._link = link
         self._requests = requests
-        self._consumers: dict[int, Consumer | Opening] = {}
+        self._consumers: dict[int, ConsumerHandle | Opening] = {}
+        self._partitions: dict[int, int] = {}
+        """By consumer id, where a consumer is one of a partition."""
         self._is_lost = False
 
     def flow(self, command: Flow) -> None:
         """The client has room for so many messages more."""
         consumer = self._consumers.get(command.consumer_id)
-        if isinstance(consumer, Consumer):
+        if isinstance(consumer, ConsumerHandle):
             consumer.flow(command.permits)
 
     def open(self, command: pb.CommandSubscribe) -> None:
         if command.consumer_id in self._consumers:
             present = self._consumers[command.consumer_id]
-            if isinstance(present, Consumer):
+            if isinstance(present, ConsumerHandle):
                 self._link.write(replies.success(command.request_id))
                 return
             text = "Consumer is already present on the connection"
@@ -85,27 +99,30 @@ class Consuming:
             consumer.close()
             return
         self._consumers[command.consumer_id] = consumer
+        self._partitions.pop(command.consumer_id, None)
+        if name.partition is not None:
+            self._partitions[command.consumer_id] = name.partition
         self._link.write(replies.success(command.request_id))
         consumer.start()
 
     def close(self, command: pb.CommandCloseConsumer) -> None:
         consumer = self._consumers.pop(command.consumer_id, None)
-        if isinstance(consumer, Consumer):
+        if isinstance(consumer, ConsumerHandle):
             consumer.close()
         elif isinstance(consumer, Opening):
             consumer.is_cancelled = True
         self._link.write(replies.success(command.request_id))
 
-    def _consumer(self, consumer_id: int) -> Consumer:
+    def _consumer(self, consumer_id: int) -> ConsumerHandle:
         consumer = self._consumers.get(consumer_id)
-        if not isinstance(consumer, Consumer):
+        if not isinstance(consumer, ConsumerHandle):
             raise Refused(ServerError.CONSUMER_NOT_FOUND, "no such consumer on this connection")
         return consumer
 
     def acknowledge(self, ack: Ack) -> None:
         consumer = self._consumers.get(ack.consumer_id)
         request_id = ack.request_id
-        if not isinstance(consumer, Consumer):
+        if not isinstance(consumer, ConsumerHandle):
             if request_id is not None:  # an ACK may arrive after CLOSE_CONSUMER
                 self._link.write(
                     encode_ack_response(
@@ -129,7 +146,7 @@ class Consuming:
 
     def redeliver(self, command: pb.CommandRedeliverUnacknowledgedMessages) -> None:
         consumer = self._consumers.get(command.consumer_id)
-        if isinstance(consumer, Consumer):
+        if isinstance(consumer, ConsumerHandle):
             consumer.redeliver(
                 [message_id_from_proto(message_id) for message_id in command.message_ids],
                 command.consumer_epoch if command.HasField("consumer_epoch") else None,
@@ -157,7 +174,7 @@ class Consuming:
 
     def stats(self, command: pb.CommandConsumerStats) -> None:
         consumer = self._consumers.get(command.consumer_id)
-        if not isinstance(consumer, Consumer):
+        if not isinstance(consumer, ConsumerHandle):
             reply = pb.CommandConsumerStatsResponse(
                 request_id=command.request_id,
                 error_code=replies.wire_code(ServerError.CONSUMER_NOT_FOUND),
@@ -187,9 +204,11 @@ class Consuming:
         return self._link.has_room
 
     def deliver_many(
-        self, consumer_id: int, entries: Sequence[Entry], consumer_epoch: int | None
+        self, consumer_id: int, runs: Sequence[EntryRun], consumer_epoch: int | None
     ) -> None:
-        self._link.write(*encode_messages(consumer_id, entries, consumer_epoch))
+        partition = self._partitions.get(consumer_id, -1)
+        stored = ((run.position, run.payload, run.lengths) for run in runs)
+        self._link.write(*encode_messages(consumer_id, stored, consumer_epoch, partition))
 
     def deliver(
         self,
@@ -206,6 +225,7 @@ class Consuming:
             entry.position.entry,
             len(entry.payload),
             redelivery_count=redelivery_count,
+            partition=self._partitions.get(consumer_id, -1),
             ack_set=ack_set,
             consumer_epoch=consumer_epoch,
         )
@@ -214,6 +234,10 @@ class Consuming:
     def active_consumer_changed(self, consumer_id: int, *, is_active: bool) -> None:
         self._link.write(replies.active_consumer_change(consumer_id, is_active=is_active))
 
+    def reached_end(self, consumer_id: int) -> None:
+        if self._knows_end:
+            self._link.write(replies.reached_end_of_topic(consumer_id))
+
     def consumer_closed(self, consumer_id: int) -> None:
         if self._consumers.pop(consumer_id, None) is not None:
             self._link.write(replies.close_consumer(consumer_id))
@@ -221,13 +245,13 @@ class Consuming:
     def room_made(self) -> None:
         """The socket takes data again."""
         for consumer in list(self._consumers.values()):
-            if isinstance(consumer, Consumer):
+            if isinstance(consumer, ConsumerHandle):
                 consumer.room_made()
 
     def lost(self) -> None:
         """The connection is closed."""
         self._is_lost = True
         for consumer in list(self._consumers.values()):
-            if isinstance(consumer, Consumer):
+            if isinstance(consumer, ConsumerHandle):
                 consumer.close()
         self._consumers.clear()

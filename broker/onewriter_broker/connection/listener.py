@@ -13,9 +13,10 @@ from typing import cast
 
 import structlog
 
+from onewriter_broker.authentication import Authenticated
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.session import Session
-from onewriter_broker.tokens import Authenticated
+from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.detection import Detection
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
 from onewriter_core.wire import replies
@@ -38,6 +39,11 @@ HOLD_BACK_SECONDS = 1.0
 REFRESH_SECONDS = 20.0
 """Time to answer an AUTH_CHALLENGE before the connection is closed."""
 
+RETRY_SECONDS = 20.0
+"""Between two challenges of a connection whose token nobody can judge now."""
+
+NO_TOKEN = "no new token in time"  # noqa: S105 - what a log line says
+
 log = structlog.get_logger(__name__)
 
 
@@ -51,6 +57,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         spawn: Callable[[Coroutine[object, object, None]], object],
     ) -> None:
         self.detection: Detection | None = None
+        self.may_only_resume = False
         self.last_inbound = clients.now()
         self.last_ping = self.last_inbound
         self._clients = clients
@@ -62,6 +69,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         )
         self._session: Session | None = None
         self._transport: asyncio.Transport
+        self._descriptor: int | None = None
         self._outgoing: list[bytes | memoryview] = []
         self._outgoing_bytes = 0
         self._outgoing_bytes_max = clients.settings.outgoing_bytes_per_connection_max
@@ -82,6 +90,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=self._outgoing_bytes_max)
+        connected = transport.get_extra_info("socket")
+        self._descriptor = None if connected is None else connected.fileno()
         clients = self._clients
         clients.opened += 1
         if len(clients.connections) >= clients.settings.connections_max:
@@ -123,6 +133,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._is_closing = True
         self._clients.connections.pop(self, None)
+        self._watch_peer(is_unread=False)
         for timer in (self._expiry, self._connect_timer, self._held_back):
             if timer is not None:
                 timer.cancel()
@@ -185,41 +196,59 @@ class ClientProtocol(asyncio.BufferedProtocol):
             identity=proof.identity,
             client_version=command.client_version,
         )
-        self._watch_expiry(proof)
+        self._proved(proof)
 
-    def _watch_expiry(self, proof: Authenticated) -> None:
-        """When the token expires ask for a new one; a client that has none is closed."""
+    def _proved(self, proof: Authenticated) -> None:
+        """When the proof ends, or should be renewed, ask for another one."""
+        self.may_only_resume = proof.may_only_resume
+        ends = [at for at in (proof.renew_at, proof.expires_at) if at is not None]
+        if ends:
+            self._ask_again_at(min(ends), proof.expires_at)
+        elif self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+
+    def _ask_again_at(self, unix_seconds: float, expires_at: float | None) -> None:
         if self._expiry is not None:
             self._expiry.cancel()
-        self._expiry = None
-        if proof.expires_at is not None:
-            seconds = max(0.0, proof.expires_at - self._clients.wall_ms() / 1000)
-            self._expiry = self._loop.call_later(seconds, self._expired)
+        seconds = max(0.0, unix_seconds - self._clients.wall_ms() / 1000)
+        self._expiry = self._loop.call_later(seconds, self._ask_again, expires_at)
 
-    def _expired(self) -> None:
+    def _ask_again(self, expires_at: float | None) -> None:
+        """Ask for a token; a client that cannot give another is closed when its own has expired."""
         peer = self._wire.peer
-        if peer is None or not peer.feature_flags.supports_auth_refresh:
+        if peer is not None and peer.feature_flags.supports_auth_refresh:
+            self.write(self._wire.challenge(SERVER_VERSION, peer.auth_method_name))
+            self._expiry = self._loop.call_later(REFRESH_SECONDS, self.close, NO_TOKEN)
+        elif expires_at is not None and expires_at > self._clients.wall_ms() / 1000:
+            self._ask_again_at(expires_at, expires_at)
+        else:
             self.close("the token has expired")
-            return
-        self.write(self._wire.challenge(SERVER_VERSION, peer.auth_method_name))
-        self._expiry = self._loop.call_later(REFRESH_SECONDS, self.close, "the token has expired")
 
     def auth_response(self, command: pb.CommandAuthResponse) -> None:
         self.spawn(self._refresh(command))
 
     async def _refresh(self, command: pb.CommandAuthResponse) -> None:
-        """A fresh token in answer to the challenge: the same identity, or the connection ends."""
+        """A fresh token in answer to the challenge: the same identity, or the connection ends.
+
+        While nobody can judge it the connection goes on as it is, and is asked again.
+        """
         try:
             proof = await self._clients.authenticator.authenticate(
                 command.response.auth_method_name, command.response.auth_data
             )
-        except (Refused, Unavailable) as error:
+        except Refused as error:
             self.close(f"the new token was refused: {error}")
+            return
+        except Unavailable as error:
+            log.info("connection.not_renewed", address=self._address, reason=str(error))
+            if not self._is_closing:
+                self._ask_again_at(self._clients.wall_ms() / 1000 + RETRY_SECONDS, None)
             return
         if self._session is None or proof.identity != self._session.identity:
             self.close("the new token names somebody else")
             return
-        self._watch_expiry(proof)
+        self._proved(proof)
 
     def _connect_timed_out(self) -> None:
         if self._session is None:
@@ -230,6 +259,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
     @property
     def has_room(self) -> bool:
         return not self._is_write_paused and self._outgoing_bytes < self._outgoing_bytes_max
+
+    def is_silent_since(self, moment: float) -> bool:
+        return not self._is_read_paused and self.last_inbound <= moment
 
     def write(self, *parts: bytes | memoryview) -> None:
         if self._is_closing:
@@ -295,6 +327,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._held_back.cancel()
             self._let_go()
 
+    def declared_anew(self) -> None:
+        if self._session is not None:
+            self._session.declared_anew()
+
     def _update_reading(self) -> None:
         """Stop or go on reading; stops at the bound and goes on at half of it."""
         settings = self._clients.settings
@@ -311,15 +347,36 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if pause and not self._is_read_paused:
             self._is_read_paused = True
             self._transport.pause_reading()
+            self._watch_peer(is_unread=True)
         elif not pause and self._is_read_paused:
             self._is_read_paused = False
             self.last_inbound = self._clients.now()
+            self._watch_peer(is_unread=False)
             self._transport.resume_reading()
+
+    def _watch_peer(self, *, is_unread: bool) -> None:
+        """While it is not read, only the system can tell that its peer has gone."""
+        if self._descriptor is None:
+            return
+        if is_unread:
+            self._clients.hang_ups.watch(self._descriptor, self._peer_gone)
+        else:
+            self._clients.hang_ups.forget(self._descriptor)
+
+    def _peer_gone(self) -> None:
+        """A holder that has gone is lost now; what it sent and nobody has read was never answered.
+
+        Where no topic waits for it the rest is read in its time.
+        """
+        if self.detection is not None and not self._is_closing:
+            log.info("connection.gone", address=self._address)
+            self._transport.abort()
 
     # ------------------------------------------------------------ Watched
 
     def ping(self) -> None:
-        if self._session is not None and not self._is_closing:
+        # What waits to be taken tells as much as a ping behind it would.
+        if self._session is not None and not self._is_closing and not self._is_write_paused:
             self.write(replies.PING)
 
     def silent(self) -> None:
@@ -343,11 +400,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if taken != self._taken_bytes:
             self._taken_bytes, self._taken_at = taken, now
 
-    def progress(self, now: float) -> None:
+    def look(self, now: float) -> None:
         if self._is_write_paused:
             self._see_taken(now)
-        if self._session is not None:
-            self._session.progress(now)
 
     @property
     def _address(self) -> str:
@@ -356,15 +411,20 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
 
 async def listen(
-    clients: Clients, spawn: Callable[[Coroutine[object, object, None]], object]
+    clients: Clients,
+    spawn: Callable[[Coroutine[object, object, None]], object],
+    certificate: ServerCertificate | None = None,
 ) -> asyncio.Server:
-    """Listen for clients of Pulsar's binary protocol."""
+    """Listen for clients of Pulsar's binary protocol; with a certificate, over TLS."""
     numbers = itertools.count(1)
     settings = clients.settings
     prefix = clients.incarnation[: len(settings.name) + NONCE_LENGTH]
+    kind = "" if certificate is None else "s"
+    options = {} if certificate is None else certificate.server_options()
     return await asyncio.get_running_loop().create_server(
-        lambda: ClientProtocol(clients, f"{prefix}-{next(numbers)}", spawn),
+        lambda: ClientProtocol(clients, f"{prefix}-{kind}{next(numbers)}", spawn),
         settings.host,
-        settings.port,
+        settings.port if certificate is None else settings.tls_port,
         backlog=4096,
+        **options,
     )

@@ -1,7 +1,9 @@
 """Look-ups: which broker serves a topic, how many partitions it has, which topics there are.
 
-A bucket that is changing hands has no owner for a moment. The look-up waits for it, because the C++
-and Go clients close the whole connection on a ServiceNotReady answer to a look-up.
+A bucket that is changing hands has no owner for a moment. The look-up waits for it: clients that are
+sent away come back later and later. Where that would not help, or takes too long, the answer is
+MetadataError, on which all clients try again. On ServiceNotReady, as an answer to a look-up, Java's
+and Go's clients close the whole connection, and with it every producer that leads on it.
 """
 
 from __future__ import annotations
@@ -17,52 +19,88 @@ from onewriter_core.ids import InvalidTopicName, TopicName
 from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-OWNER_WAIT_SECONDS = 15.0
-"""How long a look-up waits for a bucket without an owner; half of the clients' usual time-out."""
+OWNER_WAIT_SECONDS = 5.0
+"""How long a look-up waits for a bucket without an owner: a dead broker is found dead after 2 s, and
+its buckets are taken within another one."""
+
+HINDERED_WAIT_SECONDS = 1.0
+"""The same where this broker knows what keeps it from taking the bucket."""
 
 OWNER_POLL_SECONDS = 0.05
 
 NO_OWNER = "Failed to acquire ownership of the topic's bucket in time"
-"""The C++ client keeps its connection when a look-up fails with these words."""
+"""The C++ client keeps its connection when a look-up fails with these words, whatever the code."""
 
 Write = Callable[[bytes], None]
 
 
-class Lookups:
-    """Answers look-ups over the binary protocol; HTTP asks ``owner_of`` too."""
+async def wait_for_owner(
+    topics: Topics, name: TopicName, wait_seconds: float = OWNER_WAIT_SECONDS
+) -> Addresses | None:
+    """The broker that serves the topic; None when nobody is known to, in time."""
+    bucket = topics.bucket_of(name)
+    waited = 0.0
+    while (owner := topics.ownership.owner_of(bucket)) is None:
+        is_hindered = bool(topics.ownership.waiting_reason(bucket))
+        if waited >= min(wait_seconds, HINDERED_WAIT_SECONDS if is_hindered else wait_seconds):
+            return None
+        await asyncio.sleep(OWNER_POLL_SECONDS)
+        waited += OWNER_POLL_SECONDS
+    return owner
 
-    def __init__(self, topics: Topics, undeclared: UndeclaredTopics) -> None:
+
+def why_not_served(topics: Topics, name: TopicName) -> str:
+    """A sentence for a topic whose bucket has no known owner."""
+    bucket = topics.bucket_of(name)
+    reason = topics.ownership.waiting_reason(bucket)
+    return f"bucket {bucket} of {name.base} has no owner now" + (reason and f": {reason}")
+
+
+def check_listener(name: str) -> None:
+    """Raise Refused for a listener by name: brokers here have one set of addresses.
+
+    As in Pulsar where no such listener is configured; these are its words, which C++ looks for.
+    """
+    if name:
+        raise Refused(
+            ServerError.NOT_ALLOWED_ERROR, f"the broker do not have {name[:100]} listener"
+        )
+
+
+class Lookups:
+    """Answers look-ups over the binary protocol."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        undeclared: UndeclaredTopics,
+        over_tls: Callable[[Addresses], Addresses] = lambda _plain: Addresses(),
+    ) -> None:
         self._topics = topics
         self._undeclared = undeclared
+        self._over_tls = over_tls
 
     def _checked(self, text: str) -> TopicName:
         name = TopicName.parse(text)
         check_topic(name, self._topics.desired.topic(name), self._undeclared)
         return name
 
-    async def owner_of(self, name: TopicName) -> Addresses | None:
-        """The broker that serves the topic; None when nobody has taken it in time."""
-        bucket = self._topics.bucket_of(name)
-        waited = 0.0
-        while (owner := self._topics.ownership.owner_of(bucket)) is None:
-            if waited >= OWNER_WAIT_SECONDS:
-                return None
-            await asyncio.sleep(OWNER_POLL_SECONDS)
-            waited += OWNER_POLL_SECONDS
-        return owner
-
     async def lookup(self, command: pb.CommandLookup, write: Write) -> None:
         """Answer LOOKUP: connect to the owner."""
         request_id = command.request_id
         try:
-            owner = await self.owner_of(self._checked(command.topic))
+            name = self._checked(command.topic)
+            check_listener(command.advertised_listener_name)
+            owner = await wait_for_owner(self._topics, name)
         except (Refused, InvalidTopicName) as error:
             write(replies.lookup_failed(request_id, _code(error), str(error)))
             return
         if owner is None:
-            write(replies.lookup_failed(request_id, ServerError.SERVICE_NOT_READY, NO_OWNER))
+            text = f"{NO_OWNER}: {why_not_served(self._topics, name)}"
+            write(replies.lookup_failed(request_id, ServerError.METADATA_ERROR, text))
             return
-        write(replies.lookup_connect(request_id, owner.broker_url))
+        tls = self._over_tls(owner).broker_url
+        write(replies.lookup_connect(request_id, owner.broker_url, broker_url_tls=tls))
 
     async def partitions(self, command: pb.CommandPartitionedMetadata, write: Write) -> None:
         """Answer PARTITIONED_METADATA: 0 for a topic that is none, or does not exist yet."""
@@ -75,7 +113,7 @@ class Lookups:
             return
         except OnewriterError as error:
             text = f"{NO_OWNER}: {error}"
-            write(replies.partitions_failed(request_id, ServerError.SERVICE_NOT_READY, text))
+            write(replies.partitions_failed(request_id, ServerError.METADATA_ERROR, text))
             return
         if found is None and not command.metadata_auto_creation_enabled:
             text = f"{name} does not exist"

@@ -7,6 +7,8 @@ routed to its producer, whose one flag says whether it may.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import structlog
 
@@ -14,7 +16,8 @@ from onewriter_broker.access import Admission, AskedPriority, admit, check_topic
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.requests import Link, Opening, Requests, error_reply
 from onewriter_broker.connection.schemas import check_schema
-from onewriter_broker.dispatch.subscriptions import check_properties
+from onewriter_broker.dispatch.api import check_properties
+from onewriter_broker.log.termination import terminated_at
 from onewriter_broker.log.topic_log import ENTRY_BYTES
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.producer import Producer
@@ -36,6 +39,9 @@ DEPARTURES_PER_TURN = 64
 NAMED_PARTITIONS_MAX = 10_000
 """Partitions that a connection asked for by name, remembered so that they compete alone."""
 
+PRODUCER_NAME_LENGTH_MAX = 512
+"""In characters: markers and snapshots in the store hold the names."""
+
 PROPERTIES_BYTES_MAX = 16 * 1024
 """Of one producer, names and values."""
 
@@ -44,6 +50,9 @@ IF_EPOCH_PROPERTY = "onewriter.if-epoch"
 
 ACCESS_MODE_PROPERTY = "onewriter.access-mode"
 """Producer property: ``ExclusiveWithFencing`` for clients that cannot ask for it (Go)."""
+
+NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+"""Of most producers: an empty dict for each would weigh 64 bytes."""
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +73,7 @@ class Producing:
     ) -> None:
         self.client_version = client_version
         self._clients = clients
+        self._gathered = clients.appender.gathered  # one for all producers of the connection
         self._link = link
         self._requests = requests
         self._name = name
@@ -171,9 +181,9 @@ class Producing:
             opening.request_id,
             request,
             topic.runner.logs[request.slot],
-            self._clients.appender.gathered,
+            self._gathered,
             asked_priority=asked.value or 0,
-            properties=_properties(command),
+            properties=_properties(command) or NO_PROPERTIES,
         )
         self._producers[command.producer_id] = producer
         self._topics_of[command.producer_id] = topic
@@ -196,6 +206,12 @@ class Producing:
         admission = self._admission(name, topic, mode, asked)
         if asked.note:
             log.warning("priority.unreadable", topic=str(name), note=asked.note)
+        if len(command.producer_name) > PRODUCER_NAME_LENGTH_MAX:
+            text = f"a producer's name has at most {PRODUCER_NAME_LENGTH_MAX} characters"
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+        slot = topic.slot_of(name)
+        if terminated_at(topic.runner.logs[slot].state) is not None:
+            raise Refused(ServerError.TOPIC_TERMINATED_ERROR, "Topic was already terminated")
         if_epoch = properties.get(IF_EPOCH_PROPERTY)
         if if_epoch is not None and not if_epoch.isdecimal():
             raise Refused(ServerError.NOT_ALLOWED_ERROR, f"{IF_EPOCH_PROPERTY} must be a number")
@@ -206,7 +222,7 @@ class Producing:
             connection=self._name,
             producer_name=command.producer_name or f"onewriter-{registration}",
             mode=mode,
-            slot=topic.slot_of(name),
+            slot=slot,
             alone=topic.entry.partitions == 0 or str(name) in self._named_partitions,
             name_given=bool(command.producer_name) and command.user_provided_producer_name,
             identity=self._identity,
@@ -233,6 +249,7 @@ class Producing:
             mode,
             asked.value,
             self._clients.undeclared,
+            desired.pods_of,
         )
 
     def _asked_priority(self, command: pb.CommandProducer) -> AskedPriority:
@@ -299,7 +316,12 @@ class Producing:
 
     def producer_ready(self, producer: Producer, epoch: int | None) -> None:
         self._link.write(
-            replies.producer_success(producer.request_id, producer.name, topic_epoch=epoch)
+            replies.producer_success(
+                producer.request_id,
+                producer.name,
+                topic_epoch=epoch,
+                last_sequence_id=producer.last_sequence_id,
+            )
         )
 
     def producer_waits(self, producer: Producer) -> None:
@@ -310,8 +332,19 @@ class Producing:
         self._link.write(replies.error(producer.request_id, code, message))
 
     def producer_closed(self, producer: Producer) -> None:
-        if self._forget(producer) is not None:
+        topic = self._forget(producer)
+        if topic is not None:
             self._link.write(replies.close_producer(producer.producer_id))
+            if producer.is_exclusive and producer.epoch is not None:
+                self._link.spawn(self._await_sign(topic, producer.epoch))
+
+    async def _await_sign(self, topic: LoadedTopic, epoch: int) -> None:
+        """See whether somebody who was told that its epoch is over gives any sign of life."""
+        told_at = self._clients.now()
+        self._link.write(replies.PING)
+        await asyncio.sleep(topic.detection(self._clients.settings).silent_after_seconds)
+        if not self._is_lost and self._link.is_silent_since(told_at):
+            topic.runner.story.unanswered(epoch)
 
     def send_answered(self, frames: bytes, size: int) -> None:
         self._link.write(frames)
@@ -326,17 +359,14 @@ class Producing:
     def probe(self) -> None:
         self._link.write(replies.PING)
 
-    def progress(self, now: float) -> None:
-        """Close exclusive producers that have passed their topic's progress deadline."""
-        for producer_id, producer in list(self._producers.items()):
-            if not isinstance(producer, Producer) or not producer.is_active:
-                continue
-            deadline = self._topics_of[producer_id].progress_deadline_seconds
-            if deadline and producer.is_exclusive and producer.idle_seconds(now) > deadline:
-                topic = self._forget(producer)
-                self._link.write(replies.close_producer(producer_id))
-                if topic is not None:
-                    topic.runner.gone(producer, Departure.PROGRESS_DEADLINE)
+    def declared_anew(self) -> None:
+        """Look again how soon this connection counts as silent, by what its topics declare now."""
+        self._link.detection = None
+        for producer_id, topic in self._topics_of.items():
+            producer = self._producers.get(producer_id)
+            if isinstance(producer, Producer) and producer.is_exclusive:
+                detection = topic.detection(self._clients.settings)
+                self._link.detection = detection.sooner_of(self._link.detection)
 
     def depart(self, departure: Departure) -> None:
         """All producers leave: those that may write at once, those that wait a few at a time."""

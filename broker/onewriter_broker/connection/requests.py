@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Protocol
 
+from onewriter_broker.log.api import BrokenKey
 from onewriter_broker.log.blocks import MalformedBlock
 from onewriter_broker.topic.detection import Detection
 from onewriter_core.errors import OnewriterError, Refused, ServerError
@@ -21,9 +22,15 @@ class Link(Protocol):
 
     detection: Detection | None
     """How soon it counts as silent; None: no exclusive producer depends on it."""
+    may_only_resume: bool
+    """Its identity was proved for the return to what it holds, and for nothing new."""
 
     @property
     def has_room(self) -> bool: ...
+
+    def is_silent_since(self, moment: float) -> bool:
+        """Whether nothing has come from the peer since, though it was listened to."""
+        ...
 
     def write(self, *parts: bytes | memoryview) -> None:
         """Queue for sending, in order, at the end of this turn of the event loop."""
@@ -90,8 +97,8 @@ def code_of(error: Exception) -> ServerError:
             return error.code
         case InvalidTopicName():
             return ServerError.INVALID_TOPIC_NAME
-        case MalformedBlock():
-            return ServerError.PERSISTENCE_ERROR  # asking again cannot help
+        case MalformedBlock() | BrokenKey():
+            return ServerError.PERSISTENCE_ERROR  # asking again cannot help until it is repaired
         case _:
             return ServerError.SERVICE_NOT_READY
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from onewriter_broker.connection import schemas
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.consuming import Consuming
+from onewriter_broker.connection.gate import not_now
 from onewriter_broker.connection.lookups import Lookups
 from onewriter_broker.connection.producing import Producing
 from onewriter_broker.connection.requests import Link, Requests
@@ -39,9 +40,10 @@ class Session:
         self.identity = identity
         self.client_version = client_version
         self.connected_at_ms = clients.wall_ms()
+        self._clients = clients
         self._link = link
         self._requests = Requests(link)
-        self._lookups = Lookups(clients.topics, clients.undeclared)
+        self._lookups = Lookups(clients.topics, clients.undeclared, clients.over_tls)
         self._producing = Producing(
             clients,
             link,
@@ -51,7 +53,9 @@ class Session:
             identity=identity,
             client_version=client_version,
         )
-        self._consuming = Consuming(clients, link, self._requests, address)
+        self._consuming = Consuming(
+            clients, link, self._requests, address, client_version=client_version
+        )
 
     def handle(self, command: Command, payload: memoryview | None) -> None:
         """Take one command. Raises ProtocolError when the connection cannot go on."""
@@ -71,6 +75,14 @@ class Session:
         self._producing.read_ended()
 
     def _other(self, command: Command) -> None:
+        refusal = not_now(
+            command,
+            is_told=self._clients.is_told,
+            may_only_resume=self._link.may_only_resume,
+        )
+        if refusal is not None:
+            self._link.write(refusal)
+            return
         match command:
             case pb.CommandPing():
                 self._link.write(replies.PONG)
@@ -132,9 +144,9 @@ class Session:
         self._producing.depart(Departure.SILENT)
         self._link.close("silent")
 
-    def progress(self, now: float) -> None:
-        """Close exclusive producers that have passed their topic's progress deadline."""
-        self._producing.progress(now)
+    def declared_anew(self) -> None:
+        """What topics declare has changed."""
+        self._producing.declared_anew()
 
     def lost(self) -> None:
         """The socket is closed."""

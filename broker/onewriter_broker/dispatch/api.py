@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from onewriter_broker.log.topic_log import Entry
+from onewriter_broker.log.entries import Entry, EntryRun
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.wire.commands import message_id_from_proto
 from onewriter_core.wire.hot import MessageId
@@ -60,7 +60,7 @@ class Channel(Protocol):
         ...
 
     def deliver_many(
-        self, consumer_id: int, entries: Sequence[Entry], consumer_epoch: int | None
+        self, consumer_id: int, runs: Sequence[EntryRun], consumer_epoch: int | None
     ) -> None:
         """Send entries that were never redelivered and are wholly unacknowledged."""
         ...
@@ -79,6 +79,10 @@ class Channel(Protocol):
 
     def active_consumer_changed(self, consumer_id: int, *, is_active: bool) -> None:
         """Failover: this consumer now is, or is not, the one that receives."""
+        ...
+
+    def reached_end(self, consumer_id: int) -> None:
+        """The topic is terminated, and the subscription has acknowledged everything in it."""
         ...
 
     def consumer_closed(self, consumer_id: int) -> None:
@@ -174,3 +178,10 @@ def seek_target(command: pb.CommandSeek) -> SeekTarget:
     if command.HasField("message_publish_time"):
         return SeekToTime(command.message_publish_time)
     raise Refused(ServerError.NOT_ALLOWED_ERROR, "a seek needs a message id or a publish time")
+
+
+def check_properties(properties: Mapping[str, str], bytes_max: int) -> None:
+    """Raise Refused when the properties of a client's object take more than so many bytes."""
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in properties.items())
+    if size > bytes_max:
+        raise Refused(ServerError.NOT_ALLOWED_ERROR, f"properties take more than {bytes_max} bytes")

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 
-from onewriter_broker.dispatch.cursor import before
+from onewriter_broker.dispatch.api import SeekTarget, SeekToId, SeekToTime
+from onewriter_broker.dispatch.cursor import before, mask_of
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.limits import Limits
 from onewriter_broker.log.api import Block
-from onewriter_broker.log.topic_log import Entry, TopicLog
+from onewriter_broker.log.entries import Entry, entries_of
+from onewriter_broker.log.topic_log import TopicLog
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position
 from onewriter_core.wire.hot import EARLIEST_ID, MessageId
@@ -39,6 +41,22 @@ def position_before(message_id: MessageId, committed: Position) -> Position:
     return before(message_id.position)
 
 
+async def seek_position(
+    log: TopicLog, target: SeekTarget, limits: Limits
+) -> tuple[Position, int | None]:
+    """Where a seek goes: a mark-delete position, and what a batch behind it has left.
+
+    Raises Undecided.
+    """
+    match target:
+        case SeekToTime(publish_time_ms):
+            return await position_before_time(log, publish_time_ms, limits), None
+        case SeekToId(message_id):
+            mark_delete = position_before(message_id, log.committed)
+            is_entry = mark_delete == (message_id.ledger, message_id.entry - 1)
+            return mark_delete, mask_of(message_id.ack_set) if is_entry else None
+
+
 async def last_entry(log: TopicLog) -> Entry | None:
     """The last committed entry; None when the log holds none. Raises Undecided."""
     end = log.committed
@@ -48,14 +66,14 @@ async def last_entry(log: TopicLog) -> Entry | None:
         if last is None:
             return None
         end = last.last
-    entries = await log.read(before(end), 1, 1)
+    entries = entries_of(await log.read(before(end), 1, 1))
     return entries[0] if entries else None
 
 
 async def _last_stored(log: TopicLog, end: Position) -> Block | None:
     """The last block of entries up to ``end``, which is a marker."""
     while True:
-        found = await log.store.read_blocks(log.name, EARLIEST, end, count=_BLOCKS, reverse=True)
+        found = await log.read_blocks(EARLIEST, end, count=_BLOCKS, reverse=True)
         for block in found:
             if isinstance(block, Block):
                 return block
@@ -95,7 +113,7 @@ async def position_before_time(log: TopicLog, time_ms: int, limits: Limits) -> P
     """
     after = await _safely_before(log, time_ms - limits.clock_skew_ms)
     while True:
-        entries = await log.read(after, _SCAN_ENTRIES, limits.read_bytes)
+        entries = entries_of(await log.read(after, _SCAN_ENTRIES, limits.read_bytes))
         if not entries:
             return after
         for entry in entries:
@@ -118,7 +136,7 @@ async def _safely_before(log: TopicLog, time_ms: int) -> Position:
     async def block_at(position: Position) -> Block | None:
         """The first block of entries at or behind a position if it is that old, else None."""
         while True:
-            found = await log.store.read_blocks(log.name, position, log.committed, count=2)
+            found = await log.read_blocks(position, log.committed, count=2)
             for block in found:
                 if isinstance(block, Block):
                     return block if block.time_ms < time_ms else None
@@ -139,9 +157,7 @@ async def _safely_before(log: TopicLog, time_ms: int) -> Position:
             best = block
             low = max(middle, block.position.ledger)
     ledger = best.position.ledger
-    last = await log.store.read_blocks(
-        log.name, best.position, Position(ledger, NUMBER_MAX), count=1, reverse=True
-    )
+    last = await log.read_blocks(best.position, Position(ledger, NUMBER_MAX), count=1, reverse=True)
     lowest = best.position.entry
     highest = last[0].position.entry if last else lowest
     while lowest < highest:
@@ -160,9 +176,7 @@ async def learn_ledger_ends(log: TopicLog, gaps: LedgerGaps, lowest: Position) -
 
     At most as many as LedgerGaps holds. Raises Undecided.
     """
-    first = await log.store.read_blocks(
-        log.name, Position(lowest.ledger, 0), log.committed, count=1
-    )
+    first = await log.read_blocks(Position(lowest.ledger, 0), log.committed, count=1)
     if first and isinstance(first[0], Block) and first[0].position.ledger > lowest.ledger:
         gaps.learn(lowest, first[0].position)  # the log's beginning was trimmed
     ledger = log.committed.ledger
@@ -171,8 +185,7 @@ async def learn_ledger_ends(log: TopicLog, gaps: LedgerGaps, lowest: Position) -
             return
         known = gaps.before_ledger(ledger)
         if known is None:
-            found = await log.store.read_blocks(
-                log.name,
+            found = await log.read_blocks(
                 Position(lowest.ledger, 0),
                 Position(ledger - 1, NUMBER_MAX),
                 count=1,

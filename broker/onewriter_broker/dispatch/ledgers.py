@@ -46,11 +46,6 @@ class LedgerGaps:
         self._firsts[low:high] = [first]
         return True
 
-    def forget_before(self, position: Position) -> None:
-        """Drop what lies wholly below a position."""
-        index = bisect_left(self._firsts, position)
-        del self._lasts[:index], self._firsts[:index]
-
     def after(self, position: Position) -> Position:
         """The lowest position behind this one at which an entry may be."""
         index = bisect_right(self._firsts, position)

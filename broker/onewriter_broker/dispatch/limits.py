@@ -25,6 +25,8 @@ class Limits:
     """Shared: messages that a consumer may hold unacknowledged; half of it lets it go on."""
     subscription_unacknowledged_max: int = 200_000
     """Shared: the same for all consumers of a subscription together."""
+    delayed_max: int = 100_000
+    """Shared: entries that wait for their time of delivery; at so many nothing further is read."""
     subscriptions_max: int = 10_000
     """Subscriptions of a topic."""
     consumers_max: int = 1_000

@@ -6,6 +6,7 @@ Holds what was read and not yet handed out, bounded. Knows nothing of consumers 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -15,36 +16,39 @@ from onewriter_broker.dispatch.api import Spawn, TaskHandle
 from onewriter_broker.dispatch.cursor import before
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.limits import Limits
+from onewriter_broker.log.api import BrokenKey
 from onewriter_broker.log.blocks import MalformedBlock
-from onewriter_broker.log.topic_log import Entry, TopicLog
+from onewriter_broker.log.entries import EntryRun
+from onewriter_broker.log.topic_log import TopicLog
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import Position
 
 _log = structlog.get_logger(__name__)
 
 
-def learn_gaps(gaps: LedgerGaps, after: Position, entries: Sequence[Entry]) -> bool:
+def learn_gaps(gaps: LedgerGaps, after: Position, runs: Sequence[EntryRun]) -> bool:
     """Note the borders between ledgers that a read behind ``after`` has shown; True: news."""
-    if not entries:
-        return False
-    is_news = gaps.learn(after, entries[0].position)
-    if entries[0].position.ledger != entries[-1].position.ledger:
-        last = entries[0].position
-        for entry in entries:
-            if entry.position.ledger != last.ledger:
-                is_news = gaps.learn(last, entry.position) or is_news
-            last = entry.position
+    is_news, is_first = False, True
+    for run in runs:
+        if is_first or run.position.ledger != after.ledger:
+            is_news = gaps.learn(after, run.position) or is_news
+        is_first, after = False, run.last
     return is_news
 
 
-async def read_at_last(log: TopicLog, after: Position, entries: int, limits: Limits) -> list[Entry]:
+async def read_at_last(
+    log: TopicLog, after: Position, entries: int, limits: Limits
+) -> list[EntryRun]:
     """What ``log.read`` gives, however long it takes: it is tried again until it succeeds.
 
-    A block that cannot be understood is reported each time; nobody can read past it.
+    A block that cannot be understood is reported each time; nobody can read past it. Raises
+    BrokenKey: the topic is to be closed.
     """
     while True:
         try:
             return await log.read(after, entries, limits.read_bytes)
+        except BrokenKey:
+            raise
         except (Undecided, Unavailable):
             await asyncio.sleep(limits.retry_seconds)
         except MalformedBlock as error:
@@ -55,12 +59,14 @@ async def read_at_last(log: TopicLog, after: Position, entries: int, limits: Lim
 class TailReader:
     """Reads the log's tail out of memory, once for all subscriptions that stand at its end."""
 
+    __slots__ = ("_after", "_is_sharing", "_limits", "_log", "_runs")
+
     def __init__(self, log: TopicLog, limits: Limits) -> None:
         self._log = log
         self._limits = limits
         self._is_sharing = False
         self._after: Position | None = None
-        self._entries: list[Entry] | None = None
+        self._runs: list[EntryRun] | None = None
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
@@ -70,22 +76,22 @@ class TailReader:
             yield
         finally:
             self._is_sharing = False
-            self._after = self._entries = None
+            self._after = self._runs = None
 
-    def read(self, after: Position) -> list[Entry] | None:
+    def read(self, after: Position) -> list[EntryRun] | None:
         """What is committed behind ``after``, not to be changed; None: it is not in memory."""
         if self._is_sharing and after == self._after:
-            return self._entries
-        entries = self._log.read_tail(after, self._limits.read_entries, self._limits.read_bytes)
+            return self._runs
+        runs = self._log.read_tail(after, self._limits.read_entries, self._limits.read_bytes)
         if self._is_sharing:
-            self._after, self._entries = after, entries
-        return entries
+            self._after, self._runs = after, runs
+        return runs
 
 
 class ReadBudget:
     """Bounds how many subscriptions, of a whole broker, hold entries that wait for a consumer.
 
-    Each holds at most two reads (Limits.read_bytes each, or one larger entry). Who has held them
+    Each holds at most two reads (Limits.read_bytes and a block, or one larger entry). Who has held them
     longest gives them back and reads again when its consumer takes more.
     """
 
@@ -134,10 +140,9 @@ class ReadAhead:
         self._limits = limits
         self._ready = ready
         self._learned = learned
-        self._entries: list[Entry] = []
-        self._index = 0
+        self._runs: deque[EntryRun] = deque()
         self._read_to = position
-        self._following: list[Entry] = []  # the read behind _entries
+        self._following: list[EntryRun] = []  # the read behind _runs
         self._task: TaskHandle | None = None
         self._operation = 0
 
@@ -150,9 +155,8 @@ class ReadAhead:
         """Give back the memory; go on where the last entry was handed out."""
         self._operation += 1
         self._hold(is_holding=False)
-        self._entries = []
+        self._runs.clear()
         self._following = []
-        self._index = 0
         self._read_to = before(self._gaps.after(self.position))
 
     def close(self) -> None:
@@ -163,55 +167,56 @@ class ReadAhead:
 
     def fill(self) -> bool:
         """Whether there is an entry to take now; if not, and the log has one, starts reading."""
-        if self._index < len(self._entries):
+        if self._runs:
             return True
         if self._following:
-            self._entries, self._following = self._following, []
-            self._index = 0
+            self._runs.extend(self._following)
+            self._following = []
             self._start_reading()
             return True
         if self._task is not None:
             return False
-        entries = self._tail.read(self._read_to)
-        if entries is None:
+        runs = self._tail.read(self._read_to)
+        if runs is None:
             self._start_reading()
             return False
-        self._entries, self._index = entries, 0
-        self._note(entries)
-        return bool(entries)
+        self._runs.extend(runs)
+        self._note(runs)
+        return bool(runs)
 
     @property
     def has_more(self) -> bool:
         """Whether ``fill`` is worth another call now."""
         return (
-            self._index < len(self._entries)
+            bool(self._runs)
             or bool(self._following)
             or (self._task is None and self._read_to < self._log.committed)
         )
 
-    def take(self, messages_max: int, bytes_max: int) -> tuple[list[Entry], int, int]:
+    def take(self, messages_max: int, bytes_max: int) -> tuple[list[EntryRun], int, int]:
         """Entries until a limit is reached or passed by the last, their messages and bytes.
 
         To be called after ``fill`` said yes, with limits above 0.
         """
-        entries, start = self._entries, self._index
-        index, count = start, len(entries)
+        runs = self._runs
+        taken: list[EntryRun] = []
         messages = size = 0
-        while index < count and messages < messages_max and size < bytes_max:
-            _, payload, number = entries[index]
-            messages += number
-            size += len(payload)
-            index += 1
-        self._index = index
-        self.position = entries[index - 1].position
-        if index == count:
-            self._entries, self._index = [], 0
-            if self._is_holding and not self._following:
-                self._hold(is_holding=False)
-            return (entries[start:] if start else entries), messages, size
-        if not self._is_holding:
-            self._hold(is_holding=True)
-        return entries[start:index], messages, size
+        while runs and messages < messages_max and size < bytes_max:
+            run = runs.popleft()
+            count = run.fitting(messages_max - messages, bytes_max - size)
+            if count < len(run):
+                run, rest = run.split(count)
+                runs.appendleft(rest)
+            taken.append(run)
+            messages += run.messages
+            size += run.size
+        self.position = taken[-1].last
+        if runs:
+            if not self._is_holding:
+                self._hold(is_holding=True)
+        elif self._is_holding and not self._following:
+            self._hold(is_holding=False)
+        return taken, messages, size
 
     def skip_to(self, position: Position) -> None:
         """Leave out what lies up to ``position``, if that is ahead."""
@@ -226,12 +231,12 @@ class ReadAhead:
     async def _read(self, operation: int, after: Position) -> None:
         """Read once and say so. After a rewind the result is dropped: the next fill reads anew."""
         end = self._log.committed
-        entries = await read_at_last(self._log, after, self._limits.read_entries, self._limits)
+        runs = await read_at_last(self._log, after, self._limits.read_entries, self._limits)
         self._task = None
         if operation == self._operation:
-            self._following = entries
-            if entries:
-                self._note(entries)
+            self._following = runs
+            if runs:
+                self._note(runs)
                 self._hold(is_holding=True)
             elif end > after:
                 # Only markers up to there: never ask the store for them again.
@@ -247,10 +252,10 @@ class ReadAhead:
         else:
             self._budget.drop(self)
 
-    def _note(self, entries: list[Entry]) -> None:
-        if not entries:
+    def _note(self, runs: list[EntryRun]) -> None:
+        if not runs:
             return
-        is_news = learn_gaps(self._gaps, self._read_to, entries)
-        self._read_to = entries[-1].position
+        is_news = learn_gaps(self._gaps, self._read_to, runs)
+        self._read_to = runs[-1].last
         if is_news:
             self._learned()

@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from onewriter_broker.dispatch.api import Receipt, Spawn, TaskHandle
 from onewriter_broker.dispatch.cursor import Cursor, CursorFormatError
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.limits import Limits
+from onewriter_broker.log.api import BrokenKey
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable, Undecided
-
-if TYPE_CHECKING:  # a subscription marks itself here
-    from onewriter_broker.dispatch.subscription import Subscription
+from onewriter_core.ids import EARLIEST, Position
 
 STATE_PREFIX = "cursor:"
 """Of the log's state fields; a subscription's name follows."""
@@ -53,15 +52,52 @@ def read_cursor(text: str, gaps: LedgerGaps, limits: Limits) -> tuple[Cursor, di
     return cursor, {str(key): str(value) for key, value in properties.items()}
 
 
+def lowest_saved_position(state: Mapping[str, str], limits: Limits) -> Position | None:
+    """How far the slowest subscription is of a log that nobody has open; None: there is none.
+
+    One whose cursor cannot be read needs everything.
+    """
+    gaps = LedgerGaps(limits.ledger_gaps_max)
+    found: list[Position] = []
+    for field, text in state.items():
+        if field.startswith(STATE_PREFIX):
+            try:
+                found.append(read_cursor(text, gaps, limits)[0].mark_delete)
+            except CursorFormatError:
+                found.append(EARLIEST)
+    return min(found, default=None)
+
+
+class _Durable(NamedTuple):
+    """What is saved of a subscription: as it is when the write begins, not when it was marked."""
+
+    cursor: Cursor
+    properties: Mapping[str, str]
+
+
 class CursorSaver:
     """The dirty cursors of one log. Its task lives only while there are some."""
+
+    __slots__ = (
+        "_dirty",
+        "_is_closed",
+        "_limits",
+        "_log",
+        "_receipt_count",
+        "_receipts",
+        "_saving",
+        "_spawn",
+        "_task",
+        "_turn",
+        "_urgent",
+    )
 
     def __init__(self, log: TopicLog, *, spawn: Spawn, limits: Limits) -> None:
         self._log = log
         self._spawn = spawn
         self._limits = limits
-        self._dirty: dict[str, Subscription | None] = {}  # None: to be removed
-        self._saving: dict[str, Subscription | None] = {}
+        self._dirty: dict[str, _Durable | None] = {}  # None: to be removed
+        self._saving: dict[str, _Durable | None] = {}
         self._receipts: dict[str, list[Receipt]] = {}
         self._receipt_count = 0
         self._urgent: asyncio.Event | None = None  # only while saving: most topics are idle
@@ -69,14 +105,9 @@ class CursorSaver:
         self._is_closed = False
         self._turn = asyncio.Lock()
 
-    @property
-    def is_clean(self) -> bool:
-        """Whether everything is saved."""
-        return not self._dirty and not self._saving
-
-    def changed(self, subscription: Subscription) -> None:
-        """Its cursor or properties changed: save it soon."""
-        self._dirty[subscription.name] = subscription
+    def changed(self, name: str, cursor: Cursor, properties: Mapping[str, str]) -> None:
+        """A subscription's cursor or properties changed: save them soon."""
+        self._dirty[name] = _Durable(cursor, properties)
         self._start()
 
     def removed(self, name: str) -> None:
@@ -84,17 +115,44 @@ class CursorSaver:
         self._dirty[name] = None
         self._start()
 
-    def when_saved(self, subscription: Subscription, receipt: Receipt) -> None:
-        """Call ``receipt`` once the subscription is saved as it is now."""
-        self._wait(subscription.name, receipt)
+    def when_saved(self, name: str, receipt: Receipt) -> None:
+        """Call ``receipt`` once the subscription is saved, or removed, as it is now."""
+        if self._is_closed:
+            receipt(Unavailable("the topic is closing"))
+        elif name not in self._dirty and name not in self._saving:
+            receipt(None)
+        elif self._receipt_count >= self._limits.receipts_max:
+            receipt(
+                Refused(ServerError.TOO_MANY_REQUESTS, "too many acknowledgements wait to be saved")
+            )
+        else:
+            if name not in self._dirty:
+                # The call that is out may fail; the next one is sure to cover it.
+                self._dirty[name] = self._saving[name]
+            self._receipts.setdefault(name, []).append(receipt)
+            self._receipt_count += 1
+            if self._urgent is not None:
+                self._urgent.set()
 
-    async def saved(self, subscription: Subscription) -> None:
-        """Wait until it is saved as it is now; raises Unavailable, or Undecided after a while."""
-        await self._saved(subscription.name)
+    async def saved(self, name: str) -> None:
+        """Wait until it is saved, or removed, as it is now.
 
-    async def removal_saved(self, name: str) -> None:
-        """Wait until it is removed; raises likewise."""
-        await self._saved(name)
+        Raises Unavailable, or Undecided after Limits.save_wait_seconds.
+        """
+        answer: asyncio.Future[OnewriterError | None] = asyncio.get_running_loop().create_future()
+
+        def receipt(error: OnewriterError | None) -> None:
+            if not answer.done():
+                answer.set_result(error)
+
+        self.when_saved(name, receipt)
+        try:
+            async with asyncio.timeout(self._limits.save_wait_seconds):
+                error = await answer
+        except TimeoutError:
+            raise Undecided("the store did not answer in time") from None
+        if error is not None:
+            raise error
 
     async def flush(self) -> None:
         """Save all that is dirty now; raises Undecided or Unavailable at the first failure."""
@@ -119,42 +177,6 @@ class CursorSaver:
                 error = Undecided("the store did not answer in time")
         for name in list(self._receipts):
             self._answer(name, error)
-
-    # ------------------------------------------------------------ waiting for a save
-
-    def _wait(self, name: str, receipt: Receipt) -> None:
-        if self._is_closed:
-            receipt(Unavailable("the topic is closing"))
-        elif name not in self._dirty and name not in self._saving:
-            receipt(None)
-        elif self._receipt_count >= self._limits.receipts_max:
-            receipt(
-                Refused(ServerError.TOO_MANY_REQUESTS, "too many acknowledgements wait to be saved")
-            )
-        else:
-            if name not in self._dirty:
-                # The call that is out may fail; the next one is sure to cover it.
-                self._dirty[name] = self._saving[name]
-            self._receipts.setdefault(name, []).append(receipt)
-            self._receipt_count += 1
-            if self._urgent is not None:
-                self._urgent.set()
-
-    async def _saved(self, name: str) -> None:
-        answer: asyncio.Future[OnewriterError | None] = asyncio.get_running_loop().create_future()
-
-        def receipt(error: OnewriterError | None) -> None:
-            if not answer.done():
-                answer.set_result(error)
-
-        self._wait(name, receipt)
-        try:
-            async with asyncio.timeout(self._limits.save_wait_seconds):
-                error = await answer
-        except TimeoutError:
-            raise Undecided("the store did not answer in time") from None
-        if error is not None:
-            raise error
 
     def _answer(self, name: str, error: OnewriterError | None) -> None:
         receipts = self._receipts.pop(name, [])
@@ -183,6 +205,8 @@ class CursorSaver:
                 async with self._turn:
                     if self._dirty:
                         await self._save_some()
+            except BrokenKey:
+                raise  # whoever spawned this closes the topic
             except (Undecided, Unavailable):
                 await asyncio.sleep(self._limits.retry_seconds)
         self._task = self._urgent = None
@@ -193,12 +217,12 @@ class CursorSaver:
         remove: list[str] = []
         size = 0
         waiting: dict[str, list[Receipt]] = {}
-        for name, subscription in list(self._dirty.items()):
+        for name, durable in list(self._dirty.items()):
             field = STATE_PREFIX + name
-            if subscription is None:
+            if durable is None:
                 remove.append(field)
             else:
-                text = cursor_text(subscription.cursor, subscription.properties, self._limits)
+                text = cursor_text(durable.cursor, durable.properties, self._limits)
                 fields[field] = text
                 size += len(text)
             size += len(field)
@@ -216,9 +240,9 @@ class CursorSaver:
             raise
         finally:
             for name, receipts in waiting.items():
-                subscription = self._saving.pop(name)
+                durable = self._saving.pop(name)
                 if not is_saved:
-                    self._dirty.setdefault(name, subscription)
+                    self._dirty.setdefault(name, durable)
                 if is_saved or error is not None:
                     self._receipt_count -= len(receipts)
                     for receipt in receipts:

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from onewriter_broker.dispatch.api import Spawn, SubscriptionType, TaskHandle
 from onewriter_broker.dispatch.consumer import Consumer
 from onewriter_broker.dispatch.cursor import Cursor, ack_set_of, before
+from onewriter_broker.dispatch.delays import Delays, may_be_delayed
 from onewriter_broker.dispatch.limits import Limits
 from onewriter_broker.dispatch.reading import ReadAhead, read_at_last
-from onewriter_broker.log.topic_log import Entry, TopicLog
+from onewriter_broker.log.entries import Entry, entries_of
+from onewriter_broker.log.topic_log import TopicLog
 from onewriter_core.ids import Position
 from onewriter_core.wire.hot import MessageId
 
@@ -38,6 +40,7 @@ class SharedDispatcher:
         spawn: Spawn,
         limits: Limits,
         wake: Callable[[], None],
+        wall_clock_ms: Callable[[], int],
     ) -> None:
         self.consumers: list[Consumer] = []
         self.unacknowledged = 0
@@ -51,10 +54,16 @@ class SharedDispatcher:
         self._turn = 0
         self._counts: dict[Position, int] = {}
         self._waiting: list[Position] = []  # a heap
-        self._queued: set[Position] = set()  # waiting, being fetched, or fetched
+        self._queued: set[Position] = set()  # delayed, waiting, being fetched, or fetched
+        self._delays = Delays(wall_clock_ms, wake)
         self._fetched: deque[Entry] = deque()
         self._task: TaskHandle | None = None
         reader.rewind(cursor.mark_delete)
+
+    @property
+    def delayed(self) -> int:
+        """Entries that wait for their time of delivery."""
+        return len(self._delays)
 
     @property
     def is_blocked(self) -> bool:
@@ -77,6 +86,7 @@ class SharedDispatcher:
 
     def close(self) -> None:
         """Stop for good."""
+        self._delays.close()
         if self._task is not None:
             self._task.cancel()
 
@@ -109,6 +119,8 @@ class SharedDispatcher:
 
     def deliver_some(self) -> bool:
         """Deal out one turn's worth; True when more could follow at once."""
+        for position in self._delays.take_due():
+            heapq.heappush(self._waiting, position)
         budget = self._limits.delivery_bytes
         while budget > 0:
             if self.is_blocked:
@@ -163,22 +175,38 @@ class SharedDispatcher:
     def _give_new(self, consumer: Consumer) -> int:
         """One consumer's turn of entries that nobody had; the bytes given (at least 1), or 0."""
         reader, limits = self._reader, self._limits
-        while reader.fill():
-            entries, messages, size = reader.take(
+        while len(self._delays) < limits.delayed_max and reader.fill():
+            runs, messages, size = reader.take(
                 min(consumer.permits, limits.turn_messages), limits.delivery_bytes
             )
-            if entries[0].position > self._cursor.reach:
-                for entry in entries:
-                    self._hold(consumer, entry.position, entry.messages)
-                consumer.send_many(entries, messages, size)
+            is_plain = not any(map(may_be_delayed, runs))
+            if is_plain and runs[0].position > self._cursor.reach:
+                for run in runs:
+                    for position, cost in run.costs():
+                        self._hold(consumer, position, cost)
+                consumer.send_many(runs, messages, size)
                 return max(size, 1)
-            given = sum(self._give_one(consumer, entry) for entry in entries)
-            until = self._cursor.acknowledged_until(entries[-1].position)
+            given = sum(
+                self._give_one(consumer, entry)
+                for entry in entries_of(runs)
+                if is_plain or not self._postpone(entry)
+            )
+            until = self._cursor.acknowledged_until(runs[-1].last)
             if until is not None:
                 reader.skip_to(until)
             if given:
                 return given
         return 0
+
+    def _postpone(self, entry: Entry) -> bool:
+        """Whether an entry that nobody had has to wait for its time."""
+        position = entry.position
+        if position in self._queued or self._cursor.is_acknowledged(position):
+            return False
+        if not self._delays.postpone(entry):
+            return False
+        self._queued.add(position)
+        return True
 
     def _give_one(self, consumer: Consumer, entry: Entry) -> int:
         """Give what is unacknowledged of an entry; the bytes given (at least 1), or 0."""
@@ -236,11 +264,11 @@ class SharedDispatcher:
             if not run:
                 return False
             after, bytes_max = before(run[0]), self._limits.read_bytes
-            entries = self._log.read_tail(after, len(run), bytes_max)
-            if entries is None:
+            found = self._log.read_tail(after, len(run), bytes_max)
+            if found is None:
                 self._task = self._spawn(self._read(run))
                 return False
-            self._take_run(run, entries)
+            self._take_run(run, entries_of(found))
             if self._fetched:
                 return True
         return False
@@ -261,9 +289,9 @@ class SharedDispatcher:
         return run
 
     async def _read(self, run: list[Position]) -> None:
-        entries = await read_at_last(self._log, before(run[0]), len(run), self._limits)
+        found = await read_at_last(self._log, before(run[0]), len(run), self._limits)
         self._task = None
-        self._take_run(run, entries)
+        self._take_run(run, entries_of(found))
         self._wake()
 
     def _take_run(self, run: list[Position], entries: list[Entry]) -> None:

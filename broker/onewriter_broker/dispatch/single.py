@@ -14,7 +14,7 @@ from onewriter_broker.dispatch.consumer import Consumer
 from onewriter_broker.dispatch.cursor import Cursor, ack_set_of
 from onewriter_broker.dispatch.limits import Limits
 from onewriter_broker.dispatch.reading import ReadAhead
-from onewriter_broker.log.topic_log import Entry
+from onewriter_broker.log.entries import EntryRun, entries_of
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Position
 from onewriter_core.wire.hot import MessageId
@@ -45,6 +45,11 @@ class SingleActiveDispatcher:
         self._partition = partition
         self._limits = limits
         reader.rewind(cursor.mark_delete)
+
+    @property
+    def delayed(self) -> int:
+        """Nothing waits for a time of delivery where the order is kept, as in Pulsar."""
+        return 0
 
     @property
     def unacknowledged(self) -> int:
@@ -90,29 +95,25 @@ class SingleActiveDispatcher:
         consumer, reader = self.active, self._reader
         if consumer is None or not consumer.can_receive or not reader.fill():
             return False
-        entries, messages, size = reader.take(consumer.permits, self._limits.delivery_bytes)
-        if entries[0].position > self._cursor.reach:
-            consumer.send_many(entries, messages, size)
+        runs, messages, size = reader.take(consumer.permits, self._limits.delivery_bytes)
+        if runs[0].position > self._cursor.reach:
+            consumer.send_many(runs, messages, size)
         else:
-            self._send_unacknowledged(consumer, entries)
+            self._send_unacknowledged(consumer, runs)
         return reader.has_more and consumer.can_receive
 
-    def _send_unacknowledged(self, consumer: Consumer, entries: list[Entry]) -> None:
+    def _send_unacknowledged(self, consumer: Consumer, runs: list[EntryRun]) -> None:
         """Leave out what is acknowledged, in part too."""
         cursor = self._cursor
-        run: list[Entry] = []
-        for entry in entries:
+        for entry in entries_of(runs):
             if cursor.is_acknowledged(entry.position):
                 continue
             mask = cursor.remaining(entry.position)
             if mask is None:
-                run.append(entry)
-                continue
-            _send_run(consumer, run)
-            run = []
-            consumer.send(entry, min(mask.bit_count(), entry.messages), 0, ack_set_of(mask))
-        _send_run(consumer, run)
-        until = cursor.acknowledged_until(entries[-1].position)
+                consumer.send(entry, entry.messages, 0, ())
+            else:
+                consumer.send(entry, min(mask.bit_count(), entry.messages), 0, ack_set_of(mask))
+        until = cursor.acknowledged_until(runs[-1].last)
         if until is not None:
             self._reader.skip_to(until)
 
@@ -133,9 +134,3 @@ class SingleActiveDispatcher:
         for consumer in self.consumers:
             if consumer.is_listening:
                 self.listens(consumer)
-
-
-def _send_run(consumer: Consumer, run: list[Entry]) -> None:
-    if run:
-        messages = sum(entry.messages for entry in run)
-        consumer.send_many(run, messages, sum(len(entry.payload) for entry in run))

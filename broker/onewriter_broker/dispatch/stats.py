@@ -1,50 +1,11 @@
-"""Counting what is delivered and acknowledged, and showing it in Pulsar's shape."""
+"""A subscription's figures in Pulsar's shape."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # it is shown here, and counts with what is here
-    from onewriter_broker.dispatch.subscription import Subscription
-
-
-@dataclass(slots=True)
-class Rate:
-    """A running total and how fast it grew in the last full window, per second."""
-
-    total: int = 0
-    _window_start: float = 0.0
-    _window_total: int = 0
-    _per_second: float = 0.0
-
-    def per_second(self, now: float, window_seconds: float) -> float:
-        """The rate over the last window that ended; over the running one before that."""
-        elapsed = now - self._window_start
-        if elapsed >= window_seconds:
-            self._per_second = (self.total - self._window_total) / elapsed
-            self._window_start, self._window_total = now, self.total
-        return self._per_second
-
-
-@dataclass(slots=True)
-class Counters:
-    """What one consumer, or one subscription over all of its consumers, has had."""
-
-    messages: Rate
-    bytes: Rate
-    redelivered: Rate
-    acknowledged: Rate
-
-    @classmethod
-    def starting(cls, now: float) -> Counters:
-        """All zero, with windows that begin now."""
-        return cls(
-            Rate(_window_start=now),
-            Rate(_window_start=now),
-            Rate(_window_start=now),
-            Rate(_window_start=now),
-        )
+from onewriter_broker.dispatch.consumer import Consumer
+from onewriter_broker.dispatch.subscription import Subscription
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +48,34 @@ class ConsumerStats:
         }
 
 
+def consumer_stats(subscription: Subscription, consumer: Consumer, now: float) -> ConsumerStats:
+    """One consumer's figures, rates over the window of Limits.rate_seconds."""
+    counters, window = consumer.counters, subscription.limits.rate_seconds
+    return ConsumerStats(
+        messages_per_second=counters.messages.per_second(now, window),
+        bytes_per_second=counters.bytes.per_second(now, window),
+        redelivered_per_second=counters.redelivered.per_second(now, window),
+        acknowledged_per_second=counters.acknowledged.per_second(now, window),
+        messages_total=counters.messages.total,
+        bytes_total=counters.bytes.total,
+        name=consumer.name,
+        kind=subscription.kind.value,
+        permits=consumer.permits,
+        unacknowledged=consumer.unacknowledged,
+        is_blocked=consumer.is_blocked,
+        address=consumer.channel.peer_address,
+        connected_since=consumer.connected_since,
+        backlog=subscription.backlog()[0],
+    )
+
+
 def subscription_stats(subscription: Subscription, now: float) -> dict[str, object]:
     """The JSON object of Pulsar's admin API, as far as there are facts for it."""
     totals = subscription.counters
-    consumers = [(consumer, consumer.stats(now)) for consumer in subscription.consumers]
+    consumers = [
+        (consumer, consumer_stats(subscription, consumer, now))
+        for consumer in subscription.consumers
+    ]
     active = subscription.active_consumer
     return {
         "msgRateOut": sum(stats.messages_per_second for _, stats in consumers),
@@ -101,6 +86,7 @@ def subscription_stats(subscription: Subscription, now: float) -> dict[str, obje
         "messageAckRate": sum(stats.acknowledged_per_second for _, stats in consumers),
         "msgBacklog": subscription.backlog()[0],
         "unackedMessages": subscription.unacknowledged,
+        "msgDelayed": subscription.delayed,
         "blockedSubscriptionOnUnackedMsgs": subscription.is_blocked,
         "type": subscription.kind.value if consumers else "",
         "activeConsumerName": active.name if active is not None else "",

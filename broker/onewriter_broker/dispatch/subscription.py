@@ -1,79 +1,74 @@
 """One subscription: a cursor, its consumers, and the dispatcher that serves them.
 
-Ties together what the other files decide: acknowledgements move the cursor and are saved, seeks
-move it back, consumers come and go. Which subscriptions a topic has is subscriptions.py's.
+Ties together what the other files decide: acknowledgements move the cursor and are saved, moves
+put it elsewhere, consumers come and go. Which subscriptions a topic has is registry.py's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
-from onewriter_broker.dispatch.api import (
-    Channel,
-    Receipt,
-    SeekTarget,
-    SubscribeOptions,
-    SubscriptionType,
-)
+from onewriter_broker.dispatch.api import Channel, Receipt, SubscribeOptions, SubscriptionType
 from onewriter_broker.dispatch.consumer import Consumer
+from onewriter_broker.dispatch.context import TopicContext
 from onewriter_broker.dispatch.cursor import Cursor, before, mask_of
+from onewriter_broker.dispatch.rates import Counters
 from onewriter_broker.dispatch.reading import ReadAhead
 from onewriter_broker.dispatch.shared import SharedDispatcher
 from onewriter_broker.dispatch.single import SingleActiveDispatcher
-from onewriter_broker.dispatch.stats import Counters
+from onewriter_broker.log.termination import terminated_at
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import Position
 from onewriter_core.wire.hot import Ack, MessageId
-
-if TYPE_CHECKING:  # a topic's subscriptions and each of them know each other
-    from collections.abc import Sequence
-
-    from onewriter_broker.dispatch.subscriptions import Subscriptions
 
 CUMULATIVE = 1
 """CommandAck.ack_type."""
 
 
 class Subscription:
-    """See the module. Created and deleted by Subscriptions only."""
+    """See the module. Created and deleted by the Registry only.
+
+    ``learned`` is called when reading has shown where ledgers end: cursors may move over that.
+    """
 
     def __init__(
         self,
-        topic: Subscriptions,
+        context: TopicContext,
         name: str,
         cursor: Cursor,
         *,
         is_durable: bool,
         properties: Mapping[str, str],
+        learned: Callable[[], None],
     ) -> None:
-        self.topic = topic
         self.name = name
         self.cursor = cursor
         self.is_durable = is_durable
         self.properties = dict(properties)
-        self.limits = topic.limits
+        self.limits = context.limits
         self.expires_at: float | None = None
         """Non-durable, after a seek: when it goes if nobody has come back."""
-        self.counters = Counters.starting(topic.clock())
+        self.counters = Counters.starting(context.clock())
         self.last_acknowledged_ms = 0
+        self._context = context
+        self._end = terminated_at(context.log.state)
         self._reader = ReadAhead(
-            topic.log,
-            topic.gaps,
+            context.log,
+            context.gaps,
             cursor.mark_delete,
-            tail=topic.tail,
-            budget=topic.budget,
-            spawn=topic.spawn,
-            limits=topic.limits,
+            tail=context.tail,
+            budget=context.budget,
+            spawn=context.spawn,
+            limits=context.limits,
             ready=self.wake,
-            learned=topic.learned,
+            learned=learned,
         )
         self._dispatcher: SingleActiveDispatcher | SharedDispatcher = self._dispatcher_for(
             SubscriptionType.EXCLUSIVE
         )
 
     def __repr__(self) -> str:
-        return f"<Subscription {self.name!r} of {self.topic.log.name}>"
+        return f"<Subscription {self.name!r} of {self._context.log.name}>"
 
     @property
     def kind(self) -> SubscriptionType:
@@ -96,14 +91,19 @@ class Subscription:
         return self._dispatcher.unacknowledged
 
     @property
+    def delayed(self) -> int:
+        """Shared: entries that wait for their time of delivery."""
+        return self._dispatcher.delayed
+
+    @property
     def is_blocked(self) -> bool:
         """Shared: too much is unacknowledged to deliver more."""
         return self._dispatcher.is_blocked
 
     def backlog(self) -> tuple[int, bool]:
         """Entries not acknowledged, and whether the number is exact; never more than there are."""
-        cursor = self.cursor
-        entries, is_exact = self.topic.gaps.count(cursor.mark_delete, self.topic.log.committed)
+        cursor, context = self.cursor, self._context
+        entries, is_exact = context.gaps.count(cursor.mark_delete, context.log.committed)
         if cursor.range_count:
             entries = max(0, entries - cursor.acknowledged_count())
         return entries, is_exact
@@ -125,41 +125,56 @@ class Subscription:
         if options.kind is not self.kind:
             self._replace_dispatcher(options.kind)
         consumer = Consumer(
-            self,
             options,
             channel,
-            now=self.topic.clock(),
-            wall_clock_ms=self.topic.wall_clock_ms(),
+            now=self._context.clock(),
+            wall_clock_ms=self._context.wall_clock_ms(),
         )
         self._dispatcher.add(consumer)
         self.expires_at = None
         return consumer
 
-    def consumer_listens(self, consumer: Consumer) -> None:
-        """Its client is ready for whatever there is to say."""
-        self._dispatcher.listens(consumer)
+    def start(self, consumer: Consumer) -> None:
+        """SUCCESS is written to the client: deliver to it from now on. Call once."""
+        if not consumer.is_closed and not consumer.is_started:
+            consumer.is_started = True
+            self._listen(consumer)
+            self._tell_end()
+            self.wake()
 
-    def consumer_left(self, consumer: Consumer) -> None:
-        """A consumer closed, or its connection did. A reader's subscription goes with it."""
+    def flow(self, consumer: Consumer, permits: int) -> None:
+        """The client takes so many more messages (not entries).
+
+        The first time, it is told whether it is active.
+        """
+        if permits > 0 and not consumer.is_closed:
+            consumer.permits = min(consumer.permits + permits, self.limits.permits_max)
+            self._listen(consumer)
+            self.wake()
+
+    def _listen(self, consumer: Consumer) -> None:
+        if consumer.is_started and consumer.permits > 0 and not consumer.is_listening:
+            consumer.is_listening = True
+            self._dispatcher.listens(consumer)
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """A consumer closed, or its connection did. The others are not woken yet."""
         consumer.is_closed = True
         self._dispatcher.remove(consumer)
-        self._count_leaving(consumer)
-        if not self.is_durable and not self.consumers:
-            self.topic.discard(self)
-        else:
-            self.wake()
+        self.counters.take_over(consumer.counters)
 
     def detach_all(self) -> list[Consumer]:
         """Disconnect everybody without a word; the caller tells them."""
         leaving = list(self.consumers)
         for consumer in leaving:
             consumer.is_closed = True
-            self._count_leaving(consumer)
+            self.counters.take_over(consumer.counters)
         self._replace_dispatcher(self.kind)
         return leaving
 
     def close(self) -> None:
         """Stop all work. Consumers were detached before."""
+        self._context.turns.drop(self.deliver_some)
         self._replace_dispatcher(self.kind)
         self._reader.close()
 
@@ -172,47 +187,49 @@ class Subscription:
         """A dispatcher without consumers that begins behind the mark-delete position."""
         if kind is SubscriptionType.SHARED:
             return SharedDispatcher(
-                self.topic.log,
+                self._context.log,
                 self.cursor,
                 self._reader,
-                spawn=self.topic.spawn,
+                spawn=self._context.spawn,
                 limits=self.limits,
                 wake=self.wake,
+                wall_clock_ms=self._context.wall_clock_ms,
             )
         return SingleActiveDispatcher(
             kind,
             self.cursor,
             self._reader,
-            partition=self.topic.log.name.partition,
+            partition=self._context.log.name.partition,
             limits=self.limits,
         )
-
-    def _count_leaving(self, consumer: Consumer) -> None:
-        mine, theirs = self.counters, consumer.counters
-        mine.messages.total += theirs.messages.total
-        mine.bytes.total += theirs.bytes.total
-        mine.redelivered.total += theirs.redelivered.total
-        mine.acknowledged.total += theirs.acknowledged.total
 
     # ------------------------------------------------------------ delivering
 
     def wake(self) -> None:
         """Something changed: deliver what can be delivered now."""
-        self.topic.wake(self)
+        self._context.turns.wake(self.deliver_some)
 
     def deliver_some(self) -> bool:
         """Deliver one turn's worth; True when more could follow at once."""
         return self._dispatcher.deliver_some()
 
-    def redeliver(self, consumer: Consumer, message_ids: Sequence[MessageId]) -> None:
-        """A consumer wants messages again."""
+    def redeliver(
+        self, consumer: Consumer, message_ids: Sequence[MessageId], consumer_epoch: int | None
+    ) -> None:
+        """Send again: these (Shared) or all that is unacknowledged.
+
+        A higher ``consumer_epoch`` is stored in any case.
+        """
+        if consumer.is_closed:
+            return
+        consumer.raise_epoch(consumer_epoch)
         self._dispatcher.redeliver(consumer, message_ids)
         self.wake()
 
     # ------------------------------------------------------------ acknowledging
 
     def acknowledge(self, consumer: Consumer, ack: Ack, receipt: Receipt | None) -> None:
-        """Take an ACK of one of its consumers."""
+        """Take an ACK of one of its consumers; ``receipt`` perhaps before this returns."""
         error: OnewriterError | None = None
         if ack.txnid_least or ack.txnid_most:
             error = Refused(ServerError.NOT_ALLOWED_ERROR, "there are no transactions here")
@@ -221,19 +238,18 @@ class Subscription:
         else:
             for message_id in ack.message_ids:
                 error = self._acknowledge_one(consumer, message_id) or error
-        self.last_acknowledged_ms = self.topic.wall_clock_ms()
-        if self.is_durable:
-            self.topic.saver.changed(self)
+        self.last_acknowledged_ms = self._context.wall_clock_ms()
+        self.changed()
         if receipt is None:
             return
         if error is None and self.is_durable:
-            self.topic.saver.when_saved(self, receipt)
+            self._context.saver.when_saved(self.name, receipt)
         else:
             receipt(error)
 
     def _acknowledge_one(self, consumer: Consumer, message_id: MessageId) -> OnewriterError | None:
         position = message_id.position
-        if position > self.topic.log.committed:
+        if position > self._context.log.committed:
             return Refused(ServerError.NOT_ALLOWED_ERROR, f"{position} is not in the log")
         if message_id.ack_set:
             mask = mask_of(message_id.ack_set)
@@ -259,9 +275,9 @@ class Subscription:
             )
         for message_id in ack.message_ids[:1]:
             position = message_id.position
-            if position > self.topic.log.committed:
+            if position > self._context.log.committed:
                 return Refused(ServerError.NOT_ALLOWED_ERROR, f"{position} is not in the log")
-            entries, _ = self.topic.gaps.count(self.cursor.mark_delete, position)
+            entries, _ = self._context.gaps.count(self.cursor.mark_delete, position)
             consumer.counters.acknowledged.total += entries
             mask = mask_of(message_id.ack_set)
             if message_id.ack_set and mask != 0:
@@ -272,30 +288,7 @@ class Subscription:
                 self.cursor.acknowledge_until(position)
         return None
 
-    # ------------------------------------------------------------ moving
-
-    async def seek(self, target: SeekTarget, answer: Callable[[], None] | None = None) -> None:
-        """Begin again elsewhere, with everybody disconnected, as in Pulsar.
-
-        Acknowledgements on their way belong to the old position, and clients empty their queues:
-        so they have to subscribe again. They are told first; ``answer`` is called when the new
-        position is saved. In this order: the C++ client takes a seek that is answered before its
-        consumer is closed for one that needs no new start, and leaves out what it has had.
-        Raises Undecided and Unavailable, without ``answer``, when it is not saved; the
-        subscription stands at the new position all the same.
-        """
-        mark_delete, mask = await self.topic.resolve(target)
-        if self.topic.get(self.name) is not self:
-            raise Refused(ServerError.SUBSCRIPTION_NOT_FOUND, f"{self.name} was deleted meanwhile")
-        for consumer in self.detach_all():
-            consumer.channel.consumer_closed(consumer.id)
-        self.move(mark_delete, mask)
-        if self.is_durable:
-            await self.topic.saver.saved(self)
-        else:
-            self.expires_at = self.topic.clock() + self.limits.seek_linger_seconds
-        if answer is not None:
-            answer()
+    # ------------------------------------------------------------ moving and saving
 
     def move(self, mark_delete: Position, mask: int | None = None) -> None:
         """Stand at ``mark_delete``; ``mask``: what is unacknowledged of the entry behind it."""
@@ -305,18 +298,24 @@ class Subscription:
                 Position(mark_delete.ledger, mark_delete.entry + 1), mask
             )
         self._reader.rewind(mark_delete)
+        self.changed()
+
+    def changed(self) -> None:
+        """Its cursor or properties changed: a durable one is saved soon."""
+        self._tell_end()
         if self.is_durable:
-            self.topic.saver.changed(self)
+            self._context.saver.changed(self.name, self.cursor, self.properties)
 
-    async def unsubscribe(self, consumer: Consumer, *, force: bool) -> None:
-        """Delete it at the wish of one of its consumers."""
-        if not force and any(other is not consumer for other in self.consumers):
-            raise Refused(
-                ServerError.METADATA_ERROR,
-                "other consumers are connected: unsubscribe with force, or close them first",
-            )
-        await self.topic.remove(self, spare=consumer)
+    def _tell_end(self) -> None:
+        """Of a terminated topic: all is acknowledged, and its consumers are told so, once."""
+        if self._end is None or self.cursor.mark_delete < self._end:
+            return
+        for consumer in self.consumers:
+            if consumer.is_started and not consumer.is_at_end:
+                consumer.is_at_end = True
+                consumer.channel.reached_end(consumer.id)
 
-    async def find_last(self) -> tuple[MessageId, Position]:
-        """The topic's last message id, and the position of its entry."""
-        return await self.topic.find_last()
+    async def saved(self) -> None:
+        """Wait until a durable one is saved as it is now; raises Undecided and Unavailable."""
+        if self.is_durable:
+            await self._context.saver.saved(self.name)

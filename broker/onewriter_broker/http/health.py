@@ -31,6 +31,10 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
         problems = []
         if not site.is_ready.is_set():
             problems.append("the broker does not listen yet")
+        if not site.desired.is_known:
+            problems.append(
+                "nobody has said yet what is wanted of topics (PUT /onewriter/v1/desired)"
+            )
         if site.membership.view() is None:
             problems.append("the store does not answer")
         if known == 0:

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from onewriter_broker.http.pulsar_stats import iso
 from onewriter_broker.log.api import LogStore
+from onewriter_broker.topic.transitions import LEADERLESS_MS, READY
+from onewriter_core.topic.model import Purpose
 
 READ_RECORDS: Final = 512
 """Records that one read from the store asks for."""
@@ -23,7 +25,7 @@ SCANNED_MAX: Final = 8_192
 _NUMBERS: Final = frozenset(
     {"epoch", "oldEpoch", "ledger", "priority", "arrival", "leaderlessMs", "entries", "claimed"}
 )
-_DOCUMENTS: Final = frozenset({"previous", "nextWaiter"})
+_DOCUMENTS: Final = frozenset({"previous", "nextWaiter", "former"})
 _NUMBER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
 
 RECORD_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}", re.ASCII)
@@ -48,12 +50,15 @@ async def newest(store: LogStore, bucket: int, topic: str, limit: int) -> Page:
     count = READ_RECORDS
     while True:
         found = await store.read_audit(bucket, count=count, reverse=True)
-        mine = [shown(record_id, fields) for record_id, fields in found if _is_of(fields, topic)]
+        mine: list[dict[str, Any]] = []
+        for record_id, fields in reversed(found):
+            if _is_of(fields, topic):
+                _tell(mine, shown(record_id, fields))
         is_all = len(found) < count
         if is_all or len(mine) >= limit or count >= SCANNED_MAX:
             last = found[0][0] if found else None
             is_cut = not is_all or len(mine) > limit
-            return Page(mine[:limit][::-1], last, is_cut)
+            return Page(mine[-limit:], last, is_cut)
         count = min(count * 4, SCANNED_MAX)
 
 
@@ -66,7 +71,7 @@ async def following(store: LogStore, bucket: int, topic: str, after: str, limit:
         for record_id, fields in found:
             after = record_id
             if _is_of(fields, topic):
-                records.append(shown(record_id, fields))
+                _tell(records, shown(record_id, fields))
                 if len(records) == limit:
                     break
         scanned += len(found)
@@ -78,6 +83,17 @@ async def following(store: LogStore, bucket: int, topic: str, after: str, limit:
 def _is_of(fields: dict[str, str], topic: str) -> bool:
     """A topic's own records, and those of its whole bucket (an adoption by force)."""
     return fields.get("topic", topic) == topic
+
+
+def _tell(records: list[dict[str, Any]], record: dict[str, Any]) -> None:
+    """Add a record; one that says when a winner could write is told with its grant, if that is here."""
+    if record.get("kind") == READY:
+        for granted in reversed(records):
+            is_same = granted.get("ledger") == record.get("ledger")
+            if is_same and granted.get("kind") == Purpose.GRANT.value:
+                granted[LEADERLESS_MS] = record.get(LEADERLESS_MS)
+                return
+    records.append(record)
 
 
 def shown(record_id: str, fields: dict[str, str]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.distribution import SECONDS, Distribution
 from onewriter_broker.log.topic_log import Loss
+from onewriter_broker.tls import ServerCertificate
 from onewriter_core.topic.effects import Record
 from onewriter_core.topic.model import Departure, Purpose
 
@@ -40,8 +41,14 @@ _NOT_FENCED: Final = frozenset({Departure.NONE, Departure.CLOSED})
 class Metrics:
     """The figures of one broker process."""
 
-    def __init__(self, clients: Clients, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        clients: Clients,
+        now: Callable[[], float],
+        certificate: ServerCertificate | None = None,
+    ) -> None:
         self._clients = clients
+        self._certificate = certificate
         self._now = now
         self._transitions: Counter[tuple[str, str]] = Counter()
         self.fenced: Counter[str] = Counter()
@@ -111,6 +118,8 @@ class Metrics:
         waiters = sum(len(runner.topic.queue) for runner in runners)
         producers = sum(len(runner.producers) for runner in runners)
         yield _gauge("topics_loaded", "Topics served by this broker now.", len(loaded))
+        broken = len(self._clients.topics.broken)
+        yield _gauge("topics_broken", "Topics refused because a key must be repaired.", broken)
         yield _gauge("topics_held", "Of these, topics with an exclusive writer.", held)
         yield _gauge("waiters", "Producers in line, over all topics.", waiters)
         yield _gauge("producers", "Connected producers, waiting ones included.", producers)
@@ -181,6 +190,13 @@ class Metrics:
 
     def _process(self) -> Iterator[Metric]:
         clients = self._clients
+        if self._certificate is not None:
+            yield _gauge(
+                "tls_certificate_not_after_seconds",
+                "When the certificate that is served expires, in Unix seconds.",
+                self._certificate.not_after,
+            )
+        yield _gauge("desired_known", "0 while nobody said what is wanted.", int(clients.is_told))
         yield _gauge("connections", "Client connections.", len(clients.connections))
         yield _counter("connections_opened", "Client connections ever made.", clients.opened)
         yield _gauge(

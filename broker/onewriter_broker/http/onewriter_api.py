@@ -9,7 +9,8 @@ from typing import Any, Final
 import structlog
 from aiohttp import web
 
-from onewriter_broker.http import history, views
+from onewriter_broker.connection.lookups import wait_for_owner
+from onewriter_broker.http import history, status, views
 from onewriter_broker.http.site import Refusal, Site, number, object_body, topic_of
 from onewriter_broker.ownership.placement import name_of
 from onewriter_broker.topic.catalog import CatalogEntry
@@ -59,9 +60,9 @@ def _add_topics(router: web.UrlDispatcher, site: Site) -> None:
         entry = await site.topics.entry_of(name)
         if entry is None:
             raise Refusal(404, f"topic {name} does not exist")
-        owner = await site.owner_of(name, wait_seconds=0.5)
+        owner = await wait_for_owner(site.topics, name, 0.5)
         if not site.topics.is_owned(name) and owner is not None and owner != site.addresses:
-            raise web.HTTPTemporaryRedirect(owner.http_url + str(request.rel_url))
+            raise web.HTTPTemporaryRedirect(site.url_of(request, owner) + str(request.rel_url))
         return web.json_response(await _status(site, name, entry))
 
     router.add_get(_ROOT + "/topics", every)
@@ -81,7 +82,7 @@ async def _list(site: Site, request: web.Request) -> dict[str, Any]:
     async def row(text: str) -> dict[str, Any]:
         name, entry = TopicName.parse(text), entries[text]
         declared = site.topics.desired.topic(name) is not None
-        found = views.summary(text, entry, is_declared=declared, owner=_owner(site, name))
+        found = views.summary(text, entry, is_declared=declared, owner=status.owner(site, name))
         loaded = site.topics.loaded.get(text)
         if loaded is not None:
             return found | views.loaded_summary(loaded)
@@ -98,29 +99,20 @@ async def _list(site: Site, request: web.Request) -> dict[str, Any]:
 
 
 async def _status(site: Site, name: TopicName, entry: CatalogEntry) -> dict[str, Any]:
-    clients, topics = site.clients, site.topics
-    bucket = topics.bucket_of(name)
+    topics = site.topics
     declared = topics.desired.topic(name)
-    found = views.summary(
-        str(name), entry, is_declared=declared is not None, owner=_owner(site, name)
-    ) | {
-        "bucket": bucket,
-        "served": topics.is_owned(name),
-        "waitingReason": topics.ownership.waiting_reason(bucket)
-        or ("" if topics.is_owned(name) else site.why_not_served(name)),
-        "broker": site.incarnation,
-    }
     loaded = topics.loaded.get(str(name))
     if loaded is not None:
-        found |= views.loaded_status(loaded, clients.now(), clients.wall_ms())
+        found = status.served_status(site, loaded, None)
     else:
+        found = status.place(site, name, entry)
         found |= views.stored_status(name, await _states(site, name, entry))
         found["durability"] = None if declared is None else declared.spec.durability.value
+        found["losses"] = status.losses(site, name)
     try:
-        found["store"] = views.store(await site.store.observe([bucket]))
+        found["store"] = views.store(await site.store.observe([topics.bucket_of(name)]))
     except (Undecided, Unavailable) as error:
         found["store"] = {"problem": str(error)}
-    found["losses"] = [views.loss(each) for each in site.losses if each.topic.base == name]
     return found
 
 
@@ -135,13 +127,6 @@ async def _states(site: Site, name: TopicName, entry: CatalogEntry) -> dict[int,
         except OnewriterError:
             found[slot] = {}
     return found
-
-
-def _owner(site: Site, name: TopicName) -> dict[str, str] | None:
-    found = site.topics.ownership.owner_of(site.topics.bucket_of(name))
-    if found is None:
-        return None
-    return {"brokerUrl": found.broker_url, "httpUrl": found.http_url}
 
 
 def _add_story(router: web.UrlDispatcher, site: Site) -> None:
@@ -250,6 +235,8 @@ async def _decided(
         raise Refusal(
             504, f"not decided within {seconds:g} s: ask for the topic's status"
         ) from None
+    except Unavailable as unavailable:
+        raise Refusal(504, f"not decided ({unavailable}): ask for its status") from unavailable
     if answer.refusal and topic.runner.topic.is_closed:
         raise Refusal(504, f"not decided, the topic is moving ({answer.refusal})")
     return answer

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from onewriter_broker.connection.lookups import NO_OWNER, OWNER_WAIT_SECONDS
+from onewriter_broker.connection.lookups import (
+    NO_OWNER,
+    check_listener,
+    wait_for_owner,
+    why_not_served,
+)
 from onewriter_broker.http.site import Site, topic_of
 from onewriter_broker.namespaces import Missing
 from onewriter_core.errors import Refused, ServerError, Unavailable
@@ -29,15 +34,20 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
 
     async def lookup(request: web.Request) -> web.Response:
         name = checked(request)
-        owner = await site.owner_of(name, wait_seconds=OWNER_WAIT_SECONDS)
+        asked_for = request.query.get("listenerName", "")
+        check_listener(asked_for or request.headers.get("X-Pulsar-ListenerName", ""))
+        owner = await wait_for_owner(site.topics, name)
         if owner is None:
-            raise Unavailable(f"{NO_OWNER}: {site.why_not_served(name)}")
+            raise Unavailable(f"{NO_OWNER}: {why_not_served(site.topics, name)}")
+        tls = site.clients.over_tls(owner)
         return web.json_response(
             {
                 "brokerUrl": owner.broker_url,
                 "httpUrl": owner.http_url,
                 "nativeUrl": owner.broker_url,
-                "brokerUrlSsl": "",
+                "brokerUrlTls": tls.broker_url,
+                "httpUrlTls": tls.http_url,
+                "brokerUrlSsl": tls.broker_url,
             }
         )
 

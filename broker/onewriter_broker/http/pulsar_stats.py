@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
+from onewriter_broker.log.termination import terminated_at
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.producer import Producer
@@ -81,7 +82,7 @@ def topic_stats(topic: LoadedTopic, slot: int, now: float, owner: str) -> dict[s
         "waitingPublishers": len(producers) - len(granted),
         "subscriptions": subscriptions,
         "replication": {},
-        "deduplicationStatus": "Disabled",
+        "deduplicationStatus": "Enabled" if topic.runner.deduplications.is_on else "Disabled",
         "topicEpoch": 0 if state is None else state.epoch,
         "ownerBroker": owner,
     }
@@ -134,7 +135,7 @@ def internal_stats(topic_log: TopicLog, now: float, wall_ms: int) -> dict[str, o
         "lastLedgerCreatedTimestamp": iso(opened_ms),
         "pendingAddEntriesCount": pending,
         "lastConfirmedEntry": f"{committed.ledger}:{committed.entry}",
-        "state": "LedgerOpened" if topic_log.is_writable else "ClosedLedger",
+        "state": _ledger_state(topic_log),
         "ledgers": [
             {
                 "ledgerId": topic_log.ledger,
@@ -148,6 +149,12 @@ def internal_stats(topic_log: TopicLog, now: float, wall_ms: int) -> dict[str, o
         "schemaLedgers": [],
         "compactedLedger": {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False},
     }
+
+
+def _ledger_state(topic_log: TopicLog) -> str:
+    if terminated_at(topic_log.state) is not None:
+        return "Terminated"
+    return "LedgerOpened" if topic_log.is_writable else "ClosedLedger"
 
 
 def _sum(subscriptions: Mapping[str, Mapping[str, object]], name: str) -> float:

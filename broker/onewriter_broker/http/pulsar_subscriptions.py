@@ -19,7 +19,7 @@ SKIPPED_MAX: Final = 1_000_000
 """Entries that one call may skip; skip_all has no bound."""
 
 _INT64_MAX = 2**63 - 1
-_SUBSCRIPTION = PATH + "/subscription/{subscription}"
+SUBSCRIPTION_PATH: Final = PATH + "/subscription/{subscription}"
 
 
 def add_routes(router: web.UrlDispatcher, site: Site) -> None:
@@ -53,7 +53,7 @@ def _add_lists(router: web.UrlDispatcher, site: Site) -> None:
         return done()
 
     router.add_get(PATH + "/subscriptions", every)
-    router.add_put(_SUBSCRIPTION, create)
+    router.add_put(SUBSCRIPTION_PATH, create)
 
 
 async def _on_each(
@@ -101,17 +101,14 @@ def _add_moves(router: web.UrlDispatcher, site: Site) -> None:
 
     async def later(request: web.Request) -> web.Response:
         del request
-        raise Refusal(
-            405, "neither peeking nor expiring messages is offered; use a reader, or skip"
-        )
+        raise Refusal(405, "messages are not expired here; use skip, or declare a retention")
 
-    router.add_delete(_SUBSCRIPTION, delete)
-    router.add_post(_SUBSCRIPTION + "/skip_all", skip_all)
-    router.add_post(_SUBSCRIPTION + "/skip/{entries}", skip)
-    router.add_post(_SUBSCRIPTION + "/resetcursor/{time}", reset_to_time)
-    router.add_post(_SUBSCRIPTION + "/resetcursor", reset_to_id)
-    router.add_get(_SUBSCRIPTION + "/position/{position}", later)
-    router.add_post(_SUBSCRIPTION + "/expireMessages/{seconds}", later)
+    router.add_delete(SUBSCRIPTION_PATH, delete)
+    router.add_post(SUBSCRIPTION_PATH + "/skip_all", skip_all)
+    router.add_post(SUBSCRIPTION_PATH + "/skip/{entries}", skip)
+    router.add_post(SUBSCRIPTION_PATH + "/resetcursor/{time}", reset_to_time)
+    router.add_post(SUBSCRIPTION_PATH + "/resetcursor", reset_to_id)
+    router.add_post(SUBSCRIPTION_PATH + "/expireMessages/{seconds}", later)
 
 
 async def _require_single(site: Site, request: web.Request, reason: str) -> None:

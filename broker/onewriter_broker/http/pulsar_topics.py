@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -25,7 +25,9 @@ from onewriter_broker.http.site import (
     namespace_of,
     topic_of,
 )
+from onewriter_broker.topic.deletion import delete as delete_topic
 from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_broker.topic.policies import set_own
 from onewriter_core.api.topic import PARTITIONS_MAX
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import TopicName
@@ -37,18 +39,7 @@ PATH: Final = _ROOT + "/{topic}"
 PARTITIONS_SHOWN_MAX: Final = 64
 """Partitions whose own statistics are in a partitioned topic's."""
 
-_TOPIC_POLICIES: Final = (
-    "retention", "backlogQuota", "backlogQuotaMap", "messageTTL", "persistence", "deduplicationEnabled",
-    "publishRate", "dispatchRate", "subscribeRate", "subscriptionDispatchRate", "maxProducers",
-    "maxConsumers", "maxConsumersPerSubscription", "maxMessageSize", "maxSubscriptionsPerTopic",
-    "maxUnackedMessagesOnConsumer", "maxUnackedMessagesOnSubscription", "compactionThreshold",
-    "delayedDelivery", "inactiveTopicPolicies", "offloadPolicies", "replication",
-    "schemaCompatibilityStrategy", "deduplicationSnapshotInterval", "permissions",
-)  # fmt: skip
-"""Paths of Pulsar's topic policies, which do not exist here."""
-
 _LATER: Final = {
-    "terminate": "topics cannot be terminated",
     "compaction": "compaction is not there yet",
     "offload": "offloading is not done by the broker",
 }
@@ -135,9 +126,12 @@ def _add_topic(router: web.UrlDispatcher, site: Site) -> None:
     async def create(request: web.Request) -> web.Response:
         name = checked(site, request)
         await site.require_owned(request, name)
+        properties = properties_of(await json_body(request))
         if await _has_log(site, name):
             raise Refusal(409, "This topic already exists")
         await site.topics.serve(name)
+        if properties:
+            await set_own(site.topics, name.base, "properties", lambda _: properties)
         return done()
 
     async def delete(request: web.Request) -> web.Response:
@@ -189,7 +183,7 @@ async def _delete(site: Site, request: web.Request, topic: LoadedTopic) -> None:
         )
         if connected:
             raise Refusal(412, f"Topic has {connected} connected producers/consumers")
-    await site.topics.delete(topic.name)
+    await delete_topic(site.topics, topic.name)
 
 
 def _add_partitions(router: web.UrlDispatcher, site: Site) -> None:
@@ -203,7 +197,9 @@ def _add_partitions(router: web.UrlDispatcher, site: Site) -> None:
 
     async def create(request: web.Request) -> web.Response:
         name = checked(site, request)
-        partitions = await _partitions(request)
+        body = await json_body(request)
+        partitions = _partitions(body)
+        properties = properties_of(body.get("properties") if isinstance(body, dict) else None)
         if name.partition is not None:
             raise Refusal(412, "Partitioned Topic Name should not contain '-partition-'")
         if partitions < 1:
@@ -213,11 +209,13 @@ def _add_partitions(router: web.UrlDispatcher, site: Site) -> None:
         if await site.topics.exists(name):
             raise Refusal(409, "This topic already exists")
         await site.topics.set_partitions(name, partitions)
+        if properties:
+            await set_own(site.topics, name, "properties", lambda _: properties)
         return done()
 
     async def update(request: web.Request) -> web.Response:
         name = checked(site, request)
-        wanted = await _partitions(request)
+        wanted = _partitions(await json_body(request))
         await site.require_owned(request, name)
         present = await site.topics.partitions_of(name)
         if not present or name.partition is not None:
@@ -251,9 +249,17 @@ def _add_partitions(router: web.UrlDispatcher, site: Site) -> None:
     router.add_delete(path, delete)
 
 
-async def _partitions(request: web.Request) -> int:
+def properties_of(value: object) -> dict[str, object]:
+    """A topic's properties, names to texts; raises Refusal for anything else than that."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) for text in value.values()):
+        raise Refusal(400, "properties are a JSON object of texts")
+    return dict(value)
+
+
+def _partitions(body: object) -> int:
     """A number of partitions, bare or inside Pulsar's partitioned topic metadata."""
-    body = await json_body(request)
     if isinstance(body, dict):
         body = body.get("partitions")
     if isinstance(body, bool) or not isinstance(body, int):
@@ -276,7 +282,7 @@ def _add_stats(router: web.UrlDispatcher, site: Site) -> None:
             raise not_found(name)
         slot = topic.slot_of(name)
         await topic.subscriptions[slot].measure_backlogs()
-        return web.json_response(topic_stats(topic, slot, clients.now(), owner))
+        return web.json_response(_shown(request, topic_stats(topic, slot, clients.now(), owner)))
 
     async def partitioned(request: web.Request) -> web.Response:
         name, topic = await served(site, request)
@@ -286,7 +292,8 @@ def _add_stats(router: web.UrlDispatcher, site: Site) -> None:
         for slot in slots_of(name, topic):
             await topic.subscriptions[slot].measure_backlogs()
             full_name = str(name.with_partition(slot))
-            parts[full_name] = topic_stats(topic, slot, clients.now(), owner)
+            stats = topic_stats(topic, slot, clients.now(), owner)
+            parts[full_name] = _shown(request, stats)
         stats = summed(parts.values())
         stats["metadata"] = {"partitions": topic.entry.partitions, "deleted": False}
         with_each = request.query.get("perPartition", "true").lower() != "false"
@@ -314,6 +321,16 @@ def _add_stats(router: web.UrlDispatcher, site: Site) -> None:
             }
         )
 
+    def _shown(request: web.Request, stats: dict[str, object]) -> dict[str, object]:
+        """Without what the caller does not want to see."""
+        if flag(request, "excludePublishers"):
+            stats["publishers"] = []
+        subscriptions = stats["subscriptions"]
+        if flag(request, "excludeConsumers") and isinstance(subscriptions, dict):
+            for subscription in subscriptions.values():
+                subscription["consumers"] = []
+        return stats
+
     def _internal(topic: LoadedTopic, slot: int) -> dict[str, object]:
         return internal_stats(topic.runner.logs[slot], clients.now(), clients.wall_ms())
 
@@ -324,8 +341,8 @@ def _add_stats(router: web.UrlDispatcher, site: Site) -> None:
         found = await topic.subscriptions[topic.slot_of(name)].last_message_id()
         return web.json_response(
             {
-                "ledgerId": _signed(found.ledger),
-                "entryId": _signed(found.entry),
+                "ledgerId": signed(found.ledger),
+                "entryId": signed(found.entry),
                 "partitionIndex": -1 if name.partition is None else name.partition,
                 "batchIndex": found.batch_index,
                 "batchSize": found.batch_size or 0,
@@ -342,7 +359,7 @@ def _add_stats(router: web.UrlDispatcher, site: Site) -> None:
         router.add_get(PATH + path, handler)
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
     """A 64-bit number as Java shows it."""
     return value - 2**64 if value >= 2**63 else value
 
@@ -355,6 +372,5 @@ def _add_later(router: web.UrlDispatcher) -> None:
 
         return handler
 
-    declared = "topic policies are declared by an ExclusiveTopic, not set over HTTP"
-    for path, reason in (_LATER | dict.fromkeys(_TOPIC_POLICIES, declared)).items():
+    for path, reason in _LATER.items():
         router.add_route("*", f"{PATH}/{path}", refusing(reason))  # type: ignore[arg-type]  # aiohttp's handler type

@@ -16,16 +16,21 @@ import structlog
 from aiohttp import web
 
 from onewriter_broker.http import (
+    desired_api,
     health,
     onewriter_api,
     pulsar_cluster,
     pulsar_lookup,
+    pulsar_messages,
     pulsar_namespaces,
+    pulsar_policies,
     pulsar_subscriptions,
     pulsar_topics,
+    watch,
 )
 from onewriter_broker.http.site import (
     BODY_BYTES_MAX,
+    EXPIRES,
     IDENTITY,
     Answerable,
     Refusal,
@@ -33,7 +38,7 @@ from onewriter_broker.http.site import (
     failure,
     status_of,
 )
-from onewriter_core.errors import Refused, ServerError, Undecided
+from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import Identity
 
 CONNECTIONS_MAX: Final = 2_000
@@ -52,6 +57,9 @@ STOP_SECONDS: Final = 2.0
 
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 """Answered without a token: probes and scrapers have none. They tell nothing that is secret."""
+
+STREAMS: Final = frozenset({watch.PATH})
+"""Answers that have no end; they are bounded in number, and see to slow readers themselves."""
 
 _BEARER: Final = "bearer "
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -74,7 +82,7 @@ class HttpServer:
             keepalive_timeout=KEEP_ALIVE_SECONDS,
             shutdown_timeout=STOP_SECONDS,
         )
-        self._socket: asyncio.Server | None = None
+        self._sockets: list[asyncio.Server] = []
 
     def _application(self) -> web.Application:
         @web.middleware
@@ -86,10 +94,14 @@ class HttpServer:
             health,
             pulsar_cluster,
             pulsar_namespaces,
+            pulsar_policies,
             pulsar_topics,
+            pulsar_messages,
             pulsar_subscriptions,
             pulsar_lookup,
             onewriter_api,
+            desired_api,
+            watch,
         ):
             module.add_routes(application.router, self._site)
         return application
@@ -105,15 +117,24 @@ class HttpServer:
                 return _Refusing()
             return server()
 
-        settings = self._site.clients.settings
-        self._socket = await asyncio.get_running_loop().create_server(
-            connected, settings.host, settings.http_port, backlog=1024
+        settings, certificate = self._site.clients.settings, self._site.certificate
+        loop = asyncio.get_running_loop()
+        self._sockets.append(
+            await loop.create_server(connected, settings.host, settings.http_port, backlog=1024)
         )
+        if certificate is not None:
+            options = certificate.server_options()
+            self._sockets.append(
+                await loop.create_server(
+                    connected, settings.host, settings.https_port, backlog=1024, **options
+                )
+            )
 
     async def stop(self) -> None:
         """Take no more requests, let those under way end, close."""
-        if self._socket is not None:
-            self._socket.close()
+        for socket in self._sockets:
+            socket.close()
+        self._site.watchers.end()
         await self._runner.cleanup()
 
     # ------------------------------------------------------------ guards
@@ -124,7 +145,7 @@ class HttpServer:
         self._under_way += 1
         try:
             await self._admit(request)
-            async with asyncio.timeout(REQUEST_SECONDS):
+            async with asyncio.timeout(None if request.path in STREAMS else REQUEST_SECONDS):
                 return await handler(request)
         except Undecided as error:
             # What was read was not read; what was changed may or may not be.
@@ -162,7 +183,9 @@ class HttpServer:
             method, data = "none", ""
         authenticator = self._site.clients.authenticator
         proof = await authenticator.authenticate(method, data.encode("utf-8", "replace"))
-        request[IDENTITY] = proof.identity
+        if proof.may_only_resume:
+            raise Unavailable("the identity cannot be confirmed now: come again")
+        request[IDENTITY], request[EXPIRES] = proof.identity, proof.expires_at
         if changes:
             self._check_administrator(proof.identity)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -17,22 +17,21 @@ from aiohttp import web
 from onewriter_broker.access import check_topic
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.connection.clients import Clients
+from onewriter_broker.connection.lookups import wait_for_owner, why_not_served
+from onewriter_broker.desired import Desired
 from onewriter_broker.http.metrics import Metrics
-from onewriter_broker.log.api import LogStore
+from onewriter_broker.http.watchers import Watchers
+from onewriter_broker.log.api import LogStore, Observation
 from onewriter_broker.log.topic_log import Loss
 from onewriter_broker.namespaces import Conflict, Invalid, Missing, Namespaces
 from onewriter_broker.ownership.membership import Membership
+from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import InvalidTopicName, TopicName
 
 BODY_BYTES_MAX: Final = 256 * 1024
 """A request's body."""
-
-OWNER_WAIT_SECONDS: Final = 5.0
-"""How long a request waits for its topic's bucket to have an owner."""
-
-OWNER_POLL_SECONDS: Final = 0.05
 
 FORWARD_SECONDS: Final = 20.0
 """Time for a request that this broker makes to another one on behalf of its caller."""
@@ -104,6 +103,12 @@ class Site:
     metrics: Metrics
     losses: Sequence[Loss]
     is_ready: asyncio.Event
+    desired: Desired
+    watchers: Watchers
+    seen: Callable[[], Observation | None]
+    """The store as it was last looked at."""
+    certificate: ServerCertificate | None = None
+    """What TLS is served with; None: it is not."""
 
     @property
     def topics(self) -> Topics:
@@ -123,34 +128,22 @@ class Site:
         if namespace not in declared:
             self.namespaces.require(namespace, message)
 
-    async def owner_of(self, name: TopicName, *, wait_seconds: float) -> Addresses | None:
-        """Who serves the topic; None when nobody is known to, in time."""
-        bucket = self.topics.bucket_of(name)
-        waited = 0.0
-        while (owner := self.topics.ownership.owner_of(bucket)) is None:
-            if waited >= wait_seconds:
-                return None
-            await asyncio.sleep(OWNER_POLL_SECONDS)
-            waited += OWNER_POLL_SECONDS
-        return owner
-
     async def require_owned(self, request: web.Request, name: TopicName) -> None:
         """Return if the topic is served here; else send the client to the broker that does.
 
         Raises HTTPTemporaryRedirect, Unavailable.
         """
-        owner = await self.owner_of(name, wait_seconds=OWNER_WAIT_SECONDS)
+        owner = await wait_for_owner(self.topics, name)
         if self.topics.is_owned(name):
             return
         if owner is None or owner == self.addresses:
-            raise Unavailable(self.why_not_served(name))
-        raise web.HTTPTemporaryRedirect(owner.http_url + str(request.rel_url))
+            raise Unavailable(why_not_served(self.topics, name))
+        raise web.HTTPTemporaryRedirect(self.url_of(request, owner) + str(request.rel_url))
 
-    def why_not_served(self, name: TopicName) -> str:
-        """A sentence for a topic whose bucket has no known owner."""
-        bucket = self.topics.bucket_of(name)
-        reason = self.topics.ownership.waiting_reason(bucket)
-        return f"bucket {bucket} of {name.base} has no owner now" + (reason and f": {reason}")
+    def url_of(self, request: web.Request, owner: Addresses) -> str:
+        """Where to send a client for another broker: over TLS if it came that way."""
+        over_tls = self.clients.over_tls(owner).http_url
+        return over_tls if request.secure and over_tls else owner.http_url
 
     async def forward(self, request: web.Request, method: str, url: str) -> None:
         """Ask another broker for something, with the caller's credentials; raises what it said."""
@@ -183,6 +176,9 @@ def _reason(text: str) -> str:
 
 IDENTITY: Final = "identity"
 """Who asks, as the server's guard proved it."""
+
+EXPIRES: Final = "expires"
+"""Until when that proof counts, in Unix seconds; None: for ever."""
 
 
 def namespace_of(request: web.Request) -> str:

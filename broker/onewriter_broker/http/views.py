@@ -15,9 +15,9 @@ from onewriter_broker.log.topic_log import Loss
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.runner import TopicRunner
-from onewriter_broker.topic.story import Transition, milliseconds
 from onewriter_broker.topic.tenures import tenure_of
-from onewriter_core.ids import TopicName
+from onewriter_broker.topic.transitions import Person, Transition
+from onewriter_core.ids import Identity, TopicName
 from onewriter_core.topic.lookups import exclusive_owner
 from onewriter_core.topic.model import (
     WHOLE,
@@ -180,11 +180,9 @@ def waiter(runner: TopicRunner, contender: Contender, place: int, wall_ms: int) 
 
 
 def _contender(contender: Contender) -> Json:
-    return {
+    return _identified(contender.identity) | {
         "producerName": contender.producer_name,
         "claim": contender.claim or None,
-        "subject": contender.identity.subject or None,
-        "podUID": contender.identity.pod_uid or None,
         "address": contender.address,
         "mode": MODE_NAMES[contender.mode],
         "priority": contender.priority,
@@ -202,9 +200,9 @@ def _shared(runner: TopicRunner) -> list[Json]:
     for slot in runner.topic.slots:
         if isinstance(slot.ownership, Shared):
             found += [
-                {
+                _identified(each.identity)
+                | {
                     "producerName": each.producer_name,
-                    "subject": each.identity.subject or None,
                     "partition": None if slot.number == WHOLE else slot.number,
                 }
                 for each in slot.ownership.producers[: SHARED_SHOWN_MAX - len(found)]
@@ -259,30 +257,48 @@ def _tenure(tenure: Tenure | None) -> Json | None:
     """A grant that its holder could still resume."""
     if tenure is None:
         return None
-    return {
+    return _identified(tenure.identity) | {
         "epoch": tenure.epoch,
         "producerName": tenure.producer_name,
-        "subject": tenure.identity.subject or None,
+        "claim": tenure.claim or None,
     }
 
 
 def transition(found: Transition) -> Json:
     """One line of the story, as the broker remembers it."""
-    record = found.record
-    former, new = record.former, record.holder
     return {
         "at": iso(found.at_ms),
-        "kind": record.purpose.value,
-        "cause": record.departure.value,
-        "oldEpoch": record.old_epoch,
-        "epoch": record.epoch,
-        "ledger": record.ledger,
-        "oldHolder": None if former is None else former.producer_name,
-        "holder": None if new is None else new.producer_name,
-        "claim": None if new is None else new.claim or None,
-        "address": None if new is None else new.address,
-        "leaderlessMs": milliseconds(record.leaderless_seconds),
-        "partitions": [slot for slot in record.slots[:PARTITIONS_SHOWN_MAX] if slot != WHOLE],
+        "kind": found.kind,
+        "cause": found.cause,
+        "oldEpoch": found.old_epoch,
+        "epoch": found.epoch,
+        "ledger": found.ledger,
+        "holder": _person(found.holder),
+        "previous": _person(found.previous),
+        "leaderlessMs": found.leaderless_ms,
+        "partitions": list(found.partitions[:PARTITIONS_SHOWN_MAX]),
+    }
+
+
+def _person(person: Person | None) -> Json | None:
+    if person is None:
+        return None
+    return _identified(person.identity) | {
+        "producerName": person.producer_name,
+        "claim": person.claim or None,
+        "address": person.address or None,
+        "epoch": person.epoch,
+    }
+
+
+def _identified(identity: Identity) -> Json:
+    """An identity, and the pod that it stands for."""
+    return {
+        "identity": str(identity),
+        "subject": identity.subject or None,
+        "podUID": identity.pod_uid or None,
+        "pod": identity.pod or None,
+        "node": identity.node or None,
     }
 
 

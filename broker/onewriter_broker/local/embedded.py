@@ -29,8 +29,8 @@ import structlog
 
 from onewriter_broker.local.children import start_child, stop_child
 from onewriter_broker.local.datadir import DirectoryLock
-from onewriter_broker.log.server_checks import broker_acl_rules
 from onewriter_core.errors import ConfigurationError, Unavailable
+from onewriter_core.store_rights import broker_acl_rules
 
 SOCKET_PATH_BYTES_MAX = 100
 """The kernel allows about 107 bytes for a unix socket's path."""
@@ -209,10 +209,10 @@ class EmbeddedServer:
                 return
             _log.error("embedded.ended", code=code, log=str(self._log_path))
             if _now() - started_at >= STEADY_SECONDS:
-                delay = RESTART_SECONDS
+                delay = 0.0
             while True:
                 await asyncio.sleep(delay)
-                delay = min(2 * delay, RESTART_SECONDS_MAX)
+                delay = min(max(2 * delay, RESTART_SECONDS), RESTART_SECONDS_MAX)
                 try:
                     await self._launch()
                 except Unavailable as error:

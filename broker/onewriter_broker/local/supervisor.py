@@ -16,6 +16,7 @@ import asyncio
 import enum
 import os
 import signal
+import sys
 from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -170,7 +171,8 @@ class Supervisor:
         self._children = children
         self._server = server
         self._on_event = on_event
-        self._processes: dict[str, Process] = {}
+        self._to_hang_up: set[str] = set()
+        self._has_terminal = False
         self._stop = asyncio.Event()
         self._is_urgent = asyncio.Event()
 
@@ -180,17 +182,33 @@ class Supervisor:
             self._is_urgent.set()
         self._stop.set()
 
+    def hang_up(self) -> None:
+        """Have every child read its files again (SIGHUP), each as soon as it is up."""
+        self._to_hang_up = {child.name for child in self._children()}
+
+    def _hung_up(self) -> None:
+        """SIGHUP: a person's order, or the end of the terminal that this was started from."""
+        if self._has_terminal and not _has_terminal():
+            self.request_stop()
+        else:
+            self.hang_up()
+
     async def run(self) -> int:
-        """Run until SIGINT, SIGTERM or ``request_stop``; the exit code.
+        """Run until SIGINT, SIGTERM or ``request_stop``; the exit code. SIGHUP: see ``hang_up``.
 
         Raises ConfigurationError when the directory is in use or the embedded server cannot start,
         ChildFailed when a child never came up.
         """
         self._lock.acquire()
         loop = asyncio.get_running_loop()
-        stop_signals = (signal.SIGINT, signal.SIGTERM)
-        for number in stop_signals:
-            loop.add_signal_handler(number, self.request_stop)
+        self._has_terminal = _has_terminal()
+        handlers = {
+            signal.SIGINT: self.request_stop,
+            signal.SIGTERM: self.request_stop,
+            signal.SIGHUP: self._hung_up,
+        }
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
         try:
             if self._server is not None:
                 await self._server.start()
@@ -200,7 +218,7 @@ class Supervisor:
                 if self._server is not None:
                     await self._server.stop()
         finally:
-            for number in stop_signals:
+            for number in handlers:
                 loop.remove_signal_handler(number)
             self._lock.release()
         return 0
@@ -230,8 +248,9 @@ class Supervisor:
             is_first = False
             if loop.time() - started_at >= STEADY_SECONDS:
                 delay = RESTART_SECONDS
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, RESTART_SECONDS_MAX)
+            else:
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, RESTART_SECONDS_MAX)
 
     async def _run_once(self, child: ChildSpec) -> tuple[int, bool]:
         """One process of a child, until it ends; its code, and whether it ever worked."""
@@ -272,6 +291,9 @@ class Supervisor:
                     watch.beat()
             except BlockingIOError:
                 pass  # no beat since the last look
+            if watch.has_beaten and child.name in self._to_hang_up:
+                self._to_hang_up.discard(child.name)
+                send_signal(process, signal.SIGHUP)
             if process.returncode is None and watch.is_frozen(loop.time()):
                 self._tell(child, ChildEvent.FROZEN, process)
                 send_signal(process, signal.SIGKILL)
@@ -297,3 +319,12 @@ class Supervisor:
             code=process.returncode,
         )
         self._on_event(child.name, event, process.pid)
+
+
+def _has_terminal() -> bool:
+    """Whether this process runs in a terminal that is still there."""
+    try:
+        os.tcgetpgrp(sys.stdin.fileno())
+    except (OSError, ValueError):
+        return False
+    return True

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from onewriter_core.errors import Unavailable
 from onewriter_core.ids import Position, TopicName
 
 
@@ -32,6 +33,14 @@ class Outcome(enum.Enum):
     UNKNOWN = "unknown"
     """Only for appends: this writer is deposed, and whether an earlier attempt of this block got in
     can no longer be told. Retrying cannot help: drop the producer's connection, say nothing."""
+
+
+class BrokenKey(Unavailable):
+    """A key of the store holds what no broker wrote there; the message names it and says what.
+
+    Definite: of what was asked nothing was written, now. It concerns the logs of that key alone, and
+    stays so until a person repairs the key (docs/operations.md).
+    """
 
 
 class Durability(enum.Enum):
@@ -67,12 +76,16 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A bucket's own record in the store; all zero when the bucket was never stamped here."""
+    """A bucket's own record in the store; all zero when the bucket was never stamped here.
+
+    ``birthmark`` stands where the first stamp is still to come (LogStore.bear), else it is empty.
+    """
 
     generation: int = 0
     owner: str = ""
     version: int = 0
     last_ledger: int = 0
+    birthmark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +188,9 @@ class LogStore(Protocol):
     replicas, timed out): the caller retries the very same write, same bytes, same positions.
     Writes are executed in the order of the calls. Reads raise Undecided likewise.
 
+    A key that holds what no broker wrote (another type, a number that is none) raises BrokenKey,
+    reads included; for appends it is the answer of that log's blocks.
+
     Guarded writes answer REFENCE when the dataset, its registration or the owner's own newer
     binding is not the bound one, LOST when the bucket has no record here, FENCED when another owner
     is stamped.
@@ -187,13 +203,21 @@ class LogStore(Protocol):
         """Look at the primary that writes would go to now."""
         ...
 
-    async def stamp(self, binding: Binding, *, create: bool = False) -> Outcome:
+    async def bear(self, bucket: int, birthmark: str) -> None:
+        """Put a birthmark where a bucket has no record, before anybody may stamp it.
+
+        It must be another one with every call: a call that is executed late, behind an emptying,
+        must not leave the mark that a late stamp carries.
+        """
+        ...
+
+    async def stamp(self, binding: Binding, *, birthmark: str = "") -> Outcome:
         """Make the bucket's record name this binding's generation, owner and version.
 
-        ``create`` allows the bucket to have no record here yet: only where it was seen to have none
-        before the binding's compare-and-set, and nothing of it can be missing. REFENCE: another
-        dataset, or a newer generation; FENCED: a newer version was stamped; LOST: the record that
-        must be here is not, so the dataset was emptied.
+        ``birthmark`` allows the bucket to have no record here yet, if that mark still stands: the
+        one seen before the binding's compare-and-set, where nothing can be missing. REFENCE:
+        another dataset, or a newer generation; FENCED: a newer version was stamped; LOST: the
+        record that must be here is not, so the dataset was emptied.
         """
         ...
 
@@ -204,12 +228,12 @@ class LogStore(Protocol):
         """
         ...
 
-    async def append(self, appends: Sequence[Append]) -> list[Outcome]:
-        """Append blocks, in one call; one outcome each, in order.
+    async def append(self, appends: Sequence[Append]) -> list[Outcome | BrokenKey]:
+        """Append blocks, in one call; one answer each, in order.
 
         When one block of a log fails, no later one of the same log in this call is appended. A
-        block that an earlier attempt left in the log answers DONE. REFENCE and LOST say nothing
-        about earlier attempts.
+        block that an earlier attempt left in the log answers DONE. REFENCE, LOST and BrokenKey say
+        nothing about earlier attempts.
         """
         ...
 

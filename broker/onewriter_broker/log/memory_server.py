@@ -37,6 +37,8 @@ class Dataset:
     audits_written: int = 0
     members: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
+    foreign: set[str] = field(default_factory=set)
+    """Keys that hold what no broker wrote there."""
 
 
 Change = Callable[[Dataset], None]
@@ -47,6 +49,26 @@ def _forget_everything(dataset: Dataset) -> None:
     empty = Dataset()
     for name in Dataset.__dataclass_fields__:
         setattr(dataset, name, getattr(empty, name))
+
+
+def _forget_key(dataset: Dataset, key: str) -> None:
+    """Drop what a bucket's key holds (keys.py names them)."""
+    _, tag, kind, *name = key.split(":", 3)
+    bucket = int(tag.strip("{b}"))
+    dataset.foreign.discard(key)
+    match kind:
+        case "log":
+            dataset.logs.pop(TopicName.parse(name[0]), None)
+        case "state":
+            dataset.states.pop(TopicName.parse(name[0]), None)
+        case "unit":
+            dataset.units.pop(bucket, None)
+        case "audit":
+            dataset.audits.pop(bucket, None)
+        case "topics":
+            dataset.catalogs.pop(bucket, None)
+        case _:
+            raise ValueError(f"no key of a bucket: {key}")
 
 
 class MemoryNode:
@@ -180,6 +202,19 @@ class MemoryServer:
     def flush_all(self, node: MemoryNode) -> None:
         """Delete every key; the dataset keeps its identity."""
         node.execute(_forget_everything)
+
+    def delete_key(self, node: MemoryNode, key: str) -> None:
+        """Delete one key of a bucket, as a person with a terminal would."""
+        node.execute(lambda dataset: _forget_key(dataset, key))
+
+    def put_foreign_key(self, node: MemoryNode, key: str) -> None:
+        """Replace one key of a bucket by something that is neither a stream nor a hash."""
+
+        def change(dataset: Dataset) -> None:
+            _forget_key(dataset, key)
+            dataset.foreign.add(key)
+
+        node.execute(change)
 
     def renew_identity(self, node: MemoryNode) -> None:
         """Change the dataset's identity and nothing else, as a long time without replicas does."""

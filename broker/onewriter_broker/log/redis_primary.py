@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import hiredis
 import redis
@@ -22,6 +23,9 @@ from onewriter_broker.log.redis_connection import RedisConnection, Reply
 from onewriter_broker.log.redis_scripts import ALL_SCRIPTS, Word
 from onewriter_core.errors import ConfigurationError, Undecided
 
+PASSWORD_BYTES_MAX = 4096
+"""Of a password file."""
+
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
@@ -29,7 +33,8 @@ class RedisSettings:
 
     ``url``: ``redis://[user:password@]host:port`` or ``unix:///path``; with Sentinel it is ignored.
     ``sentinels``: ``host:port`` each; ``sentinel_primary``: the name they know the primary by.
-    ``username``, ``password``: used where the URL names none.
+    ``username``, ``password``: used where the URL names none; ``password_file`` holds it instead, and
+    is read for each connection, so that a rotated one counts from the next on.
     ``buckets``: hash buckets of the store; fixed for its life.
     ``replicas``: replicas that AllReplicas waits for; 0: the profile is not offered.
     ``call_timeout_seconds``: one guarded write or read; after it the connection is dropped.
@@ -42,6 +47,7 @@ class RedisSettings:
     sentinel_primary: str = ""
     username: str = ""
     password: str = field(default="", repr=False)
+    password_file: Path | None = None
     buckets: int = BUCKETS_DEFAULT
     replicas: int = 0
     connect_timeout_seconds: float = 2.0
@@ -58,7 +64,7 @@ class Endpoint:
     port: int = 0
     path: str = ""
     username: str = ""
-    password: str = field(default="", repr=False)
+    password: str = field(default="", repr=False, compare=False)  # another one is no other server
 
     def __str__(self) -> str:
         return self.path or f"{self.host}:{self.port}"
@@ -79,7 +85,7 @@ class Primary:
 
 
 def endpoint_of(settings: RedisSettings) -> Endpoint:
-    """The endpoint that the URL names; raises ConfigurationError for one we cannot use."""
+    """The endpoint that the URL names; raises ConfigurationError for one we cannot use, Undecided."""
     if not settings.url.startswith(("redis://", "unix://")):
         raise ConfigurationError(
             f"store URL {_without_password(settings.url)!r}: "
@@ -97,8 +103,20 @@ def endpoint_of(settings: RedisSettings) -> Endpoint:
         port=int(str(parts.get("port", 0 if "path" in parts else 6379))),
         path=str(parts.get("path", "")),
         username=str(parts.get("username", settings.username)),
-        password=str(parts.get("password", settings.password)),
+        password=str(parts["password"]) if "password" in parts else _password(settings),
     )
+
+
+def _password(settings: RedisSettings) -> str:
+    """The configured password. Raises Undecided, naming the file: it may be there in a moment."""
+    if settings.password_file is None:
+        return settings.password
+    try:
+        with settings.password_file.open("rb") as stream:
+            return stream.read(PASSWORD_BYTES_MAX).decode().strip("\r\n")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise Undecided(f"{settings.password_file}: {reason}") from None
 
 
 async def find_primary(settings: RedisSettings) -> Endpoint:
@@ -129,7 +147,7 @@ async def find_primary(settings: RedisSettings) -> Endpoint:
                 host=found[0].decode(),
                 port=int(found[1]),
                 username=settings.username,
-                password=settings.password,
+                password=_password(settings),
             )
         failures.append(f"{sentinel}: knows no {settings.sentinel_primary!r}")
     raise Undecided(f"no Sentinel names the primary: {'; '.join(failures)}")

@@ -13,7 +13,7 @@ from importlib import resources
 from itertools import chain as flatten
 
 from onewriter_broker.log import blocks
-from onewriter_broker.log.api import Append, Binding, Fence, Outcome
+from onewriter_broker.log.api import Append, Binding, BrokenKey, Fence, Outcome
 from onewriter_broker.log.keys import Keys, LogKeys
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import Position, TopicName
@@ -34,6 +34,8 @@ _OUTCOMES = {
     b"LOST": Outcome.LOST,
     b"UNKNOWN": Outcome.UNKNOWN,
 }
+
+_BROKEN = b"BROKEN "
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,19 @@ ALL_SCRIPTS = (STAMP, FENCE, APPEND, SET_STATE, TRIM, AUDIT, CATALOG)
 
 
 def outcome(reply: object) -> Outcome:
-    """The meaning of a script's code; Undecided for anything that is none."""
-    if isinstance(reply, bytes) and reply in _OUTCOMES:
-        return _OUTCOMES[reply]
+    """The meaning of a script's code; raises BrokenKey, and Undecided for anything that is none."""
+    answer = _answer(reply)
+    if isinstance(answer, BrokenKey):
+        raise answer
+    return answer
+
+
+def _answer(reply: object) -> Outcome | BrokenKey:
+    if isinstance(reply, bytes):
+        if reply in _OUTCOMES:
+            return _OUTCOMES[reply]
+        if reply.startswith(_BROKEN):
+            return BrokenKey(reply.removeprefix(_BROKEN).decode(errors="replace"))
     raise Undecided(f"the store answered {reply!r} to a guarded write")
 
 
@@ -85,9 +97,9 @@ def _changes(fields: Mapping[str, str], remove: Sequence[str]) -> list[Word]:
     return [*_pairs(fields), *remove]
 
 
-def stamp(keys: Keys, binding: Binding, *, create: bool) -> list[Word]:
+def stamp(keys: Keys, binding: Binding, *, birthmark: str) -> list[Word]:
     """stamp.lua: name the bucket's owner."""
-    arguments = [*_guard(binding), int(create), blocks.FORMAT_VERSION]
+    arguments = [*_guard(binding), birthmark, blocks.FORMAT_VERSION]
     return STAMP.call([keys.unit(binding.bucket)], arguments)
 
 
@@ -135,13 +147,13 @@ def append(keys: Keys, appends: Sequence[Append]) -> tuple[list[Word], list[int]
     return APPEND.call(key_words, arguments), order
 
 
-def append_outcomes(reply: object, order: Sequence[int]) -> list[Outcome]:
-    """The outcomes in the order of the appends."""
+def append_outcomes(reply: object, order: Sequence[int]) -> list[Outcome | BrokenKey]:
+    """The answers in the order of the appends."""
     if not isinstance(reply, list) or len(reply) != len(order):
         raise Undecided(f"the store answered {str(reply)[:200]} to an append")
-    outcomes: list[Outcome] = [Outcome.UNKNOWN] * len(order)
+    outcomes: list[Outcome | BrokenKey] = [Outcome.UNKNOWN] * len(order)
     for index, code in zip(order, reply, strict=True):
-        outcomes[index] = outcome(code)
+        outcomes[index] = _answer(code)
     return outcomes
 
 

@@ -17,6 +17,7 @@ from onewriter_broker.log import blocks, keys, redis_scripts
 from onewriter_broker.log.api import (
     Append,
     Binding,
+    BrokenKey,
     Durability,
     Fence,
     Observation,
@@ -33,7 +34,7 @@ from onewriter_broker.log.redis_primary import (
     parse_info,
 )
 from onewriter_broker.log.redis_scripts import Word
-from onewriter_core.errors import Undecided
+from onewriter_core.errors import OnewriterError, Undecided
 from onewriter_core.ids import Position, TopicName
 
 NO_REPLID = "0" * 40
@@ -61,7 +62,7 @@ class RedisLogStore:
     async def observe(self, buckets: Sequence[int]) -> Observation:
         commands: list[list[Word]] = [["INFO", "replication"], ["INFO", "memory"]]
         commands += [
-            ["HMGET", self._keys.unit(bucket), "gen", "owner", "version", "lastLedger"]
+            ["HMGET", self._keys.unit(bucket), "gen", "owner", "version", "lastLedger", "born"]
             for bucket in buckets
         ]
         await self._writes.leave_deposed()
@@ -77,14 +78,18 @@ class RedisLogStore:
             is_primary=is_primary,
             replicas=int(replication.get("connected_slaves", "0")),
             units={
-                bucket: _unit(reply) for bucket, reply in zip(buckets, replies[2:], strict=True)
+                bucket: _unit(self._keys.unit(bucket), reply)
+                for bucket, reply in zip(buckets, replies[2:], strict=True)
             },
             memory_bytes_used=int(memory.get("used_memory", "0")),
             memory_bytes_max=int(memory.get("maxmemory", "0")),
         )
 
-    async def stamp(self, binding: Binding, *, create: bool = False) -> Outcome:
-        words = redis_scripts.stamp(self._keys, binding, create=create)
+    async def bear(self, bucket: int, birthmark: str) -> None:
+        await self._writes.send([["HSET", self._keys.unit(bucket), "born", birthmark]])
+
+    async def stamp(self, binding: Binding, *, birthmark: str = "") -> Outcome:
+        words = redis_scripts.stamp(self._keys, binding, birthmark=birthmark)
         return await self._write(words, binding, vouches=True)
 
     async def fence(self, fence: Fence) -> Outcome:
@@ -94,7 +99,7 @@ class RedisLogStore:
         words = redis_scripts.fence(self._keys, fence, self._settings.audit_records_max)
         return await self._write(words, fence.binding, vouches=True)
 
-    async def append(self, appends: Sequence[Append]) -> list[Outcome]:
+    async def append(self, appends: Sequence[Append]) -> list[Outcome | BrokenKey]:
         if not appends:
             return []
         for item in appends:
@@ -240,7 +245,7 @@ class RedisLogStore:
         if not isinstance(results, list) or len(results) != 2:
             raise Undecided(f"the store answered {str(results)[:200]} to a read")
         if isinstance(results[1], hiredis.ReplyError):
-            raise Undecided(f"the store refused a read: {results[1]}")
+            raise _error_of(words, results[1]) from results[1]
         found = parse_info(results[0]).get("master_replid")
         if found != replid:
             self._reads.drop()
@@ -268,7 +273,8 @@ class _Channel:
         """Send commands back to back; their replies, and the connection that carried them.
 
         ``on``: only over that connection. ``patience``: seconds beyond the usual that the server
-        was asked to wait. Raises Undecided when any command failed or got no answer in time.
+        was asked to wait. Raises Undecided when any command failed or got no answer in time,
+        BrokenKey when one met a key of another type.
         """
         try:
             async with asyncio.timeout(self._settings.call_timeout_seconds + patience):
@@ -283,8 +289,8 @@ class _Channel:
         except TimeoutError as error:
             self.drop()
             raise Undecided("the store did not answer in time") from error
-        for reply in replies:
-            self._raise_for_error(reply, connection)
+        for words, reply in zip(commands, replies, strict=True):
+            self._raise_for_error(words, reply, connection)
         return primary, replies
 
     async def leave_deposed(self) -> None:
@@ -326,14 +332,23 @@ class _Channel:
             return self._primary
         raise Undecided("the connection that carried these writes is gone")
 
-    def _raise_for_error(self, reply: Reply, connection: RedisConnection) -> None:
+    def _raise_for_error(
+        self, words: Sequence[Word], reply: Reply, connection: RedisConnection
+    ) -> None:
         if isinstance(reply, ConnectionError):
             raise Undecided(str(reply)) from reply
         if isinstance(reply, hiredis.ReplyError):
-            text = str(reply)
-            if text.startswith(_START_OVER):
+            if str(reply).startswith(_START_OVER):
                 connection.close()
-            raise Undecided(f"the store refused: {text}") from reply
+            raise _error_of(words, reply) from reply
+
+
+def _error_of(words: Sequence[Word], reply: hiredis.ReplyError) -> OnewriterError:
+    """What the server's error to a command means; scripts answer for their keys themselves."""
+    text = str(reply)
+    if text.startswith("WRONGTYPE"):
+        return BrokenKey(f"{words[1]!s}: {text}")
+    return Undecided(f"the store refused: {text}")
 
 
 def _text(word: Reply) -> str:
@@ -351,14 +366,18 @@ def _hash(reply: Reply) -> dict[str, str]:
     return {_text(name): _text(value) for name, value in zip(words[::2], words[1::2], strict=True)}
 
 
-def _unit(reply: Reply) -> Unit:
-    words = reply if isinstance(reply, list) else [None] * 4
-    generation, owner, version, last_ledger = (
+def _unit(key: str, reply: Reply) -> Unit:
+    words = reply if isinstance(reply, list) else [None] * 5
+    generation, owner, version, last_ledger, birthmark = (
         "" if word is None else _text(word) for word in words
     )
-    return Unit(
-        generation=int(generation or 0),
-        owner=owner,
-        version=int(version or 0),
-        last_ledger=int(last_ledger or 0),
-    )
+    try:
+        return Unit(
+            generation=int(generation or 0),
+            owner=owner,
+            version=int(version or 0),
+            last_ledger=int(last_ledger or 0),
+            birthmark=birthmark,
+        )
+    except ValueError as error:
+        raise BrokenKey(f"{key}: {error}") from error

@@ -1,8 +1,8 @@
 """What a server is and may promise: looked at on start-up, judged by a pure function.
 
 ``check_server`` asks, ``judge`` decides: which durability the server can promise, what makes it
-unusable and what is worth a warning. Also here: the ACL rules of the broker's own user. The dataset
-is checked again in every write (scripts/guard.lua), the role on every connect (redis_primary.py).
+unusable and what is worth a warning. The dataset is checked again in every write
+(scripts/guard.lua), the role on every connect (redis_primary.py).
 """
 
 from __future__ import annotations
@@ -32,20 +32,6 @@ PROBE_KEY = "ow:probe:unused"
 
 _GUARD_PROBE = "return string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')"
 _REPLID_LENGTH = 40
-
-_BROKER_COMMANDS = (
-    "xadd xrange xrevrange xread xtrim xinfo xlen exists hget hmget hgetall hset hdel hexists "
-    "info eval evalsha script|load config|get wait role ping hello auth client multi exec"
-)
-
-
-def broker_acl_rules() -> str:
-    """The rules of ``ACL SETUSER`` for a broker; add ``on`` and a password.
-
-    No key outside ``ow:*``, and nothing that could remove, replace or rewind a log.
-    """
-    names = _BROKER_COMMANDS.split()
-    return " ".join(["resetkeys", "resetchannels", "~ow:*", "-@all", *(f"+{n}" for n in names)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +146,7 @@ def _setting_refusals(facts: ServerFacts, minimum: Durability) -> list[str]:
     if facts.user and facts.allowed:
         refusals.append(
             f"user {facts.user!r} may run {', '.join(facts.allowed)}, which can undo a fence: give "
-            "it the rules of onewriter_broker.log.server_checks.broker_acl_rules"
+            "it the rules of onewriter_core.store_rights.broker_acl_rules"
         )
     return refusals
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import accumulate, groupby, pairwise, repeat
+from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from onewriter_broker.log.api import (
     Binding,
@@ -26,6 +25,7 @@ from onewriter_broker.log.api import (
     StoredBlock,
 )
 from onewriter_broker.log.blocks import CHAIN_START, chain
+from onewriter_broker.log.entries import EntryRun, runs_behind
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.wire.hot import Send
@@ -48,14 +48,6 @@ READ_BYTES = 1024 * 1024
 
 READ_BLOCKS_MAX = 256
 """Blocks that one read from the store asks for at most."""
-
-
-class Entry(NamedTuple):
-    """One stored SEND as dispatch needs it: ``messages`` is how many permits it costs."""
-
-    position: Position
-    payload: memoryview
-    messages: int
 
 
 class Sender(Protocol):
@@ -179,7 +171,7 @@ class TopicLog:
     tail_bytes: int = 0
     watchers: list[Callable[[], None]] = field(default_factory=list)
     """Called, in turn, whenever the watermark has moved."""
-    _mean_block_bytes: float = float(BLOCK_BYTES_MAX)
+    _largest_block_bytes: float = float(BLOCK_BYTES_MAX)
 
     # ------------------------------------------------------------ writing
 
@@ -368,7 +360,7 @@ class TopicLog:
 
     # ------------------------------------------------------------ reading
 
-    def read_tail(self, after: Position, entries_max: int, bytes_max: int) -> list[Entry] | None:
+    def read_tail(self, after: Position, entries_max: int, bytes_max: int) -> list[EntryRun] | None:
         """Entries behind ``after`` out of memory; None when they are not all there."""
         if after >= self.committed:
             return []
@@ -379,13 +371,12 @@ class TopicLog:
             index -= 1
         start = max(index - 1, 0)
         blocks = [self.tail[i] for i in range(start, len(self.tail))]
-        return _entries(blocks, after, self.committed, entries_max, bytes_max)
+        return runs_behind(blocks, after, self.committed, entries_max, bytes_max)
 
-    async def read(self, after: Position, entries_max: int, bytes_max: int) -> list[Entry]:
+    async def read(self, after: Position, entries_max: int, bytes_max: int) -> list[EntryRun]:
         """Committed entries behind ``after``, in order; empty at the end of the log.
 
-        Gives at least one entry when there is one, else at most ``entries_max`` entries and about
-        ``bytes_max`` bytes. Raises Undecided when the store does not answer.
+        Limits as in ``runs_behind``. Raises Undecided when the store does not answer.
         """
         while True:
             found = self.read_tail(after, entries_max, bytes_max)
@@ -394,7 +385,7 @@ class TopicLog:
             blocks = await self._read_stored(after)
             if not blocks:
                 return []
-            found = _entries(blocks, after, self.committed, entries_max, bytes_max)
+            found = runs_behind(blocks, after, self.committed, entries_max, bytes_max)
             if found:
                 return found
             after = max(after, last_position(blocks[-1]))
@@ -402,7 +393,7 @@ class TopicLog:
                 return []
 
     async def read_blocks(
-        self, start: Position, end: Position, *, count: int, reverse: bool = False
+        self, start: Position, end: Position | None = None, *, count: int, reverse: bool = False
     ) -> list[StoredBlock]:
         """As LogStore.read_blocks, out of the dataset that the log is bound to and no other.
 
@@ -416,21 +407,20 @@ class TopicLog:
     async def _read_stored(self, after: Position) -> list[StoredBlock]:
         """Blocks of the store from the one that holds the position behind ``after``."""
         wanted = Position(after.ledger, after.entry + 1)
-        count = max(1, min(READ_BLOCKS_MAX, int(READ_BYTES / self._mean_block_bytes)))
-        holding = await self.read_blocks(Position(after.ledger, 0), wanted, count=1, reverse=True)
-        start = holding[0].position if holding and last_position(holding[0]) >= wanted else wanted
-        blocks = await self.read_blocks(start, self.committed, count=count)
+        count = max(1, min(READ_BLOCKS_MAX, int(READ_BYTES / self._largest_block_bytes)))
+        blocks = await self.read_blocks(wanted, self.committed, count=count)
+        if not blocks or blocks[0].position != wanted:
+            # Who reads on begins with a block; else one in front of it may hold the position.
+            holding = await self.read_blocks(
+                Position(after.ledger, 0), wanted, count=1, reverse=True
+            )
+            blocks[:0] = [block for block in holding if last_position(block) >= wanted]
         sizes = [stored_bytes(block) for block in blocks]
         if sizes:
-            # The largest of the last read, not the mean: a run of small blocks in front of large
+            # Not the mean: a run of small blocks in front of large
             # ones must not make the next reply many times READ_BYTES.
-            self._mean_block_bytes = max(*sizes, self._mean_block_bytes / 4)
+            self._largest_block_bytes = max(*sizes, self._largest_block_bytes / 4)
         return blocks
-
-
-# Made in bulk by what is written in C: entry by entry in Python costs twice as much.
-_new_position: Callable[[tuple[int, int]], Position] = partial(tuple.__new__, Position)
-_new_entry: Callable[[tuple[Position, memoryview, int]], Entry] = partial(tuple.__new__, Entry)
 
 
 def stored_bytes(block: StoredBlock) -> int:
@@ -452,46 +442,3 @@ def payloads(block: Block) -> Iterator[memoryview]:
     for length in block.lengths:
         yield view[offset : offset + length]
         offset += length
-
-
-def _entries(
-    blocks: list[StoredBlock],
-    after: Position,
-    committed: Position,
-    entries_max: int,
-    bytes_max: int,
-) -> list[Entry]:
-    """The entries of these blocks behind ``after``, within the limits but at least one."""
-    found: list[Entry] = []
-    size = 0
-    for block in blocks:
-        if isinstance(block, Marker) or block.last <= after:
-            continue
-        if block.position > committed:
-            break
-        ledger, first = block.position
-        ends = list(accumulate(block.lengths))
-        start = max(0, after.entry + 1 - first) if after.ledger == ledger else 0
-        offset = ends[start - 1] if start else 0
-        # So many as fit, but at least one of all.
-        stop = min(
-            len(ends),
-            start + entries_max - len(found),
-            bisect_right(ends, offset + bytes_max - size),
-        )
-        if not found:
-            stop = max(stop, start + 1)
-        if stop > start:
-            view = memoryview(block.payload)
-            bounds = pairwise((offset, *ends[start:stop]))
-            positions = zip(repeat(ledger), range(first + start, first + stop))
-            views = [view[begin:end] for begin, end in bounds]
-            counts = block.counts or [1] * len(ends)
-            found += map(
-                _new_entry,
-                zip(map(_new_position, positions), views, counts[start:stop], strict=True),
-            )
-            size += ends[stop - 1] - offset
-        if stop < len(ends):
-            return found
-    return found

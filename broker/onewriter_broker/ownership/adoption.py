@@ -106,7 +106,7 @@ def judge(
             f" only {record.generation}: was the anchor restored from a backup? {_FORCE}",
         )
     is_reliable = records_every_grant or record.clean
-    last_granted = record.last_ledger if is_reliable else remembered
+    last_granted = max(record.last_ledger, remembered or 0) if is_reliable else remembered
     if unit.generation == 0 and last_granted != 0:
         return Refuse(
             Reason.EMPTY_DATASET,

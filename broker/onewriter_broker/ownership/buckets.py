@@ -31,8 +31,11 @@ from onewriter_broker.ownership.holding import BucketTaken, HeldBucket
 from onewriter_broker.ownership.placement import LiveView, expected, may_take, name_of, plan
 from onewriter_core.errors import OnewriterError, Unavailable, Undecided
 
-CONCURRENT_MAX = 16
-"""Readings of the anchor in flight at once, and as many claims."""
+READS_MAX = 1_024
+"""Readings of the anchor in flight at once: anchors that can share one among them do."""
+
+CLAIMS_MAX = 64
+"""Claims in flight at once, so many that a broker's whole takeover can share a write."""
 
 PLACEMENT_SECONDS = 1.0
 """Between two readings of all records; a change of membership brings the next one forward."""
@@ -63,7 +66,7 @@ class BucketOwnership:
 
     ``me`` is its incarnation (placement.incarnation_of), ``buckets`` their number. ``single_node``
     says that exactly one store is configured. ``live_view`` gives membership's present opinion,
-    ``wake`` is set when that changes.
+    ``wake`` is set when that changes; ``heard_ms`` tells when a process was last heard of.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class BucketOwnership:
         events: BucketEvents,
         single_node: bool,
         live_view: Callable[[], LiveView | None],
+        heard_ms: Callable[[str], int | None] = lambda _incarnation: None,
         wake: asyncio.Event | None = None,
         randomness: random.Random | None = None,
     ) -> None:
@@ -90,7 +94,13 @@ class BucketOwnership:
         self._wake = asyncio.Event() if wake is None else wake
         self._randomness = random.Random() if randomness is None else randomness  # noqa: S311 - jitter is no secret
         self._claimer = Claimer(
-            me, addresses, anchor, store, single_node=single_node, randomness=self._randomness
+            me,
+            addresses,
+            anchor,
+            store,
+            single_node=single_node,
+            randomness=self._randomness,
+            heard_ms=heard_ms,
         )
         self._held: dict[int, HeldBucket] = {}
         self._waiting: dict[int, _Waiting] = {}
@@ -100,8 +110,8 @@ class BucketOwnership:
         self._refencing: dict[int, asyncio.Future[Refenced | None]] = {}
         self._low: set[int] = set()
         self._has_low = asyncio.Event()
-        self._reads = asyncio.Semaphore(CONCURRENT_MAX)
-        self._claims = asyncio.Semaphore(CONCURRENT_MAX)
+        self._reads = asyncio.Semaphore(READS_MAX)
+        self._claims = asyncio.Semaphore(CLAIMS_MAX)
         self._is_leaving = False
         self._held_reported = 0
 
@@ -119,13 +129,15 @@ class BucketOwnership:
     def owner_of(self, bucket: int) -> Addresses | None:
         """Where to look the bucket up; None: nobody is known to serve it now.
 
-        A foreign bucket's answer comes from a record at most RECORD_SECONDS_MAX old.
+        A foreign bucket's answer comes from a record at most RECORD_SECONDS_MAX old; while the
+        anchor is away, when buckets do not move either, from the last one that was read.
         """
         if bucket in self._held:
             return self._addresses
         read_at, known = self._records.get(bucket, (0.0, None))
         view = self._live_view()
-        if known is None or view is None or _now() - read_at > RECORD_SECONDS_MAX:
+        is_old = _now() - read_at > RECORD_SECONDS_MAX and bucket not in self._unreadable
+        if known is None or view is None or is_old:
             return None
         return known.record.addresses if name_of(known.record.owner) in view.alive else None
 
@@ -164,10 +176,19 @@ class BucketOwnership:
         """Note that ``ledger`` is about to be granted; call it before the grant is answered.
 
         On an anchor that records every grant the record is written when this returns; grants that
-        arrive together share one write. Raises Unavailable when it could not be: do not answer.
+        arrive together share one write. Raises Unavailable when it could not be: do not answer a
+        grant that ends the right of somebody who may come back.
         """
         held = self._require(bucket)
         await self._changing(held, held.record_grant(ledger))
+
+    async def confirm_record(self, bucket: int) -> None:
+        """See that a change of hands could be noted; call it before a writer is stopped for one.
+
+        Costs nothing while the anchor answers. Raises Unavailable.
+        """
+        held = self._require(bucket)
+        await self._changing(held, held.confirm())
 
     async def record_use(self, bucket: int, ledger: int) -> None:
         """Note that the bucket holds something from ``ledger`` on, before it does; once is enough.
@@ -419,8 +440,11 @@ class BucketOwnership:
                 read_at = _now()
                 current = await self._anchor.read(bucket)
         except OnewriterError as error:
-            if bucket not in self._held:  # a holder needs no anchor
+            held = self._held.get(bucket)
+            if held is None:
                 self._unreadable[bucket] = str(error)
+            else:  # it goes on: a holder needs the anchor for a change of hands only
+                held.doubt()
             return
         self._unreadable.pop(bucket, None)
         self._records[bucket] = (read_at, current)

@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 import structlog
 
 from onewriter_broker.anchor.api import Addresses, Anchor, Record, Versioned
-from onewriter_broker.log.api import Binding, LogStore, Outcome, Unit
+from onewriter_broker.log.api import Binding, LogStore, Observation, Outcome, Unit
 from onewriter_broker.ownership.adoption import (
     LEDGERS_PER_BLOCK,
     Adopt,
     Refuse,
+    Verdict,
     claimed,
     forced,
     judge,
@@ -41,12 +42,14 @@ class Holding:
     """The right to serve one bucket.
 
     ``grants_known``: at this claim the dataset provably carried every grant ever answered.
-    ``known_since``: the rule for each topic, see ``may_resume``.
+    ``known_since``: the rule for each topic, see ``may_resume``. ``heard_ms``: the last sign of life
+    of the process that owned the bucket before, by its wall clock; None: not known, or nobody did.
     """
 
     binding: Binding
     grants_known: bool
     known_since: int
+    heard_ms: int | None = None
 
     def may_resume(self, marker_generation: int) -> bool:
         """Whether a producer may resume by the epoch in a topic's newest marker.
@@ -99,6 +102,7 @@ class Claimer:
         *,
         single_node: bool,
         randomness: random.Random,
+        heard_ms: Callable[[str], int | None] = lambda _incarnation: None,
     ) -> None:
         self._me = me
         self._addresses = addresses
@@ -106,6 +110,8 @@ class Claimer:
         self._store = store
         self._single_node = single_node
         self._randomness = randomness
+        self._heard_ms = heard_ms
+        self._births = 0
 
     async def claim(
         self, bucket: int, is_free: Callable[[Record], bool], remembered: int | None = None
@@ -123,14 +129,11 @@ class Claimer:
             if not is_free(current.record):
                 return None
             node = await self._store.observe([bucket])
-            verdict = judge(
-                current.record,
-                bucket,
-                node,
-                records_every_grant=self._anchor.records_every_grant,
-                single_node=self._single_node,
-                remembered=remembered,
-            )
+            verdict = self._judged(current.record, bucket, node, remembered)
+            if is_unborn(node, bucket) and not isinstance(verdict, Refuse):
+                await self._store.bear(bucket, self._new_birthmark())
+                node = await self._store.observe([bucket])
+                verdict = self._judged(current.record, bucket, node, remembered)
             if isinstance(verdict, Refuse):
                 if not verdict.is_transient:
                     raise BucketRefused(verdict)
@@ -143,9 +146,9 @@ class Claimer:
             if version is None:
                 continue
             binding = Binding(bucket, desired.replid, desired.generation, self._me, version)
-            # Seen empty and judged to be so by right: nothing was granted yet.
-            create = node.units.get(bucket, Unit()).generation == 0
-            if await self._stamp(binding, create=create) is not Outcome.DONE:
+            # Seen without a record and judged to be so by right: nothing was granted yet.
+            birthmark = node.units.get(bucket, Unit()).birthmark
+            if await self._stamp(binding, birthmark) is not Outcome.DONE:
                 problem = "the store changed during the takeover"
                 continue
             tell = _log.warning if isinstance(verdict, Adopt) else _log.debug
@@ -160,21 +163,48 @@ class Claimer:
             high_water = desired.ledger_high_water
             seen = node.units.get(bucket, Unit()).last_ledger
             return Claim(
-                Holding(binding, grants_known, desired.known_since),
+                Holding(
+                    binding,
+                    grants_known,
+                    desired.known_since,
+                    self._heard_ms(current.record.owner),
+                ),
                 Versioned(version, desired),
                 range(high_water - LEDGERS_PER_BLOCK + 1, high_water + 1),
                 max(seen, desired.last_ledger),
             )
         raise Unavailable(f"bucket {bucket} could not be taken yet: {problem}")
 
-    async def _stamp(self, binding: Binding, *, create: bool) -> Outcome:
+    def _judged(
+        self, record: Record, bucket: int, node: Observation, remembered: int | None
+    ) -> Verdict:
+        return judge(
+            record,
+            bucket,
+            node,
+            records_every_grant=self._anchor.records_every_grant,
+            single_node=self._single_node,
+            remembered=remembered,
+        )
+
+    def _new_birthmark(self) -> str:
+        self._births += 1
+        return f"{self._me}/{self._births}"
+
+    async def _stamp(self, binding: Binding, birthmark: str) -> Outcome:
         """Stamp, and again when the store gave no answer: it is idempotent."""
         for attempt in range(1, CLAIM_ATTEMPTS_MAX):
             try:
-                return await self._store.stamp(binding, create=create)
+                return await self._store.stamp(binding, birthmark=birthmark)
             except Undecided:
                 await asyncio.sleep(backoff_seconds(attempt, self._randomness))
-        return await self._store.stamp(binding, create=create)
+        return await self._store.stamp(binding, birthmark=birthmark)
+
+
+def is_unborn(node: Observation, bucket: int) -> bool:
+    """Whether the bucket has neither a record nor the mark that its first stamp must find."""
+    unit = node.units.get(bucket, Unit())
+    return unit.generation == 0 and not unit.birthmark
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +246,9 @@ async def adopt_force(
     unchanged = Forced(bucket, current.record.generation, current.record.replid)
     if not isinstance(verdict, Refuse):
         return _problem(unchanged, "nothing to force: brokers can take this bucket as it is")
+    if node.is_primary and is_unborn(node, bucket):  # whatever is missing is given up
+        await store.bear(bucket, operator)
+        node = await store.observe([bucket])
     if not node.is_primary:
         return _problem(unchanged, "the store at hand is not a primary")
     desired = forced(current.record, bucket, node, owner=operator)
@@ -224,7 +257,7 @@ async def adopt_force(
         return _problem(unchanged, "somebody else changed the record meanwhile; look again")
     done = Forced(bucket, desired.generation, desired.replid)
     binding = Binding(bucket, desired.replid, desired.generation, operator, version)
-    outcome = await store.stamp(binding, create=True)  # whatever is missing is given up
+    outcome = await store.stamp(binding, birthmark=node.units.get(bucket, Unit()).birthmark)
     if outcome is Outcome.DONE:
         outcome = await store.write_audit(
             binding,

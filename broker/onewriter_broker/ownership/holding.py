@@ -107,13 +107,32 @@ class HeldBucket:
             if self._is_stale or self._record.last_ledger < ledger:
                 await self._update(lambda record: replace(record, last_ledger=self._granted))
 
+    def doubt(self) -> None:
+        """The record could not be read a moment ago: the next change reads it again first."""
+        self._is_stale = True
+
+    async def confirm(self) -> None:
+        """Where that is in doubt, see that a grant can be written down: at once if it is not.
+
+        Raises BucketTaken or Unavailable; nobody who writes should be stopped then.
+        """
+        if not self._anchor.records_every_grant:
+            return
+        async with self._lock:
+            if self._is_stale:
+                await self._update(
+                    lambda record: replace(
+                        record, last_ledger=max(record.last_ledger, self._granted)
+                    )
+                )
+
     async def record_use(self, ledger: int) -> None:
         """Write down that the bucket holds something, once: it must not be found empty ever after.
 
         Raises BucketTaken or Unavailable; nothing may be acknowledged there then.
         """
         async with self._lock:
-            if self._is_stale or self._record.last_ledger == 0:
+            if self._record.last_ledger == 0:  # once it is not it never is again
                 self._granted = max(self._granted, ledger)
                 await self._update(lambda record: replace(record, last_ledger=self._granted))
 

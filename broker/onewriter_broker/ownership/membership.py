@@ -49,11 +49,16 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What one broker publishes."""
+    """What one broker publishes.
+
+    ``at_ms``: when, by its wall clock; 0: it does not say. For people and for the stories of topics:
+    nobody is judged by it.
+    """
 
     counter: int
     addresses: Addresses
     leaving: bool = False
+    at_ms: int = 0
 
     def encode(self) -> str:
         """As stored: JSON, so that people and other programs can read it."""
@@ -63,6 +68,7 @@ class Beat:
                 "leaving": self.leaving,
                 "brokerUrl": self.addresses.broker_url,
                 "httpUrl": self.addresses.http_url,
+                "at": self.at_ms,
             }
         )
 
@@ -76,11 +82,12 @@ class Beat:
             counter = document["counter"]
             leaving = document["leaving"]
             urls = (document["brokerUrl"], document["httpUrl"])
+            at_ms = document.get("at", 0)
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
         if type(counter) is not int or not all(isinstance(url, str) for url in urls):
             return None
-        return cls(counter, Addresses(*urls), leaving is True)
+        return cls(counter, Addresses(*urls), leaving is True, at_ms if type(at_ms) is int else 0)
 
 
 @dataclass(slots=True)
@@ -181,6 +188,11 @@ class MemberObserver:
             for member, known in self._members.items()
         }
 
+    def heard_ms(self, member: str) -> int | None:
+        """When a process gave its last sign of life, by its own wall clock; None: not known."""
+        known = self._members.get(member)
+        return None if known is None or known.beat.at_ms == 0 else known.beat.at_ms
+
     def _names(self, *, settled: bool = False) -> frozenset[str]:
         return frozenset(
             name_of(member)
@@ -202,11 +214,13 @@ class Membership:
         addresses: Addresses,
         *,
         clock: Callable[[], float] | None = None,
+        wall_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         self._store = store
         self._me = me
         self._addresses = addresses
         self._clock = clock
+        self._wall_ms = wall_ms
         self._counter = 0
         self._leaving = False
         self._observer = MemberObserver(me)
@@ -231,7 +245,7 @@ class Membership:
     async def beat_once(self) -> None:
         """One heartbeat and one reading; a store that is away is not an error."""
         self._counter += 1
-        beat = Beat(self._counter, self._addresses, self._leaving)
+        beat = Beat(self._counter, self._addresses, self._leaving, self._wall_ms())
         try:
             async with asyncio.timeout(HELD_UP_SECONDS):
                 await self._store.beat(self._me, beat.encode())

@@ -6,36 +6,68 @@ a tombstone: its logs' states keep epoch and ledger floor, so that neither ever 
 
 from __future__ import annotations
 
+import asyncio
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from onewriter_broker.log.api import Binding, LogStore, Outcome
+from onewriter_core.api import ExclusiveTopic
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.topic.model import WHOLE
 
+_NONE_SET: Mapping[str, object] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """One topic. ``slots`` are its logs: WHOLE, or partition numbers."""
+    """One topic. ``slots`` are its logs: WHOLE, or partition numbers.
+
+    ``policies`` are those that were set for this topic, by their paths in the admin API.
+    """
 
     partitions: int = 0
     slots: tuple[int, ...] = ()
     is_deleted: bool = False
+    policies: Mapping[str, object] = field(default_factory=lambda: _NONE_SET, hash=False)
 
     def encode(self) -> str:
         """The entry as the store keeps it."""
         fields = {"partitions": self.partitions, "slots": self.slots, "deleted": self.is_deleted}
+        if self.policies:
+            fields["policies"] = dict(self.policies)
         return json.dumps(fields)
 
     @classmethod
     def decode(cls, text: str) -> CatalogEntry:
         """Read what ``encode`` wrote."""
         fields = json.loads(text)
-        return cls(fields["partitions"], tuple(fields["slots"]), fields["deleted"])
+        policies = fields.get("policies", _NONE_SET)
+        return cls(fields["partitions"], tuple(fields["slots"]), fields["deleted"], policies)
 
     def with_slot(self, slot: int) -> CatalogEntry:
         return self if slot in self.slots else replace(self, slots=(*self.slots, slot))
+
+    def with_policy(self, name: str, value: object) -> CatalogEntry:
+        """The entry with one policy set; None removes it."""
+        others = {key: kept for key, kept in self.policies.items() if key != name}
+        return replace(self, policies=others if value is None else {**others, name: value})
+
+    def grown(self, partitions: int) -> CatalogEntry:
+        """The entry with at least so many partitions."""
+        partitions = max(self.partitions, partitions)
+        slots = tuple(sorted({*self.slots, *range(partitions)}))
+        return replace(self, partitions=partitions, slots=slots)
+
+    def with_declared(self, declared: ExclusiveTopic | None) -> CatalogEntry:
+        """The entry with what the topic's manifest asks for."""
+        if declared is None or declared.spec.partitions <= self.partitions:
+            return self if self.partitions or declared is None else self.with_slot(WHOLE)
+        partitions = declared.spec.partitions
+        slots = tuple(sorted({*self.slots, *range(partitions)} - {WHOLE}))
+        return replace(self, partitions=partitions, slots=slots)
 
     def log_names(self, base: TopicName) -> list[TopicName]:
         """The full names of the topic's logs."""
@@ -71,6 +103,19 @@ class Catalogs:
         if is_owned and forgotten == self._forgotten.get(bucket, 0):
             self._cached[bucket] = entries
         return entries
+
+    async def under(self, prefix: str, owned: Container[int]) -> dict[str, CatalogEntry]:
+        """All topics whose names begin so, out of all buckets. Raises Undecided."""
+        found: dict[str, CatalogEntry] = {}
+        for bucket in range(self.buckets):
+            await asyncio.sleep(0)  # there may be many, and all in memory
+            entries = await self.bucket(bucket, is_owned=bucket in owned)
+            found |= {
+                name: entry
+                for name, entry in entries.items()
+                if name.startswith(prefix) and not entry.is_deleted
+            }
+        return found
 
     async def entry(
         self, base: TopicName, *, is_owned: bool, replid: str = ""

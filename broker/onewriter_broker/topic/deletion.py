@@ -1,21 +1,40 @@
-"""Deleting a log: all that is below its newest marker goes, its epoch and ledger floor stay."""
+"""Deleting a topic: all that is below its logs' newest markers goes, epoch and ledger floor stay."""
 
 from __future__ import annotations
 
 from onewriter_broker.dispatch.saving import STATE_PREFIX as CURSOR_PREFIX
 from onewriter_broker.log.api import Outcome
+from onewriter_broker.log.termination import TERMINATED
 from onewriter_broker.log.topic_log import TRIMMED, TopicLog
+from onewriter_broker.topic.catalog import CatalogEntry
+from onewriter_broker.topic.deduplication import FIELD as DEDUPLICATION
+from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import Unavailable
-from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.ids import EARLIEST, Position, TopicName
+
+
+async def delete(topics: Topics, base: TopicName) -> None:
+    """Delete a topic: trim its logs to nothing, leave tombstones that keep the epochs.
+
+    Producers and consumers are closed; whoever looks the topic up meanwhile is told to come again,
+    and then finds a new one. Raises Refused, Unavailable, Undecided; for the latter two call it
+    again.
+    """
+    topic = await topics.serve_existing(base)
+    async with topics.shut(topic, "the topic was deleted") as runner:
+        for topic_log in runner.logs.values():
+            await erase(topic_log)
+        await topics.write_entry(topic, CatalogEntry(is_deleted=True))
 
 
 async def erase(topic_log: TopicLog) -> None:
-    """Drop all blocks below the marker of a log that was just fenced, and its cursors.
+    """Drop all blocks below the marker of a log that was just fenced, and what was kept of them.
 
     Raises Unavailable when the log has moved on, Undecided when the store does not answer.
     """
     binding, marker = topic_log.binding, Position(topic_log.ledger, 0)
-    cursors = [name for name in topic_log.state if name.startswith(CURSOR_PREFIX)]
+    gone = [name for name in topic_log.state if name.startswith(CURSOR_PREFIX)]
+    gone += [TERMINATED, DEDUPLICATION]
     while True:
         if binding is None:
             raise Unavailable(f"{topic_log.name} has moved on")
@@ -25,10 +44,10 @@ async def erase(topic_log: TopicLog) -> None:
             binding.token(topic_log.ledger),
             marker,
             {TRIMMED: str(marker)},
-            cursors,
+            gone,
         )
         if outcome is not Outcome.DONE:
             raise Unavailable(f"{topic_log.name} has moved on: {outcome.value}")
-        first = await topic_log.store.read_blocks(topic_log.name, EARLIEST, count=1)
+        first = await topic_log.read_blocks(EARLIEST, count=1)
         if not first or first[0].position >= marker:
             return

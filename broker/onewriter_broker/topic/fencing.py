@@ -7,15 +7,18 @@ ledger that was opened, however many failovers of the store lie between.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from types import MappingProxyType
+from typing import Protocol, assert_never
 
 import structlog
 
 from onewriter_broker.log.api import (
     Binding,
     Block,
+    BrokenKey,
     FencedLog,
     LogStore,
     Marker,
@@ -34,13 +37,28 @@ from onewriter_broker.log.topic_log import (
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.topic.tenures import audit_fields, marker_fields, state_fields
+from onewriter_broker.topic.transitions import Chronicles
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.topic.effects import Fence, Record
-from onewriter_core.topic.model import Purpose, Slot
+from onewriter_core.topic.model import (
+    Departure,
+    Held,
+    Purpose,
+    Reserved,
+    Shared,
+    Slot,
+    Vacant,
+)
 
 END_BLOCKS_MAX = 4
 """Blocks in front of a marker that are looked through for the last entry: the rest are markers."""
+
+ALIKE_MAX = 8
+"""State values up to this length are kept once for all topics: most topics are idle and alike."""
+
+NO_FIELDS: Mapping[str, str] = MappingProxyType({})
+"""Of the newest marker in memory: who wants its fields reads it from the store."""
 
 RETRY_SECONDS = 0.2
 """Between attempts at what must succeed before a grant is answered."""
@@ -56,6 +74,8 @@ class Ownership(Protocol):
     async def reserve_ledger(self, bucket: int) -> int: ...
 
     async def record_grant(self, bucket: int, ledger: int) -> None: ...
+
+    async def confirm_record(self, bucket: int) -> None: ...
 
     async def record_use(self, bucket: int, ledger: int) -> None: ...
 
@@ -77,14 +97,22 @@ class Shell:
     incarnation: str
     failed: Callable[[TopicName], None]
     """Told when the unexpected happened in a topic: it is closed, so that nothing goes on wrong."""
+    broken: Callable[[TopicName, BrokenKey], None]
+    """Told that a key of a topic cannot be used: the topic is closed, and refused until repaired."""
     lost: Callable[[Loss], None]
     left: Callable[[TopicName, Binding, Sequence[Position]], None]
     """Told what was acknowledged in a log that is lost to another dataset, perhaps."""
     moved: Callable[[TopicName, Record], None]
+    changed: Callable[[TopicName], None] = lambda _name: None
+    """Told when anything that a topic's status shows has changed, or its being served here."""
+    chronicles: Chronicles | None = None
+    """What happened to topics before they came here; None: nobody asks."""
 
 
 class Fencing:
     """The fences of one topic. ``logs`` has a log for every slot, and may grow."""
+
+    __slots__ = ("_audit", "_bucket", "_logs", "_name", "_sequences", "_shell")
 
     def __init__(
         self,
@@ -107,8 +135,10 @@ class Fencing:
     ) -> int | None:
         """The ledger that was opened, after as many attempts as the store's failovers take.
 
-        A change of hands (not ``flush``) is noted in the anchor, too, before this returns. None:
-        the topic is served here no longer.
+        What begins anew (not ``flush``) is noted in the anchor, too: before this returns, where it
+        ends the right of somebody who may come back. None: the topic is served here no longer.
+
+        Raises BrokenKey when a key that it touches cannot be used.
 
         Only the marker of the binding that counts when this returns counts: what an earlier one
         answered stands in a dataset, or in an ownership, that was left.
@@ -116,6 +146,8 @@ class Fencing:
         create = False
         logs = [self._logs[slot] for slot in effect.slots]
         previous = {slot: self._logs[slot].summary() for slot in effect.slots}
+        changes_hands = effect.purpose in {Purpose.GRANT, Purpose.DEPOSE}
+        must_be_recorded = changes_hands and any(_may_return(slots[slot]) for slot in effect.slots)
         while not any(topic_log.is_closed for topic_log in logs):
             holding = self._shell.ownership.holding(self._bucket)
             if holding is None:
@@ -128,7 +160,7 @@ class Fencing:
                 # the anchor expect more than there is.
                 recording = self._shell.spawn(self._record_grant(ledger))
             outcome = await self._shell.appender.fence(fence, logs, flush=flush)
-            if recording is not None:
+            if recording is not None and must_be_recorded:
                 await recording
             if outcome is Outcome.DONE:
                 # What a departed holder left must not enter behind the end of its right to resume.
@@ -178,8 +210,9 @@ class Fencing:
         if any(topic_log.is_closed for topic_log in logs) or not self._counts(fence.binding):
             return False
         for part, topic_log in zip(fence.logs, logs, strict=True):
-            topic_log.state.update(part.state)
-            topic_log.marker_committed(Marker(Position(fence.ledger, 0), part.marker))
+            for name, value in part.state.items():  # `update` makes room for twice as many
+                topic_log.state[name] = sys.intern(value) if len(value) <= ALIKE_MAX else value
+            topic_log.marker_committed(Marker(Position(fence.ledger, 0), NO_FIELDS))
             if changes_hands:  # whatever slipped in was sent by a writer whose turn ends here
                 topic_log.refuse_waiting()
             topic_log.is_writable = True
@@ -223,18 +256,14 @@ class Fencing:
                     state,
                 )
             )
-        first = slots[effect.slots[0]]
-        since = first.vacant_since
-        leaderless_ms = None if since is None else int((self._shell.now() - since) * 1000)
         audit = audit_fields(
             effect,
             str(self._name),
             ledger,
-            first,
+            slots[effect.slots[0]],
             self._shell.incarnation,
             previous,
             time_ms,
-            0 if effect.stops else leaderless_ms,
         )
         return StoreFence(binding, ledger, tuple(parts), audit)
 
@@ -244,7 +273,7 @@ class Fencing:
         Should the store lose it later, this broker can tell. Raises Undecided.
         """
         binding = topic_log.binding
-        if binding is None or len(topic_log.state) == 0:
+        if binding is None or len(topic_log.state) == 0 or topic_log.ends:
             return
         blocks = await topic_log.store.read_blocks(
             topic_log.name,
@@ -258,21 +287,25 @@ class Fencing:
         topic_log.ends.extend(ends[:1])
 
     async def record_use(self, ledger: int) -> None:
-        """Have the anchor know that the bucket holds something, before anything is acknowledged."""
-        await self._recorded(self._shell.ownership.record_use, ledger)
+        """Have the anchor know that the bucket holds something, before anything is acknowledged.
+
+        Raises Unavailable.
+        """
+        await self._shell.ownership.record_use(self._bucket, ledger)
 
     async def _record_grant(self, ledger: int) -> None:
-        await self._recorded(self._shell.ownership.record_grant, ledger)
-
-    async def _recorded(self, record: Callable[[int, int], Awaitable[None]], ledger: int) -> None:
+        """Have the anchor know of a change of hands, however long that takes."""
+        is_told = False
         while True:
             try:
-                await record(self._bucket, ledger)
+                await self._shell.ownership.record_grant(self._bucket, ledger)
             except Unavailable as unavailable:
                 is_closed = any(topic_log.is_closed for topic_log in self._logs.values())
                 if is_closed or self._shell.ownership.holding(self._bucket) is None:
                     return
-                log.warning("grant.waits", topic=str(self._name), reason=str(unavailable))
+                if not is_told:
+                    log.warning("grant.unrecorded", topic=str(self._name), reason=str(unavailable))
+                    is_told = True
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 return
@@ -343,6 +376,21 @@ class Fencing:
                 "entries": str(loss.entries),
             }
         )
+
+
+def _may_return(slot: Slot) -> bool:
+    """Whether somebody may come back with a right that a change of hands ends.
+
+    Should the store lose the marker of that change, only the anchor's note keeps him out. Who has
+    closed his producer, or never had any, does not come.
+    """
+    match slot.ownership:
+        case Vacant(tenure):
+            return tenure is not None and slot.departure is not Departure.CLOSED
+        case Held() | Reserved() | Shared():
+            return True
+        case _:
+            assert_never(slot.ownership)
 
 
 async def _stored(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.settings import Settings
@@ -16,6 +17,14 @@ from onewriter_core.ids import TopicName
 from onewriter_core.topic.model import WHOLE
 
 
+class Settling(Protocol):
+    """Something that is still to be finished."""
+
+    async def settled(self) -> None:
+        """Return once it is."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class LoadedTopic:
     """A topic served here: its runner, and the subscriptions of each log."""
@@ -26,8 +35,16 @@ class LoadedTopic:
     runner: TopicRunner
     subscriptions: dict[int, Subscriptions]
     declared: ExclusiveTopic | None
-    growing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while logs are added: one after the other, each to what the catalog says by then."""
+    is_growing: bool = False
+    """Partitions that were declared are being added."""
+    _growing: asyncio.Lock | None = field(default=None, init=False)
+
+    @property
+    def growing(self) -> asyncio.Lock:
+        """Held while logs are added: one after the other, each to what the catalog says by then."""
+        if self._growing is None:  # made on demand: few topics ever grow
+            self._growing = asyncio.Lock()
+        return self._growing
 
     def has(self, name: TopicName) -> bool:
         """Whether the topic serves that name already."""

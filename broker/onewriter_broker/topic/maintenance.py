@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
+from onewriter_broker.log.appender import Appender
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.retention import Retention
@@ -31,26 +32,52 @@ log = structlog.get_logger(__name__)
 
 
 class Maintenance:
-    """Looks after all topics of one broker; ``run`` is the caller's task."""
+    """Looks after all topics of one broker, in two tasks of the caller's."""
 
-    def __init__(self, topics: Topics, settings: Settings, wall_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, topics: Topics, settings: Settings, wall_ms: Callable[[], int], appender: Appender
+    ) -> None:
         self._topics = topics
         self._settings = settings
         self._wall_ms = wall_ms
+        self._appender = appender
         self._retention = Retention()
+        self._grown = (0, 0)
 
-    async def run(self) -> None:
-        """Look and sweep until cancelled."""
-        looks = 0
+    async def look_for_ever(self) -> None:
+        """Look at what must be rolled, saved and forgotten until cancelled. Waits for no store."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            looks += 1
-            for topic in list(self._topics.loaded.values()):
-                bytes_max, age_seconds_max = self.roll_bounds(topic)
-                topic.runner.roll_if_full(bytes_max, age_seconds_max)
-            self.shrink_tails()
-            if looks % round(SWEEP_SECONDS / LOOK_SECONDS) == 0:
-                await self.sweep()
+            self._topics.follow_policies()
+            for topic in self._topics.loaded.values():
+                if topic.runner.deduplications.is_on:
+                    topic.runner.deduplications.save_due()
+            self.roll()
+            grown = (self._appender.statistics.blocks, self._appender.statistics.fences)
+            if grown != self._grown:
+                self._grown = grown
+                self.shrink_tails()
+
+    async def sweep_for_ever(self) -> None:
+        """Sweep until cancelled, one sweep behind the other however long the store takes for it."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            await self.sweep()
+
+    def roll(self) -> None:
+        """Roll what is full or old; only ledgers that hold entries can be."""
+        written = self._appender.written
+        topics: dict[str, LoadedTopic] = {}
+        for topic_log in list(written):
+            base = str(topic_log.name.base)
+            topic = self._topics.loaded.get(base)
+            if topic is None or topic_log.is_closed or topic_log.ledger_entries == 0:
+                del written[topic_log]
+            else:
+                topics[base] = topic
+        for topic in topics.values():
+            bytes_max, age_seconds_max = self.roll_bounds(topic)
+            topic.runner.roll_if_full(bytes_max, age_seconds_max)
 
     def roll_bounds(self, topic: LoadedTopic) -> tuple[int, float]:
         """At which size in bytes and age in seconds the topic's ledgers are rolled."""
@@ -80,6 +107,8 @@ class Maintenance:
         """Trim every log that has a declared bound."""
         for topic in list(self._topics.loaded.values()):
             policy = _policy(topic)
+            if policy is None and not self._retention.has_measured:
+                continue
             for slot, topic_log in list(topic.runner.logs.items()):
                 subscriptions = topic.subscriptions.get(slot)
                 if policy is None or subscriptions is None:

@@ -3,17 +3,23 @@
 The topic machine decides whether it may write; here that decision is one flag, ``is_active``,
 looked at before each entry is buffered. What happened to an entry comes back through ``stored``,
 ``refused`` and ``unknown`` and is passed on to the connection.
+
+Receipts leave in the order of the SENDs: clients close their connection otherwise.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
 from onewriter_broker.log.topic_log import ENTRY_BYTES, PendingEntry, TopicLog
+from onewriter_broker.topic.deduplication import NOTHING_STORED, Deduplication, Filter
 from onewriter_broker.topic.resends import (
+    POSITION_UNKNOWN,
     Floor,
     Mark,
     Resends,
@@ -33,6 +39,12 @@ from onewriter_core.wire.messages import content_checksum
 RECENT_MIN = 1_024
 """Stored entries remembered per lineage, to answer a resend with the original position; somewhat
 more, because they are forgotten by the run."""
+
+IDLE_CALLS_MAX = 16
+"""CLOSE_PRODUCER commands of one producer that wait for its receipts; a client sends one."""
+
+SETTLE_LOOK_SECONDS = 0.2
+"""Between two looks whether what was handed in before is refused, if nothing is stored meanwhile."""
 
 
 class ProducerChannel(Protocol):
@@ -136,6 +148,7 @@ class Producer:
         "asked_priority",
         "channel",
         "epoch",
+        "filter",
         "gathered",
         "is_active",
         "is_answered",
@@ -183,15 +196,29 @@ class Producer:
         self.properties = properties
         self.since_ms = 0  # when the topic was asked for, by the wall clock
         self.pending = 0
-        self._on_idle: Callable[[], None] | None = None
+        self._on_idle: tuple[Callable[[], None], ...] = ()
         self._has_published = False
         self._last_progress_at = 0.0
         self.lineage = Lineage(self)
         self.resends: Resends | None = None
+        self.filter: Filter | None = None
+        """While its log is deduplicated: takes what is new."""
 
     @property
     def is_exclusive(self) -> bool:
         return self.request.mode is not AccessMode.SHARED
+
+    @property
+    def last_sequence_id(self) -> int:
+        """What PRODUCER_SUCCESS says that the name has stored; nothing without deduplication."""
+        return NOTHING_STORED if self.filter is None else self.filter.last_sequence_id
+
+    def deduplicate(self, deduplication: Deduplication | None) -> None:
+        """From now on deduplication is on, or off: what waits for receipts must come again."""
+        is_owing = self.resends is not None and self.resends.is_owing
+        if is_owing or (self.filter is not None and self.filter.held_bytes):
+            self.channel.drop("deduplication of the topic begins or ends")
+        self.filter = None if deduplication is None else Filter(deduplication, self.name)
 
     def continues(self, predecessor: Producer) -> None:
         """Go on for the connection before this one: what that handed in counts as this one's."""
@@ -210,6 +237,9 @@ class Producer:
                 return
             self.resends.is_over = True
             self._forget_resends_once_answered()
+        if self.filter is not None and not self.filter.takes(send, payload):
+            self._answer_duplicate(send, len(payload) + ENTRY_BYTES, self.filter)
+            return
         self.pending += 1
         self._has_published = True
         self.topic_log.accept((self, send, payload))
@@ -220,10 +250,14 @@ class Producer:
         marks = [mark_of(send, payload) for _, send, payload in entries]
         lineage.note(Run(first, marks, published_ms_of(entries[-1][2])))
         numbers = [(send.sequence_id, send.highest_sequence_id) for _, send, _ in entries]
-        self.channel.send_answered(
-            encode_send_receipts(self.producer_id, *first, numbers),
-            size + ENTRY_BYTES * len(entries),
-        )
+        size += ENTRY_BYTES * len(entries)
+        if self.filter is None:
+            frames = encode_send_receipts(self.producer_id, *first, numbers)
+        else:
+            self.filter.note(entries)
+            frames, held_bytes = self.filter.receipts(self.producer_id, first, numbers)
+            size += held_bytes
+        self.channel.send_answered(frames, size)
         if lineage.newest is not self:
             ledger, entry = first
             for number, (mark, (_, highest)) in enumerate(zip(marks, numbers, strict=True), entry):
@@ -247,22 +281,47 @@ class Producer:
     def stop(self) -> None:
         """Publish nothing more; resends that are still unanswered get no receipt."""
         self.is_active = False
+        if self.filter is not None:
+            self.channel.send_dropped(self.filter.held_bytes)
+            self.filter.forget_held()
         if self.resends is not None:
             self.channel.send_dropped(self.resends.unanswered_bytes)
             self.resends = None
+            self._tell_if_idle()
+
+    def _answer_duplicate(self, send: Send, size: int, filter_: Filter) -> None:
+        """Not stored again; its receipt stands behind those of what was sent before."""
+        if self.pending:
+            filter_.hold(send, size, behind=self.pending)
+        else:
+            self._receipt(send.sequence_id, send.highest_sequence_id, POSITION_UNKNOWN, size)
 
     def _answered(self, entries: int) -> None:
         self.pending -= entries
-        if self.pending == 0 and self._on_idle is not None:
-            on_idle, self._on_idle = self._on_idle, None
-            on_idle()
+        self._tell_if_idle()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything handed in is answered, resends of what is still pending included."""
+        return self.pending == 0 and (self.resends is None or not self.resends.is_owing)
 
     def when_idle(self, then: Callable[[], None]) -> None:
-        """Call ``then`` once everything handed in is answered; at once if it is."""
-        if self.pending == 0:
+        """Call ``then`` once everything handed in is answered; at once if it is.
+
+        Raises ProtocolError when IDLE_CALLS_MAX wait for that already.
+        """
+        if self.is_idle:
             then()
+        elif len(self._on_idle) >= IDLE_CALLS_MAX:
+            raise ProtocolError("a producer is closed again and again")
         else:
-            self._on_idle = then
+            self._on_idle += (then,)
+
+    def _tell_if_idle(self) -> None:
+        if self._on_idle and self.is_idle:
+            on_idle, self._on_idle = self._on_idle, ()
+            for then in on_idle:
+                then()
 
     def idle_seconds(self, now: float) -> float:
         """How long it has not published, as seen by whoever asks regularly."""
@@ -279,6 +338,7 @@ class Producer:
         if size is not None:
             self._receipt(mark[0], highest_sequence_id, position, size)
         self._forget_resends_once_answered()
+        self._tell_if_idle()
 
     def _forget_resends_once_answered(self) -> None:
         if self.resends is not None and self.resends.is_over and not self.resends.is_awaiting:
@@ -297,3 +357,22 @@ class Producer:
             ),
             size,
         )
+
+
+async def settled(topic_log: TopicLog, producer_name: str) -> None:
+    """Wait until nothing that producers of that name handed in is on its way into the log."""
+    pending = [entry for block in topic_log.undecided for entry in block.entries]
+    senders = {entry[0] for entry in (*pending, *topic_log.waiting)}
+    named = [s for s in senders if isinstance(s, Producer) and s.name == producer_name]
+    if not any(sender.pending for sender in named):
+        return
+    moved = asyncio.Event()
+    topic_log.watchers.append(moved.set)
+    try:
+        while any(sender.pending for sender in named):
+            moved.clear()
+            # An entry may also be refused, which moves nothing.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(moved.wait(), SETTLE_LOOK_SECONDS)
+    finally:
+        topic_log.watchers.remove(moved.set)

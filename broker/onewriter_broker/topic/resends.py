@@ -150,6 +150,11 @@ class Resends:
         return any(known.position is None for known in reversed(self.known))
 
     @property
+    def is_owing(self) -> bool:
+        """Some resend was attached and has no receipt yet."""
+        return any(k.resent_bytes is not None for k in reversed(self.known) if k.position is None)
+
+    @property
     def unanswered_bytes(self) -> int:
         """Bytes of the resends that were attached and have no receipt yet."""
         return sum(known.resent_bytes or 0 for known in self.known if known.position is None)

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from onewriter_broker.log.api import Block, Outcome, StoredBlock
+from onewriter_broker.log.api import Binding, Block, Outcome, StoredBlock
 from onewriter_broker.log.topic_log import TRIMMED, TopicLog, last_position, stored_bytes
+from onewriter_broker.topic.deduplication import trim_limit
 from onewriter_core.api.topic import Retention as RetentionPolicy
-from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position
 
 STRETCHES_MAX = 256
 """Stretches that a log is measured in; when there are more, neighbours are joined."""
@@ -62,7 +63,7 @@ def trim_before(
     ``stretches`` are the log from its beginning, perhaps not to its end: what is not measured yet
     counts as nothing, so that too little is cut, never too much. ``lowest_retained`` is how far the
     slowest durable subscription is, all up to it may go (None: there is none); ``marker`` is the
-    current ledger's. Times are wall clock, milliseconds since 1970.
+    current ledger's, or what else must stay. Times are wall clock, milliseconds since 1970.
     """
     bounds = (policy.max_age_seconds, policy.max_bytes, policy.max_entries)
     if not stretches or all(bound is None for bound in bounds):
@@ -90,7 +91,7 @@ def trim_before(
 
 
 @dataclass(slots=True)
-class _Measured:
+class Measured:
     """What is known of one log: stretches from its beginning, and how far they reach.
 
     ``width`` is the number of blocks that a new stretch gathers.
@@ -103,6 +104,11 @@ class _Measured:
     reaches: Position = EARLIEST
     width: int = 1
     largest: int = READ_BYTES
+
+    @property
+    def begins(self) -> Position:
+        """The first block that is known; past everything when none is."""
+        return self.stretches[0].start if self.stretches else Position(NUMBER_MAX, NUMBER_MAX)
 
     def add(self, block: StoredBlock) -> None:
         """The next block of the log."""
@@ -143,7 +149,12 @@ class Retention:
     """
 
     def __init__(self) -> None:
-        self._measured: dict[str, _Measured] = {}
+        self._measured: dict[str, Measured] = {}
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether anything is remembered of any log."""
+        return bool(self._measured)
 
     async def sweep(
         self,
@@ -171,19 +182,40 @@ class Retention:
             or measured.topic_log is not topic_log
             or measured.generation != generation
         ):
-            measured = self._measured[name] = _Measured(topic_log, generation)
-        await _measure(measured)
-        marker = Position(topic_log.ledger, 0)
-        cut = trim_before(measured.stretches, policy, lowest_retained, marker, now_ms)
-        return 0 if cut is None else await _trim(measured, cut)
+            measured = self._measured[name] = Measured(topic_log, generation)
+        await measure(measured)
+        limit = trim_limit(topic_log, Position(topic_log.ledger, 0))
+        cut = trim_before(measured.stretches, policy, lowest_retained, limit, now_ms)
+        return 0 if cut is None else await self._trim(measured, cut)
+
+    async def _trim(self, measured: Measured, cut: Position) -> int:
+        """Trim as often as it takes, within TRIMS_MAX; about how many blocks went."""
+        topic_log = measured.topic_log
+        dropped = 0
+        for _ in range(TRIMS_MAX):
+            binding = topic_log.binding
+            if binding is None:
+                break
+            gone = await trim_once(measured, cut, binding, binding.token(topic_log.ledger))
+            dropped += gone
+            if gone == 0 or measured.begins >= cut:
+                break
+        if dropped:
+            log.info(
+                "retention.trimmed", topic=str(topic_log.name), blocks=dropped, before=str(cut)
+            )
+        return dropped
 
     def forget(self, topic_log: TopicLog) -> None:
         """The log is not served here any more, or no longer bounded."""
         self._measured.pop(str(topic_log.name), None)
 
 
-async def _measure(measured: _Measured) -> None:
-    """Go on measuring, out of the tail in memory where it reaches back far enough."""
+async def measure(measured: Measured) -> None:
+    """Go on measuring, out of the tail in memory where it reaches back far enough.
+
+    Reads about SWEEP_BYTES_MAX from the store at most; call it again for the rest.
+    """
     topic_log = measured.topic_log
     read_bytes = 0
     while measured.reaches < topic_log.committed:
@@ -197,9 +229,7 @@ async def _measure(measured: _Measured) -> None:
             return
         count = max(1, min(READ_BLOCKS_MAX, READ_BYTES // measured.largest))
         start = Position(measured.reaches.ledger, measured.reaches.entry + 1)
-        blocks = await topic_log.store.read_blocks(
-            topic_log.name, start, topic_log.committed, count=count
-        )
+        blocks = await topic_log.read_blocks(start, topic_log.committed, count=count)
         if not blocks:
             return
         for block in blocks:
@@ -208,29 +238,21 @@ async def _measure(measured: _Measured) -> None:
         measured.largest = max(stored_bytes(block) for block in blocks)
 
 
-async def _trim(measured: _Measured, cut: Position) -> int:
+async def trim_once(measured: Measured, cut: Position, binding: Binding, token: str) -> int:
+    """One trim call up to ``cut``, under the token that the log's state has now.
+
+    About how many blocks went: the store drops whole nodes of a stream, the rest goes with the next
+    calls. 0: it was refused, or nothing is left to drop. Raises Undecided.
+    """
     topic_log = measured.topic_log
-    dropped = 0
-    for _ in range(TRIMS_MAX):
-        binding = topic_log.binding
-        if binding is None:
-            break
-        token = binding.token(topic_log.ledger)
-        horizon = max(cut, _trimmed(topic_log))
-        fields = {TRIMMED: str(horizon)}
-        outcome = await topic_log.store.trim(binding, topic_log.name, token, cut, fields)
-        if outcome is not Outcome.DONE:
-            log.info("retention.refused", topic=str(topic_log.name), outcome=outcome.value)
-            break
-        topic_log.state.update(fields)
-        first = await topic_log.store.read_blocks(topic_log.name, EARLIEST, count=1)
-        gone = measured.forget_before(first[0].position) if first else 0
-        dropped += gone
-        if gone == 0 or first[0].position >= cut:
-            break  # the store drops whole nodes of a stream: the rest goes with the next ones
-    if dropped:
-        log.info("retention.trimmed", topic=str(topic_log.name), blocks=dropped, before=str(cut))
-    return dropped
+    fields = {TRIMMED: str(max(cut, _trimmed(topic_log)))}
+    outcome = await topic_log.store.trim(binding, topic_log.name, token, cut, fields)
+    if outcome is not Outcome.DONE:
+        log.info("retention.refused", topic=str(topic_log.name), outcome=outcome.value)
+        return 0
+    topic_log.state.update(fields)
+    first = await topic_log.read_blocks(EARLIEST, count=1)
+    return measured.forget_before(first[0].position) if first else 0
 
 
 def _trimmed(topic_log: TopicLog) -> Position:

@@ -14,11 +14,12 @@ from typing import assert_never
 
 import structlog
 
-from onewriter_broker.log.topic_log import (
-    TopicLog,
-)
+from onewriter_broker.log.api import BrokenKey
+from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.topic.deduplication import Deduplications
 from onewriter_broker.topic.fencing import Fencing, Shell
-from onewriter_broker.topic.producer import Producer
+from onewriter_broker.topic.presence import note
+from onewriter_broker.topic.producer import Producer, settled
 from onewriter_broker.topic.resends import SNAPSHOT_FIELD, lineage_from_log, read_snapshot, snapshot
 from onewriter_broker.topic.story import Story
 from onewriter_core.errors import ServerError, Unavailable, Undecided
@@ -51,7 +52,6 @@ from onewriter_core.topic.model import (
     Departure,
     Purpose,
     Reserved,
-    Shared,
     Slot,
     Tenure,
     Topic,
@@ -64,10 +64,10 @@ PREDECESSORS_MAX = 256
 LEDGER_WAIT_SECONDS = 5.0
 """How long a fence waits for a ledger while the anchor is away, before its asker is told."""
 
-LEDGER_RETRY_SECONDS = 0.2
+TAKEOVER_WAIT_SECONDS = 2.0
+"""The same where somebody writes, who goes on meanwhile."""
 
-SUSPECT_SECONDS = 10.0
-"""Between two records of one topic that somebody claims an epoch which was never granted."""
+LEDGER_RETRY_SECONDS = 0.2
 
 log = structlog.get_logger(__name__)
 
@@ -75,16 +75,43 @@ log = structlog.get_logger(__name__)
 class TopicRunner:
     """Runs one topic's machine. ``logs`` has a log for every slot."""
 
+    __slots__ = (
+        "_answers",
+        "_fences",
+        "_fencing",
+        "_is_stepping",
+        "_mailbox",
+        "_predecessors",
+        "_shell",
+        "_timer",
+        "bucket",
+        "deduplications",
+        "logs",
+        "name",
+        "producers",
+        "story",
+        "topic",
+    )
+
     def __init__(
-        self, name: TopicName, bucket: int, topic: Topic, logs: dict[int, TopicLog], shell: Shell
+        self,
+        name: TopicName,
+        bucket: int,
+        topic: Topic,
+        logs: dict[int, TopicLog],
+        shell: Shell,
+        *,
+        is_deduplicated: bool = False,
     ) -> None:
         self.name = name
         self.bucket = bucket
         self.topic = topic
         self.logs = logs
         self.producers: dict[str, Producer] = {}
+        spawn = self.spawn
+        self.deduplications = Deduplications(logs, spawn, is_on=is_deduplicated)
         # Lists and plain dicts: an empty deque weighs 0.6 KiB, and most topics are idle.
-        self.story = Story(name, bucket, shell, self.spawn)
+        self.story = Story(name, bucket, shell, spawn)
         self._shell = shell
         self._fencing = Fencing(name, bucket, logs, shell, self.story.audit, self._sequences)
         self._mailbox: list[Event] = []
@@ -92,15 +119,15 @@ class TopicRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._predecessors: dict[tuple[int, str], Producer] = {}
         self._answers: dict[str, asyncio.Future[Answer]] = {}
-        self._fences: dict[asyncio.Task[None], None] = {}
-        self._suspected_at: float | None = None
+        self._fences: list[asyncio.Task[None]] = []
 
     # ------------------------------------------------------------ events
 
     async def open(self, slots: tuple[Slot, ...]) -> tuple[Slot, ...] | None:
         """Fence the logs of these slots, which this broker begins to serve; None: bucket lost.
 
-        Raises Unavailable when no ledger can be reserved, Undecided when the log cannot be read.
+        Raises Unavailable when no ledger can be reserved, BrokenKey when a key cannot be used,
+        Undecided when the log cannot be read.
         """
         tenures = tuple((slot.number, _tenure(slot)) for slot in slots)
         numbers = tuple(slot.number for slot in slots)
@@ -113,12 +140,15 @@ class TopicRunner:
         await self._fencing.record_use(opened)
         for number in numbers:
             await self._fencing.remember_end(self.logs[number])
+            await self.deduplications.open(number)
         return tuple(replace(slot, ledger=opened, is_open=True) for slot in slots)
 
     def start(self, slots: tuple[Slot, ...]) -> None:
         """Serve these slots, which were opened."""
         self.topic = replace(self.topic, slots=slots)
         self._set_timer()
+        if any(slot.epoch for slot in slots):  # else nobody ever held it
+            self.spawn(self.story.recall())
 
     def refence_where_refused(self) -> None:
         """Bucket and dataset are still ours, but writes were refused: open the next ledger."""
@@ -143,10 +173,12 @@ class TopicRunner:
             self._is_stepping = False
         if has_failed:
             self._shell.failed(self.name)  # unloads the topic: that must be stepped, too
+            self._leave_unanswered("the topic failed; the broker's log says why")
             return
         self._set_timer()
         if self.topic.claim is None:
-            self._remember_presence()
+            note(self.topic, self.logs, self._shell, self.spawn)
+        self._shell.changed(self.name)
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run work of this topic; the unexpected closes the topic, not the broker."""
@@ -157,6 +189,8 @@ class TopicRunner:
     async def _guarded(self, work: Coroutine[object, object, None]) -> None:
         try:
             await work
+        except BrokenKey as broken:
+            self._shell.broken(self.name, broken)
         except Exception:
             log.exception("topic.failed", topic=str(self.name))
             self._shell.failed(self.name)
@@ -165,7 +199,7 @@ class TopicRunner:
         if isinstance(event, FenceStored | FenceRefused) and (
             self.topic.claim is None or self.topic.claim.number != event.number
         ):
-            log.info("fence.stale", topic=str(self.name), event=event)  # unloaded meanwhile
+            log.info("fence.stale", topic=str(self.name), answer=event)  # unloaded meanwhile
             return
         self.topic, effects = step(self.topic, event)
         for effect in effects:
@@ -196,7 +230,11 @@ class TopicRunner:
             self.post(ProducerGone(producer.request.registration, departure, self._shell.now()))
 
     async def administer(self, event: Event, identifier: str) -> Answer:
-        """Post an administrator's request and wait for its answer."""
+        """Post an administrator's request and wait for its answer.
+
+        Raises Unavailable when the topic fails or is unloaded before the machine has answered: it
+        may or may not have been done.
+        """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._answers[identifier] = future
         try:
@@ -204,6 +242,12 @@ class TopicRunner:
             return await future
         finally:
             del self._answers[identifier]
+
+    def _leave_unanswered(self, reason: str) -> None:
+        """End the administrators' requests that the machine will not answer any more."""
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(Unavailable(reason))
 
     def dataset_changed(self) -> None:
         """The store failed over: nothing is appended until every log is fenced again."""
@@ -216,6 +260,7 @@ class TopicRunner:
     def unload(self, reason: str) -> None:
         """Serve the topic no longer: everybody is told to look it up again."""
         self.post(Unloaded(reason, self._shell.now()))
+        self._leave_unanswered(reason)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -245,8 +290,8 @@ class TopicRunner:
         match effect:
             case Fence():
                 task = self.spawn(self._fence(effect))
-                self._fences[task] = None
-                task.add_done_callback(self._fences.pop)
+                self._fences.append(task)
+                task.add_done_callback(self._fences.remove)
             case Grant():
                 self._grant(effect)
             case Queue(registration, name):
@@ -277,7 +322,7 @@ class TopicRunner:
                 if registration in self.producers:
                     self.producers[registration].channel.probe()
             case Suspect():
-                self._suspect(effect)
+                self.story.suspect(effect)
             case Record():
                 self.story.record(effect)
             case Answer(identifier, _, _):
@@ -286,22 +331,6 @@ class TopicRunner:
                     future.set_result(effect)
             case _:
                 assert_never(effect)
-
-    def _suspect(self, suspect: Suspect) -> None:
-        """Note it, but not at a client's pace: the audit keeps so many records and no more."""
-        now = self._shell.now()
-        if self._suspected_at is not None and now - self._suspected_at < SUSPECT_SECONDS:
-            return
-        self._suspected_at = now
-        log.warning(
-            "epoch.ahead",
-            topic=str(self.name),
-            registration=suspect.registration,
-            claimed_epoch=suspect.claimed_epoch,
-            stored_epoch=suspect.stored_epoch,
-        )
-        epoch, claimed = str(suspect.stored_epoch), str(suspect.claimed_epoch)
-        self.story.audit({"kind": "suspect", "epoch": epoch, "claimed": claimed})
 
     def _stop(self, registration: str) -> Producer | None:
         """Forget a producer; what it handed to the store is still answered to it."""
@@ -322,6 +351,24 @@ class TopicRunner:
         producer.name = effect.producer_name
         producer.epoch = effect.epoch
         producer.is_granted = True
+        if self.deduplications.is_on:
+            self.spawn(self._admit_when_settled(producer, effect))
+        else:
+            self._admit(producer, effect)
+
+    async def _admit_when_settled(self, producer: Producer, effect: Grant) -> None:
+        """It is told what its name has stored: nothing of that may be on its way any more."""
+        await settled(producer.topic_log, producer.name)
+        if self._is_waited_for(producer, effect):
+            self._admit(producer, effect)
+
+    def _is_waited_for(self, producer: Producer, effect: Grant) -> bool:
+        """Whether it is still there, and has lost nothing of what it was granted."""
+        is_there = self.producers.get(effect.registration) is producer
+        return is_there and not producer.is_stopped
+
+    def _admit(self, producer: Producer, effect: Grant) -> None:
+        """Let a producer write, behind what the connections before it handed in."""
         # Only who was granted before carries a topic epoch. The reconnect counter says nothing:
         # clients raise it between two attempts at a first creation, too, and a new producer whose
         # sequence ids were taken for its namesake's would get receipts for what is not stored.
@@ -336,6 +383,7 @@ class TopicRunner:
             self.spawn(self._activate_from_log(producer, effect))
 
     def _activate(self, producer: Producer) -> None:
+        producer.deduplicate(self.deduplications.of(producer.request.slot))
         producer.is_active = producer.is_answered = True
         epoch = producer.epoch
         if epoch is None and not producer.is_exclusive:
@@ -356,8 +404,15 @@ class TopicRunner:
         for run in runs:
             producer.lineage.note(run)
         producer.resends = producer.lineage.resends(producer.topic_log)
-        if self.producers.get(effect.registration) is producer and not producer.is_stopped:
+        if self._is_waited_for(producer, effect):
             self._activate(producer)
+
+    def deduplicate(self, *, is_on: bool) -> None:
+        """Begin or end deduplication of what is handed in from now on."""
+        self.deduplications.switch(is_on=is_on)
+        for producer in self.producers.values():
+            if producer.is_answered:
+                producer.deduplicate(self.deduplications.of(producer.request.slot))
 
     # ------------------------------------------------------------ fences
 
@@ -367,9 +422,12 @@ class TopicRunner:
         Asked for again for a while, because a refusal sends waiters away who lose nothing by
         waiting, and because the machine asks again at once where it must.
         """
-        deadline = self._shell.now() + LEDGER_WAIT_SECONDS
+        patience = TAKEOVER_WAIT_SECONDS if effect.stops else LEDGER_WAIT_SECONDS
+        deadline = self._shell.now() + patience
         while True:
             try:
+                if effect.stops:  # they go on where the change could not be noted anyway
+                    await self._shell.ownership.confirm_record(self.bucket)
                 return await self._shell.ownership.reserve_ledger(self.bucket)
             except Unavailable as unavailable:
                 if self._shell.ownership.holding(self.bucket) is None:
@@ -377,7 +435,7 @@ class TopicRunner:
                 if self._shell.now() < deadline:
                     await asyncio.sleep(LEDGER_RETRY_SECONDS)
                     continue
-                reason = f"no ledger can be reserved now: {unavailable}"
+                reason = f"the topic cannot change hands now: {unavailable}"
                 log.warning("fence.given_up", topic=str(self.name), reason=reason)
                 self.post(FenceRefused(effect.number, reason, self._shell.now()))
                 return None
@@ -419,30 +477,7 @@ class TopicRunner:
             is_kept = producer.is_exclusive and producer.request.slot == slot
             if is_kept and producer.epoch is not None and newest is not None:
                 last[producer.name] = (producer.epoch, newest)
-        return {SNAPSHOT_FIELD: snapshot(last)}
-
-    def _remember_presence(self) -> None:
-        """Note with each log whether its holder is there, for whoever loads the topic next.
-
-        Best effort: what is missed only costs the next broker a resume window for nobody.
-        """
-        for slot in self.topic.slots:
-            topic_log = self.logs[slot.number]
-            present = "0" if not self._is_held(slot) else "1"
-            if topic_log.is_writable and topic_log.state.get("present", "0") != present:
-                topic_log.state["present"] = present
-                self.spawn(self._save_presence(topic_log, present))
-
-    async def _save_presence(self, topic_log: TopicLog, present: str) -> None:
-        try:
-            await topic_log.save_state({"present": present})
-        except (Unavailable, Undecided) as error:
-            log.debug("presence.unsaved", topic=str(topic_log.name), reason=str(error))
-
-    def _is_held(self, slot: Slot) -> bool:
-        return any(slot.number in holder.slots for holder in self.topic.holders) and not isinstance(
-            slot.ownership, Shared
-        )
+        return {SNAPSHOT_FIELD: snapshot(last)} | self.deduplications.state(slot)
 
 
 def _tenure(slot: Slot) -> Tenure | None:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Final
 
 from onewriter_broker.log.topic_log import LedgerSummary
+from onewriter_broker.topic.transitions import LEADERLESS_MS, former_fields, identity_fields
 from onewriter_core.ids import Identity
 from onewriter_core.topic.effects import NEW_EPOCH, Fence
+from onewriter_core.topic.lookups import tenure_of as tenure_of_slot
 from onewriter_core.topic.model import (
     WHOLE,
     Contender,
@@ -22,6 +25,17 @@ from onewriter_core.topic.model import (
     Tenure,
     Vacant,
 )
+
+PRESENT: Final = "present"
+"""State field: 1 while the holder is connected, as far as it was noted."""
+
+ABSENT_SINCE: Final = "absentSince"
+"""State field: since when it is not, in milliseconds by the wall clock; empty: it is there, or that
+is not known."""
+
+
+PRESENT_SINCE: Final = "presentSince"
+"""State field: since when it is, or was when it was noted last; milliseconds by the wall clock."""
 
 
 def marker_fields(fence: Fence, slot: int, ledger: int, time_ms: int) -> dict[str, str]:
@@ -55,11 +69,21 @@ def state_fields(fence: Fence, slot: Slot, ledger: int, time_ms: int) -> dict[st
                 "producer": tenure.producer_name,
                 "subject": tenure.identity.subject,
                 "podUID": tenure.identity.pod_uid,
+                "pod": tenure.identity.pod,
+                "node": tenure.identity.node,
+                "claim": tenure.claim,
             }
         )
+    if fence.purpose is Purpose.SHARE:
+        fields[ABSENT_SINCE] = ""  # somebody writes, and it is not noted how long
     if changes_hands:
         fields["since"] = str(time_ms)
-        fields["present"] = "1" if fence.purpose is Purpose.GRANT else "0"
+        is_granted = fence.purpose is Purpose.GRANT
+        fields |= {
+            PRESENT: "1" if is_granted else "0",
+            PRESENT_SINCE: str(time_ms) if is_granted else "",
+            ABSENT_SINCE: "" if is_granted else str(time_ms),
+        }
         deposed = dict(fence.deposed)[slot.number]
         fields["deposed"] = json.dumps([[name.subject, name.pod_uid] for name in deposed])
     return fields
@@ -73,7 +97,6 @@ def audit_fields(
     incarnation: str,
     previous: Mapping[int, LedgerSummary],
     time_ms: int,
-    leaderless_ms: int | None,
 ) -> dict[str, str]:
     """The audit record of a fence: who, why, after whom, and who would have been next.
 
@@ -101,10 +124,13 @@ def audit_fields(
             }
         ),
     }
-    if leaderless_ms is not None:
-        fields["leaderlessMs"] = str(leaderless_ms)
+    if fence.purpose is Purpose.GRANT and fence.stops:
+        fields[LEADERLESS_MS] = "0"  # any other gap is told once it is over
     if tenure is not None:
         fields |= {"producer": tenure.producer_name, "subject": str(tenure.identity)}
+    former = tenure_of_slot(first)
+    if changes_hands and former is not None:
+        fields |= former_fields(former)
     if fence.contender is not None:
         fields |= contender_fields(fence.contender) | {"policy": fence.policy.value}
     if fence.best_loser is not None:
@@ -137,7 +163,7 @@ def contender_fields(contender: Contender) -> dict[str, str]:
         "claim": contender.claim,
         "address": contender.address,
         "incarnation": contender.group,
-    }
+    } | identity_fields(contender.identity)
 
 
 def slot_of(
@@ -146,10 +172,12 @@ def slot_of(
     *,
     may_resume: bool,
     reserved_until: float | None,
+    vacant_since: float | None = None,
 ) -> Slot:
     """A slot as its log's state describes it; this broker has not fenced it yet.
 
     ``reserved_until``: until when the holder may come back before anybody else; None: no longer.
+    ``vacant_since``: since when nobody writes, by this broker's clock; None: it is not known.
     """
     epoch = int(state.get("epoch", "0"))
     deposed = tuple(
@@ -157,13 +185,14 @@ def slot_of(
     )
     tenure = tenure_of(state) if may_resume else None
     ownership: Vacant | Reserved = Vacant(tenure)
-    if tenure is not None and reserved_until is not None and state.get("present") == "1":
+    if tenure is not None and reserved_until is not None and state.get(PRESENT) == "1":
         ownership = Reserved(tenure, reserved_until)
     return Slot(
         number,
         epoch=epoch,
         ownership=ownership,
         departure=Departure.NONE if tenure is None else Departure.MOVED,
+        vacant_since=vacant_since,
         deposed=deposed,
     )
 
@@ -173,6 +202,7 @@ def tenure_of(state: Mapping[str, str]) -> Tenure | None:
     if not state.get("holder"):
         return None
     holder = json.loads(state["holder"])
-    return Tenure(
-        holder["epoch"], holder["producer"], Identity(holder["subject"], holder["podUID"])
+    identity = Identity(
+        holder["subject"], holder["podUID"], holder.get("pod", ""), holder.get("node", "")
     )
+    return Tenure(holder["epoch"], holder["producer"], identity, holder.get("claim", ""))

@@ -8,30 +8,39 @@ from the markers, its subscriptions from their cursors. It is unloaded when its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 
 import structlog
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.log.api import Durability
+from onewriter_broker.log.api import BrokenKey, Durability
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.ownership.bucket_events import LostReason, Refenced
 from onewriter_broker.ownership.buckets import BucketOwnership
 from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.settings import Settings
+from onewriter_broker.topic import declaring
+from onewriter_broker.topic.broken import BrokenTopics
 from onewriter_broker.topic.catalog import CatalogEntry, Catalogs
-from onewriter_broker.topic.deletion import erase
 from onewriter_broker.topic.fencing import Shell
-from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_broker.topic.loaded import LoadedTopic, Settling
+from onewriter_broker.topic.policies import (
+    NamespacePolicies,
+    NoPolicies,
+    deduplicates,
+    follow,
+)
+from onewriter_broker.topic.presence import absent_since, note_leaving
+from onewriter_broker.topic.resuming import ResumeWindows
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_broker.topic.tenures import slot_of
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import TopicName, bucket_of
-from onewriter_core.topic.events import PolicyChanged, SlotsAdded
-from onewriter_core.topic.model import WHOLE, PromotionPolicy, Slot, Topic
+from onewriter_core.topic.events import SlotsAdded
+from onewriter_core.topic.model import WHOLE, Slot, Topic
 
 log = structlog.get_logger(__name__)
 
@@ -44,17 +53,19 @@ class Topics:
         settings: Settings,
         catalogs: Catalogs,
         subscriptions: Callable[[TopicLog, TopicRunner], Subscriptions],
+        policies: NamespacePolicies | None = None,
     ) -> None:
         self.loaded: dict[str, LoadedTopic] = {}
         self.desired = DesiredState()
         self._settings = settings
         self._shell: Shell
+        self.broken: BrokenTopics
         self._catalogs = catalogs
         self._subscriptions = subscriptions
+        self.namespaces = policies or NoPolicies()
+        self._followed_version = 0
         self._loading: dict[str, asyncio.Future[LoadedTopic]] = {}
-        self._reserved_until: dict[int, float] = {}
-        self._unloaded_at: dict[str, float] = {}
-        self._leaving: dict[str, TopicRunner] = {}
+        self.leaving: dict[str, Settling] = {}  # not loaded; whoever loads one waits for it
         self.promises = frozenset(Durability)
         """What the store can promise: a topic that asks for more is refused, and no other."""
         self.ownership: BucketOwnership
@@ -63,19 +74,21 @@ class Topics:
         """Complete the construction: ownership reports to this object, and serves it."""
         self.ownership = ownership
         self._shell = shell
+        self.broken = BrokenTopics(shell.now)
+        self._resume = ResumeWindows(self._settings.resume_window_seconds, shell.now)
 
     # ------------------------------------------------------------ BucketEvents
 
     def bucket_acquired(self, bucket: int, holding: Holding) -> None:
         """The bucket's stamp has locked out its former owner; topics are fenced as they load."""
         self._catalogs.forget(bucket)
-        window = self._settings.resume_window_seconds
-        self._reserved_until[bucket] = self._shell.now() + window
+        self._resume.bucket_acquired(bucket)
         log.debug("bucket.acquired", bucket=bucket, grants_known=holding.grants_known)
 
     def bucket_lost(self, bucket: int, reason: LostReason) -> None:
         """Everybody who uses one of its topics is sent to look it up again."""
         self._catalogs.forget(bucket)
+        self.broken.forget(lambda base: self.bucket_of(base) == bucket)
         for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
             is_in_doubt = reason is not LostReason.GIVEN_BACK
             self._remember_acknowledged(topic, is_in_doubt=is_in_doubt)
@@ -111,15 +124,15 @@ class Topics:
         """Save the cursors, tell everybody to look the topics up again, let fences end."""
         topics = [t for t in self.loaded.values() if t.bucket == bucket]
         for topic in topics:
-            await self._save_cursors(topic)
+            await self._save_notes(topic)
             self._remember_acknowledged(topic, is_in_doubt=False)
             self._drop(topic, "the topic is moving to another broker")
         for topic in topics:
             await topic.runner.settled()
 
-    @staticmethod
-    async def _save_cursors(topic: LoadedTopic) -> None:
+    async def _save_notes(self, topic: LoadedTopic) -> None:
         """What cannot be saved now is delivered again by whoever serves the topic next."""
+        await note_leaving(topic.runner.topic, topic.runner.logs, self._shell.wall_ms())
         for subscriptions in topic.subscriptions.values():
             try:
                 await subscriptions.save()
@@ -149,7 +162,7 @@ class Topics:
         entry = await self._catalogs.entry(name.base, is_owned=self.is_owned(name))
         if entry is None and declared is None:
             return None
-        return _with_declared(entry or CatalogEntry(), declared)
+        return (entry or CatalogEntry()).with_declared(declared)
 
     async def exists(self, name: TopicName) -> bool:
         """Whether the topic was created or declared. Raises Undecided."""
@@ -159,8 +172,8 @@ class Topics:
         """The topic, loaded; created when it does not exist yet.
 
         The caller has checked that it may exist. Raises Unavailable when this broker does not hold
-        its bucket, Undecided when the store does not answer, Refused for a partition that the topic
-        does not have.
+        its bucket, BrokenKey when the store's keys of the topic must be repaired first, Undecided
+        when the store does not answer, Refused for a partition that the topic does not have.
         """
         base = name.base
         key = str(base)
@@ -177,14 +190,7 @@ class Topics:
     def refusal(self, base: TopicName) -> str:
         """Why the topic cannot be served by anybody who uses this store; empty: it can."""
         declared = self.desired.topic(base)
-        if declared is None or Durability(declared.spec.durability.value) in self.promises:
-            return ""
-        strongest = max(self.promises, key=list(Durability).index)
-        return (
-            f"{base} is declared with durability {declared.spec.durability.value}, and the store "
-            f"can promise {strongest.value} at most: add replicas or change appendfsync, or declare "
-            "less"
-        )
+        return "" if declared is None else declaring.asks_too_much(declared, self.promises)
 
     def store_promises(self, promises: frozenset[Durability]) -> None:
         """The store was looked at: from now on it can promise this."""
@@ -195,16 +201,22 @@ class Topics:
 
     def _refuse_what_is_too_strong(self) -> None:
         for topic in self.desired.topics:
-            if refusal := self.refusal(topic.topic_name):
+            if refusal := declaring.asks_too_much(topic, self.promises):
                 log.error("topic.refused", topic=str(topic.topic_name), reason=refusal)
                 loaded = self.loaded.get(str(topic.topic_name))
                 if loaded is not None:
                     self._drop(loaded, refusal)
 
+    def resting(self, base: TopicName) -> Holding | None:
+        """The right to serve a topic that nobody uses here; None: it is in use, or not ours."""
+        in_use = any(str(base) in busy for busy in (self.loaded, self._loading, self.leaving))
+        return None if in_use else self.ownership.holding(self.bucket_of(base))
+
     async def _load_once(self, base: TopicName, slot: int) -> LoadedTopic:
         key = str(base)
         loading = self._loading.get(key)
         if loading is None:
+            self.broken.check(base)
             if len(self.loaded) >= self._settings.topics_max:
                 raise Unavailable(f"this broker serves {self._settings.topics_max} topics already")
             loading = asyncio.get_running_loop().create_future()
@@ -219,6 +231,8 @@ class Topics:
         try:
             loading.set_result(await self._load(base, slot))
         except (OnewriterError, ValueError) as error:
+            if isinstance(error, BrokenKey):
+                self.broken.found(base, error)
             loading.set_exception(error)
             loading.exception()  # all who waited may have gone
         except Exception:
@@ -231,21 +245,24 @@ class Topics:
 
     async def _load(self, base: TopicName, slot: int) -> LoadedTopic:
         bucket = self.bucket_of(base)
-        before = self._leaving.pop(str(base), None)
+        before = self.leaving.pop(str(base), None)
         if before is not None:
             await before.settled()
         holding = self._holding(bucket)
         declared = self.desired.topic(base)
         replid = holding.binding.replid
         known = await self._catalogs.entry(base, is_owned=True, replid=replid)
-        entry = _with_declared(known or CatalogEntry(), declared)
+        entry = (known or CatalogEntry()).with_declared(declared)
         if entry.partitions == 0:
             entry = entry.with_slot(slot)
         if entry != known:
             await self._catalogs.write(holding.binding, base, entry)
+        await self.namespaces.known()
         logs = {n: await self._read_log(base, n, declared, holding) for n in entry.slots}
         slots = self._read_slots(base, logs, holding)
-        runner = TopicRunner(base, bucket, Topic(slots, _policy(declared)), logs, self._shell)
+        machine = Topic(slots, declaring.promotion_of(declared))
+        is_on = deduplicates(base, entry, self.namespaces)
+        runner = TopicRunner(base, bucket, machine, logs, self._shell, is_deduplicated=is_on)
         opened = await runner.open(slots)
         if opened is None or self.ownership.holding(bucket) != holding:
             raise Unavailable(f"bucket {bucket} has moved on")
@@ -253,8 +270,12 @@ class Topics:
         for number, topic_log in logs.items():
             topic.subscriptions[number] = self._subscriptions(topic_log, runner)
         self.loaded[str(base)] = topic
-        self._unloaded_at.pop(str(base), None)
+        self._resume.loaded(base)
+        self.broken.served(base)
         runner.start(opened)
+        follow(topic, self.namespaces)
+        self._declare(topic)  # which may have changed meanwhile
+        self._shell.changed(base)
         return topic
 
     async def _add_slot(self, topic: LoadedTopic, slot: int) -> None:
@@ -305,6 +326,7 @@ class Topics:
         topic_log.state = await self._shell.store.read_state(
             topic_log.name, replid=holding.binding.replid
         )
+        self.broken.recall(base, topic_log)
         topic_log.exists = "ledger" in topic_log.state
         return topic_log
 
@@ -312,12 +334,14 @@ class Topics:
         self, base: TopicName, logs: Mapping[int, TopicLog], holding: Holding
     ) -> tuple[Slot, ...]:
         """The topic's ownership as its logs' states tell it."""
+        now, wall_ms = self._shell.now(), self._shell.wall_ms()
         return tuple(
             slot_of(
                 number,
                 topic_log.state,
                 may_resume=holding.may_resume(int(topic_log.state.get("generation", "0"))),
-                reserved_until=self._reservation(self.bucket_of(base), base),
+                reserved_until=self._resume.until(self.bucket_of(base), base),
+                vacant_since=absent_since(topic_log.state, now, wall_ms, holding.heard_ms),
             )
             for number, topic_log in logs.items()
         )
@@ -327,14 +351,6 @@ class Topics:
         if holding is None:
             raise Unavailable(f"bucket {bucket} is not served here")
         return holding
-
-    def _reservation(self, bucket: int, base: TopicName) -> float | None:
-        """Until when a returning holder comes before the waiters; None when that has passed."""
-        until = self._reserved_until.get(bucket, 0.0)
-        unloaded = self._unloaded_at.get(str(base))
-        if unloaded is not None:
-            until = max(until, unloaded + self._settings.resume_window_seconds)
-        return until if until > self._shell.now() else None
 
     def _new_log(self, base: TopicName, slot: int, declared: ExclusiveTopic | None) -> TopicLog:
         name = base if slot == WHOLE else base.with_partition(slot)
@@ -351,12 +367,22 @@ class Topics:
         """Take over what the manifests say; loaded topics follow at once."""
         self.desired = desired
         self._refuse_what_is_too_strong()
-        for topic in self.loaded.values():
-            topic.declared = desired.topic(topic.name)
-            topic.runner.post(PolicyChanged(_policy(topic.declared), self._shell.now()))
-            for topic_log in topic.runner.logs.values():
-                if topic.declared is not None:
-                    topic_log.wanted_durability = Durability(topic.declared.spec.durability.value)
+        for topic in list(self.loaded.values()):
+            self._declare(topic)
+
+    def _declare(self, topic: LoadedTopic) -> None:
+        """Have a loaded topic follow what is declared now."""
+        if declaring.declare(topic, self.desired.topic(topic.name), self._shell.now()):
+            self._shell.changed(topic.name)
+        if declaring.lacks_partitions(topic):
+            self._shell.spawn(declaring.grow(topic, self.set_partitions, self.loaded))
+
+    def follow_policies(self) -> None:
+        """Have loaded topics follow what was set since the last call, here or elsewhere."""
+        if self._followed_version != self.namespaces.version:
+            self._followed_version = self.namespaces.version
+            for topic in self.loaded.values():
+                follow(topic, self.namespaces)
 
     async def set_partitions(self, base: TopicName, partitions: int) -> None:
         """Create a partitioned topic, or add partitions to it. Raises Refused, Unavailable."""
@@ -367,46 +393,56 @@ class Topics:
             raise Refused(ServerError.NOT_ALLOWED_ERROR, "partitions cannot be taken away")
         topic = self.loaded.get(str(base))
         if topic is None:
-            await self._catalogs.write(holding.binding, base, _grown(entry, partitions))
+            await self._catalogs.write(holding.binding, base, entry.grown(partitions))
         else:
             async with topic.growing:
-                await self._add_slots(topic, _grown(topic.entry, partitions))
+                await self._add_slots(topic, topic.entry.grown(partitions))
 
-    async def delete(self, base: TopicName) -> None:
-        """Delete a topic: trim its logs to nothing, leave tombstones that keep the epochs.
+    @asynccontextmanager
+    async def shut(self, topic: LoadedTopic, reason: str) -> AsyncIterator[TopicRunner]:
+        """Nobody uses the topic meanwhile; its logs are fenced, and open for the caller alone.
 
-        Producers and consumers are closed; whoever looks the topic up meanwhile is told to come
-        again, and then finds a new one. Raises Unavailable, Undecided: then call it again.
+        Producers and consumers are closed; whoever looks the topic up is told to come again.
+        Raises Unavailable, Undecided: then nothing else has happened.
         """
-        topic = await self.serve_existing(base)
-        key = str(base)
-        if key in self._loading:
-            raise Unavailable(f"{base} is being loaded or deleted")
+        await self._save_notes(topic)
+        key = str(topic.name)
+        if self.loaded.get(key) is not topic or key in self._loading:
+            raise Unavailable(f"{key} is being loaded or closed")
         loading: asyncio.Future[LoadedTopic] = asyncio.get_running_loop().create_future()
         self._loading[key] = loading
         try:
-            self._drop(topic, "the topic was deleted")
+            self._drop(topic, reason)
             await topic.runner.settled()
-            await self._erase(topic)
+            yield await self._open_again(topic)
         finally:
             del self._loading[key]
-            loading.set_exception(Unavailable("the topic was being deleted"))
+            loading.set_exception(Unavailable(reason))
             loading.exception()  # perhaps nobody waited
 
-    async def _erase(self, topic: LoadedTopic) -> None:
-        """Fence the logs of a topic that nobody uses any more, then drop all that is below."""
+    async def _open_again(self, topic: LoadedTopic) -> TopicRunner:
+        """A runner of its own over the logs of a topic that was dropped."""
         holding = self._holding(topic.bucket)
         logs = {
             number: await self._read_log(topic.name, number, topic.declared, holding)
             for number in topic.entry.slots
         }
         slots = self._read_slots(topic.name, logs, holding)
-        runner = TopicRunner(topic.name, topic.bucket, Topic(slots), logs, self._shell)
+        is_on = topic.runner.deduplications.is_on
+        runner = TopicRunner(
+            topic.name, topic.bucket, Topic(slots), logs, self._shell, is_deduplicated=is_on
+        )
         if await runner.open(slots) is None:
             raise Unavailable(f"bucket {topic.bucket} has moved on")
-        for topic_log in logs.values():
-            await erase(topic_log)
-        await self._catalogs.write(holding.binding, topic.name, CatalogEntry(is_deleted=True))
+        return runner
+
+    async def write_entry(self, topic: LoadedTopic, entry: CatalogEntry) -> None:
+        """Change what the catalog says of a topic; the caller holds ``topic.growing``, or shut it.
+
+        Raises Unavailable, Undecided.
+        """
+        await self._catalogs.write(self._holding(topic.bucket).binding, topic.name, entry)
+        topic.entry = entry
 
     async def serve_existing(self, base: TopicName) -> LoadedTopic:
         """The topic, loaded; raises Refused when it does not exist."""
@@ -421,32 +457,36 @@ class Topics:
         if topic is not None:
             self._drop(topic, "the topic failed and is being loaded again")
 
+    def met_broken_key(self, name: TopicName, error: BrokenKey) -> None:
+        """A key of the topic cannot be used: close it; it is refused until that is repaired."""
+        topic = self.loaded.get(str(name.base))
+        if topic is not None:
+            self.broken.found(topic.name, error, topic.runner.logs.values())
+            self._drop(topic, f"the store must be repaired first: {error}")
+
     async def unload(self, base: TopicName) -> None:
         """Close a topic here; it is loaded again by whoever looks it up next."""
         topic = self.loaded.get(str(base))
         if topic is not None:
-            await self._save_cursors(topic)
-            now, window = self._shell.now(), self._settings.resume_window_seconds
-            self._unloaded_at = {
-                name: at for name, at in self._unloaded_at.items() if now - at < window
-            }
-            self._unloaded_at[str(base)] = now
+            await self._save_notes(topic)
+            self._resume.unloaded(base)
             self._drop(topic, "the topic is being unloaded")
 
     def _drop(self, topic: LoadedTopic, reason: str) -> None:
         if self.loaded.get(str(topic.name)) is not topic:
             return  # dropped before; by now it may have been loaded again
         del self.loaded[str(topic.name)]
+        self._shell.changed(topic.name)
         topic.runner.unload(reason)
-        self._leaving[str(topic.name)] = topic.runner
+        self.leaving[str(topic.name)] = topic.runner
         self._shell.spawn(self._forget_when_settled(topic))
         for subscriptions in topic.subscriptions.values():
             self._shell.spawn(subscriptions.close(reason, save=False))
 
     async def _forget_when_settled(self, topic: LoadedTopic) -> None:
         await topic.runner.settled()
-        if self._leaving.get(str(topic.name)) is topic.runner:
-            del self._leaving[str(topic.name)]
+        if self.leaving.get(str(topic.name)) is topic.runner:
+            del self.leaving[str(topic.name)]
 
     async def list(self, namespace: str | None) -> Mapping[str, CatalogEntry]:
         """All topics of ``tenant/namespace``, or of all, by base name, declared ones included."""
@@ -455,37 +495,6 @@ class Topics:
         for topic in self.desired.topics:
             name = topic.topic_name
             if namespace in {None, name.namespace_name}:
-                found[str(name)] = _with_declared(CatalogEntry(), topic)
-        for bucket in range(self._catalogs.buckets):
-            await asyncio.sleep(0)  # there may be many, and all in memory
-            is_owned = self.ownership.holding(bucket) is not None
-            entries = await self._catalogs.bucket(bucket, is_owned=is_owned)
-            for text, entry in entries.items():
-                if entry.is_deleted:
-                    continue
-                if text.startswith(prefix):
-                    found[text] = entry
-        return found
-
-
-def _grown(entry: CatalogEntry, partitions: int) -> CatalogEntry:
-    """The entry with at least so many partitions."""
-    partitions = max(entry.partitions, partitions)
-    slots = tuple(sorted({*entry.slots, *range(partitions)}))
-    return replace(entry, partitions=partitions, slots=slots)
-
-
-def _with_declared(entry: CatalogEntry, declared: ExclusiveTopic | None) -> CatalogEntry:
-    if declared is None or declared.spec.partitions <= entry.partitions:
-        if entry.partitions or declared is None:
-            return entry
-        return entry.with_slot(WHOLE)
-    partitions = declared.spec.partitions
-    slots = tuple(sorted({*entry.slots, *range(partitions)} - {WHOLE}))
-    return replace(entry, partitions=partitions, slots=slots)
-
-
-def _policy(declared: ExclusiveTopic | None) -> PromotionPolicy:
-    if declared is None:
-        return PromotionPolicy.PRIORITY
-    return PromotionPolicy(declared.spec.promotion.policy.value)
+                found[str(name)] = CatalogEntry().with_declared(topic)
+        owned = self.ownership.held()
+        return found | await self._catalogs.under(prefix, owned)

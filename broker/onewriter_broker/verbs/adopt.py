@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import os
 import time
 import uuid
 from dataclasses import asdict
@@ -11,11 +12,10 @@ from pathlib import Path
 
 import click
 
-from onewriter_broker.anchor.file import FileAnchor
 from onewriter_broker.log.redis_store import RedisLogStore
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.ownership.claims import Forced, adopt_force
-from onewriter_broker.process import is_single_node, redis_settings
+from onewriter_broker.process import api_of, is_single_node, open_anchor, redis_settings
 from onewriter_broker.settings import Settings
 from onewriter_broker.verbs import tables
 from onewriter_broker.verbs.offline import reachable
@@ -81,7 +81,7 @@ def adopt(
     if bucket is not None and bucket >= settings.buckets:
         raise ConfigurationError(f"--bucket: there are {settings.buckets} buckets, from 0")
     anchor_directory = settings.data_dir / "anchor"
-    if not anchor_directory.is_dir():
+    if settings.anchor == "file" and not anchor_directory.is_dir():
         raise ConfigurationError(f"--data-dir: {anchor_directory} is no anchor")
     buckets = range(settings.buckets) if bucket is None else [bucket]
     results = asyncio.run(_adopt(settings, list(buckets), reason.strip()))
@@ -102,7 +102,7 @@ def adopt(
 async def _adopt(settings: Settings, buckets: list[int], reason: str) -> list[Forced]:
     operator = f"adopt:{getpass.getuser()}:{uuid.uuid4().hex[:8]}"
     async with reachable(settings) as found:
-        anchor = FileAnchor(found.data_dir / "anchor")
+        anchor = open_anchor(found, api_of(found, os.environ))
         store = RedisLogStore(redis_settings(found))
         try:
             return [

@@ -152,8 +152,8 @@ def _transitions(rows: Sequence[Json]) -> None:
                 row["kind"],
                 row["cause"],
                 f"{row['oldEpoch']} > {row['epoch']}",
-                row["oldHolder"],
-                row["holder"],
+                (row["previous"] or {}).get("producerName"),
+                (row["holder"] or {}).get("producerName"),
                 row["leaderlessMs"],
             )
             for row in rows

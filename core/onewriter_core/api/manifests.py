@@ -50,13 +50,15 @@ class DesiredState:
     """The topics and claims that were declared, in the order in which they were read.
 
     ``warnings`` are oddities that are no errors, one sentence each: a claim whose topic is not
-    there may be waiting for it. Built by ``load`` and ``combine``, which see to it that no topic
-    and no object is there twice.
+    there may be waiting for it. ``pods`` are the uids of the pods that a claim's podSelector
+    selects, by NAMESPACE/NAME of the claim. Built by ``load`` and ``combine``, which see to it that
+    no topic and no object is there twice.
     """
 
     topics: tuple[ExclusiveTopic, ...] = ()
     claims: tuple[ProducerClaim, ...] = ()
     warnings: tuple[str, ...] = ()
+    pods: Mapping[str, frozenset[str]] = field(default_factory=dict, hash=False)
     _topic_of: dict[TopicName, ExclusiveTopic] = field(init=False, repr=False, compare=False)
     _claims_of: dict[tuple[str, str], tuple[ProducerClaim, ...]] = field(
         init=False, repr=False, compare=False
@@ -78,6 +80,10 @@ class DesiredState:
     def claims_for(self, topic: ExclusiveTopic) -> tuple[ProducerClaim, ...]:
         """The claims that refer to a declared topic, from its own namespace."""
         return self._claims_of.get((topic.metadata.namespace, topic.metadata.name), ())
+
+    def pods_of(self, claim: ProducerClaim) -> frozenset[str]:
+        """The uids of the pods that a claim's podSelector is known to select."""
+        return self.pods.get(str(claim.metadata), frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +120,18 @@ def parse(text: str, source: str, errors: list[str], *, is_json: bool = False) -
                 errors.append(f"{source}: more than {DOCUMENTS_MAX} documents")
                 break
             if document is not None:
-                resources += _resource(document, f"{source}, document {number}", errors)
+                found = read_resource(document, f"{source}, document {number}", errors)
+                resources += [] if found is None else [found]
     except UnreadableText as error:
         errors.append(f"{source}, document {number + 1}, {error}")
     return resources
 
 
-def combine(resources: Iterable[Located], errors: Iterable[str] = ()) -> DesiredState:
+def combine(
+    resources: Iterable[Located],
+    errors: Iterable[str] = (),
+    pods: Mapping[str, frozenset[str]] | None = None,
+) -> DesiredState:
     """Make one desired state of what was read, ``errors`` being what was found so far.
 
     Raises ConfigurationError if there are errors, or if an object or a topic is there twice.
@@ -150,7 +161,7 @@ def combine(resources: Iterable[Located], errors: Iterable[str] = ()) -> Desired
     if found:
         raise ConfigurationError(_summary(found))
     return DesiredState(
-        tuple(topics), tuple(claim for claim, _ in claims), _warnings(objects, claims)
+        tuple(topics), tuple(claim for claim, _ in claims), _warnings(objects, claims), pods or {}
     )
 
 
@@ -224,11 +235,11 @@ def _documents(text: str, *, is_json: bool) -> Iterator[object]:
         yield from read_yaml(text)
 
 
-def _resource(document: object, where: str, errors: list[str]) -> list[Located]:
-    """The resource that a document declares, as a list of one; of none when it is wrong."""
+def read_resource(document: object, where: str, errors: list[str]) -> Located | None:
+    """The resource that a document declares; None, and why in ``errors``, when it is wrong."""
     if not isinstance(document, Mapping):
         errors.append(f"{where}: must be a mapping with apiVersion, kind, metadata and spec")
-        return []
+        return None
     version, kind = document.get("apiVersion"), document.get("kind")
     model = _KINDS.get(kind) if isinstance(kind, str) else None
     if version != API_VERSION:
@@ -236,12 +247,12 @@ def _resource(document: object, where: str, errors: list[str]) -> list[Located]:
     if model is None:
         errors.append(f"{where}, kind: {_must_be(tuple(_KINDS), kind)}")
     if model is None or version != API_VERSION:
-        return []
+        return None
     try:
-        return [Located(model.from_document(document), where)]
+        return Located(model.from_document(document), where)
     except ValidationError as error:
         errors += [f"{where}{violation}" for violation in in_words(model, error)]
-        return []
+        return None
 
 
 def _must_be(allowed: tuple[str, ...], value: object) -> str:

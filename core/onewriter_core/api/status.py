@@ -21,6 +21,9 @@ TRANSITIONS_SHOWN_MAX: Final = 10
 PRODUCERS_SHOWN_MAX: Final = 100
 """Producers of a claim that are listed, the writer first, then in the order of the queue."""
 
+FENCED_PODS_SHOWN_MAX: Final = 32
+"""Pods of writers fenced as stale that are listed, newest first."""
+
 Number = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
 Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 Text = Annotated[str, Field(max_length=1024)]
@@ -103,6 +106,39 @@ class Transition(ApiModel):
     """How long nobody could write, in milliseconds; left out where it is not known."""
 
 
+class FencedPod(ApiModel):
+    """The pod of a writer that was fenced as stale, and what became of it."""
+
+    pod_uid: Annotated[Word, Field(alias="podUID")]
+    """The pod's uid: it, and no pod of the same name, is meant."""
+    pod: Word | None = None
+    """The pod."""
+    claim: Word | None = None
+    """The ProducerClaim that had admitted it."""
+    epoch: Number
+    """The topic epoch that it wrote under, and that was ended."""
+    cause: Word
+    """Why it was fenced."""
+    at: Time
+    """When it was fenced."""
+    outcome: Literal[
+        "Pending",
+        "BlockedByPDB",
+        "EvictionFailed",
+        "Evicted",
+        "PodGone",
+        "CameBack",
+        "NotRequested",
+    ]
+    """Pending, BlockedByPDB, EvictionFailed: still to be removed. Evicted: removed by the operator.
+    PodGone: it went by itself. CameBack: it registered again, and stays. NotRequested:
+    spec.fencing.podPolicy is None, or it is no pod that can be named."""
+    since: Time
+    """When that was found."""
+    message: Text | None = None
+    """Why, where the outcome does not say all."""
+
+
 class ExclusiveTopicStatus(ApiModel):
     """Who writes, since when, and whether all is well."""
 
@@ -137,6 +173,14 @@ class ExclusiveTopicStatus(ApiModel):
         ),
     ] = ()
     """The last changes of hands, newest first."""
+    fenced_pods: Annotated[
+        ListOf[FencedPod],
+        Field(
+            max_length=FENCED_PODS_SHOWN_MAX,
+            json_schema_extra={"x-kubernetes-list-type": "atomic"},
+        ),
+    ] = ()
+    """Pods of writers that were fenced as stale, newest first; the operator goes on from here."""
     conditions: Conditions = ()
     """Ready sums up Serving, WriterActive, PolicyApplied, Conflict and Drifted."""
 

@@ -11,11 +11,16 @@ from onewriter_core.api.claim import ProducerClaim
 from onewriter_core.api.topic import ExclusiveTopic, PromotionPolicy
 
 
-def unsupported(resource: ExclusiveTopic | ProducerClaim) -> tuple[str, ...]:
-    """Why this version cannot do what the resource asks for; empty when it can."""
+def unsupported(
+    resource: ExclusiveTopic | ProducerClaim, *, knows_pods: bool = False
+) -> tuple[str, ...]:
+    """Why this version cannot do what the resource asks for; empty when it can.
+
+    ``knows_pods``: somebody says which pods a podSelector selects (the operator does).
+    """
     if isinstance(resource, ExclusiveTopic):
         return _unsupported_topic(resource)
-    return _unsupported_claim(resource)
+    return () if knows_pods else _unsupported_claim(resource)
 
 
 def _unsupported_topic(topic: ExclusiveTopic) -> tuple[str, ...]:

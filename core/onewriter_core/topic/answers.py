@@ -25,6 +25,10 @@ def not_ready(registration: str, text: str) -> Reject:
     return Reject(registration, ServerError.SERVICE_NOT_READY, text)
 
 
+def outdated(registration: str) -> Reject:
+    return not_ready(registration, "a newer connection of it has come")
+
+
 def moved_on(registration: str, carried: int, stored: int) -> Reject:
     if carried < stored:
         text = f"Topic epoch has already moved. Current epoch: {stored}, Producer epoch: {carried}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity
 from onewriter_core.topic.answers import grant_shared, grants, not_ready
 from onewriter_core.topic.effects import NEW_EPOCH, Answer, Close, Effect, Fence, Record, Step
@@ -33,6 +34,7 @@ from onewriter_core.topic.model import (
     Topic,
     Vacant,
 )
+from onewriter_core.topic.refusals import with_refused_group
 from onewriter_core.topic.waiting import in_order
 
 
@@ -94,7 +96,7 @@ def _new_tenure(slot: Slot, purpose: Purpose, contender: Contender | None) -> Te
     match purpose:
         case Purpose.GRANT:
             winner = _known(contender)
-            return Tenure(NEW_EPOCH, winner.producer_name, winner.identity)
+            return Tenure(NEW_EPOCH, winner.producer_name, winner.identity, winner.claim)
         case Purpose.SHARE | Purpose.DEPOSE:
             return None
         case Purpose.RESUME | Purpose.ROLL | Purpose.REFENCE:
@@ -170,7 +172,7 @@ def _granted(topic: Topic, claim: Claim, ledger: int, now: float) -> Step:
     gap_seconds = 0.0 if was_held else leaderless_seconds(first, now)
     topic, closes = _evicted(topic, claim, now)
     alive = bool(contender.members)
-    tenure = Tenure(ledger, contender.producer_name, contender.identity)
+    tenure = Tenure(ledger, contender.producer_name, contender.identity, contender.claim)
     for slot in (s for s in topic.slots if s.number in claim.slots):
         topic = with_slot(
             topic,
@@ -258,7 +260,7 @@ def _resumed(topic: Topic, claim: Claim, now: float) -> Step:
 
 def resume(topic: Topic, slot: Slot, contender: Contender, now: float) -> Step:
     """The tenure's holder is back and nobody came between: same epoch, same ledger."""
-    tenure = Tenure(slot.epoch, contender.producer_name, contender.identity)
+    tenure = Tenure(slot.epoch, contender.producer_name, contender.identity, contender.claim)
     record = Record(
         (slot.number,),
         Purpose.RESUME,
@@ -301,7 +303,7 @@ def _evicted(topic: Topic, claim: Claim, now: float) -> Step:
     return without_absentees(topic, claim.departure, now), tuple(closes)
 
 
-def fence_refused(topic: Topic, number: int, reason: str) -> Step:
+def fence_refused(topic: Topic, number: int, reason: str, now: float) -> Step:
     """Nothing was written: the askers are told, the other waiters keep their place.
 
     A handover is rolled back: its waiter goes on waiting where it stood.
@@ -321,6 +323,8 @@ def fence_refused(topic: Topic, number: int, reason: str) -> Step:
             topic = replace(topic, queue=(*topic.queue, contender))
     elif contender is not None:
         effects = tuple(not_ready(m.registration, reason) for m in contender.members)
+        code = ServerError.SERVICE_NOT_READY
+        topic = with_refused_group(topic, contender, code, reason, now)
     effects += tuple(not_ready(p.registration, reason) for p in claim.newcomers)
     if claim.answers:
         effects += (Answer(claim.answers, topic.epoch, reason),)

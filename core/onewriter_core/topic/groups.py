@@ -14,22 +14,24 @@ from onewriter_core.topic.lookups import (
 )
 from onewriter_core.topic.model import (
     HELD_BACK_MAX,
-    REFUSED_GROUPS_MAX,
     Contender,
     Held,
     HeldBack,
     Member,
-    RefusedGroup,
     Request,
     Slot,
     Tenure,
     Topic,
 )
+from onewriter_core.topic.refusals import (
+    refused_with_its_group,
+    with_refused_group,
+    without_refusals_of,
+)
 from onewriter_core.topic.table import contend
 
 HOLD_BACK_SECONDS = 2.0
-"""How long a partition's request waits for partition 0 before it competes alone, and how long the
-refusal of a partition 0 stands for the requests that follow it."""
+"""How long a partition's request waits for partition 0 before it competes alone."""
 
 
 def partition_requested(topic: Topic, slot: Slot, request: Request, now: float) -> Step:
@@ -43,9 +45,9 @@ def partition_requested(topic: Topic, slot: Slot, request: Request, now: float) 
     if holds_other_slots:  # a partition added after the grant
         contender = new_contender(topic, request, (slot.number,), is_partitioned=False)
         topic = replace(topic, arrivals=topic.arrivals + 1)
-        return contend(topic, contender, request, extends=True)
+        return contend(topic, contender, request, now, extends=True)
     if slot.number != 0:
-        refused = _refused_with_its_group(topic, slot, request)
+        refused = refused_with_its_group(topic, slot, request)
         if refused is not None:
             return refused
         if len(topic.held_back) >= HELD_BACK_MAX:
@@ -63,53 +65,16 @@ def partition_requested(topic: Topic, slot: Slot, request: Request, now: float) 
             contender = replace(contender, members=(*contender.members, member))
         else:
             still_held.append(held)
-    # A new attempt: the answer to the former one says nothing about it.
-    others = tuple(group for group in topic.refused_groups if not _is_of(group, request))
     topic = replace(
-        topic,
+        without_refusals_of(topic, request),
         held_back=tuple(still_held),
-        refused_groups=others,
         arrivals=topic.arrivals + 1,
     )
-    topic, effects = contend(topic, contender, request)
-    missing = tuple(n for n in contender.slots if not contender.has_member(n))
+    topic, effects = contend(topic, contender, request, now)
     for effect in effects:
-        if isinstance(effect, Reject) and effect.registration == request.registration and missing:
-            refusal = RefusedGroup(
-                request.connection,
-                request.producer_name if request.name_given else "",
-                request.identity,
-                request.mode,
-                missing,
-                effect.code,
-                effect.message,
-                now + HOLD_BACK_SECONDS,
-            )
-            groups = (*topic.refused_groups, refusal)[-REFUSED_GROUPS_MAX:]
-            topic = replace(topic, refused_groups=groups)
+        if isinstance(effect, Reject) and effect.registration == request.registration:
+            topic = with_refused_group(topic, contender, effect.code, effect.message, now)
     return topic, effects
-
-
-def _is_of(group: RefusedGroup, request: Request) -> bool:
-    name = request.producer_name if request.name_given else ""
-    return (group.connection, group.producer_name, group.identity, group.mode) == (
-        request.connection,
-        name,
-        request.identity,
-        request.mode,
-    )
-
-
-def _refused_with_its_group(topic: Topic, slot: Slot, request: Request) -> Step | None:
-    """Answer a request as its partition 0 was; None: that one was not refused, or long ago."""
-    for group in topic.refused_groups:
-        if _is_of(group, request) and slot.number in group.missing:
-            missing = tuple(number for number in group.missing if number != slot.number)
-            others = tuple(other for other in topic.refused_groups if other != group)
-            kept = (*others, replace(group, missing=missing)) if missing else others
-            reject = Reject(request.registration, group.code, group.text)
-            return replace(topic, refused_groups=kept), (reject,)
-    return None
 
 
 def _join(topic: Topic, slot: Slot, request: Request) -> Step | None:

@@ -48,7 +48,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from onewriter_core.errors import ServerError
-from onewriter_core.topic.answers import moved_on, not_ready
+from onewriter_core.topic.answers import moved_on, not_ready, outdated
 from onewriter_core.topic.claims import fence_refused, fence_stored, resume, start_claim
 from onewriter_core.topic.effects import Answer, Close, Effect, Grant, Probe, Reject, Step, Suspect
 from onewriter_core.topic.events import (
@@ -107,7 +107,7 @@ def step(topic: Topic, event: Event) -> Step:
         case FenceStored(number, ledger, now):
             return _and_settle(fence_stored(topic, number, ledger, now), now)
         case FenceRefused(number, reason, now):
-            return _and_settle(fence_refused(topic, number, reason), now)
+            return _and_settle(fence_refused(topic, number, reason, now), now)
         case ClockTicked(now):
             return _and_settle(_ticked(topic, now), now)
         case HandoverRequested(identifier, to, _):
@@ -151,7 +151,7 @@ def _requested(topic: Topic, request: Request, now: float) -> Step:
     if slot.number >= 0 and not request.alone:
         return partition_requested(topic, slot, request, now)
     contender = new_contender(topic, request, (slot.number,), is_partitioned=False)
-    return contend(replace(topic, arrivals=topic.arrivals + 1), contender, request)
+    return contend(replace(topic, arrivals=topic.arrivals + 1), contender, request, now)
 
 
 def _returned(topic: Topic, slot: Slot, request: Request, epoch: int, now: float) -> Step:
@@ -241,11 +241,23 @@ def _and_settle(done: Step, now: float) -> Step:
 
 
 def _start_or_defer(topic: Topic, request: Request, purpose: Purpose, slot: Slot) -> Step:
-    if topic.claim is not None:
-        return defer(topic, None, request)
     contender = new_contender(topic, request, (slot.number,), is_partitioned=False)
-    topic = replace(topic, arrivals=topic.arrivals + 1)
-    return start_claim(topic, purpose, (slot.number,), contender, Departure.NONE)
+    claim = topic.claim
+    if claim is None:
+        topic = replace(topic, arrivals=topic.arrivals + 1)
+        return start_claim(topic, purpose, (slot.number,), contender, Departure.NONE)
+    older = claim.contender
+    if (
+        (claim.purpose, claim.slots) == (purpose, (slot.number,))
+        and older is not None
+        and (older.producer_name, older.identity) == (contender.producer_name, contender.identity)
+        and all(member.reconnects < request.reconnects for member in older.members)
+    ):
+        topic = replace(
+            topic, arrivals=topic.arrivals + 1, claim=replace(claim, contender=contender)
+        )
+        return topic, tuple(outdated(member.registration) for member in older.members)
+    return defer(topic, None, request)
 
 
 def _gone(topic: Topic, registration: str, departure: Departure, now: float) -> Step:

@@ -8,7 +8,7 @@ for all of them at once; it gets all it asked for or nothing.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity
@@ -147,11 +147,15 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """A grant that stands in the marker: who may resume it without a new epoch."""
+    """A grant that stands in the marker: who may resume it without a new epoch.
+
+    ``claim`` is what admitted the holder, for people: a claim edited since ends nobody's tenure.
+    """
 
     epoch: int
     producer_name: str
     identity: Identity
+    claim: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +252,7 @@ class HeldBack:
 
 @dataclass(frozen=True, slots=True)
 class RefusedGroup:
-    """A partitioned producer whose partition 0 was refused: the rest of it gets the same answer.
+    """A partitioned producer that was refused or fenced out: the rest of it gets the same answer.
 
     ``missing`` are the partitions that it has not asked for yet; each is answered once.
     ``producer_name`` is empty if the client gave none.

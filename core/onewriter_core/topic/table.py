@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from onewriter_core.errors import ServerError
-from onewriter_core.topic.answers import busy, grant_shared, not_ready, probes, reject_all
+from onewriter_core.topic.answers import busy, grant_shared, not_ready, outdated, probes, reject_all
 from onewriter_core.topic.claims import start_claim
 from onewriter_core.topic.effects import Close, Effect, Probe, Queue, Step
 from onewriter_core.topic.lookups import (
@@ -31,9 +31,12 @@ from onewriter_core.topic.model import (
     Topic,
     Vacant,
 )
+from onewriter_core.topic.refusals import with_refused_group
 
 
-def contend(topic: Topic, contender: Contender, request: Request, *, extends: bool = False) -> Step:
+def contend(
+    topic: Topic, contender: Contender, request: Request, now: float, *, extends: bool = False
+) -> Step:
     """An exclusive mode against the state of the slots it wants (pulsar: PIP-68's table).
 
     ``extends``: a holder asks for a partition that was added; whoever waits for all partitions
@@ -63,11 +66,7 @@ def contend(topic: Topic, contender: Contender, request: Request, *, extends: bo
             if refusal is not None:
                 return topic, refusal
             if topic.claim is None and waiters:
-                effects = tuple(
-                    effect for waiter in waiters for effect in reject_all(waiter, "Fenced out")
-                )
-                groups = {waiter.group for waiter in waiters}
-                topic = replace(topic, queue=tuple(w for w in topic.queue if w.group not in groups))
+                topic, effects = _fenced_out(topic, waiters, now)
                 topic, more = start_claim(
                     topic, Purpose.GRANT, contender.slots, contender, Departure.TAKEN_OVER
                 )
@@ -79,6 +78,16 @@ def contend(topic: Topic, contender: Contender, request: Request, *, extends: bo
     if topic.claim is not None:
         return defer(topic, contender, request)
     return start_claim(topic, Purpose.GRANT, contender.slots, contender, Departure.TAKEN_OVER)
+
+
+def _fenced_out(topic: Topic, waiters: list[Contender], now: float) -> Step:
+    """Waiters that a takeover sends away, also those of their requests that are still to come."""
+    code, text = ServerError.PRODUCER_FENCED, "Fenced out"
+    groups = {waiter.group for waiter in waiters}
+    topic = replace(topic, queue=tuple(w for w in topic.queue if w.group not in groups))
+    for waiter in waiters:
+        topic = with_refused_group(topic, waiter, code, text, now)
+    return topic, tuple(e for waiter in waiters for e in reject_all(waiter, text, code))
 
 
 def _takeover_refusal(
@@ -138,7 +147,7 @@ def share_requested(topic: Topic, slot: Slot, request: Request) -> Step:
         if other in present:
             effects = (Close(other.registration, Departure.CONNECTION_LOST),)
         else:
-            effects = (not_ready(other.registration, "a newer connection of it has come"),)
+            effects = (outdated(other.registration),)
         present = tuple(p for p in present if p != other)
         coming = tuple(p for p in coming if p != other)
     if claim is not None and claims_this:
@@ -158,9 +167,27 @@ def share_requested(topic: Topic, slot: Slot, request: Request) -> Step:
 
 
 def defer(topic: Topic, contender: Contender | None, request: Request) -> Step:
-    """The claim in progress must be decided first; then the request is looked at again."""
+    """The claim in progress must be decided first; then the request is looked at again.
+
+    One that an older connection of the same producer left there is outdated by now.
+    """
     others = () if contender is None else contender.members
-    if len(topic.deferred) >= DEFERRED_MAX or len(others) > 1:
+    former = [other for other in topic.deferred if _is_outdated(other, request)]
+    effects: tuple[Effect, ...] = tuple(outdated(other.registration) for other in former)
+    deferred = tuple(other for other in topic.deferred if other not in former)
+    topic = replace(topic, deferred=deferred)
+    if len(deferred) >= DEFERRED_MAX or len(others) > 1:
         everybody = [m.registration for m in others] or [request.registration]
-        return topic, tuple(not_ready(r, "a change of hands is in progress") for r in everybody)
-    return replace(topic, deferred=(*topic.deferred, request)), ()
+        text = "a change of hands is in progress"
+        return topic, effects + tuple(not_ready(r, text) for r in everybody)
+    return replace(topic, deferred=(*deferred, request)), effects
+
+
+def _is_outdated(older: Request, newer: Request) -> bool:
+    """Whether both are one producer's, and the second is of its later connection."""
+    return (
+        (older.producer_name, older.identity, older.slot)
+        == (newer.producer_name, newer.identity, newer.slot)
+        and (older.mode is AccessMode.SHARED) == (newer.mode is AccessMode.SHARED)
+        and older.reconnects < newer.reconnects
+    )

@@ -42,14 +42,19 @@ class ClientConnection(Connection):
         protocol_version: int = 20,
         auth_method: str = "none",
         auth_data: bytes = b"",
+        proxy_to_broker_url: str = "",
     ) -> bytes:
-        """The first frame; the broker answers CONNECTED, AUTH_CHALLENGE or ERROR."""
+        """The first frame; the broker answers CONNECTED, AUTH_CHALLENGE or ERROR.
+
+        ``proxy_to_broker_url``: ``host:port`` of the broker that a proxy shall lead to.
+        """
         return self.encode(
             pb.CommandConnect(
                 client_version=client_version,
                 protocol_version=protocol_version,
                 auth_method_name=auth_method,
                 auth_data=auth_data or None,
+                proxy_to_broker_url=proxy_to_broker_url or None,
                 feature_flags=pb.FeatureFlags(
                     supports_auth_refresh=True, supports_broker_entry_metadata=True
                 ),

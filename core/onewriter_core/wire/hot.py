@@ -519,45 +519,58 @@ def encode_message_header(
 
 def encode_messages(
     consumer_id: int,
-    entries: Iterable[tuple[tuple[int, int], memoryview, int]],
+    runs: Iterable[tuple[tuple[int, int], memoryview, Iterable[int]]],
     consumer_epoch: int | None = None,
+    partition: int = -1,
 ) -> list[bytes | memoryview]:
     """MESSAGE frames as buffers to be written one after the other: header, entry, header, ...
 
-    ``entries`` are positions, stored bytes, and a number that is not looked at. The same bytes as
-    encode_message_header for each without its options, at a third of the cost: what does not
-    change within a ledger is encoded once.
+    ``runs`` are consecutive entries of a ledger: the first one's position, their bytes one behind
+    the other, the length of each. The same bytes as encode_message_header for each without its
+    other options, at a third of the cost: what does not change within a run is encoded once.
     """
     consumer_bytes = b"\x08" + encode_varint(consumer_id) + b"\x12"
+    partition_bytes = b"" if partition < 0 else b"\x18" + encode_varint(partition)
     epoch_bytes = b"" if consumer_epoch is None else b"\x28" + encode_varint(consumer_epoch)
-    heads: list[bytes] = []
+    tail_bytes = partition_bytes + epoch_bytes
     parts: list[bytes | memoryview] = []
+    heads: list[bytes] = []
     current_ledger = -1
-    for (ledger, entry), payload, _ in entries:
+    for (ledger, first), payload, lengths in runs:
         if ledger != current_ledger:
             current_ledger = ledger
-            ledger_bytes = b"\x08" + encode_varint(ledger) + b"\x10"
-            heads = [
-                b"\x08\x09\x4a"
-                + encode_varint(
-                    len(consumer_bytes) + 1 + len(ledger_bytes) + length + len(epoch_bytes)
-                )
-                + consumer_bytes
-                + _LAST[len(ledger_bytes) + length]
-                + ledger_bytes
-                for length in range(_VARINT_LENGTH_MAX + 1)
-            ]
-        if entry <= _TABLE_MASK:
-            entry_bytes = _LAST[entry]
-        elif entry <= _TWO_TABLES_MASK:
-            entry_bytes = _MORE[entry & _TABLE_MASK] + _LAST[entry >> _TABLE_BITS]
-        else:
-            entry_bytes = encode_varint(entry)
-        command = heads[len(entry_bytes)] + entry_bytes + epoch_bytes
-        length = len(command)
-        parts.append(_LENGTHS.pack(4 + length + len(payload), length) + command)
-        parts.append(payload)
+            heads = _message_heads(consumer_bytes, ledger, len(partition_bytes), len(epoch_bytes))
+        start = 0
+        for entry, size in enumerate(lengths, first):
+            if entry <= _TABLE_MASK:
+                entry_bytes = _LAST[entry]
+            elif entry <= _TWO_TABLES_MASK:
+                entry_bytes = _MORE[entry & _TABLE_MASK] + _LAST[entry >> _TABLE_BITS]
+            else:
+                entry_bytes = encode_varint(entry)
+            command = heads[len(entry_bytes)] + entry_bytes + tail_bytes
+            length = len(command)
+            stop = start + size
+            parts.append(_LENGTHS.pack(4 + length + size, length) + command)
+            parts.append(payload[start:stop])
+            start = stop
     return parts
+
+
+def _message_heads(
+    consumer_bytes: bytes, ledger: int, partition_length: int, epoch_length: int
+) -> list[bytes]:
+    """A MESSAGE command up to the entry's number, for each length that this may have."""
+    ledger_bytes = b"\x08" + encode_varint(ledger) + b"\x10"
+    id_length = len(ledger_bytes) + partition_length
+    return [
+        b"\x08\x09\x4a"
+        + encode_varint(len(consumer_bytes) + 1 + id_length + length + epoch_length)
+        + consumer_bytes
+        + _LAST[id_length + length]
+        + ledger_bytes
+        for length in range(_VARINT_LENGTH_MAX + 1)
+    ]
 
 
 def encode_send_header(

@@ -191,6 +191,11 @@ def active_consumer_change(consumer_id: int, *, is_active: bool) -> bytes:
     )
 
 
+def reached_end_of_topic(consumer_id: int) -> bytes:
+    """The topic is terminated and the consumer has had everything; not every client knows this."""
+    return encode_command(pb.CommandReachedEndOfTopic(consumer_id=consumer_id))
+
+
 def last_message_id(
     request_id: int, message_id: MessageId, mark_delete: MessageId | None = None
 ) -> bytes:

@@ -7,14 +7,18 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
+from tests.stamps import stamp_anew
+
 from onewriter_broker.dispatch.api import Receipt, SubscribeOptions, SubscriptionType
-from onewriter_broker.dispatch.consumer import Consumer
+from onewriter_broker.dispatch.handle import ConsumerHandle
 from onewriter_broker.dispatch.limits import Limits
+from onewriter_broker.dispatch.reading import ReadBudget
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.api import Append, Binding, Fence, FencedLog, Marker, Outcome
+from onewriter_broker.log.entries import Entry, EntryRun, entries_of
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
-from onewriter_broker.log.topic_log import Entry, PendingEntry, TopicLog
+from onewriter_broker.log.topic_log import PendingEntry, TopicLog
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.wire.hot import Ack, MessageId, Send
@@ -55,16 +59,17 @@ class Socket:
     payloads: list[bytes] = field(default_factory=list)
     active: list[tuple[int, bool]] = field(default_factory=list)
     closed: list[int] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
 
     @property
     def has_room(self) -> bool:
         return len(self.delivered) < self.room
 
     def deliver_many(
-        self, consumer_id: int, entries: Sequence[Entry], consumer_epoch: int | None
+        self, consumer_id: int, runs: Sequence[EntryRun], consumer_epoch: int | None
     ) -> None:
-        assert entries
-        for entry in entries:
+        assert runs
+        for entry in entries_of(runs):
             self.payloads.append(bytes(entry.payload))
             self.delivered.append(Delivered(consumer_id, entry.position, epoch=consumer_epoch))
 
@@ -84,6 +89,9 @@ class Socket:
 
     def active_consumer_changed(self, consumer_id: int, *, is_active: bool) -> None:
         self.active.append((consumer_id, is_active))
+
+    def reached_end(self, consumer_id: int) -> None:
+        self.ended.append(consumer_id)
 
     def consumer_closed(self, consumer_id: int) -> None:
         self.closed.append(consumer_id)
@@ -131,7 +139,7 @@ class World:
     async def open(self, ledger: int = 5) -> None:
         """Fence the log onto ``ledger``."""
         binding = Binding(0, self.server.primary.replid, 1, "broker-a", 1)
-        assert await self.store.stamp(binding, create=True) is Outcome.DONE
+        assert await stamp_anew(self.store, binding) is Outcome.DONE
         fenced = FencedLog(self.log.name, not self.log.exists, {}, {})
         fence = Fence(binding, ledger, (fenced,), {"what": "grant"})
         assert await self.store.fence(fence) is Outcome.DONE
@@ -139,7 +147,7 @@ class World:
         self.log.is_writable = True
         self.log.marker_committed(Marker(Position(ledger, 0), {}))
 
-    def load(self) -> Subscriptions:
+    def load(self, budget: ReadBudget | None = None) -> Subscriptions:
         """Dispatch for the log as it is."""
         loop = asyncio.get_running_loop()
 
@@ -154,6 +162,7 @@ class World:
             clock=loop.time,
             wall_clock_ms=lambda: self.wall_ms,
             limits=self.limits,
+            budget=budget,
         )
         return self.subscriptions
 
@@ -202,9 +211,9 @@ class World:
         priority_level: int = 0,
         rollback_seconds: int = 0,
         consumer_epoch: int | None = None,
-    ) -> Consumer:
+    ) -> ConsumerHandle:
         """A consumer that is connected, started and has permits; the store was read to the end."""
-        consumer = await self.subscriptions.subscribe(
+        handle = await self.subscriptions.subscribe(
             SubscribeOptions(
                 name,
                 kind,
@@ -219,10 +228,10 @@ class World:
             ),
             socket,
         )
-        consumer.start()
-        consumer.flow(permits)
+        handle.start()
+        handle.flow(permits)
         await self.settle()
-        return consumer
+        return handle
 
     async def settle(self) -> None:
         """Let everything that can happen without time passing happen."""
@@ -269,14 +278,14 @@ def ids(positions: Iterable[Position]) -> tuple[MessageId, ...]:
     return tuple(MessageId(*position) for position in positions)
 
 
-def ack(consumer: Consumer, *positions: Position, receipt: Receipt | None = None) -> None:
+def ack(handle: ConsumerHandle, *positions: Position, receipt: Receipt | None = None) -> None:
     """Acknowledge entries one by one."""
-    consumer.acknowledge(Ack(consumer.id, 0, ids(positions), request_id=7), receipt)
+    handle.acknowledge(Ack(handle.consumer.id, 0, ids(positions), request_id=7), receipt)
 
 
-def ack_until(consumer: Consumer, position: Position, receipt: Receipt | None = None) -> None:
+def ack_until(handle: ConsumerHandle, position: Position, receipt: Receipt | None = None) -> None:
     """Acknowledge cumulatively."""
-    consumer.acknowledge(Ack(consumer.id, 1, ids([position]), request_id=7), receipt)
+    handle.acknowledge(Ack(handle.consumer.id, 1, ids([position]), request_id=7), receipt)
 
 
 def entry_of(publish_time_ms: int, messages: int = 1) -> bytes:

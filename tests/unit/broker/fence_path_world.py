@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from onewriter_broker.log.api import Binding, Block, Outcome, StoredBlock
+from tests.stamps import stamp_anew
+
+from onewriter_broker.log.api import Binding, Block, BrokenKey, Outcome, StoredBlock
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.memory import MemoryLogStore, Moment
 from onewriter_broker.log.memory_server import MemoryServer
@@ -46,6 +48,7 @@ class Told:
     refusals: list[tuple[ServerError, str]] = field(default_factory=list)
     closed: int = 0
     receipts: int = 0
+    frames: bytearray = field(default_factory=bytearray)
     answered_bytes: int = 0
     drops: list[str] = field(default_factory=list)
     client_version: str = "world"
@@ -63,6 +66,7 @@ class Told:
         self.closed += 1
 
     def send_answered(self, frames: bytes, size: int) -> None:
+        self.frames += frames
         self.receipts += 1
         self.answered_bytes += size
 
@@ -83,6 +87,8 @@ class Owner:
         self.ledgers = 0
         self.unavailable = 0
         self.refenced: list[Outcome | None] = []
+        self.anchor_answers = True
+        self.recorded: list[int] = []
 
     def holding(self, bucket: int) -> Holding | None:
         return self.held
@@ -94,7 +100,13 @@ class Owner:
         self.ledgers += 1
         return self.ledgers
 
-    async def record_grant(self, bucket: int, ledger: int) -> None: ...
+    async def record_grant(self, bucket: int, ledger: int) -> None:
+        await self.confirm_record(bucket)
+        self.recorded.append(ledger)
+
+    async def confirm_record(self, bucket: int) -> None:
+        if not self.anchor_answers:
+            raise Unavailable("the anchor is away")
 
     async def record_use(self, bucket: int, ledger: int) -> None: ...
 
@@ -143,10 +155,17 @@ class World:
         self.failures: list[TopicName] = []
         self.failed: Callable[[TopicName], None] = self.failures.append
         self.deposed: list[Outcome] = []
+        self.breaks: list[tuple[TopicName, BrokenKey]] = []
+        self.broken: Callable[[TopicName], None] = lambda name: None
+        self.wall_ms: Callable[[], int] = lambda: 1_000
         self.tasks = tasks
         clock = asyncio.get_running_loop().time
         self.appender = Appender(
-            store, now=clock, wall_ms=lambda: 1_000, deposed=lambda _, o: self.deposed.append(o)
+            store,
+            now=clock,
+            wall_ms=self._told_time,
+            deposed=lambda _, o: self.deposed.append(o),
+            broken=self._met_broken_key,
         )
         self.shell = Shell(
             store=store,
@@ -154,9 +173,10 @@ class World:
             ownership=self.owner,
             spawn=self.spawn,
             now=clock,
-            wall_ms=lambda: 1_000,
+            wall_ms=self._told_time,
             incarnation=binding.owner,
             failed=self._failed,
+            broken=self._met_broken_key,
             lost=self.losses.append,
             left=lambda *_: None,
             moved=lambda *_: None,
@@ -167,10 +187,17 @@ class World:
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         return self.tasks.create_task(work)
 
+    def _told_time(self) -> int:
+        return self.wall_ms()  # tests replace it
+
     def _failed(self, name: TopicName) -> None:
         self.failed(name)
 
-    async def load(self, *partitions: int) -> TopicRunner:
+    def _met_broken_key(self, name: TopicName, error: BrokenKey) -> None:
+        self.breaks.append((name, error))
+        self.broken(name)
+
+    async def load(self, *partitions: int, is_deduplicated: bool = False) -> TopicRunner:
         """Serve the topic anew, as after a restart of the broker."""
         logs: dict[int, TopicLog] = {}
         for slot in partitions or (WHOLE,):
@@ -182,7 +209,9 @@ class World:
             slot_of(number, log.state, may_resume=True, reserved_until=None)
             for number, log in logs.items()
         )
-        runner = TopicRunner(ORDERS, BUCKET, Topic(slots), logs, self.shell)
+        runner = TopicRunner(
+            ORDERS, BUCKET, Topic(slots), logs, self.shell, is_deduplicated=is_deduplicated
+        )
         opened = await runner.open(slots)
         assert opened is not None
         runner.start(opened)
@@ -252,7 +281,7 @@ async def serving() -> AsyncIterator[World]:
     server = MemoryServer()
     store = MemoryLogStore(server.resolve)
     binding = Binding(BUCKET, server.primary.replid, 1, "broker-0~one", 1)
-    assert await store.stamp(binding, create=True) is Outcome.DONE
+    assert await stamp_anew(store, binding) is Outcome.DONE
     try:
         async with asyncio.TaskGroup() as tasks:
             yield World(tasks, server, store, binding)

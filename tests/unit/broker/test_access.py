@@ -170,6 +170,53 @@ def test_a_claim_is_for_its_subject(
         assert refused.code is ServerError.AUTHORIZATION_ERROR
 
 
+BY_LABEL = {"podSelector": {"matchLabels": {"app": "writer"}}}
+POD = Identity("system:serviceaccount:shop:writer", "u1", "pod-1", "node-1")
+
+
+def asked_by(identity: Identity, subject: dict[str, Any], *pods: str) -> str | ServerError:
+    """The claim that admits, or the code of the refusal."""
+    try:
+        return admit(
+            ORDERS,
+            topic(),
+            [claim(subject=subject)],
+            identity,
+            AccessMode.EXCLUSIVE,
+            None,
+            pods_of=lambda _claim: frozenset(pods),
+        ).claim_name
+    except Refused as refused:
+        return refused.code
+
+
+@pytest.mark.parametrize(
+    ("identity", "subject", "pods", "outcome"),
+    [
+        (POD, BY_LABEL, ["u1"], "primary"),
+        (POD, BY_LABEL | {"serviceAccountName": "writer"}, ["u1"], "primary"),
+        (POD, BY_LABEL | {"serviceAccountName": "reader"}, ["u1"], ServerError.AUTHORIZATION_ERROR),
+        # Whoever resolves the selector may not have heard of the pod yet: come again.
+        (POD, BY_LABEL, ["u2"], ServerError.SERVICE_NOT_READY),
+        (POD, BY_LABEL, [], ServerError.SERVICE_NOT_READY),
+        (POD, BY_LABEL | {"serviceAccountName": "reader"}, [], ServerError.AUTHORIZATION_ERROR),
+        # Another namespace's pod is never selected, and neither is who is no pod.
+        (
+            Identity("system:serviceaccount:bank:writer", "u1"),
+            BY_LABEL,
+            ["u1"],
+            ServerError.AUTHORIZATION_ERROR,
+        ),
+        (Identity("writer"), BY_LABEL, ["u1", ""], ServerError.AUTHORIZATION_ERROR),
+        (NOBODY, BY_LABEL, ["u1", ""], ServerError.AUTHORIZATION_ERROR),
+    ],
+)
+def test_a_pod_selector_is_for_the_pods_it_is_known_to_select(
+    identity: Identity, subject: dict[str, Any], pods: list[str], outcome: str | ServerError
+) -> None:
+    assert asked_by(identity, subject, *pods) == outcome
+
+
 def test_a_claim_that_names_a_mode_allows_that_mode() -> None:
     waiting = claim(mode="WaitForExclusive")
     admit(ORDERS, topic(), [waiting], WRITER, AccessMode.WAIT_FOR_EXCLUSIVE, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.stamps import stamp_anew
 
 from onewriter_broker.anchor.api import Record
 from onewriter_broker.anchor.memory import MemoryAnchor
@@ -36,7 +37,7 @@ class World:
 
     async def holds(self, binding: Binding, ledger: int, entries: int) -> None:
         """The store has the log up to that entry."""
-        assert await self.store.stamp(binding, create=True) is Outcome.DONE
+        assert await stamp_anew(self.store, binding) is Outcome.DONE
         log = FencedLog(TOPIC, True, {"epoch": "5"}, {})
         await self.store.fence(Fence(binding, ledger, (log,), {}))
         position = Position(ledger, 1)

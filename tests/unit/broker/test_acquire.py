@@ -164,6 +164,7 @@ def test_without_a_record_of_every_grant_an_empty_dataset_is_always_suspicious()
         (100, False, False, None, False),
         (120, False, False, 120, True),
         (119, False, False, 120, False),
+        (119, True, False, 120, False),
     ],
     ids=[
         "recorded and there",
@@ -173,6 +174,7 @@ def test_without_a_record_of_every_grant_an_empty_dataset_is_always_suspicious()
         "nobody knows the last grant",
         "the owner remembers and it is there",
         "the owner remembers and it is lost",
+        "the owner remembers one that could not be recorded and it is lost",
     ],
 )
 def test_grants_are_known_when_the_last_recorded_one_is_in_the_dataset(

@@ -78,6 +78,7 @@ class World:
         single_node: bool = True,
         live_view: Callable[[], LiveView | None] | None = None,
         wake: asyncio.Event | None = None,
+        heard_ms: Callable[[str], int | None] = lambda _: None,
     ) -> BucketOwnership:
         self.stores[me] = MemoryLogStore(self.server.resolve, buckets=BUCKETS)
         self.events[me] = Events()
@@ -91,6 +92,7 @@ class World:
             single_node=single_node,
             live_view=live_view or (lambda: self.view),
             wake=wake,
+            heard_ms=heard_ms,
             randomness=random.Random(1),
         )
 
@@ -176,9 +178,14 @@ async def test_the_anchor_is_read_before_the_store_and_written_before_the_stamp(
     note(world.anchor, "read")
     note(world.anchor, "compare_and_set")
     note(store, "observe")
+    note(store, "bear")
     note(store, "stamp")
     await broker.acquire(0)
-    assert steps == ["read", "observe", "compare_and_set", "stamp"]
+    assert steps == ["read", "observe", "bear", "observe", "compare_and_set", "stamp"]
+    await broker.give_back(0)
+    steps.clear()
+    await broker.acquire(0)
+    assert steps == ["read", "observe", "compare_and_set", "stamp"], "it has its record"
 
 
 async def test_a_live_broker_s_bucket_is_not_taken(world: World) -> None:
@@ -307,6 +314,14 @@ async def test_a_block_is_refilled_at_half_in_the_background(world: World) -> No
         assert (await world.record()).ledger_high_water == 2 * LEDGERS_PER_BLOCK
 
 
+async def test_a_claim_knows_when_the_former_owner_was_heard_of_last(world: World) -> None:
+    await world.broker().acquire(0)
+    heard = {"broker-0~a": 5_000}
+    holding = await world.broker("broker-1~x", heard_ms=heard.get).acquire(0)
+    assert holding is not None
+    assert holding.heard_ms == 5_000
+
+
 async def test_with_the_anchor_away_the_reserved_block_still_serves(world: World) -> None:
     broker = world.broker()
     await broker.acquire(0)
@@ -382,6 +397,32 @@ async def test_a_grant_that_cannot_be_recorded_is_not_answered(world: World) -> 
     world.anchor.reachable = True
     await broker.record_grant(0, 1)
     assert (await world.record()).last_ledger == 1
+
+
+async def test_whether_a_grant_can_be_recorded_is_asked_only_in_doubt(world: World) -> None:
+    broker = await acquired(world)
+    before = (await world.anchor.read(0)).version
+    await broker.confirm_record(0)
+    assert (await world.anchor.read(0)).version == before
+    world.anchor.reachable = False
+    await broker.confirm_record(0)  # nobody has noticed yet
+    async with asyncio.TaskGroup() as tasks:
+        await broker.place_once(tasks)
+    with pytest.raises(Unavailable):
+        await broker.confirm_record(0)
+    world.anchor.reachable = True
+    await broker.confirm_record(0)
+    world.anchor.reachable = False
+    await broker.confirm_record(0)
+
+
+async def test_who_records_no_grants_has_no_doubts(world: World) -> None:
+    world.anchor = MemoryAnchor(records_every_grant=False)
+    broker = await acquired(world)
+    world.anchor.reachable = False
+    async with asyncio.TaskGroup() as tasks:
+        await broker.place_once(tasks)
+    await broker.confirm_record(0)
 
 
 async def test_an_anchor_that_wants_no_grants_is_left_alone(world: World) -> None:

@@ -105,11 +105,11 @@ async def test_a_late_acknowledgement_stops_a_redelivery() -> None:
 async def test_redelivery_reads_the_store_when_memory_has_moved_on() -> None:
     async with world(tail_bytes_max=1) as w:
         anna = Socket()
-        consumer = await w.subscribe(anna, kind=SHARED)
+        handle = await w.subscribe(anna, kind=SHARED)
         stored = await w.publish(40)
         await w.settle()
         assert anna.take() == stored
-        consumer.redeliver(ids([stored[3], stored[4], stored[20]]))
+        handle.redeliver(ids([stored[3], stored[4], stored[20]]))
         await w.settle()
         assert anna.take() == [stored[3], stored[4], stored[20]]
 
@@ -125,12 +125,12 @@ async def test_who_never_acknowledges_is_stopped_until_it_does() -> None:
             ack(good, *ben.take())
         held = anna.take()
         assert len(held) == 6
-        assert lazy.is_blocked
+        assert lazy.consumer.is_blocked
         assert lazy.stats(0.0).unacknowledged == 6
         ack(lazy, *held[:2])
-        assert lazy.is_blocked
+        assert lazy.consumer.is_blocked
         ack(lazy, held[2])
-        assert not lazy.is_blocked
+        assert not lazy.consumer.is_blocked
         await w.publish(2)
         await w.publish(2)
         assert anna.take()
@@ -153,28 +153,28 @@ async def test_the_whole_subscription_has_a_bound_too() -> None:
 async def test_parts_of_a_batch_free_permits_worth_of_messages() -> None:
     async with world() as w:
         anna = Socket()
-        consumer = await w.subscribe(anna, kind=SHARED)
+        handle = await w.subscribe(anna, kind=SHARED)
         stored = await w.publish(1, messages=4)
-        assert consumer.unacknowledged == 4
-        consumer.acknowledge(Ack(1, 0, (MessageId(*stored[0], ack_set=(0b0110,)),)))
-        assert consumer.unacknowledged == 2
+        assert handle.consumer.unacknowledged == 4
+        handle.acknowledge(Ack(1, 0, (MessageId(*stored[0], ack_set=(0b0110,)),)))
+        assert handle.consumer.unacknowledged == 2
         anna.take()
-        consumer.redeliver(ids(stored))
+        handle.redeliver(ids(stored))
         assert (anna.delivered[0].ack_set, anna.delivered[0].redelivery_count) == ((0b0110,), 1)
-        consumer.acknowledge(Ack(1, 0, ids(stored)))
-        assert consumer.unacknowledged == 0
-        assert consumer.subscription.cursor.mark_delete == stored[0]
+        handle.acknowledge(Ack(1, 0, ids(stored)))
+        assert handle.consumer.unacknowledged == 0
+        assert handle.subscription.cursor.mark_delete == stored[0]
 
 
 async def test_cumulative_acknowledgement_is_refused() -> None:
     async with world() as w:
-        consumer = await w.subscribe(Socket(), kind=SHARED)
+        handle = await w.subscribe(Socket(), kind=SHARED)
         stored = await w.publish(2)
         receipts = Receipts()
-        ack_until(consumer, stored[1], receipts)
+        ack_until(handle, stored[1], receipts)
         assert isinstance(receipts.answers[0], Refused)
         assert receipts.answers[0].code is ServerError.NOT_ALLOWED_ERROR
-        assert consumer.unacknowledged == 2
+        assert handle.consumer.unacknowledged == 2
 
 
 async def test_a_full_socket_passes_its_turn() -> None:
@@ -192,29 +192,29 @@ async def test_a_full_socket_passes_its_turn() -> None:
 async def test_trimmed_entries_are_not_waited_for() -> None:
     async with world(tail_bytes_max=1) as w:
         anna = Socket()
-        consumer = await w.subscribe(anna, kind=SHARED)
+        handle = await w.subscribe(anna, kind=SHARED)
         stored = await w.publish(20)
         await w.settle()
-        ack(consumer, *stored[12:])
+        ack(handle, *stored[12:])
         await w.open(7)  # the marker of a ledger that is open is never trimmed
         assert w.log.binding is not None
         token = w.log.binding.token(7)
         await w.store.trim(w.log.binding, w.log.name, token, stored[10], {})
         anna.take()
-        consumer.redeliver()
+        handle.redeliver()
         await w.settle()
         assert anna.take() == stored[10:12]
-        ack(consumer, *stored[10:12])
-        assert consumer.subscription.cursor.mark_delete == stored[-1]
+        ack(handle, *stored[10:12])
+        assert handle.subscription.cursor.mark_delete == stored[-1]
 
 
 async def test_deliveries_to_shared_consumers_survive_the_brokers_change() -> None:
     async with world() as w:
         anna = Socket()
-        consumer = await w.subscribe(anna, kind=SHARED)
+        handle = await w.subscribe(anna, kind=SHARED)
         stored = await w.publish(5)
         receipts = Receipts()
-        ack(consumer, stored[1], stored[4], receipt=receipts)
+        ack(handle, stored[1], stored[4], receipt=receipts)
         await asyncio.sleep(0.01)
         assert receipts.answers == [None]
         await w.subscriptions.close("moving")

@@ -11,6 +11,7 @@ from onewriter_broker.dispatch.api import SeekToTime, SubscribeOptions, Subscrip
 from onewriter_broker.dispatch.limits import Limits
 from onewriter_broker.dispatch.reading import ReadBudget
 from onewriter_broker.log.blocks import MalformedBlock
+from onewriter_broker.log.entries import entries_of
 from onewriter_core.errors import Refused, ServerError, Undecided
 from onewriter_core.ids import Position
 from onewriter_core.wire.hot import Ack, MessageId
@@ -44,13 +45,13 @@ async def test_a_new_subscription_begins_at_the_end_unless_told_otherwise() -> N
 async def test_permits_count_messages_and_may_go_negative() -> None:
     async with world() as w:
         socket = Socket()
-        consumer = await w.subscribe(socket, permits=5)
+        handle = await w.subscribe(socket, permits=5)
         batches = await w.publish(4, messages=4)
         assert socket.take() == batches[:2]
-        assert consumer.permits == -3
-        consumer.flow(3)
+        assert handle.consumer.permits == -3
+        handle.flow(3)
         assert socket.take() == []
-        consumer.flow(1)
+        handle.flow(1)
         assert socket.take() == batches[2:3]
 
 
@@ -59,11 +60,11 @@ async def test_nothing_is_delivered_before_the_subscribe_is_answered() -> None:
         stored = await w.publish(2)
         socket = Socket()
         options = SubscribeOptions("s", FAILOVER, 1, "anna", from_earliest=True)
-        consumer = await w.subscriptions.subscribe(options, socket)
-        consumer.flow(10)
+        handle = await w.subscriptions.subscribe(options, socket)
+        handle.flow(10)
         await w.settle()
         assert (socket.delivered, socket.active) == ([], [])
-        consumer.start()
+        handle.start()
         await w.settle()
         assert socket.active == [(1, True)]
         assert socket.take() == stored
@@ -72,13 +73,13 @@ async def test_nothing_is_delivered_before_the_subscribe_is_answered() -> None:
 async def test_a_full_socket_stops_its_own_consumer_only() -> None:
     async with world(limits=Limits(delivery_bytes=1)) as w:
         slow, quick = Socket(room=2), Socket()
-        consumer = await w.subscribe(slow, "slow")
+        handle = await w.subscribe(slow, "slow")
         await w.subscribe(quick, "quick", consumer_name="ben")
         stored = await w.publish(8)
         await w.settle()
         assert quick.take() == stored
         assert slow.take() == stored[:2]
-        consumer.room_made()
+        handle.room_made()
         await w.settle()
         assert slow.take() == stored[2:4]
 
@@ -105,10 +106,24 @@ async def test_catching_up_reads_the_store_in_bounded_pieces() -> None:
         assert await w.publish() == socket.take()
 
 
+async def test_a_read_from_the_store_may_begin_within_a_block() -> None:
+    async with world(block_entries=4) as w:
+        stored = await w.publish(10)
+        await w.open(ledger=6)
+        stored += await w.publish(6)
+        w.log.forget_tail()
+        for index in range(len(stored)):
+            found = [stored[index]]
+            while runs := await w.log.read(found[-1], 100, 10**6):
+                found += [entry.position for entry in entries_of(runs)]
+            assert found == stored[index:]
+
+
 async def test_slow_readers_hold_a_bounded_number_of_reads() -> None:
     async with world(tail_bytes_max=1) as w:
         budget = ReadBudget(holders_max=2)
-        w.subscriptions.budget = budget
+        await w.subscriptions.close("for another budget")
+        w.load(budget)
         stored = await w.publish(60)
         sockets = [Socket() for _ in range(5)]
         consumers = [
@@ -116,8 +131,8 @@ async def test_slow_readers_hold_a_bounded_number_of_reads() -> None:
             for index, socket in enumerate(sockets)
         ]
         assert len(budget) == 2
-        for consumer in consumers:
-            consumer.flow(100)
+        for handle in consumers:
+            handle.flow(100)
         await w.until(300, *sockets)
         assert [socket.take() for socket in sockets] == [stored] * 5
         assert len(budget) == 0
@@ -126,7 +141,7 @@ async def test_slow_readers_hold_a_bounded_number_of_reads() -> None:
 async def test_a_subscription_that_is_being_deleted_is_not_brought_back_by_a_seek() -> None:
     async with world() as w:
         await w.publish(5)
-        consumer = await w.subscribe(Socket())
+        handle = await w.subscribe(Socket())
 
         async def slow_reads(call: str, moment: str) -> None:
             if (call, moment) == ("read_blocks", "before"):
@@ -134,9 +149,9 @@ async def test_a_subscription_that_is_being_deleted_is_not_brought_back_by_a_see
 
         w.store.faults.hook = slow_reads
         loop = asyncio.get_running_loop()
-        seek = loop.create_task(consumer.seek(SeekToTime(1), lambda: None))
+        seek = loop.create_task(handle.seek(SeekToTime(1), lambda: None))
         await asyncio.sleep(0.5)
-        await consumer.unsubscribe()
+        await handle.unsubscribe()
         with pytest.raises(Refused):
             await seek
         await asyncio.sleep(1)
@@ -148,11 +163,11 @@ async def test_reading_goes_on_when_the_store_answers_again() -> None:
         stored = await w.publish(30)
         w.store.faults.is_cut_off = True
         socket = Socket()
-        w.subscriptions.spawn(_come_back(w, after_seconds=3))
+        w.tasks.create_task(_come_back(w, after_seconds=3))
         options = SubscribeOptions("s", FAILOVER, 1, "anna", durable=False, from_earliest=True)
-        consumer = await w.subscriptions.subscribe(options, socket)
-        consumer.start()
-        consumer.flow(100)
+        handle = await w.subscriptions.subscribe(options, socket)
+        handle.start()
+        handle.flow(100)
         await asyncio.sleep(2)
         assert socket.take() == []
         await asyncio.sleep(2)
@@ -249,11 +264,11 @@ async def test_failover_partitions_spread_over_consumers_of_equal_priority() -> 
 async def test_redelivery_begins_behind_the_mark_delete_position_and_skips_what_was_acked() -> None:
     async with world() as w:
         socket = Socket()
-        consumer = await w.subscribe(socket)
+        handle = await w.subscribe(socket)
         stored = await w.publish(6)
-        ack(consumer, stored[0], stored[2])
+        ack(handle, stored[0], stored[2])
         socket.take()
-        consumer.redeliver()
+        handle.redeliver()
         await w.settle()
         assert socket.take() == [stored[1], *stored[3:]]
 
@@ -261,13 +276,13 @@ async def test_redelivery_begins_behind_the_mark_delete_position_and_skips_what_
 async def test_a_redelivery_with_an_epoch_is_never_followed_by_an_older_one() -> None:
     async with world(limits=Limits(delivery_bytes=1), tail_bytes_max=1) as w:
         socket = Socket()
-        consumer = await w.subscribe(socket, consumer_epoch=0)
+        handle = await w.subscribe(socket, consumer_epoch=0)
         await w.publish(30)
         await w.until(7, socket)
         assert {delivery.epoch for delivery in socket.delivered} == {0}
         socket.take()
-        consumer.redeliver(consumer_epoch=3)
-        consumer.redeliver(consumer_epoch=2)
+        handle.redeliver(consumer_epoch=3)
+        handle.redeliver(consumer_epoch=2)
         await w.until(30, socket)
         assert {delivery.epoch for delivery in socket.delivered} == {3}
         assert socket.take()[0] == Position(5, 1)
@@ -276,8 +291,8 @@ async def test_a_redelivery_with_an_epoch_is_never_followed_by_an_older_one() ->
 async def test_a_client_that_names_no_epoch_gets_none() -> None:
     async with world() as w:
         socket = Socket()
-        consumer = await w.subscribe(socket)
-        consumer.redeliver(consumer_epoch=3)
+        handle = await w.subscribe(socket)
+        handle.redeliver(consumer_epoch=3)
         await w.publish()
         assert socket.delivered[0].epoch is None
 
@@ -285,31 +300,33 @@ async def test_a_client_that_names_no_epoch_gets_none() -> None:
 async def test_a_part_of_a_batch_comes_again_with_its_ack_set() -> None:
     async with world() as w:
         socket = Socket()
-        consumer = await w.subscribe(socket)
+        handle = await w.subscribe(socket)
         stored = await w.publish(2, messages=4)
         acked = MessageId(*stored[0], ack_set=(0b1010,))
-        consumer.acknowledge(Ack(1, 0, (acked,)))
+        handle.acknowledge(Ack(1, 0, (acked,)))
         socket.take()
-        permits = consumer.permits
-        consumer.redeliver()
+        permits = handle.consumer.permits
+        handle.redeliver()
         await w.settle()
         assert socket.delivered[0].ack_set == (0b1010,)
         assert socket.delivered[1].ack_set == ()
-        assert consumer.permits == permits - 2 - 4, "only unacknowledged messages cost permits"
+        assert handle.consumer.permits == permits - 2 - 4, (
+            "only unacknowledged messages cost permits"
+        )
         acked = MessageId(*stored[0], ack_set=(0b0101,))
-        consumer.acknowledge(Ack(1, 0, (acked,)))
-        assert consumer.subscription.cursor.mark_delete == stored[0]
+        handle.acknowledge(Ack(1, 0, (acked,)))
+        assert handle.subscription.cursor.mark_delete == stored[0]
 
 
 async def test_cumulative_acknowledgement_inside_a_batch() -> None:
     async with world() as w:
         socket = Socket()
-        consumer = await w.subscribe(socket)
+        handle = await w.subscribe(socket)
         stored = await w.publish(3, messages=4)
         inside = MessageId(*stored[1], ack_set=(0b1100,))
-        consumer.acknowledge(Ack(1, 1, (inside,)))
+        handle.acknowledge(Ack(1, 1, (inside,)))
         socket.take()
-        consumer.redeliver()
+        handle.redeliver()
         await w.settle()
         assert [(d.position, d.ack_set) for d in socket.delivered] == [
             (stored[1], (0b1100,)),
@@ -319,11 +336,11 @@ async def test_cumulative_acknowledgement_inside_a_batch() -> None:
 
 async def test_a_receipt_comes_when_the_cursor_is_saved_and_not_before() -> None:
     async with world() as w:
-        consumer = await w.subscribe(Socket())
+        handle = await w.subscribe(Socket())
         stored = await w.publish(3)
         w.store.faults.fail_before = 2
         receipts = Receipts()
-        ack_until(consumer, stored[1], receipts)
+        ack_until(handle, stored[1], receipts)
         await w.settle()
         assert receipts.answers == []
         await asyncio.sleep(3)
@@ -333,7 +350,7 @@ async def test_a_receipt_comes_when_the_cursor_is_saved_and_not_before() -> None
 
 async def test_acknowledgements_without_receipt_are_saved_together_soon() -> None:
     async with world() as w:
-        consumer = await w.subscribe(Socket())
+        handle = await w.subscribe(Socket())
         stored = await w.publish(9)
         calls: list[str] = []
 
@@ -343,7 +360,7 @@ async def test_acknowledgements_without_receipt_are_saved_together_soon() -> Non
 
         w.store.faults.hook = count
         for position in stored:
-            ack(consumer, position)
+            ack(handle, position)
             await asyncio.sleep(0.005)
         assert calls == []
         await asyncio.sleep(0.11)
@@ -352,31 +369,31 @@ async def test_acknowledgements_without_receipt_are_saved_together_soon() -> Non
 
 async def test_bad_acknowledgements_are_answered_and_change_nothing() -> None:
     async with world() as w:
-        consumer = await w.subscribe(Socket())
+        handle = await w.subscribe(Socket())
         stored = await w.publish(2)
         receipts = Receipts()
-        ack_until(consumer, Position(2**63, 2**63), receipts)
-        ack(consumer, Position(9, 1), receipt=receipts)
-        consumer.acknowledge(Ack(1, 0, txnid_most=1), receipts)
+        ack_until(handle, Position(2**63, 2**63), receipts)
+        ack(handle, Position(9, 1), receipt=receipts)
+        handle.acknowledge(Ack(1, 0, txnid_most=1), receipts)
         codes = [error.code for error in receipts.answers if isinstance(error, Refused)]
         assert codes == [ServerError.NOT_ALLOWED_ERROR] * 3
-        assert consumer.subscription.cursor.mark_delete < stored[0]
+        assert handle.subscription.cursor.mark_delete < stored[0]
         huge = MessageId(*stored[0], ack_set=(1,) * 5000)
-        consumer.acknowledge(Ack(1, 0, (huge,)))
-        assert not consumer.subscription.cursor.is_acknowledged(stored[0])
+        handle.acknowledge(Ack(1, 0, (huge,)))
+        assert not handle.subscription.cursor.is_acknowledged(stored[0])
 
 
 async def test_acknowledging_after_close_does_nothing() -> None:
     async with world() as w:
-        consumer = await w.subscribe(Socket())
+        handle = await w.subscribe(Socket())
         stored = await w.publish(2)
-        consumer.close()
-        consumer.close()
-        ack(consumer, stored[0])
-        consumer.flow(5)
-        consumer.redeliver()
-        consumer.room_made()
-        assert not consumer.subscription.cursor.is_acknowledged(stored[0])
+        handle.close()
+        handle.close()
+        ack(handle, stored[0])
+        handle.flow(5)
+        handle.redeliver()
+        handle.room_made()
+        assert not handle.subscription.cursor.is_acknowledged(stored[0])
 
 
 async def test_a_durable_subscription_is_saved_before_it_is_granted() -> None:

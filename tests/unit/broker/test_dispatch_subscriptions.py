@@ -74,17 +74,17 @@ async def test_durable_and_not_do_not_share_a_name() -> None:
 async def test_seek_closes_the_consumers_and_begins_there() -> None:
     async with world() as w:
         socket = Socket()
-        consumer = await w.subscribe(socket)
+        handle = await w.subscribe(socket)
         stored = await w.publish(6)
-        ack_until(consumer, stored[4])
+        ack_until(handle, stored[4])
         story: list[str] = []
-        await consumer.seek(
+        await handle.seek(
             SeekToId(MessageId(*stored[2])),
             lambda: story.append(f"answered, {len(socket.closed)} closed"),
         )
         assert story == ["answered, 1 closed"]
         assert socket.closed == [1]
-        ack_until(consumer, stored[5])  # sent before the client knew: it means the old position
+        ack_until(handle, stored[5])  # sent before the client knew: it means the old position
         again = Socket()
         await w.subscribe(again)
         await w.settle()
@@ -105,12 +105,12 @@ async def test_seek_to_the_ends_and_into_a_batch() -> None:
             ),
         ]:
             socket = Socket()
-            consumer = await w.subscribe(socket, permits=0)
-            await consumer.seek(SeekToId(target), lambda: None)
-            consumer = await w.subscribe(socket)
+            handle = await w.subscribe(socket, permits=0)
+            await handle.seek(SeekToId(target), lambda: None)
+            handle = await w.subscribe(socket)
             await w.settle()
             assert [(d.position, d.ack_set) for d in socket.delivered] == expected
-            consumer.close()
+            handle.close()
 
 
 async def test_a_reader_keeps_its_sought_position_until_it_is_back() -> None:
@@ -141,12 +141,12 @@ async def test_seek_by_time_finds_the_first_entry_published_then_or_later() -> N
                 w.wall_ms += 70_000
                 stored += [(w.wall_ms, position) for position in await w.publish(4)]
             await w.open(ledger)
-        consumer = await w.subscribe(Socket())
+        handle = await w.subscribe(Socket())
         times = sorted({time for time, _ in stored})
         for sought in [0, *times, *(time + 1 for time in times)]:
-            await consumer.seek(SeekToTime(sought), lambda: None)
+            await handle.seek(SeekToTime(sought), lambda: None)
             socket = Socket()
-            consumer = await w.subscribe(socket)
+            handle = await w.subscribe(socket)
             await w.settle()
             assert socket.take() == [position for time, position in stored if time >= sought]
 
@@ -159,8 +159,8 @@ async def test_a_producers_clock_may_be_ahead_of_the_brokers() -> None:
         w.wall_ms -= 30_000
         rest = await w.publish(5)
         socket = Socket()
-        consumer = await w.subscribe(socket, permits=0)
-        await consumer.seek(SeekToTime(NOON_MS + 10_000), lambda: None)
+        handle = await w.subscribe(socket, permits=0)
+        await handle.seek(SeekToTime(NOON_MS + 10_000), lambda: None)
         await w.subscribe(socket)
         await w.settle()
         assert socket.take() == ahead + rest
@@ -176,14 +176,14 @@ def test_a_seek_without_a_target_is_refused() -> None:
 
 async def test_the_last_message_id() -> None:
     async with world() as w:
-        consumer = await w.subscribe(Socket(), from_earliest=False)
-        found = await consumer.last_message_id()
+        handle = await w.subscribe(Socket(), from_earliest=False)
+        found = await handle.last_message_id()
         assert found.message_id == EARLIEST_ID
         assert found.mark_delete.position == EARLIEST
         await w.publish(3)
-        assert (await consumer.last_message_id()).message_id == MessageId(5, 3)
+        assert (await handle.last_message_id()).message_id == MessageId(5, 3)
         await w.publish(1, messages=8)
-        assert (await consumer.last_message_id()).message_id == MessageId(5, 4, batch_index=7)
+        assert (await handle.last_message_id()).message_id == MessageId(5, 4, batch_index=7)
         await w.open(8)
         await w.open(11)
         assert await w.subscriptions.last_message_id() == MessageId(5, 4, batch_index=7)
@@ -203,10 +203,10 @@ async def test_a_reader_at_the_end_stands_at_the_last_message_also_behind_marker
 async def test_payloads_that_nobody_understands_are_messages_too() -> None:
     async with world() as w:
         socket = Socket()
-        consumer = await w.subscribe(socket)
+        handle = await w.subscribe(socket)
         await w.publish(1, payload=b"\x00")
         assert socket.payloads == [b"\x00"]
-        assert (await consumer.last_message_id()).message_id == MessageId(5, 1)
+        assert (await handle.last_message_id()).message_id == MessageId(5, 1)
 
 
 async def test_unsubscribe_deletes_unless_others_are_connected() -> None:
@@ -227,9 +227,9 @@ async def test_unsubscribe_deletes_unless_others_are_connected() -> None:
 
 async def test_a_cursor_is_restored_and_crosses_ledgers() -> None:
     async with world() as w:
-        consumer = await w.subscribe(Socket())
+        handle = await w.subscribe(Socket())
         stored = await w.publish(4)
-        ack(consumer, stored[0], stored[2])
+        ack(handle, stored[0], stored[2])
         await w.subscriptions.close("moving")
         subscriptions = await w.reload()
         assert subscriptions.names() == ["audit"]
@@ -274,7 +274,7 @@ async def test_the_slowest_durable_subscription_holds_the_log() -> None:
 
 async def test_backlogs_are_counted_in_entries_and_exact_on_demand() -> None:
     async with world() as w:
-        consumer = await w.subscribe(Socket(), permits=0)
+        handle = await w.subscribe(Socket(), permits=0)
         stored = await w.publish(6)
         await w.open(9)
         stored += await w.publish(3)
@@ -285,9 +285,9 @@ async def test_backlogs_are_counted_in_entries_and_exact_on_demand() -> None:
         assert backlog <= 11
         await w.subscriptions.measure_backlogs()
         assert w.subscriptions.stats(0.0)["audit"]["msgBacklog"] == 11
-        ack(consumer, stored[0], stored[7])
+        ack(handle, stored[0], stored[7])
         assert w.subscriptions.stats(0.0)["audit"]["msgBacklog"] == 9
-        assert consumer.stats(0.0).backlog == 9
+        assert handle.stats(0.0).backlog == 9
 
 
 async def test_stats_show_who_is_connected() -> None:
@@ -336,11 +336,11 @@ async def test_skipping_moves_a_connected_consumer_on() -> None:
     async with world() as w:
         await w.publish(5)
         socket = Socket()
-        consumer = await w.subscribe(socket, permits=1)
+        handle = await w.subscribe(socket, permits=1)
         await w.settle()
         socket.take()
         await w.subscriptions.skip_all("audit")
-        consumer.flow(10)
+        handle.flow(10)
         await w.settle()
         assert socket.take() == []
         assert await w.publish() == socket.take()
@@ -363,10 +363,10 @@ async def test_properties_are_kept_and_too_many_refused() -> None:
 async def test_closing_saves_tells_everybody_and_takes_no_more() -> None:
     async with world() as w:
         socket = Socket()
-        consumer = await w.subscribe(socket)
+        handle = await w.subscribe(socket)
         stored = await w.publish(3)
         receipts = Receipts()
-        ack_until(consumer, stored[1], receipts)
+        ack_until(handle, stored[1], receipts)
         await w.subscriptions.close("moving")
         assert socket.closed == [1]
         assert receipts.answers == [None]
@@ -380,11 +380,11 @@ async def test_closing_saves_tells_everybody_and_takes_no_more() -> None:
 
 async def test_closing_does_not_wait_for_a_store_that_is_away() -> None:
     async with world(limits=Limits(close_seconds=1)) as w:
-        consumer = await w.subscribe(Socket())
+        handle = await w.subscribe(Socket())
         stored = await w.publish(3)
         w.store.faults.is_cut_off = True
         receipts = Receipts()
-        ack_until(consumer, stored[1], receipts)
+        ack_until(handle, stored[1], receipts)
         began = asyncio.get_running_loop().time()
         await w.subscriptions.close("moving")
         assert asyncio.get_running_loop().time() - began <= 1
@@ -394,8 +394,8 @@ async def test_closing_does_not_wait_for_a_store_that_is_away() -> None:
 
 async def test_an_idle_topic_has_no_tasks() -> None:
     async with world() as w:
-        consumer = await w.subscribe(Socket())
-        ack(consumer, *await w.publish(3))
+        handle = await w.subscribe(Socket())
+        ack(handle, *await w.publish(3))
         await asyncio.sleep(1)
         assert all(task.done() for task in w.started)
 

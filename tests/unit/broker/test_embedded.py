@@ -142,6 +142,23 @@ async def test_a_killed_server_is_restarted_with_its_data(settings: EmbeddedSett
         watching.cancel()
 
 
+async def test_a_server_that_ran_steadily_is_restarted_without_delay(
+    settings: EmbeddedSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "STEADY_SECONDS", 0.0)
+    monkeypatch.setattr(embedded, "RESTART_SECONDS", 3600.0)
+    restarted = asyncio.Event()
+    async with running(settings) as server, asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(server.watch(restarted.set))
+        killed = server.process_id
+        assert killed is not None
+        await asyncio.sleep(0)
+        os.kill(killed, signal.SIGKILL)
+        async with asyncio.timeout(30):
+            await restarted.wait()
+        watching.cancel()
+
+
 async def test_a_stop_ends_the_watch(settings: EmbeddedSettings) -> None:
     server = EmbeddedServer(settings)
     await server.start()

@@ -8,10 +8,13 @@ from types import SimpleNamespace
 from typing import cast
 
 from onewriter_broker.connection.clients import Clients
+from onewriter_broker.connection.deadlines import ProgressDeadlines
 from onewriter_broker.connection.listener import ClientProtocol
 from onewriter_broker.connection.session import Session
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic.detection import Detection
+from onewriter_core.api.manifests import DesiredState
+from onewriter_core.wire import replies
 
 
 @dataclass
@@ -62,9 +65,6 @@ class OneProducer:
 
     def room_made(self) -> None: ...
 
-    def progress(self, now: float) -> None:
-        self.heard.append("progress")
-
 
 @dataclass
 class Clock:
@@ -74,7 +74,7 @@ class Clock:
 def connected(clock: Clock) -> tuple[Clients, ClientProtocol, Pipe, OneProducer]:
     clients = Clients(
         settings=Settings(),
-        topics=SimpleNamespace(),  # type: ignore[arg-type]
+        topics=SimpleNamespace(desired=DesiredState(), loaded={}),  # type: ignore[arg-type]
         appender=SimpleNamespace(),  # type: ignore[arg-type]
         authenticator=SimpleNamespace(),
         addresses=SimpleNamespace(),  # type: ignore[arg-type]
@@ -90,6 +90,8 @@ def connected(clock: Clock) -> tuple[Clients, ClientProtocol, Pipe, OneProducer]
     link._session = cast("Session", session)
     link.detection = Detection(1.0, 2.5)
     clients._last_look = clock.seconds
+    deadlines = SimpleNamespace(look=lambda _now: session.heard.append("progress"))
+    clients._deadlines = cast("ProgressDeadlines", deadlines)
     return clients, link, pipe, session
 
 
@@ -121,6 +123,19 @@ async def test_a_holder_that_is_slow_to_take_what_it_is_sent_is_not_silent() -> 
         pass_time(clients, clock, 2.0)
         await asyncio.sleep(0)  # a PING goes out
     assert "silent" not in session.heard
+
+
+async def test_a_holder_that_is_not_read_is_pinged_and_never_silent() -> None:
+    """A ping that meets a closed socket brings the reset that tells of it."""
+    clock = Clock()
+    clients, link, pipe, session = connected(clock)
+    link.pending_changed(clients.settings.pending_bytes_per_connection_max + 1)
+    assert pipe.is_reading_paused
+    pass_time(clients, clock, 20.0)
+    await asyncio.sleep(0)
+    assert pipe.unsent >= 20 * len(replies.PING)
+    assert "silent" not in session.heard
+    assert not pipe.aborted
 
 
 async def test_a_lost_connection_leaves_no_pending_bytes_behind() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.unit.broker.fence_path_world import BUCKET, ORDERS, serving, until
+from tests.unit.broker.fence_path_world import BUCKET, ORDERS, Gates, serving, until
 
 from onewriter_broker.log.api import Fence, Outcome
 from onewriter_broker.topic import runner as runner_module
-from onewriter_core.errors import Undecided
+from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST
 from onewriter_core.topic.effects import Step
-from onewriter_core.topic.events import Event, PolicyChanged
+from onewriter_core.topic.events import Event, FenceRequested, PolicyChanged, Unloaded
 from onewriter_core.topic.machine import step
 from onewriter_core.topic.model import WHOLE, AccessMode, ImpossibleStep, PromotionPolicy, Topic
 
@@ -36,6 +36,55 @@ async def test_a_topic_that_fails_tells_its_writer_and_its_waiters(
         runner.post(PolicyChanged(PromotionPolicy.FIFO, 0.0))
         assert holder.closed
         assert waiter.refusals
+
+
+async def test_an_administrator_is_answered_although_the_topic_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken_step(topic: Topic, event: Event) -> Step:
+        if isinstance(event, FenceRequested):
+            raise ImpossibleStep("a bug")
+        return step(topic, event)
+
+    async with serving() as world:
+        runner = await world.load()
+        world.failed = lambda _: runner.unload("the topic failed")
+        monkeypatch.setattr(runner_module, "step", broken_step)
+        with pytest.raises(Unavailable, match="failed"):
+            await runner.administer(FenceRequested("f1", None, 0.0), "f1")
+
+
+async def test_an_administrator_is_answered_although_the_topic_cannot_even_be_unloaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken_step(topic: Topic, event: Event) -> Step:
+        if isinstance(event, PolicyChanged | Unloaded):
+            raise ImpossibleStep("a bug")
+        return step(topic, event)
+
+    async with serving() as world:
+        runner = await world.load()
+        gates = Gates(world.store, "fence")
+        asked = asyncio.gather(
+            runner.administer(FenceRequested("f1", None, 0.0), "f1"), return_exceptions=True
+        )
+        await gates.reached("fence")
+        monkeypatch.setattr(runner_module, "step", broken_step)
+        runner.post(PolicyChanged(PromotionPolicy.FIFO, 0.0))
+        assert isinstance((await asked)[0], Unavailable)
+        gates.open("fence")
+
+
+async def test_an_administrator_is_answered_although_the_topic_leaves() -> None:
+    async with serving() as world:
+        runner = await world.load()
+        gates = Gates(world.store, "fence")
+        asked = asyncio.gather(runner.administer(FenceRequested("f1", None, 0.0), "f1"))
+        await gates.reached("fence")
+        runner.unload("the topic is moving")
+        (answer,) = await asked
+        assert answer.refusal == "the topic is moving"
+        gates.open("fence")
 
 
 async def test_a_log_whose_token_was_replaced_is_fenced_again_where_the_bucket_is_kept() -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from tests.stamps import stamp_anew
 
 from onewriter_broker.log.api import Binding, Durability, Marker, Outcome
 from onewriter_broker.log.appender import Appender
@@ -60,7 +61,7 @@ class Owner:
         binding = Binding(
             0, self.world.server.primary.replid, self._version, "broker-a", self._version
         )
-        assert await self.world.store.stamp(binding, create=True) is Outcome.DONE
+        assert await stamp_anew(self.world.store, binding) is Outcome.DONE
         self.held = Holding(binding, True, 1)
 
     def holding(self, bucket: int) -> Holding | None:
@@ -72,6 +73,8 @@ class Owner:
 
     async def record_grant(self, bucket: int, ledger: int) -> None:
         self.recorded.append(ledger)
+
+    async def confirm_record(self, bucket: int) -> None: ...
 
     async def record_use(self, bucket: int, ledger: int) -> None:
         self.recorded.append(ledger)
@@ -106,6 +109,7 @@ class World:
             now=loop.time,
             wall_ms=lambda: 1,
             deposed=lambda bucket, outcome: self.deposed.append(outcome),
+            broken=lambda name, error: None,
         )
         self.owner = Owner(self)
 
@@ -125,6 +129,7 @@ class World:
                 wall_ms=lambda: 1,
                 incarnation="broker-a",
                 failed=lambda name: None,
+                broken=lambda name, error: None,
                 lost=self.lost.append,
                 left=lambda name, binding, ends: None,
                 moved=lambda name, record: None,

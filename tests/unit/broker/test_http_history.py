@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.stamps import stamp_anew
 
 from onewriter_broker.http import history
 from onewriter_broker.http.history import READ_RECORDS, following, newest, shown
@@ -18,7 +19,7 @@ async def stream(*topics: str) -> MemoryLogStore:
     store = MemoryLogStore(MemoryServer().resolve)
     replid = (await store.observe([0])).replid
     binding = Binding(0, replid, 1, "me", 1)
-    await store.stamp(binding, create=True)
+    await stamp_anew(store, binding)
     for number, topic in enumerate(topics):
         record = {"kind": "grant", "epoch": str(number), "t": str(number)}
         await store.write_audit(binding, record | ({"topic": topic} if topic else {}))
@@ -65,6 +66,24 @@ async def test_following_from_the_last_id_gives_everything_once() -> None:
         assert page.next is not None
         after = page.next
     assert found == [0, 2, 3, 5]
+
+
+async def test_the_gap_before_a_winner_could_write_is_told_with_its_grant() -> None:
+    store = await stream()
+    replid = (await store.observe([0])).replid
+    binding = Binding(0, replid, 1, "me", 1)
+    for ledger, gap in ((5, "41"), (7, "0")):
+        told = {"topic": MINE, "ledger": str(ledger), "epoch": str(ledger)}
+        await store.write_audit(binding, told | {"kind": "grant"})
+        await store.write_audit(binding, told | {"kind": "ready", "leaderlessMs": gap})
+    page = await newest(store, 0, MINE, 10)
+    shown_gaps = [(record["kind"], record["leaderlessMs"]) for record in page.records]
+    assert shown_gaps == [("grant", 41), ("grant", 0)]
+    # Cut between the two, the second stands alone.
+    first = await following(store, 0, MINE, "0-0", 1)
+    assert first.next is not None
+    rest = await following(store, 0, MINE, first.next, 10)
+    assert [(r["kind"], r["ledger"]) for r in rest.records] == [("ready", 5), ("grant", 7)]
 
 
 def test_what_cannot_be_read_stays_as_it_was_written() -> None:

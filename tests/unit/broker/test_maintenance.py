@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +15,7 @@ from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.settings import Settings
+from onewriter_broker.topic import maintenance as maintenance_module
 from onewriter_broker.topic.maintenance import ROLL_BYTES_MIN, Maintenance
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.ids import Position, TopicName
@@ -30,10 +34,12 @@ def declared(**retention: int) -> ExclusiveTopic:
     )
 
 
-def maintenance(*topics: Any, **settings: Any) -> Maintenance:
+def maintenance(*topics: Any, written: Iterable[TopicLog] = (), **settings: Any) -> Maintenance:
     loaded = {str(number): topic for number, topic in enumerate(topics)}
+    loaded |= {str(log.name): topic for topic in topics for log in topic.runner.logs.values()}
     registry: Any = SimpleNamespace(loaded=loaded)
-    return Maintenance(registry, Settings(**settings), wall_ms=lambda: 0)
+    appender: Any = SimpleNamespace(written=dict.fromkeys(written))
+    return Maintenance(registry, Settings(**settings), lambda: 0, appender)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +81,69 @@ def test_all_tails_together_stay_within_their_bound_and_each_keeps_its_newest() 
     assert len(quiet.tail) == 2, "a log within its share is left alone"
 
 
+class Rolled:
+    """A topic of one log that remembers under which bounds it was asked to roll."""
+
+    declared = None
+
+    def __init__(self, name: str, entries: int) -> None:
+        self.log = log_with_tail(name, 1)
+        self.log.ledger_entries = entries
+        self.asked: list[tuple[int, float]] = []
+        self.runner = self
+
+    @property
+    def logs(self) -> dict[int, TopicLog]:
+        return {-1: self.log}
+
+    def roll_if_full(self, bytes_max: int, age_seconds_max: float) -> None:
+        self.asked.append((bytes_max, age_seconds_max))
+
+
+def test_only_topics_that_were_written_to_since_their_last_roll_are_looked_at() -> None:
+    idle, busy, rolled, closed = (Rolled(name, 5) for name in ("idle", "busy", "new", "old"))
+    written = [busy.log, rolled.log, closed.log]
+    looking = maintenance(idle, busy, rolled, closed, written=written)
+    rolled.log.ledger_entries = 0
+    closed.log.is_closed = True
+    looking.roll()
+    assert [len(topic.asked) for topic in (idle, busy, rolled, closed)] == [0, 1, 0, 0]
+    assert busy.asked == [(64 * MEBIBYTE, 600)]
+    assert list(looking._appender.written) == [busy.log]
+
+
 def test_nothing_is_forgotten_while_there_is_room() -> None:
     log = log_with_tail("busy", 50)
     topic = SimpleNamespace(runner=SimpleNamespace(logs={-1: log}))
     maintenance(topic, tail_bytes_max=10**6).shrink_tails()
     assert len(log.tail) == 50
+
+
+async def test_a_store_that_does_not_answer_the_sweep_holds_up_no_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(maintenance_module, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(maintenance_module, "SWEEP_SECONDS", 0.001)
+    sweeping, looked = asyncio.Event(), asyncio.Event()
+
+    async def sweep() -> None:
+        assert not sweeping.is_set(), "one sweep at a time"
+        sweeping.set()
+        await asyncio.Event().wait()
+
+    def follow_policies() -> None:
+        if sweeping.is_set():
+            looked.set()
+
+    looking = maintenance()
+    registry: Any = looking._topics
+    registry.follow_policies = follow_policies
+    appender: Any = looking._appender
+    appender.statistics = SimpleNamespace(blocks=0, fences=0)
+    monkeypatch.setattr(looking, "sweep", sweep)
+    running = asyncio.gather(looking.look_for_ever(), looking.sweep_for_ever())
+    async with asyncio.timeout(5):
+        await looked.wait()
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running

@@ -26,6 +26,19 @@ OTHER = "broker-1~x"
 ADDRESSES = Addresses("pulsar://h:1", "http://h:2")
 
 
+def test_it_is_known_when_a_process_was_heard_of_last_also_when_it_is_dead() -> None:
+    observer = MemberObserver(ME)
+    observer.feed(1.0, {OTHER: Beat(1, ADDRESSES, at_ms=5_000).encode(), "old~x": "{}"})
+    observer.feed(1.5, {OTHER: Beat(2, ADDRESSES, at_ms=5_500).encode()})
+    observer.feed(5.0, {})
+    assert observer.heard_ms(OTHER) == 5_500
+    assert observer.heard_ms("nobody~x") is None
+    before = Beat.decode('{"counter": 1, "leaving": false, "brokerUrl": "a", "httpUrl": "b"}')
+    assert before == Beat(1, Addresses("a", "b"))  # of a version that did not say
+    observer.feed(5.5, {"broker-2~y": before.encode()})
+    assert observer.heard_ms("broker-2~y") is None
+
+
 class Story:
     """An observer, a clock, and brokers that beat or do not."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.conformance.log_store_worlds import BUCKETS, Writer, topics_of_bucket
+from tests.stamps import stamp_anew
 
 from onewriter_broker.log.api import Binding, Durability, Outcome
 from onewriter_broker.log.memory import MemoryLogStore
@@ -18,7 +19,7 @@ async def started() -> tuple[MemoryServer, MemoryLogStore, Writer]:
     server = MemoryServer()
     store = MemoryLogStore(server.resolve, buckets=BUCKETS, commit_timeout_seconds=0)
     binding = Binding(0, server.primary.replid, 1, "broker-a", 1)
-    await store.stamp(binding, create=True)
+    await stamp_anew(store, binding)
     mine = Writer(store, binding, 5)
     await mine.fence(TOPIC)
     return server, store, mine
@@ -84,7 +85,7 @@ async def test_everysec_is_local_only_after_the_sync() -> None:
     server = MemoryServer(sync_always=False)
     store = MemoryLogStore(server.resolve, buckets=BUCKETS, commit_timeout_seconds=0)
     binding = Binding(0, server.primary.replid, 1, "broker-a", 1)
-    await store.stamp(binding, create=True)
+    await stamp_anew(store, binding)
     assert not await store.commit(Durability.LOCAL)
     server.sync(server.primary)
     assert await store.commit(Durability.LOCAL)

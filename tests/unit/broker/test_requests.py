@@ -23,8 +23,12 @@ class Line:
 
     def __init__(self) -> None:
         self.detection: Detection | None = None
+        self.may_only_resume = False
         self.written: list[bytes | memoryview] = []
         self.work: list[Coroutine[object, object, None]] = []
+
+    def is_silent_since(self, moment: float) -> bool:
+        return False
 
     def write(self, *parts: bytes | memoryview) -> None:
         self.written += parts

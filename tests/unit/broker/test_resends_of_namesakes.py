@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from tests.stamps import stamp_anew
+
 from onewriter_broker.log.api import Append, Binding, Block, Fence, FencedLog, Outcome
 from onewriter_broker.log.blocks import CHAIN_START, chain
 from onewriter_broker.log.memory import MemoryLogStore
@@ -37,7 +39,7 @@ async def log_with(*entries: bytes, ledger: int = 5) -> TopicLog:
     server = MemoryServer()
     store = MemoryLogStore(server.resolve, buckets=1)
     binding = Binding(0, server.primary.replid, 1, "broker~1", 1)
-    assert await store.stamp(binding, create=True) is Outcome.DONE
+    assert await stamp_anew(store, binding) is Outcome.DONE
     await store.fence(Fence(binding, ledger, (FencedLog(TOPIC, True, {}, {}),), {}))
     position, payload = Position(ledger, 1), b"".join(entries)
     lengths = [len(each) for each in entries]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.stamps import stamp_anew
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, entry, waiter
 
 from onewriter_broker.log.api import Block
@@ -167,7 +168,7 @@ async def test_a_dataset_that_lost_its_tail_is_measured_anew(server: MemoryServe
     story.binding = type(story.binding)(
         story.binding.bucket, replid, 2, story.binding.owner, story.binding.version + 1
     )
-    await story.store.stamp(story.binding, create=True)
+    await stamp_anew(story.store, story.binding)
     story.log.tail.clear()
     await story.fence(Purpose.REFENCE)
     for number in range(100, 103):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from onewriter_broker.local import supervisor as supervisor_module
 from onewriter_broker.local.datadir import DirectoryLock
 from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
 from onewriter_broker.local.supervisor import (
@@ -43,6 +44,9 @@ async def main(descriptor, directory, behaviour):
         (directory / f"{what}-{os.getpid()}").touch()
         stop.set()
     loop = asyncio.get_running_loop()
+    loop.add_signal_handler(
+        signal.SIGHUP, lambda: (directory / f"hung-up-{os.getpid()}").touch()
+    )
     if behaviour != "stubborn":
         loop.add_signal_handler(signal.SIGTERM, say, "terminated")
     else:
@@ -142,6 +146,52 @@ async def test_a_child_that_dies_is_replaced_and_the_others_are_left_alone(tmp_p
         await eventually(lambda: len(names(tmp_path, "up-*")) == 3)
         assert told.processes(ChildEvent.FROZEN) == []
         assert len(told.processes(ChildEvent.STARTED, "broker-1")) == 1
+
+
+async def test_a_child_that_ran_steadily_is_replaced_without_delay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "STEADY_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor_module, "RESTART_SECONDS", 3600.0)
+    told = Told()
+    async with supervising(tmp_path, [child(tmp_path)], told):
+        await eventually(lambda: len(names(tmp_path, "up-*")) == 1)
+        await asyncio.sleep(0.5)  # for a first beat: who never gave one is not replaced at all
+        os.kill(told.processes(ChildEvent.STARTED)[0], signal.SIGKILL)
+        await eventually(lambda: len(names(tmp_path, "up-*")) == 2)
+
+
+async def test_every_child_is_told_to_read_again_even_one_that_is_still_starting(
+    tmp_path: Path,
+) -> None:
+    told = Told()
+    children = [child(tmp_path, "broker-0"), child(tmp_path, "broker-1")]
+    async with supervising(tmp_path, children, told):
+        await eventually(lambda: len(told.events) == 2)
+        os.kill(os.getpid(), signal.SIGHUP)  # they are not up yet, and would die of it
+        await eventually(lambda: len(names(tmp_path, "hung-up-*")) == 2)
+        assert len(told.processes(ChildEvent.STARTED)) == 1
+        (tmp_path / names(tmp_path, "hung-up-*")[0]).unlink()
+        os.kill(os.getpid(), signal.SIGHUP)
+        await eventually(lambda: len(names(tmp_path, "hung-up-*")) == 2)
+    assert told.processes(ChildEvent.FROZEN) == []
+
+
+async def test_the_end_of_its_terminal_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told()
+    monkeypatch.setattr(supervisor_module, "_has_terminal", lambda: True)
+    supervisor = Supervisor(tmp_path, lambda: [child(tmp_path)], on_event=told)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(supervisor.run())
+        await eventually(lambda: bool(names(tmp_path, "up-*")))
+        os.kill(os.getpid(), signal.SIGHUP)  # a person's order: the terminal is there
+        await eventually(lambda: bool(names(tmp_path, "hung-up-*")))
+        assert not running.done()
+        monkeypatch.setattr(supervisor_module, "_has_terminal", lambda: False)
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert running.result() == 0
 
 
 async def test_a_clean_stop_lets_children_finish(tmp_path: Path) -> None:

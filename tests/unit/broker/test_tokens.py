@@ -22,13 +22,12 @@ from cryptography.hazmat.primitives.serialization import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onewriter_broker.authentication import AnonymousAuthenticator, Authenticated
 from onewriter_broker.tokens import (
     CLOCK_SKEW_SECONDS,
     KEY_FILE_BYTES_MAX,
     KEY_FILES_MAX,
     TOKEN_BYTES_MAX,
-    AnonymousAuthenticator,
-    Authenticated,
     StaticTokenAuthenticator,
     VerificationKey,
     load_keys,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from onewriter_broker.log.api import Binding
+from onewriter_broker.log.entries import entries_of
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.topic_log import (
     BLOCK_BYTES_MAX,
@@ -110,26 +111,29 @@ def test_what_is_put_back_comes_before_what_waits(log: TopicLog) -> None:
 
 def test_a_read_ends_at_its_limits_but_gives_one_entry_at_least(log: TopicLog) -> None:
     sender = Notebook()
-    for sizes in ([10, 20, 30], [40, 50]):
+    for sizes in ([10, 20, 30], [40, 50], [60]):
         hand_in(log, sender, *sizes)
         log.block_committed(next_block(log))
 
     def read(after: int, entries_max: int, bytes_max: int) -> list[int]:
         found = log.read_tail(Position(LEDGER, after), entries_max, bytes_max)
         assert found is not None
-        numbers = range(after + 1, after + 1 + len(found))
-        assert [entry.position for entry in found] == [Position(LEDGER, n) for n in numbers]
-        return [len(entry.payload) for entry in found]
+        entries = entries_of(found)
+        numbers = range(after + 1, after + 1 + len(entries))
+        assert [entry.position for entry in entries] == [Position(LEDGER, n) for n in numbers]
+        return [len(entry.payload) for entry in entries]
 
-    assert read(0, 10, 1000) == [10, 20, 30, 40, 50]
-    assert read(0, 10, 60) == [10, 20, 30]
-    assert read(0, 10, 99) == [10, 20, 30]
-    assert read(0, 10, 100) == [10, 20, 30, 40]
+    assert read(0, 10, 1000) == [10, 20, 30, 40, 50, 60]
     assert read(0, 4, 1000) == [10, 20, 30, 40]
     assert read(1, 2, 1000) == [20, 30]
     assert read(2, 2, 1000) == [30, 40]
     assert read(4, 1, 1) == [50]
-    assert read(5, 1, 1) == []
+    assert read(6, 1, 1) == []
+    # Bytes are counted by the block: the rest of one would only be read again.
+    assert read(0, 10, 1) == [10, 20, 30]
+    assert read(0, 10, 60) == [10, 20, 30]
+    assert read(0, 10, 61) == [10, 20, 30, 40, 50]
+    assert read(1, 10, 51) == [20, 30, 40, 50]
 
 
 def test_the_oldest_blocks_leave_memory_and_the_newest_stays(log: TopicLog) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from tests.stamps import stamp_anew
+
 from onewriter_broker.log.api import Append, Binding, FencedLog, LogStore, Marker, Outcome
 from onewriter_broker.log.api import Fence as StoreFence
 from onewriter_broker.log.topic_log import PendingEntry, TopicLog
@@ -122,7 +124,7 @@ class Story:
         bucket = bucket_of(topic, BUCKETS)
         replid = (await store.observe([bucket])).replid
         binding = Binding(bucket, replid, 1, owner, version)
-        assert await store.stamp(binding, create=True) is Outcome.DONE
+        assert await stamp_anew(store, binding) is Outcome.DONE
         story = cls(store, binding, topic, ledger)
         numbers = tuple(range(partitions)) or (WHOLE,)
         for number in numbers:
@@ -192,7 +194,6 @@ class Story:
             self.binding.owner,
             {number: self.logs[number].summary() for number in numbers},
             self.clock_ms,
-            None,
         )
         outcome = await self.store.fence(StoreFence(self.binding, self.ledger, parts, audit))
         assert outcome is Outcome.DONE

@@ -29,6 +29,7 @@ from onewriter_core.topic.model import (
     Topic,
     partitioned,
 )
+from onewriter_core.topic.refusals import REFUSAL_SECONDS
 
 WAIT, EXCLUSIVE = AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE
 
@@ -80,7 +81,7 @@ def test_only_the_last_refused_groups_are_remembered_and_not_for_long() -> None:
     assert effects == ()
     assert len(forgotten.held_back) == 1  # until a partition 0 comes, or not
     assert next_deadline(topic) == HOLD_BACK_SECONDS
-    later, _ = step(topic, ClockTicked(HOLD_BACK_SECONDS))
+    later, _ = step(topic, ClockTicked(REFUSAL_SECONDS))
     assert later.refused_groups == ()
 
 

@@ -71,4 +71,4 @@ def test_a_shared_producer_that_contends() -> None:
     shared = replace(REQUEST, mode=AccessMode.SHARED)
     contender = new_contender(FRESH, shared, (WHOLE,), is_partitioned=False)
     with pytest.raises(ImpossibleStep, match="never contends"):
-        contend(FRESH, contender, shared)
+        contend(FRESH, contender, shared, 0.0)

@@ -5,11 +5,12 @@
 --       per bucket: replid generation owner version, count of logs
 --       per log:    token, count of blocks
 --       per block:  id never_sent (1|0) lengths payload time chain counts ('' = one message each)
--- Reply one code per block, in the order of ARGV: OK | REFENCE | FENCED | LOST | UNKNOWN
+-- Reply one code per block, in the order of ARGV: OK | REFENCE | FENCED | LOST | UNKNOWN | BROKEN ...
 --
 -- Invariant: a block enters its log only behind the marker of its own ledger, directly by its
 -- owner, and at most once. After a block that was refused, no later block of the same log in this
--- call is appended. FENCED means: this block is certainly not in the log.
+-- call is appended. FENCED means: this block is certainly not in the log. BROKEN says nothing of
+-- earlier attempts, and stands for the logs of that key alone.
 
 local dataset = dataset_here()
 local codes = {}
@@ -37,7 +38,8 @@ end
 -- only stand under its own id. Its absence is proof only while the log still begins at or below
 -- that id: a successor may have trimmed it.
 local function settle(stream, unit, is_owner, block)
-  local found = redis.call('XRANGE', stream, block.id, block.id)
+  local found = redis.pcall('XRANGE', stream, block.id, block.id)
+  if broken(stream, found) then return broken(stream, found) end
   if found[1] then
     local fields = found[1][2]
     for i = 1, #fields, 2 do
@@ -66,11 +68,10 @@ local function append(stream, block)
       'p', block.payload, 't', block.time, 'h', block.chain, 'c', block.counts)
   end
   if not added then return 'LOST' end
-  if type(added) == 'table' and added.err then
-    if string.find(added.err, 'equal or smaller', 1, true) then return 'PRESENT' end
-    return added
+  if type(added) == 'table' and string.find(added.err, 'equal or smaller', 1, true) then
+    return 'PRESENT'
   end
-  return 'OK'
+  return broken(stream, added) or 'OK'
 end
 
 for _ = 1, tonumber(next_argument()) do
@@ -80,15 +81,7 @@ for _ = 1, tonumber(next_argument()) do
   local refused = refusal(unit, dataset, replid, generation, owner, version)
   for _ = 1, tonumber(next_argument()) do
     local stream, state, token = next_key(), next_key(), next_argument()
-    local code = refused
-    if not code then
-      local held = redis.call('HGET', state, 'tok')
-      if not held then
-        code = 'LOST'
-      elseif held ~= token then
-        code = 'FENCED'
-      end
-    end
+    local code = refused or token_refusal(state, token)
     for _ = 1, tonumber(next_argument()) do
       local block = {
         id = next_argument(), never_sent = next_argument() == '1', lengths = next_argument(),
@@ -98,12 +91,12 @@ for _ = 1, tonumber(next_argument()) do
       local answer = code
       if not code then
         answer = append(stream, block)
-        if type(answer) == 'table' then return answer end
-        if answer == 'LOST' then code = 'LOST' end
+        if answer ~= 'OK' and answer ~= 'PRESENT' then code = answer end
       end
       if answer == 'PRESENT' or answer == 'FENCED' then
         answer = settle(stream, unit, refused == nil, block)
-        if answer ~= 'OK' then code = 'FENCED' end
+        if answer == 'FENCED' or answer == 'UNKNOWN' then code = 'FENCED' end
+        if string.sub(answer, 1, 6) == 'BROKEN' then code = answer end
       end
       codes[#codes + 1] = answer
     end

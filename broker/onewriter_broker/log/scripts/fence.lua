@@ -5,11 +5,12 @@
 --       count of audit fields and values, those,
 --       then per log: create (1|0), count of marker fields and values, those,
 --                     count of state fields and values, those
--- Reply OK | REFENCE | FENCED | LOST
+-- Reply OK | REFENCE | FENCED | LOST | BROKEN ...
 --
 -- Invariant: the first entry of a ledger is its marker <ledger>-0, and from OK on no entry of a
--- lower ledger enters these logs. Everything is checked before the first write. A log that already
--- carries this very marker and token is skipped, so a repeated call answers OK and audits once.
+-- lower ledger enters these logs. Everything is checked before the first write, the audit's key
+-- too. A log that already carries this very marker and token is skipped, so a repeated call answers
+-- OK and audits once.
 
 local replid, generation, owner, version = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local refused = refusal(KEYS[1], dataset_here(), replid, generation, owner, version)
@@ -19,11 +20,23 @@ local ledger = ARGV[5]
 local token = ledger .. ':' .. owner
 local marker_id = ledger .. '-0'
 
-local function last_ledger(stream)
-  local info = redis.call('XINFO', 'STREAM', stream)
+local function last_ledger(info)
   for i = 1, #info, 2 do
     if info[i] == 'last-generated-id' then return tonumber(string.match(info[i + 1], '^%d+')) end
   end
+end
+
+local known = redis.call('HGET', KEYS[1], 'lastLedger')
+if known and not tonumber(known) then return not_a_number(KEYS[1], 'lastLedger') end
+known = known and tonumber(known)
+local audited = redis.pcall('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)
+if broken(KEYS[2], audited) then return broken(KEYS[2], audited) end
+
+-- The log is at `last` already: by a newer fence; or by somebody's own write, and then no ledger to
+-- come might ever lie above it.
+local function overtaken(key, last)
+  if not known or last <= known then return 'FENCED' end
+  return 'BROKEN ' .. key .. ': ledger ' .. last .. ' was never opened'
 end
 
 local function is_my_marker(stream)
@@ -51,11 +64,21 @@ for k = 3, #KEYS, 2 do
   at = log.state_last + 1
 
   local exists = redis.call('EXISTS', stream) == 1
-  local held = redis.call('HMGET', state, 'tok', 'ledger')
+  local held = redis.pcall('HMGET', state, 'tok', 'ledger')
+  if broken(state, held) then return broken(state, held) end
+  if held[2] and not tonumber(held[2]) then return not_a_number(state, 'ledger') end
+  local last = 0
+  if exists then
+    local info = redis.pcall('XINFO', 'STREAM', stream)
+    if broken(stream, info) then return broken(stream, info) end
+    last = last_ledger(info)
+  end
   if not (held[1] == token and exists and is_my_marker(stream)) then
     if not log.create and not (exists and held[1]) then return 'LOST' end
-    if exists and last_ledger(stream) >= tonumber(ledger) then return 'FENCED' end
-    if held[2] and tonumber(held[2]) >= tonumber(ledger) then return 'FENCED' end
+    if exists and last >= tonumber(ledger) then return overtaken(stream, last) end
+    if held[2] and tonumber(held[2]) >= tonumber(ledger) then
+      return overtaken(state, tonumber(held[2]))
+    end
     missing[#missing + 1] = log
   end
 end
@@ -71,8 +94,7 @@ for _, log in ipairs(missing) do
   redis.call('HSET', log.state, 'tok', token, 'ledger', ledger,
     unpack(ARGV, log.state_first, log.state_last))
 end
-local known = redis.call('HGET', KEYS[1], 'lastLedger')
-if not known or tonumber(known) < tonumber(ledger) then
+if not known or known < tonumber(ledger) then
   redis.call('HSET', KEYS[1], 'lastLedger', ledger)
 end
 if audit_last >= audit_first then

@@ -2,14 +2,12 @@
 --
 -- KEYS  unit state
 -- ARGV  replid generation owner version token, count of fields and values, those, names to remove
--- Reply OK | REFENCE | FENCED | LOST
+-- Reply OK | REFENCE | FENCED | LOST | BROKEN ...
 --
 -- Invariant: a deposed owner's late write changes nothing; there is no id fence on a hash.
 
 local refused = refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
 if refused then return refused end
-local held = redis.call('HGET', KEYS[2], 'tok')
-if not held then return 'LOST' end
-if held ~= ARGV[5] then return 'FENCED' end
-change_fields(KEYS[2], 7, 6 + tonumber(ARGV[6]))
-return 'OK'
+refused = token_refusal(KEYS[2], ARGV[5])
+if refused then return refused end
+return change_fields(KEYS[2], 7, 6 + tonumber(ARGV[6])) or 'OK'

@@ -3,7 +3,7 @@
 -- KEYS  unit stream state
 -- ARGV  replid generation owner version token before blocks_max,
 --       count of fields and values, those, names to remove
--- Reply OK | REFENCE | FENCED | LOST
+-- Reply OK | REFENCE | FENCED | LOST | BROKEN ...
 --
 -- Invariant: the block that holds position `before`, the current ledger's marker and all behind
 -- them stay, and a deposed owner's late trim changes nothing. About `blocks_max` blocks are dropped
@@ -12,13 +12,14 @@
 local refused = refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
 if refused then return refused end
 local stream, token, before = KEYS[2], ARGV[5], ARGV[6]
-local held = redis.call('HGET', KEYS[3], 'tok')
-if not held or redis.call('EXISTS', stream) == 0 then return 'LOST' end
-if held ~= token then return 'FENCED' end
+refused = token_refusal(KEYS[3], token)
+if redis.call('EXISTS', stream) == 0 then refused = 'LOST' end
+if refused then return refused end
 
 local ledger = string.match(token, '^%d+')
 if tonumber(string.match(before, '^%d+')) >= tonumber(ledger) then before = ledger .. '-0' end
-local holding = redis.call('XREVRANGE', stream, before, '-', 'COUNT', 1)
+local holding = redis.pcall('XREVRANGE', stream, before, '-', 'COUNT', 1)
+if broken(stream, holding) then return broken(stream, holding) end
 if holding[1] then
   local dropped = redis.call('XTRIM', stream, 'MINID', '~', holding[1][1], 'LIMIT', ARGV[7])
   if dropped < tonumber(ARGV[7]) then
@@ -26,5 +27,4 @@ if holding[1] then
     redis.call('XTRIM', stream, 'MINID', '=', holding[1][1])
   end
 end
-change_fields(KEYS[3], 9, 8 + tonumber(ARGV[8]))
-return 'OK'
+return change_fields(KEYS[3], 9, 8 + tonumber(ARGV[8])) or 'OK'

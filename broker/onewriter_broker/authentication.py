@@ -1,0 +1,89 @@
+"""How a client proves who it is: an Authenticator turns what CONNECT or AUTH_RESPONSE carried into an
+identity. What that identity may do is decided in ``access``.
+
+Not here: the proofs themselves (tokens.py, token_review.py), which need a library for cryptography
+that takes a noticeable part of a broker's start.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from onewriter_broker.settings import Settings
+from onewriter_core.errors import ConfigurationError, Refused, ServerError
+from onewriter_core.ids import Identity
+
+METHOD_TOKEN: Final = "token"  # noqa: S105 - the name of a method, not a secret
+METHODS_NONE: Final = frozenset({"", "none"})
+"""How clients without credentials name their method; whatever data comes with it is ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Authenticated:
+    """A proven identity, good until ``expires_at`` (Unix seconds; None: for ever).
+
+    The session must ask for a new proof by then (AUTH_CHALLENGE) or end. ``renew_at``: it should
+    ask by then already, and goes on if it gets none. ``may_only_resume``: proved without whoever
+    would know that the identity has ended since; it may go on with what it had and begin nothing.
+    """
+
+    identity: Identity
+    expires_at: float | None = None
+    renew_at: float | None = None
+    may_only_resume: bool = False
+
+
+class Authenticator(Protocol):
+    """Proves identities; asynchronous, because some ask a server."""
+
+    async def authenticate(self, method: str, data: bytes) -> Authenticated:
+        """Judge one proof. Raises Refused(AUTHENTICATION_ERROR); Unavailable if nobody can tell."""
+        ...
+
+
+class AnonymousAuthenticator:
+    """Asks for no proof: everybody is anonymous, as in Pulsar without authentication."""
+
+    async def authenticate(self, method: str, data: bytes) -> Authenticated:
+        del method, data
+        return Authenticated(Identity())
+
+
+class EitherAuthenticator:
+    """Takes what ``first`` takes and, of what that refuses, what ``second`` takes."""
+
+    def __init__(self, first: Authenticator, second: Authenticator) -> None:
+        self._first = first
+        self._second = second
+
+    async def authenticate(self, method: str, data: bytes) -> Authenticated:
+        try:
+            return await self._first.authenticate(method, data)
+        except Refused:
+            return await self._second.authenticate(method, data)
+
+
+def authenticator(settings: Settings) -> Authenticator | None:
+    """Who proves identities by keys; None where none are given. Raises ConfigurationError."""
+    secrets = [settings.token_secret_file] if settings.token_secret_file else []
+    publics = [settings.token_public_key_file] if settings.token_public_key_file else []
+    if not secrets and not publics:
+        if settings.authentication_required and not settings.token_review:
+            raise ConfigurationError(
+                "authentication by token needs a secret or public key file, or token_review"
+            )
+        return None
+    from onewriter_broker import tokens  # noqa: PLC0415 - only where there are keys
+
+    return tokens.StaticTokenAuthenticator(
+        tokens.load_keys(secrets, publics),
+        lambda: time.time_ns() / 1e9,
+        is_required=settings.authentication_required,
+    )
+
+
+def refused(reason: str) -> Refused:
+    """What is raised for a proof that is none."""
+    return Refused(ServerError.AUTHENTICATION_ERROR, reason)

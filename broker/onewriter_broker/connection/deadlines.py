@@ -1,0 +1,44 @@
+"""Progress deadlines: exclusive producers that publish too seldom for their topic are closed.
+
+Only topics that declare a deadline are looked at: of thousands of idle ones that is mostly none.
+"""
+
+from __future__ import annotations
+
+from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_broker.topic.topics import Topics
+from onewriter_core.api.manifests import DesiredState
+from onewriter_core.topic.model import Departure
+
+
+class ProgressDeadlines:
+    """The topics of one broker that declare a progress deadline."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._desired: DesiredState | None = None
+        self._names: tuple[str, ...] = ()
+
+    def look(self, now: float) -> None:
+        """Close who has passed a deadline. To be called often, and after what came was read."""
+        desired = self._topics.desired
+        if desired is not self._desired:
+            self._desired = desired
+            self._names = tuple(
+                str(topic.topic_name)
+                for topic in desired.topics
+                if topic.spec.detection.progress_deadline_seconds
+            )
+        for name in self._names:
+            topic = self._topics.loaded.get(name)
+            if topic is not None:
+                _close_late(topic, now)
+
+
+def _close_late(topic: LoadedTopic, now: float) -> None:
+    deadline = topic.progress_deadline_seconds
+    for producer in list(topic.runner.producers.values()):
+        is_writing = producer.is_active and producer.is_exclusive
+        if deadline and is_writing and producer.idle_seconds(now) > deadline:
+            producer.channel.producer_closed(producer)
+            topic.runner.gone(producer, Departure.PROGRESS_DEADLINE)

@@ -1,0 +1,51 @@
+"""``onewriter broker``: one broker under its supervisor, for containers.
+
+The supervisor is the container's first process: it kills a broker that stands still, so that its
+clients go elsewhere at once, and passes signals on. The store is somebody else's. All settings come
+from the environment. Little is imported here: this process only waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import click
+from pydantic import ValidationError
+
+from onewriter_broker.local.brokers import broker_child
+from onewriter_broker.local.supervisor import Supervisor
+from onewriter_broker.logs import configure_logging
+from onewriter_broker.settings import Settings
+from onewriter_core.errors import ConfigurationError
+
+
+@click.command()
+def broker() -> None:
+    """Run one broker, in a container: settings come from ONEWRITER_* variables.
+
+    ONEWRITER_REDIS_URL or ONEWRITER_REDIS_SENTINELS names the store; nothing is embedded here.
+    SIGTERM gives its buckets to other brokers and stops. docs/operations.md lists the settings.
+    """
+    configure_logging()
+    settings = settings_from_environment()
+    supervisor = Supervisor(settings.data_dir, lambda: [broker_child(settings)])
+    sys.exit(asyncio.run(supervisor.run()))
+
+
+def settings_from_environment() -> Settings:
+    """The settings, complete for a broker of its own. Raises ConfigurationError naming variables."""
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        lines = [
+            f"ONEWRITER_{'_'.join(str(part) for part in each['loc']).upper()}: {each['msg']}"
+            for each in error.errors(include_url=False, include_input=False)
+        ]
+        raise ConfigurationError("\n".join(lines)) from None
+    if not settings.redis_url and not settings.redis_sentinels:
+        raise ConfigurationError(
+            "name the store: ONEWRITER_REDIS_URL, or ONEWRITER_REDIS_SENTINELS (`onewriter up`"
+            " brings one of its own)"
+        )
+    return settings

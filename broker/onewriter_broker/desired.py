@@ -1,0 +1,200 @@
+"""What is wanted of topics, and where that comes from: manifest files, or whoever pushes it.
+
+On one machine manifests are read at the start and again on SIGHUP. In Kubernetes the operator pushes
+the whole state over HTTP whenever it changes; it is kept in the data directory, so that a broker
+which starts while the operator is away goes on with it. What is wrong with a new state changes
+nothing: the one before stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from onewriter_broker.settings import Settings
+from onewriter_core.api import ExclusiveTopic, ProducerClaim, unsupported
+from onewriter_core.api.desired import Reading, read_desired
+from onewriter_core.api.manifests import DesiredState, load
+from onewriter_core.errors import ConfigurationError, Refused, ServerError, Unavailable
+
+BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+"""A desired state that is pushed."""
+
+MANIFESTS: Final = "manifests"
+"""The revision that stands for files, which have none."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Initial:
+    """What a broker starts with.
+
+    ``is_known``: this is what is wanted; otherwise nobody has said so yet, and producers wait.
+    ``manifests`` are read again on demand; where there are none, it is pushed. ``file`` keeps it.
+    """
+
+    state: DesiredState = DesiredState()
+    reading: Reading | None = None
+    is_known: bool = True
+    manifests: tuple[Path, ...] = ()
+    file: Path | None = None
+
+
+class Desired:
+    """The desired state of one broker. ``apply`` is told of every change."""
+
+    def __init__(self, initial: Initial, apply: Callable[[DesiredState], None]) -> None:
+        self.state = initial.state
+        self.is_known = initial.is_known
+        self._manifests = initial.manifests
+        self._file = initial.file
+        self._reading = initial.reading
+        self._apply = apply
+        self._changing = asyncio.Lock()
+
+    @property
+    def revision(self) -> str | None:
+        """What was pushed last; ``manifests`` where files count, None before anything was pushed."""
+        if self._manifests:
+            return MANIFESTS
+        return None if self._reading is None else self._reading.revision
+
+    async def put(self, body: bytes) -> Reading:
+        """Take over a pushed state, live and for later starts; a second call waits for the first.
+
+        Raises ConfigurationError with one line per error, Refused where manifests count,
+        Unavailable when it cannot be kept: nothing has changed then.
+        """
+        if self._manifests:
+            text = "this broker reads manifest files (change them, then SIGHUP)"
+            raise Refused(ServerError.PRODUCER_BUSY, text)
+        async with self._changing:
+            reading = await asyncio.to_thread(read_desired, body, self._reading)
+            if self._file is not None:
+                await asyncio.to_thread(_keep, self._file, body)
+            self._reading = reading
+            self._change(reading.state)
+        log.info("desired.changed", **_counts(reading.state), revision=reading.revision)
+        return reading
+
+    async def reread(self) -> None:
+        """Read the manifests again; what is wrong with them is logged and changes nothing."""
+        if not self._manifests:
+            log.warning("desired.unchanged", reason="no manifest files were given")
+            return
+        async with self._changing:
+            try:
+                state = await asyncio.to_thread(_read_and_keep, self._manifests, self._file)
+            except ConfigurationError as error:
+                _tell(error)
+                return
+            self._change(state)
+        log.info("desired.changed", **_counts(state))
+
+    def _change(self, state: DesiredState) -> None:
+        self.state = state
+        self.is_known = True
+        self._apply(state)
+
+
+def read_manifests(manifests: tuple[Path, ...]) -> DesiredState:
+    """What manifest files declare. Raises ConfigurationError. Blocks on the file system."""
+    state = load(*manifests) if manifests else DesiredState()
+    resources: list[ExclusiveTopic | ProducerClaim] = [*state.topics, *state.claims]
+    refused = [
+        f"{resource.kind} {resource.metadata}: {text}"
+        for resource in resources
+        for text in unsupported(resource)
+    ]
+    if refused:
+        raise ConfigurationError("\n".join(refused))
+    for warning in state.warnings:
+        log.warning("manifest", text=warning)
+    return state
+
+
+def read_initial(settings: Settings) -> Initial:
+    """What a broker of these settings starts with: manifests, else what was pushed last.
+
+    Manifests that somebody broke since they were last read do not keep a broker from starting again:
+    it goes on with what it read then. Raises ConfigurationError for others that are wrong. Blocks on
+    the file system.
+    """
+    file = settings.data_dir / "desired" / f"{settings.name}.json"
+    if settings.manifests:
+        try:
+            state = _read_and_keep(settings.manifests, file)
+        except ConfigurationError as error:
+            kept = _read_kept(file)
+            if kept is None or kept.revision != MANIFESTS:
+                raise
+            _tell(error)
+            state = kept.state
+        return Initial(state, manifests=settings.manifests, file=file)
+    kept = _read_kept(file)
+    if kept is None or kept.revision == MANIFESTS:
+        return Initial(is_known=settings.anchor != "kubernetes", file=file)
+    return Initial(kept.state, kept, file=file)
+
+
+def _read_and_keep(manifests: tuple[Path, ...], file: Path | None) -> DesiredState:
+    """Read manifests, and keep what they say for a start that finds them broken."""
+    state = read_manifests(manifests)
+    if file is not None:
+        document = {
+            "revision": MANIFESTS,
+            "topics": [topic.model_dump(mode="json", exclude_unset=True) for topic in state.topics],
+            "claims": [claim.model_dump(mode="json", exclude_unset=True) for claim in state.claims],
+        }
+        try:
+            _keep(file, json.dumps(document).encode())
+        except Unavailable as error:
+            log.warning("desired.unkept", reason=str(error))
+    return state
+
+
+def _read_kept(file: Path) -> Reading | None:
+    """What was kept; None when there is nothing that can be read."""
+    try:
+        return read_desired(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (ConfigurationError, OSError) as error:
+        log.error("desired.unreadable", file=str(file), reason=str(error))  # noqa: TRY400 - no defect
+        return None
+
+
+def _tell(error: ConfigurationError) -> None:
+    for line in str(error).splitlines():
+        log.error("desired.refused", reason=line)
+
+
+def _keep(file: Path, body: bytes) -> None:
+    """Replace the file at once and for good. Raises Unavailable."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        staged = file.with_suffix(".new")
+        with staged.open("wb") as stream:
+            stream.write(body)
+            stream.flush()
+            os.fsync(stream.fileno())
+        staged.replace(file)
+        descriptor = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise Unavailable(f"the desired state cannot be kept: {error}") from error
+
+
+def _counts(state: DesiredState) -> dict[str, int]:
+    return {"topics": len(state.topics), "claims": len(state.claims)}

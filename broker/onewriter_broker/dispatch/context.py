@@ -1,0 +1,58 @@
+"""What the subscriptions of one topic share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from onewriter_broker.dispatch.api import Spawn
+from onewriter_broker.dispatch.ledgers import LedgerGaps
+from onewriter_broker.dispatch.limits import Limits
+from onewriter_broker.dispatch.reading import ReadBudget, TailReader
+from onewriter_broker.dispatch.saving import CursorSaver
+from onewriter_broker.dispatch.turns import Turns
+from onewriter_broker.log.topic_log import TopicLog
+
+
+@dataclass(slots=True, eq=False)
+class TopicContext:
+    """See the module."""
+
+    log: TopicLog
+    limits: Limits
+    budget: ReadBudget
+    """Shared by all topics of a broker."""
+    spawn: Spawn
+    clock: Callable[[], float]
+    """Monotonic seconds."""
+    wall_clock_ms: Callable[[], int]
+    """The time of day."""
+    gaps: LedgerGaps
+    tail: TailReader
+    saver: CursorSaver
+    turns: Turns
+
+    @classmethod
+    def of(
+        cls,
+        log: TopicLog,
+        *,
+        limits: Limits,
+        budget: ReadBudget,
+        spawn: Spawn,
+        clock: Callable[[], float],
+        wall_clock_ms: Callable[[], int],
+    ) -> TopicContext:
+        """The context of one log, with nothing learned, saved or delivered yet."""
+        return cls(
+            log,
+            limits,
+            budget,
+            spawn,
+            clock,
+            wall_clock_ms,
+            gaps=LedgerGaps(limits.ledger_gaps_max),
+            tail=TailReader(log, limits),
+            saver=CursorSaver(log, spawn=spawn, limits=limits),
+            turns=Turns(spawn),
+        )

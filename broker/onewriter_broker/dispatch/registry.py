@@ -1,0 +1,236 @@
+"""Which subscriptions one topic has: restored, found, added, moved and removed.
+
+What clients and administrators may ask for is decided above, in handle.py and subscriptions.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import structlog
+
+from onewriter_broker.dispatch.api import SeekTarget, check_properties
+from onewriter_broker.dispatch.consumer import Consumer
+from onewriter_broker.dispatch.context import TopicContext
+from onewriter_broker.dispatch.cursor import Cursor, CursorFormatError
+from onewriter_broker.dispatch.finding import last_message_id, seek_position
+from onewriter_broker.dispatch.saving import STATE_PREFIX, read_cursor
+from onewriter_broker.dispatch.subscription import Subscription
+from onewriter_core.errors import Refused, ServerError, Unavailable
+from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.wire.hot import MessageId
+
+_log = structlog.get_logger(__name__)
+
+
+class Registry:
+    """See the module. Construct it once the log's state is loaded and its watermark is set."""
+
+    __slots__ = ("_by_name", "_context", "_is_closed", "_last")
+
+    def __init__(self, context: TopicContext) -> None:
+        self._context = context
+        self._by_name: dict[str, Subscription] = {}
+        self._is_closed = False
+        self._last: tuple[Position, MessageId, Position] | None = None
+        self._restore()
+        context.log.watchers.append(self._advanced)
+
+    def _restore(self) -> None:
+        """Durable subscriptions as they were saved, within what the log still has."""
+        context = self._context
+        log = context.log
+        for field, text in log.state.items():
+            if not field.startswith(STATE_PREFIX):
+                continue
+            name = field.removeprefix(STATE_PREFIX)
+            try:
+                cursor, properties = read_cursor(text, context.gaps, context.limits)
+            except CursorFormatError as error:
+                # Nothing may be lost: what it has had comes again.
+                _log.warning(
+                    "cursor.unreadable", topic=str(log.name), subscription=name, why=str(error)
+                )
+                cursor, properties = self._new_cursor(EARLIEST), {}
+            if cursor.clamp(log.committed):
+                _log.warning(
+                    "cursor.behind_end",
+                    topic=str(log.name),
+                    subscription=name,
+                    end=str(log.committed),
+                )
+            self._put(name, cursor, is_durable=True, properties=properties)
+
+    def _new_cursor(self, mark_delete: Position) -> Cursor:
+        limits = self._context.limits
+        return Cursor(
+            mark_delete,
+            self._context.gaps,
+            ranges_max=limits.ranges_max,
+            partial_bytes_max=limits.partial_bytes_max,
+        )
+
+    def _put(
+        self, name: str, cursor: Cursor, *, is_durable: bool, properties: Mapping[str, str]
+    ) -> Subscription:
+        subscription = self._by_name[name] = Subscription(
+            self._context,
+            name,
+            cursor,
+            is_durable=is_durable,
+            properties=properties,
+            learned=self.learned,
+        )
+        return subscription
+
+    # ------------------------------------------------------------ asking
+
+    def __iter__(self) -> Iterator[Subscription]:
+        """All of them, as they are now."""
+        return iter(list(self._by_name.values()))
+
+    def get(self, name: str) -> Subscription | None:
+        """The subscription of that name."""
+        return self._by_name.get(name)
+
+    def check_open(self) -> None:
+        """Raise Unavailable when the topic is closing."""
+        if self._is_closed:
+            raise Unavailable(f"{self._context.log.name} is closing here")
+
+    async def find_last(self) -> tuple[MessageId, Position]:
+        """The last message and the position of its entry; EARLIEST when there is none."""
+        committed = self._context.log.committed
+        if self._last is None or self._last[0] != committed:
+            self._last = (committed, *await last_message_id(self._context.log))
+        return self._last[1], self._last[2]
+
+    # ------------------------------------------------------------ coming and going
+
+    def add(
+        self,
+        name: str,
+        mark_delete: Position,
+        *,
+        is_durable: bool,
+        properties: Mapping[str, str],
+    ) -> Subscription:
+        """Create a subscription; a durable one is saved soon. Raises Refused at a bound."""
+        limits = self._context.limits
+        if len(self._by_name) >= limits.subscriptions_max:
+            raise Refused(
+                ServerError.NOT_ALLOWED_ERROR,
+                f"the topic has {limits.subscriptions_max} subscriptions already",
+            )
+        check_properties(properties, limits.properties_bytes_max)
+        subscription = self._put(
+            name, self._new_cursor(mark_delete), is_durable=is_durable, properties=properties
+        )
+        subscription.changed()
+        return subscription
+
+    def leave(self, subscription: Subscription, consumer: Consumer) -> None:
+        """A consumer closed, or its connection did. A reader's subscription goes with it."""
+        subscription.remove_consumer(consumer)
+        if not subscription.is_durable and not subscription.consumers:
+            self._discard(subscription)
+        else:
+            subscription.wake()
+
+    async def remove(self, subscription: Subscription, *, spare: Consumer | None = None) -> None:
+        """Delete a subscription and disconnect its consumers; ``spare`` is not told.
+
+        Returns when the deletion is saved; raises Undecided and Unavailable.
+        """
+        self._disconnect(subscription, spare=spare)
+        await subscription.saved()
+
+    def _disconnect(self, subscription: Subscription, *, spare: Consumer | None = None) -> None:
+        """Delete it in memory; what is saved of it follows."""
+        if self._by_name.get(subscription.name) is not subscription:
+            return  # gone already, and the name may be somebody else's by now
+        leaving = subscription.detach_all()
+        self._discard(subscription)
+        if subscription.is_durable:
+            self._context.saver.removed(subscription.name)
+        for consumer in leaving:
+            if consumer is not spare:
+                consumer.channel.consumer_closed(consumer.id)
+
+    def _discard(self, subscription: Subscription) -> None:
+        """Forget a subscription that nobody needs any more."""
+        if self._by_name.get(subscription.name) is subscription:
+            del self._by_name[subscription.name]
+        subscription.close()
+
+    def sweep(self) -> None:
+        """Drop readers' subscriptions whose clients did not come back after a seek."""
+        now = self._context.clock()
+        for subscription in self:
+            if (
+                subscription.expires_at is not None
+                and now >= subscription.expires_at
+                and not subscription.consumers
+            ):
+                self._discard(subscription)
+
+    def close(self) -> int:
+        """Close all consumers and stop; how many consumers that were."""
+        self._is_closed = True
+        self._context.log.watchers.remove(self._advanced)
+        self._context.turns.close()
+        closed = 0
+        for subscription in self:
+            for consumer in subscription.detach_all():
+                consumer.channel.consumer_closed(consumer.id)
+                closed += 1
+            subscription.close()
+        return closed
+
+    # ------------------------------------------------------------ moving
+
+    async def seek(
+        self,
+        subscription: Subscription,
+        target: SeekTarget,
+        answer: Callable[[], None] | None = None,
+    ) -> None:
+        """Begin again elsewhere, with everybody disconnected, as in Pulsar.
+
+        Acknowledgements on their way belong to the old position, and clients empty their queues:
+        so they have to subscribe again. They are told first; ``answer`` is called when the new
+        position is saved. In this order: the C++ client takes a seek that is answered before its
+        consumer is closed for one that needs no new start, and leaves out what it has had.
+        Raises Undecided and Unavailable, without ``answer``, when it is not saved; the
+        subscription stands at the new position all the same.
+        """
+        context = self._context
+        mark_delete, mask = await seek_position(context.log, target, context.limits)
+        self.check_open()
+        if self.get(subscription.name) is not subscription:
+            raise Refused(
+                ServerError.SUBSCRIPTION_NOT_FOUND, f"{subscription.name} was deleted meanwhile"
+            )
+        for consumer in subscription.detach_all():
+            consumer.channel.consumer_closed(consumer.id)
+        subscription.move(mark_delete, mask)
+        await subscription.saved()
+        if not subscription.is_durable:
+            subscription.expires_at = context.clock() + context.limits.seek_linger_seconds
+        if answer is not None:
+            answer()
+
+    def learned(self) -> None:
+        """The borders of ledgers are better known: cursors may move over them."""
+        for subscription in self._by_name.values():
+            before = subscription.cursor.mark_delete
+            subscription.cursor.settle()
+            if subscription.cursor.mark_delete != before:
+                subscription.changed()
+
+    def _advanced(self) -> None:
+        """The watermark moved."""
+        with self._context.tail.sharing():
+            for subscription in self:
+                if subscription.consumers:
+                    subscription.wake()

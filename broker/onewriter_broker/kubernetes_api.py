@@ -1,0 +1,236 @@
+"""The Kubernetes API as a broker needs it: single requests with a ServiceAccount's token.
+
+Own code over aiohttp, which the broker has loaded anyway, instead of the official client: that one
+adds 0.2 to 0.4 s and 10 to 20 MB to every start of a broker, and a failover waits for the start. A
+broker asks three things (its anchor object, TokenReview, the cluster's public keys), each of them
+one request with one answer: no watches, no patches, no discovery.
+
+Token and CA are files that the kubelet replaces while we run; they are read again now and then, and
+at once when the API server no longer takes the token.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from onewriter_core.errors import ConfigurationError, Unavailable
+
+ACCOUNT_DIRECTORY: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where every pod finds its token, the API server's CA, and the name of its namespace."""
+
+REQUEST_SECONDS: Final = 5.0
+"""One request, its connection included."""
+
+CONNECT_SECONDS: Final = 2.0
+
+FILES_SECONDS: Final = 10.0
+"""Between two looks at the token's and the CA's file."""
+
+CONNECTIONS_MAX: Final = 16
+"""Connections to the API server; requests beyond wait for one."""
+
+ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
+"""A longer answer is not read: an object has at most 1.5 MiB."""
+
+FILE_BYTES_MAX: Final = 1024 * 1024
+"""Of the token's or the CA's file."""
+
+PAUSE_SECONDS_MAX: Final = 10.0
+"""A pause that the API server asks for (429, 503 with Retry-After) is kept up to this long."""
+
+ACCEPTED: Final = "application/json, application/jwk-set+json"
+"""Objects, and the one document that the API server gives another type."""
+
+_OVERLOADED: Final = frozenset({429, 503})
+_NOT_PERMITTED: Final = frozenset({401, 403})
+_UNAUTHORIZED: Final = 401
+_SERVER_ERRORS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """Where the API server is, and the files of whoever asks it. ``namespace`` is the asker's."""
+
+    url: str
+    ca_file: Path
+    token_file: Path
+    namespace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the API server said, errors of the asker's (4xx) included.
+
+    ``document`` is the object, or a Status; empty when the answer was no JSON object.
+    """
+
+    status: int
+    document: Mapping[str, Any]
+
+    @property
+    def is_done(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def reason(self) -> str:
+        """A Status in words."""
+        return str(self.document.get("message") or f"status {self.status}")[:500]
+
+
+def in_cluster(environment: Mapping[str, str], directory: Path = ACCOUNT_DIRECTORY) -> ApiServer:
+    """The API server of the pod that this process runs in. Raises ConfigurationError."""
+    host, port = (
+        environment.get("KUBERNETES_SERVICE_HOST"),
+        environment.get("KUBERNETES_SERVICE_PORT", "443"),
+    )
+    if not host:
+        raise ConfigurationError(
+            "KUBERNETES_SERVICE_HOST is not set: this process runs in no pod; name the API server"
+            " by kubernetes_url, kubernetes_ca_file, kubernetes_token_file and kubernetes_namespace"
+        )
+    try:
+        namespace = (directory / "namespace").read_text().strip()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{error.filename}: {error.strerror}; does the pod mount its ServiceAccount's token?"
+        ) from error
+    shown = f"[{host}]" if ":" in host else host
+    return ApiServer(
+        f"https://{shown}:{port}", directory / "ca.crt", directory / "token", namespace
+    )
+
+
+class KubernetesApi:
+    """Asks one API server; ``close`` once at the end. ``now`` is a monotonic clock in seconds."""
+
+    def __init__(self, server: ApiServer, *, now: Callable[[], float] = time.monotonic) -> None:
+        self.server = server
+        self._now = now
+        self._session: aiohttp.ClientSession | None = None
+        self._token = ""
+        self._ca = ""
+        self._looked_at = -math.inf
+        self._not_before = -math.inf
+        self._is_closed = False
+
+    async def get(self, path: str) -> Answer:
+        """Read an object as it is now (no resourceVersion: a quorum read). As ``send``."""
+        return await self.send("GET", path)
+
+    async def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
+        """One request and its answer.
+
+        Raises Unavailable when there is none, when the server has a fault or wants no requests now,
+        and when it does not let this ServiceAccount in; a change may have happened then.
+        """
+        if self._is_closed:
+            raise Unavailable("the connection to the API server was closed")
+        pause = self._not_before - self._now()
+        if pause > 0:
+            raise Unavailable(f"the API server asked for a pause, {pause:.1f} s more")
+        await self._look_at_files()
+        answer = await self._exchange(method, path, body)
+        if answer.status == _UNAUTHORIZED and self._token_changed():
+            answer = await self._exchange(method, path, body)
+        if answer.status in _NOT_PERMITTED:
+            raise Unavailable(f"the API server refuses {method} {path}: {answer.reason}")
+        return answer
+
+    async def close(self) -> None:
+        """End the connections; later requests raise Unavailable."""
+        self._is_closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None) -> Answer:
+        session = self._connected()
+        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        headers = {"Authorization": f"Bearer {self._token}", "Accept": ACCEPTED}
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        try:
+            async with session.request(
+                method, self.server.url + path, data=data, headers=headers, allow_redirects=False
+            ) as response:
+                retry_after = response.headers.get("Retry-After", "")
+                answer = Answer(response.status, _document(await _content(response)))
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+            raise Unavailable(f"the API server does not answer: {reason}") from error
+        if answer.status in _OVERLOADED and retry_after.isdecimal():
+            self._not_before = self._now() + min(float(retry_after), PAUSE_SECONDS_MAX)
+        if answer.status in _OVERLOADED or answer.status >= _SERVER_ERRORS:
+            raise Unavailable(f"the API server is not well: {answer.status}, {answer.reason}")
+        return answer
+
+    def _connected(self) -> aiohttp.ClientSession:
+        """The session, made for the CA as it was last read."""
+        if self._session is None:
+            try:
+                context = ssl.create_default_context(cadata=self._ca)
+            except (ssl.SSLError, ValueError) as error:
+                raise Unavailable(f"{self.server.ca_file}: no CA certificate: {error}") from error
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, ssl=context),
+                timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS, connect=CONNECT_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
+
+    async def _look_at_files(self) -> None:
+        """Read token and CA, unless that was done just now. They are small and lie in memory.
+
+        With another CA all connections are made anew; requests under way fail with the old ones.
+        """
+        if self._now() - self._looked_at < FILES_SECONDS:
+            return
+        token, ca = _read(self.server.token_file), _read(self.server.ca_file)
+        self._token, self._looked_at = token, self._now()
+        if ca != self._ca:
+            self._ca = ca
+            session, self._session = self._session, None
+            if session is not None:
+                await session.close()
+
+    def _token_changed(self) -> bool:
+        """Whether the token's file holds another token by now."""
+        before = self._token
+        self._token = _read(self.server.token_file)
+        return self._token != before
+
+
+def _read(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(FILE_BYTES_MAX)
+    except OSError as error:
+        raise Unavailable(f"{file}: {error.strerror or error}") from error
+    return content.decode("ascii", "replace").strip()
+
+
+async def _content(response: aiohttp.ClientResponse) -> bytes:
+    """The body; empty when it is too long."""
+    content = bytearray()
+    async for chunk in response.content.iter_chunked(64 * 1024):
+        content += chunk
+        if len(content) > ANSWER_BYTES_MAX:
+            return b""
+    return bytes(content)
+
+
+def _document(content: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

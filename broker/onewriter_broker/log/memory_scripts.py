@@ -1,0 +1,131 @@
+"""What the scripts of log/scripts do, on a dataset in memory: the guards, a fence, changes of fields.
+
+For MemoryLogStore (memory.py), and as pure as the scripts are: a node's dataset in, an Outcome or a
+Change out. A key that was replaced (``Dataset.foreign``) raises BrokenKey.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from onewriter_broker.log.api import (
+    Binding,
+    BrokenKey,
+    Fence,
+    FencedLog,
+    Marker,
+    Outcome,
+    StoredBlock,
+    Unit,
+)
+from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.memory_server import Change, Dataset, Log, MemoryNode, no_change
+from onewriter_core.ids import Position, TopicName
+
+AUDIT_RECORDS_MAX = 10_000
+"""Audit records kept per bucket."""
+
+
+def check_key(dataset: Dataset, key: str) -> None:
+    """Raises BrokenKey for a key that somebody else wrote."""
+    if key in dataset.foreign:
+        raise BrokenKey(f"{key}: WRONGTYPE")
+
+
+def refusal(keys: Keys, node: MemoryNode, binding: Binding) -> Outcome | None:
+    """The guard of scripts/guard.lua."""
+    if node.replid != binding.replid:
+        return Outcome.REFENCE
+    check_key(node.dataset, keys.unit(binding.bucket))
+    unit = node.dataset.units.get(binding.bucket, Unit())
+    if unit.generation == 0:
+        return Outcome.LOST
+    if unit.generation > binding.generation:
+        return Outcome.REFENCE
+    if unit.owner != binding.owner:
+        return Outcome.FENCED
+    return None if unit.version == binding.version else Outcome.REFENCE
+
+
+def token_refusal(keys: Keys, dataset: Dataset, topic: TopicName, token: str) -> Outcome | None:
+    """The log's state names another token, or none."""
+    check_key(dataset, keys.state(topic))
+    held = dataset.states.get(topic, {}).get("tok")
+    if held is None:
+        return Outcome.LOST
+    return None if held == token else Outcome.FENCED
+
+
+def fenceable(keys: Keys, dataset: Dataset, fence: Fence, fenced: FencedLog) -> Outcome | None:
+    """DONE when the log already carries this very fence, None when it may be fenced."""
+    check_key(dataset, keys.audit(fence.binding.bucket))
+    check_key(dataset, keys.state(fenced.topic))
+    check_key(dataset, keys.log(fenced.topic))
+    log, state = dataset.logs.get(fenced.topic), dataset.states.get(fenced.topic, {})
+    held = state.get("tok")
+    if log is not None and held == fence.binding.token(fence.ledger):
+        for block in log.blocks:
+            if isinstance(block, Marker) and block.position == Position(fence.ledger, 0):
+                return Outcome.DONE
+    if not fenced.create and (log is None or held is None):
+        return Outcome.LOST
+    reached = max(0 if log is None else log.last.ledger, int(state.get("ledger", "0")))
+    if reached < fence.ledger:
+        return None
+    known = dataset.units[fence.binding.bucket].last_ledger
+    if known and reached > known:
+        raise BrokenKey(f"{keys.log(fenced.topic)}: ledger {reached} was never opened")
+    return Outcome.FENCED
+
+
+def fencing(fence: Fence, logs: Sequence[FencedLog]) -> Change:
+    """The markers, states and audit record of a fence of these of its logs."""
+    if not logs:
+        return no_change
+    binding, ledger = fence.binding, fence.ledger
+    own = {"owner": binding.owner, "gen": str(binding.generation)}
+    token = {"tok": binding.token(ledger), "ledger": str(ledger)}
+    markers = [(log.topic, Marker(Position(ledger, 0), {**own, **log.marker})) for log in logs]
+    states = [(log.topic, {**token, **log.state}) for log in logs]
+    audit = dict(fence.audit)
+
+    def change(dataset: Dataset) -> None:
+        for topic, marker in markers:
+            add_block(dataset, topic, marker)
+        for topic, state in states:
+            dataset.states.setdefault(topic, {}).update(state)
+        unit = dataset.units[binding.bucket]
+        dataset.units[binding.bucket] = replace(unit, last_ledger=max(unit.last_ledger, ledger))
+        if audit:
+            add_audit(dataset, binding.bucket, audit)
+
+    return change
+
+
+def add_block(dataset: Dataset, topic: TopicName, block: StoredBlock) -> None:
+    """Append to a log."""
+    log = dataset.logs.setdefault(topic, Log())
+    log.blocks.append(block)
+    log.last = block.position
+
+
+def add_audit(dataset: Dataset, bucket: int, record: Mapping[str, str]) -> None:
+    """Append to a bucket's audit stream."""
+    dataset.audits_written += 1
+    records = dataset.audits.setdefault(bucket, [])
+    records.append((f"{dataset.audits_written}-0", dict(record)))
+    del records[:-AUDIT_RECORDS_MAX]
+
+
+def bear(dataset: Dataset, bucket: int, birthmark: str) -> None:
+    """Leave a birthmark."""
+    unit = dataset.units.get(bucket, Unit())
+    dataset.units[bucket] = replace(unit, birthmark=birthmark)
+
+
+def change_fields(target: dict[str, str], fields: Mapping[str, str], remove: Sequence[str]) -> None:
+    """Set and remove fields of a hash."""
+    target.update(fields)
+    for name in remove:
+        target.pop(name, None)

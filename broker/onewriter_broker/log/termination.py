@@ -1,0 +1,20 @@
+"""A log that takes no more entries, for good: what its state says of that.
+
+Set in topic/termination.py; a producer is refused by it, a consumer that has had everything is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from onewriter_core.ids import Position
+
+TERMINATED: Final = "terminated"
+"""State field: the last entry's position, ``0-0`` when there is none; absent: not terminated."""
+
+
+def terminated_at(state: Mapping[str, str]) -> Position | None:
+    """The last entry of a terminated log, EARLIEST when it has none; None: it is not terminated."""
+    text = state.get(TERMINATED)
+    return Position.parse(text) if text else None

@@ -1,0 +1,191 @@
+"""The certificate that this broker serves TLS with, beside the plain ports.
+
+Whoever renews it (cert-manager, a person) replaces two files; they are read again while we run, and
+connections made from then on see the new one. A pair that does not fit together, as between two
+copies, changes nothing. One that is about to expire is a log line and a metric.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from onewriter_broker.anchor.api import Addresses
+from onewriter_broker.settings import Settings
+from onewriter_core.errors import ConfigurationError
+
+LOOK_SECONDS: Final = 5.0
+"""Between two looks at the files."""
+
+LATE_SHARE: Final = 0.1
+"""With less than this share of its life left, a certificate should have been renewed."""
+
+REMIND_SECONDS: Final = 3600.0
+"""Between two log lines about that."""
+
+HANDSHAKE_SECONDS: Final = 10.0
+"""For a client's TLS handshake."""
+
+SHUTDOWN_SECONDS: Final = 2.0
+"""For a peer to confirm the end of a connection."""
+
+FILE_BYTES_MAX: Final = 1024 * 1024
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The files as they were read: what they hold, and the life of the certificate (Unix seconds)."""
+
+    contents: tuple[bytes, bytes]
+    not_before: float
+    not_after: float
+
+
+class ServerCertificate:
+    """Certificate and key in PEM files; ``context`` is what servers listen with.
+
+    Raises ConfigurationError for files that cannot be used. ``unix_seconds`` is the wall clock.
+    """
+
+    def __init__(
+        self,
+        certificate: Path,
+        key: Path,
+        *,
+        unix_seconds: Callable[[], float] = lambda: time.time_ns() / 1e9,
+    ) -> None:
+        self._certificate = certificate
+        self._key = key
+        self._unix_seconds = unix_seconds
+        self.context = _context()
+        self._pair = self._read()
+        self._load(self._pair)
+        self._refused: str | None = None
+        self._reminded_at: float | None = None
+
+    @property
+    def not_after(self) -> float:
+        """When the certificate that is served expires, in Unix seconds."""
+        return self._pair.not_after
+
+    def server_options(self) -> dict[str, Any]:
+        """What ``create_server`` needs besides host and port."""
+        return {
+            "ssl": self.context,
+            "ssl_handshake_timeout": HANDSHAKE_SECONDS,
+            "ssl_shutdown_timeout": SHUTDOWN_SECONDS,
+        }
+
+    async def run(self) -> None:
+        """Follow the files until cancelled."""
+        while True:
+            await asyncio.to_thread(self.look)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def look(self) -> None:
+        """Serve what the files hold by now, and say what is late. Blocks on the file system."""
+        try:
+            pair = self._read()
+            if pair.contents != self._pair.contents:
+                self._load(pair)
+                self._pair, self._reminded_at = pair, None
+                log.info("tls.renewed", file=str(self._certificate), not_after=pair.not_after)
+            self._refused = None
+        except ConfigurationError as error:
+            if str(error) != self._refused:  # once for what is wrong
+                log.error("tls.unusable", reason=str(error))  # noqa: TRY400 - a person's mistake
+            self._refused = str(error)
+        self._remind()
+
+    def _remind(self) -> None:
+        now, pair = self._unix_seconds(), self._pair
+        left = pair.not_after - now
+        if left > (pair.not_after - pair.not_before) * LATE_SHARE:
+            return
+        if self._reminded_at is not None and now - self._reminded_at < REMIND_SECONDS:
+            return
+        self._reminded_at = now
+        if left > 0:
+            log.warning("tls.expires", file=str(self._certificate), seconds_left=round(left))
+        else:
+            log.error("tls.expired", file=str(self._certificate), seconds_ago=round(-left))
+
+    def _read(self) -> _Pair:
+        """The files, found to fit together. Raises ConfigurationError."""
+        from cryptography import x509  # noqa: PLC0415 - it takes a part of every start without TLS
+
+        contents = (_content(self._certificate), _content(self._key))
+        try:
+            found = x509.load_pem_x509_certificates(contents[0])[0]
+        except ValueError as error:
+            raise ConfigurationError(f"{self._certificate}: no certificate in PEM") from error
+        not_before, not_after = found.not_valid_before_utc, found.not_valid_after_utc
+        return _Pair(contents, not_before.timestamp(), not_after.timestamp())
+
+    def _load(self, pair: _Pair) -> None:
+        """Serve the files from now on, if they fit together. Raises ConfigurationError."""
+        trial = _context()  # a context that failed to load a pair is left with half of it
+        for context in (trial, self.context):
+            try:
+                context.load_cert_chain(self._certificate, self._key, password=_no_password)
+            except (OSError, ValueError) as error:
+                raise ConfigurationError(
+                    f"{self._certificate} and {self._key} cannot be used: {error}"
+                ) from error
+        if (_content(self._certificate), _content(self._key)) != pair.contents:
+            raise ConfigurationError(f"{self._certificate} changes while it is read")
+
+
+def certificate_of(settings: Settings) -> ServerCertificate | None:
+    """The certificate that the settings name; None: TLS is not served. Raises ConfigurationError."""
+    if settings.tls_cert_file is None and settings.tls_key_file is None:
+        return None
+    if settings.tls_cert_file is None or settings.tls_key_file is None:
+        raise ConfigurationError("tls_cert_file and tls_key_file go together")
+    return ServerCertificate(settings.tls_cert_file, settings.tls_key_file)
+
+
+def over_tls(addresses: Addresses, settings: Settings) -> Addresses:
+    """The same broker's addresses for TLS; empty where it is not served.
+
+    Brokers of one cluster are set up alike: what is known of another one are its plain addresses.
+    """
+    if settings.tls_cert_file is None or not addresses.broker_url:
+        return Addresses()
+    return Addresses(
+        _moved(addresses.broker_url, "pulsar+ssl", settings.tls_port - settings.port),
+        _moved(addresses.http_url, "https", settings.https_port - settings.http_port),
+    )
+
+
+def _moved(url: str, scheme: str, distance: int) -> str:
+    """The URL with another scheme, and a port so much higher."""
+    host, _, port = url.partition("://")[2].rpartition(":")
+    return f"{scheme}://{host}:{int(port) + distance}"
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key needs a password")
+
+
+def _content(file: Path) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(FILE_BYTES_MAX)
+    except OSError as error:
+        raise ConfigurationError(f"{file}: {error.strerror or error}") from error

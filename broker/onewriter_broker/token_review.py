@@ -1,0 +1,336 @@
+"""Tokens of Kubernetes' ServiceAccounts: judged by the API server, and by what it last said.
+
+TokenReview is asked for the broker's own audience, so a token for the API server, or for another
+service, proves nothing here. The answer names the pod that the token is bound to: two pods of one
+ServiceAccount are two identities, and a pod that was deleted is nobody, though its token has time
+left. That is something only the API server knows, so what is believed without asking it is bounded:
+
+* **An answer is believed for ANSWER_SECONDS**, a refusal for REFUSAL_SECONDS. (The API server
+  itself believes what it found for another ten seconds.)
+* **While the API server is away** a token is checked against the cluster's public keys, as they were
+  last fetched. Whether its pod still exists stays open; so such a proof admits nothing but the
+  return of a pod to what it already holds (Authenticated.may_only_resume), and the session is asked
+  for its token again soon. A token that expired meanwhile is no reason to end a session: the kubelet
+  cannot renew it without the API server either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import jwt
+import structlog
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+
+from onewriter_broker.authentication import (
+    METHOD_TOKEN,
+    METHODS_NONE,
+    Authenticated,
+    refused,
+)
+from onewriter_broker.kubernetes_api import KubernetesApi
+from onewriter_broker.tokens import (
+    CLOCK_SKEW_SECONDS,
+    TOKEN_BYTES_MAX,
+    VerificationKey,
+    signed_payload,
+    time_in,
+)
+from onewriter_core.errors import Refused, Unavailable
+from onewriter_core.ids import Identity
+
+ANSWER_SECONDS: Final = 60.0
+"""How long the API server's word for a token counts: a deleted pod's token lives on so long here."""
+
+REFUSAL_SECONDS: Final = 2.0
+"""How long its refusal counts, so that a client which tries in a hurry asks us and not it."""
+
+ANSWERS_MAX: Final = 10_000
+"""Answers remembered; of more, the one unused for the longest is forgotten."""
+
+REVIEWS_MAX: Final = 64
+"""Reviews under way at once; who comes beyond is told to come again."""
+
+RENEW_SECONDS: Final = 20.0
+"""A session that was let in without the API server is asked for its token again after so long."""
+
+KEYS_SECONDS: Final = 300.0
+"""Between two readings of the cluster's public keys."""
+
+KEYS_RETRY_SECONDS: Final = 5.0
+"""The same until the first has succeeded, and after one that failed."""
+
+KEYS_MAX: Final = 64
+
+WORD_LENGTH_MAX: Final = 512
+"""Of a subject, a uid, or the name of a pod or node."""
+
+REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
+ISSUER: Final = "/.well-known/openid-configuration"
+KEYS: Final = "/openid/v1/jwks"
+
+_EXTRA: Final = "authentication.kubernetes.io/"
+_ALGORITHMS: Final = frozenset({"RS256", "ES256", "ES384", "ES512"})
+
+log = structlog.get_logger(__name__)
+
+
+class ClusterKeys:
+    """The public keys that the cluster signs tokens with. ``run`` is the caller's task."""
+
+    def __init__(self, api: KubernetesApi) -> None:
+        self._api = api
+        self.issuer = ""
+        self._keys: dict[str, VerificationKey] = {}
+
+    def of(self, token: bytes) -> VerificationKey | None:
+        """The key that the token says it was signed with; None when it is not known."""
+        try:
+            return self._keys.get(str(jwt.get_unverified_header(token).get("kid")))
+        except (jwt.PyJWTError, ValueError, RecursionError):
+            return None
+
+    async def run(self) -> None:
+        """Keep the keys up to date until cancelled; with the API server away the last ones stay."""
+        is_away = False
+        while True:
+            try:
+                await self.refresh()
+            except Unavailable as error:
+                if not is_away:
+                    log.warning("cluster_keys.unread", reason=str(error))
+                is_away = True
+                await asyncio.sleep(KEYS_RETRY_SECONDS)
+            else:
+                is_away = False
+                await asyncio.sleep(KEYS_SECONDS)
+
+    async def refresh(self) -> None:
+        """Read the keys now. Raises Unavailable."""
+        about, found = await self._api.get(ISSUER), await self._api.get(KEYS)
+        if not about.is_done or not found.is_done:
+            raise Unavailable(f"{KEYS}: {found.reason}; {ISSUER}: {about.reason}")
+        listed = found.document.get("keys")
+        keys = _public_keys(listed if isinstance(listed, list) else [])
+        if not keys:
+            raise Unavailable(f"{KEYS}: holds no key of a kind known here")
+        self.issuer, self._keys = str(about.document.get("issuer")), keys
+
+
+class TokenReviewAuthenticator:
+    """Accepts tokens of ServiceAccounts that the API server takes for ``audience``.
+
+    A client without a token is anonymous unless ``is_required``; one with a bad token is refused.
+    ``now`` is a monotonic clock, ``unix_seconds`` the wall clock.
+    """
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        keys: ClusterKeys,
+        audience: str,
+        *,
+        is_required: bool,
+        now: Callable[[], float] = time.monotonic,
+        unix_seconds: Callable[[], float] = lambda: time.time_ns() / 1e9,
+    ) -> None:
+        self._api = api
+        self._keys = keys
+        self._audience = audience
+        self._is_required = is_required
+        self._now = now
+        self._unix_seconds = unix_seconds
+        self._answers: OrderedDict[bytes, tuple[float, Authenticated | Refused]] = OrderedDict()
+        self._asking: dict[bytes, asyncio.Future[Authenticated]] = {}
+        self._is_away = False
+
+    async def authenticate(self, method: str, data: bytes) -> Authenticated:
+        if method in METHODS_NONE:
+            if self._is_required:
+                raise refused("a token is required")
+            return Authenticated(Identity())
+        if method != METHOD_TOKEN:
+            raise refused("only the authentication method 'token' is known here")
+        if not data or len(data) > TOKEN_BYTES_MAX:
+            raise refused(f"a token has 1 to {TOKEN_BYTES_MAX} bytes")
+        digest = hashlib.sha256(data).digest()
+        known = self._remembered(digest)
+        if known is not None:
+            return known
+        asking = self._asking.get(digest)
+        return await (self._ask(digest, data) if asking is None else asyncio.shield(asking))
+
+    def _remembered(self, digest: bytes) -> Authenticated | None:
+        """What was said of the token not long ago. Raises Refused."""
+        until, answer = self._answers.get(digest, (0.0, None))
+        if answer is None or until <= self._now():
+            return None
+        self._answers.move_to_end(digest)
+        if isinstance(answer, Refused):
+            raise Refused(answer.code, answer.message)
+        is_over = answer.expires_at is not None and answer.expires_at <= self._unix_seconds()
+        return None if is_over else answer
+
+    async def _ask(self, digest: bytes, token: bytes) -> Authenticated:
+        """Judge a token for all who come with it meanwhile."""
+        if len(self._asking) >= REVIEWS_MAX:
+            raise Unavailable(f"{REVIEWS_MAX} tokens are being reviewed")
+        asking = self._asking[digest] = asyncio.get_running_loop().create_future()
+        try:
+            proof = await self._judge(digest, token)
+        except (Refused, Unavailable) as error:
+            asking.set_exception(type(error)(*_arguments(error)))
+            raise
+        except BaseException:  # cancelled
+            asking.set_exception(Unavailable("the review was broken off"))
+            raise
+        else:
+            asking.set_result(proof)
+            return proof
+        finally:
+            asking.exception()  # perhaps nobody came meanwhile
+            del self._asking[digest]
+
+    async def _judge(self, digest: bytes, token: bytes) -> Authenticated:
+        try:
+            proof = await self._review(token)
+        except Refused as no:
+            self._remember(digest, REFUSAL_SECONDS, no)
+            raise
+        except Unavailable as error:
+            if not self._is_away:
+                log.warning("token_review.away", reason=str(error))
+            self._is_away = True
+            return self._offline(token)
+        if self._is_away:
+            log.info("token_review.back")
+        self._is_away = False
+        self._remember(digest, ANSWER_SECONDS, proof)
+        return proof
+
+    def _remember(self, digest: bytes, seconds: float, answer: Authenticated | Refused) -> None:
+        self._answers[digest] = (self._now() + seconds, answer)
+        self._answers.move_to_end(digest)
+        while len(self._answers) > ANSWERS_MAX:
+            self._answers.popitem(last=False)
+
+    async def _review(self, token: bytes) -> Authenticated:
+        """Ask the API server. Raises Refused, Unavailable."""
+        text = token.decode("ascii", "replace").strip()
+        answer = await self._api.send(
+            "POST",
+            REVIEWS,
+            {
+                "apiVersion": "authentication.k8s.io/v1",
+                "kind": "TokenReview",
+                "spec": {"token": text, "audiences": [self._audience]},
+            },
+        )
+        status = answer.document.get("status")
+        if not answer.is_done or not isinstance(status, Mapping):
+            raise Unavailable(f"TokenReview: {answer.reason}")
+        if status.get("authenticated") is not True:
+            raise refused("the API server does not take the token" + _said(status, text))
+        # A server that knows no audiences leaves them out: then the token may be for anybody.
+        if self._audience not in _list(status.get("audiences")):
+            raise refused(f"the token is not for the audience {self._audience}")
+        return Authenticated(_reviewed(status.get("user")), _expiry(token))
+
+    def _offline(self, token: bytes) -> Authenticated:
+        """Judge a token without the API server. Raises Refused, Unavailable."""
+        key = self._keys.of(token)
+        if key is None:
+            raise Unavailable("the API server is away, and the key of this token is not known")
+        payload = signed_payload(token, (key,), self._audience)
+        now = self._unix_seconds()
+        if payload.get("iss") != self._keys.issuer:
+            raise refused("the token was not issued by this cluster")
+        if (time_in(payload, "nbf") or 0.0) > now + CLOCK_SKEW_SECONDS:
+            raise refused("the token is not valid yet")
+        expires_at = time_in(payload, "exp")
+        if expires_at is None or expires_at <= now:
+            raise Unavailable("the API server is away, and the token has expired meanwhile")
+        identity = _claimed(payload)
+        if not identity.pod_uid:
+            raise Unavailable("the API server is away, and the token is bound to no pod")
+        return Authenticated(identity, expires_at, now + RENEW_SECONDS, may_only_resume=True)
+
+
+def _public_keys(documents: list[Any]) -> dict[str, VerificationKey]:
+    keys: dict[str, VerificationKey] = {}
+    for document in documents[:KEYS_MAX]:
+        try:
+            found = jwt.PyJWK.from_dict(document)
+        except (jwt.PyJWTError, ValueError, TypeError, AttributeError):
+            continue  # of a kind that a later Kubernetes may know
+        key = found.key
+        is_public = isinstance(key, RSAPublicKey | EllipticCurvePublicKey)
+        if is_public and found.key_id and found.algorithm_name in _ALGORITHMS:
+            keys[found.key_id] = VerificationKey(found.algorithm_name, key)
+    return keys
+
+
+def _reviewed(user: object) -> Identity:
+    """Who a TokenReview says it is. Raises Refused."""
+    if not isinstance(user, Mapping):
+        raise refused("the API server names no user")
+    extra = user.get("extra")
+    more = extra if isinstance(extra, Mapping) else {}
+
+    def only(name: str) -> str:
+        values = _list(more.get(_EXTRA + name))
+        return _word(values[0]) if len(values) == 1 else ""
+
+    subject = _word(user.get("username"))
+    if not subject:
+        raise refused("the API server names no user")
+    return Identity(subject, only("pod-uid"), only("pod-name"), only("node-name"))
+
+
+def _claimed(payload: Mapping[str, object]) -> Identity:
+    """Who a verified token says it is. Raises Refused."""
+    subject = _word(payload.get("sub"))
+    if not subject:
+        raise refused("the token names no subject")
+    bound = payload.get("kubernetes.io")
+
+    def about(kind: str, name: str) -> str:
+        found = bound.get(kind) if isinstance(bound, Mapping) else None
+        return _word(found.get(name)) if isinstance(found, Mapping) else ""
+
+    return Identity(subject, about("pod", "uid"), about("pod", "name"), about("node", "name"))
+
+
+def _expiry(token: bytes) -> float | None:
+    """When a token that the API server took expires."""
+    try:
+        payload = jwt.decode(token, options={"verify_signature": False})
+        return time_in(payload, "exp")
+    except (jwt.PyJWTError, ValueError, RecursionError, Refused):
+        return None  # not every token is a JWT
+
+
+def _said(status: Mapping[str, object], token: str) -> str:
+    """What the API server has against a token, without the token."""
+    text = str(status.get("error") or "")
+    is_fit = text.isprintable() and token not in text
+    return f": {text[:200]}" if text and is_fit else ""
+
+
+def _word(value: object) -> str:
+    is_fit = isinstance(value, str) and len(value) <= WORD_LENGTH_MAX and value.isprintable()
+    return str(value) if is_fit else ""
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _arguments(error: Refused | Unavailable) -> tuple[Any, ...]:
+    return (error.code, error.message) if isinstance(error, Refused) else error.args

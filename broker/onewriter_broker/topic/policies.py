@@ -1,0 +1,102 @@
+"""What was set over HTTP for a topic: for the topic itself, else for its namespace.
+
+The policies that have an effect here are named below; docs/http.md says of all others that they
+have none. What an ExclusiveTopic declares stands beside them and does not come through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from onewriter_broker.topic.catalog import CatalogEntry
+from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_core.errors import Refused, ServerError
+from onewriter_core.ids import TopicName
+
+if TYPE_CHECKING:
+    from onewriter_broker.topic.topics import Topics
+
+OWN_MAX: Final = 50
+"""Policies of one topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One policy: its path for a topic and for a namespace, and its field in Pulsar's Policies."""
+
+    of_topic: str
+    of_namespace: str
+    field: str = ""
+
+
+DEDUPLICATION: Final = Policy("deduplicationEnabled", "deduplication", "deduplicationEnabled")
+
+
+class NamespacePolicies(Protocol):
+    """The namespaces' part (namespaces.Namespaces)."""
+
+    @property
+    def version(self) -> int:
+        """Rises whenever anything was set."""
+        ...
+
+    async def known(self) -> None:
+        """Return once they were read. Raises Undecided."""
+        ...
+
+    def effective(self, namespace: str, path: str, field: str) -> object:
+        """One policy as it was set; None: it was not."""
+        ...
+
+
+class NoPolicies:
+    """Nothing was set."""
+
+    version = 0
+
+    async def known(self) -> None: ...
+
+    def effective(self, namespace: str, path: str, field: str) -> object:
+        del namespace, path, field
+        return None
+
+
+def effective(
+    policy: Policy, name: TopicName, entry: CatalogEntry, namespaces: NamespacePolicies
+) -> object:
+    """A topic's policy: its own, its namespace's, or None."""
+    own = entry.policies.get(policy.of_topic)
+    if own is not None:
+        return own
+    return namespaces.effective(name.namespace_name, policy.of_namespace, policy.field)
+
+
+def deduplicates(name: TopicName, entry: CatalogEntry, namespaces: NamespacePolicies) -> bool:
+    """Whether a topic is deduplicated; it is not by default, as in Pulsar."""
+    return effective(DEDUPLICATION, name, entry, namespaces) is True
+
+
+async def set_own(
+    topics: Topics, base: TopicName, name: str, change: Callable[[object], object]
+) -> None:
+    """Set a topic's own policy to what ``change`` makes of the present one; None removes it.
+
+    Raises what ``change`` raises; Refused when the topic does not exist, Unavailable, Undecided.
+    """
+    topic = await topics.serve_existing(base)
+    async with topic.growing:
+        entry = topic.entry.with_policy(name, change(topic.entry.policies.get(name)))
+        if len(entry.policies) > OWN_MAX:
+            text = f"{base} has {OWN_MAX} policies already"
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+        await topics.write_entry(topic, entry)
+        follow(topic, topics.namespaces)
+
+
+def follow(topic: LoadedTopic, namespaces: NamespacePolicies) -> None:
+    """Have a loaded topic do what is set now."""
+    is_on = deduplicates(topic.name, topic.entry, namespaces)
+    if is_on != topic.runner.deduplications.is_on:
+        topic.runner.deduplicate(is_on=is_on)

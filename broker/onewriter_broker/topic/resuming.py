@@ -1,0 +1,40 @@
+"""For how long a topic is kept for the holder that its broker lost sight of.
+
+After a change of broker, or an unload, every client has to come again: for a while the marker's
+holder comes before the waiters. A holder that merely disconnects has no such window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onewriter_core.ids import TopicName
+
+
+class ResumeWindows:
+    """The windows of one broker's topics; ``now`` gives monotonic seconds."""
+
+    def __init__(self, seconds: float, now: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._now = now
+        self._of_buckets: dict[int, float] = {}
+        self._of_topics: dict[str, float] = {}
+
+    def bucket_acquired(self, bucket: int) -> None:
+        """Its topics were served elsewhere until now."""
+        self._of_buckets[bucket] = self._now() + self._seconds
+
+    def unloaded(self, base: TopicName) -> None:
+        """The topic was closed here."""
+        now = self._now()
+        self._of_topics = {name: until for name, until in self._of_topics.items() if until > now}
+        self._of_topics[str(base)] = now + self._seconds
+
+    def loaded(self, base: TopicName) -> None:
+        """The topic is served again: what its window was is in its slots."""
+        self._of_topics.pop(str(base), None)
+
+    def until(self, bucket: int, base: TopicName) -> float | None:
+        """Until when a returning holder comes before the waiters; None when that has passed."""
+        until = max(self._of_buckets.get(bucket, 0.0), self._of_topics.get(str(base), 0.0))
+        return until if until > self._now() else None

@@ -1,0 +1,272 @@
+"""A topic's changes of hands as its status shows them, and how they are read back from the audit.
+
+They are noted as they happen. When a topic comes to another broker that one reads what its
+predecessors wrote: the newest records of the bucket's audit stream, once for all of its topics, and
+a bounded number, so that an old change of a quiet topic in a busy bucket may be missing here. All of
+them are in the audit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from onewriter_broker.log.api import LogStore
+from onewriter_core.ids import Identity, TopicName
+from onewriter_core.topic.effects import Record
+from onewriter_core.topic.model import WHOLE, Contender, Departure, Purpose, Tenure
+
+HISTORY_MAX: Final = 10
+"""Transitions kept per topic, the latest ones."""
+
+RECORDS_MAX: Final = 2_048
+"""Audit records of a bucket that are looked through for them, the newest ones."""
+
+READ_RECORDS: Final = 512
+"""Records that one read from the store asks for."""
+
+SHARED_SECONDS: Final = 5.0
+"""A reading of a bucket's audit serves the topics that are loaded within this time."""
+
+BUCKETS_MAX: Final = 256
+"""Readings kept at once; of more, the oldest go."""
+
+UNANSWERED: Final = "unanswered"
+"""Kind of the audit record which says that a writer that was taken over from gave no answer."""
+
+READY: Final = "ready"
+"""Kind of the audit record which says that the winner of a ledger may write, and after what gap."""
+
+LEADERLESS_MS: Final = "leaderlessMs"
+"""Field of an audit record: for how long nobody could write before the winner could."""
+
+FORCED: Final = "Forced"
+"""Cause of such a takeover: the former writer was not asked, and may still believe it writes."""
+
+_SHOWN: Final = {Purpose.GRANT.value, Purpose.DEPOSE.value, Purpose.RESUME.value}
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Who wrote or writes: a producer, its identity, its claim, and under which epoch."""
+
+    producer_name: str
+    identity: Identity
+    claim: str = ""
+    address: str = ""
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One line of a topic's story.
+
+    ``previous`` is whose tenure ended with it; a resume ends nobody's. ``cause`` says why that one
+    no longer writes.
+    """
+
+    at_ms: int
+    kind: str
+    cause: str
+    old_epoch: int
+    epoch: int
+    ledger: int
+    holder: Person | None
+    previous: Person | None
+    leaderless_ms: int | None
+    partitions: tuple[int, ...]
+
+
+def noted(record: Record, at_ms: int) -> Transition:
+    """A transition as the topic machine told it."""
+    is_resume = record.purpose is Purpose.RESUME
+    former = None if is_resume else record.former
+    return Transition(
+        at_ms,
+        record.purpose.value,
+        record.departure.value,
+        record.old_epoch,
+        record.epoch,
+        record.ledger,
+        None if record.holder is None else _holder(record.holder, record.epoch),
+        None if former is None else _former(former),
+        None if record.leaderless_seconds is None else round(record.leaderless_seconds * 1000),
+        tuple(slot for slot in record.slots if slot != WHOLE),
+    )
+
+
+def _holder(contender: Contender, epoch: int) -> Person:
+    return Person(
+        contender.producer_name, contender.identity, contender.claim, contender.address, epoch
+    )
+
+
+def _former(tenure: Tenure) -> Person:
+    return Person(tenure.producer_name, tenure.identity, tenure.claim, "", tenure.epoch)
+
+
+# ------------------------------------------------------------ in the audit
+
+
+def identity_fields(identity: Identity) -> dict[str, str]:
+    """The parts of an identity, less what is empty."""
+    parts = {"podUID": identity.pod_uid, "pod": identity.pod, "node": identity.node}
+    return {name: value for name, value in parts.items() if value}
+
+
+def former_fields(tenure: Tenure) -> dict[str, str]:
+    """The audit's word for whose tenure a fence ended."""
+    person = {
+        "epoch": tenure.epoch,
+        "producer": tenure.producer_name,
+        "subject": tenure.identity.subject,
+        "claim": tenure.claim,
+    }
+    return {"former": json.dumps(person | identity_fields(tenure.identity))}
+
+
+def read_back(fields: Mapping[str, str]) -> Transition | None:
+    """The transition that an audit record tells; None for one that tells none."""
+    if fields.get("kind") not in _SHOWN:
+        return None
+    if fields["kind"] == Purpose.RESUME.value and "previous" in fields:
+        return None  # the ledger that a resume had to wait for; it has a record of its own
+    try:
+        epoch = int(fields["epoch"])
+        leaderless = fields.get(LEADERLESS_MS)
+        partitions = fields.get("partitions", "")
+        return Transition(
+            int(fields["t"]),
+            fields["kind"],
+            fields.get("cause", ""),
+            int(fields.get("oldEpoch", epoch)),
+            epoch,
+            int(fields["ledger"]),
+            _holder_back(fields, epoch),
+            _former_back(fields.get("former")),
+            None if leaderless is None else int(leaderless),
+            tuple(int(slot) for slot in partitions.split(",")) if partitions else (),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None  # not written by a broker; `onewriter verify` says so
+
+
+def _holder_back(fields: Mapping[str, str], epoch: int) -> Person | None:
+    if not fields.get("producer"):
+        return None
+    pod_uid = fields.get("podUID", "")
+    subject = fields.get("subject", "").removesuffix(f" (pod {pod_uid})")
+    if subject == str(Identity()):
+        subject = ""
+    identity = Identity(subject, pod_uid, fields.get("pod", ""), fields.get("node", ""))
+    return Person(
+        fields["producer"], identity, fields.get("claim", ""), fields.get("address", ""), epoch
+    )
+
+
+def _former_back(text: str | None) -> Person | None:
+    if not text:
+        return None
+    found = json.loads(text)
+    identity = Identity(
+        found["subject"], found.get("podUID", ""), found.get("pod", ""), found.get("node", "")
+    )
+    return Person(found["producer"], identity, found.get("claim", ""), "", int(found["epoch"]))
+
+
+def forced(transition: Transition, epoch: int) -> Transition:
+    """The transition, told anew if it is the takeover that led to ``epoch``."""
+    if transition.epoch != epoch or transition.cause != Departure.TAKEN_OVER.value:
+        return transition
+    return replace(transition, cause=FORCED)
+
+
+def _ready(transition: Transition, fields: Mapping[str, str]) -> Transition:
+    """The transition, with the gap before it if the record tells of its ledger."""
+    gap = fields.get(LEADERLESS_MS, "")
+    if not gap.isdecimal() or str(transition.ledger) != fields.get("ledger"):
+        return transition
+    return replace(transition, leaderless_ms=int(gap))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What a bucket's audit told, by topic, oldest first."""
+
+    at: float
+    stories: Mapping[str, Sequence[tuple[str, Transition]]]
+
+
+class Chronicles:
+    """The stories that the audit streams tell. ``now`` is a monotonic clock in seconds."""
+
+    def __init__(self, store: LogStore, now: Callable[[], float]) -> None:
+        self._store = store
+        self._now = now
+        self._readings: dict[int, _Reading] = {}
+        self._reading = asyncio.Lock()
+
+    async def before(
+        self, bucket: int, name: TopicName, incarnation: str, since_ms: int
+    ) -> list[Transition]:
+        """A topic's latest transitions, less those that this process wrote from ``since_ms`` on.
+
+        Raises Undecided.
+        """
+        async with self._reading:  # one at a time: this is no hurry, and appends share the store
+            reading = self._readings.get(bucket)
+            if reading is None or self._now() - reading.at > SHARED_SECONDS:
+                reading = await self._read(bucket)
+        told = reading.stories.get(str(name), ())
+        return [
+            transition
+            for broker, transition in told
+            if broker != incarnation or transition.at_ms < since_ms
+        ][-HISTORY_MAX:]
+
+    async def _read(self, bucket: int) -> _Reading:
+        at = self._now()
+        records = await self._newest(bucket)
+        reading = _Reading(at, _stories(records))
+        while len(self._readings) >= BUCKETS_MAX:
+            del self._readings[next(iter(self._readings))]
+        self._readings[bucket] = reading
+        # A bucket's stories weigh as much as its topics: nothing of them outlives its use.
+        asyncio.get_running_loop().call_later(SHARED_SECONDS, self._forget, bucket, reading)
+        return reading
+
+    def _forget(self, bucket: int, reading: _Reading) -> None:
+        if self._readings.get(bucket) is reading:
+            del self._readings[bucket]
+
+    async def _newest(self, bucket: int) -> list[Mapping[str, str]]:
+        """The newest records of a bucket, oldest first."""
+        count = READ_RECORDS
+        while True:
+            found = await self._store.read_audit(bucket, count=count, reverse=True)
+            if len(found) < count or count >= RECORDS_MAX:
+                return [fields for _, fields in reversed(found)]
+            count = min(count * 4, RECORDS_MAX)
+
+
+def _stories(
+    records: Sequence[Mapping[str, str]],
+) -> dict[str, list[tuple[str, Transition]]]:
+    stories: dict[str, list[tuple[str, Transition]]] = {}
+    for fields in records:
+        story = stories.setdefault(fields.get("topic", ""), [])
+        if fields.get("kind") == READY:
+            story[:] = [(broker, _ready(each, fields)) for broker, each in story]
+            continue
+        if fields.get("kind") == UNANSWERED and fields.get("epoch", "").isdecimal():
+            epoch = int(fields["epoch"])
+            story[:] = [(broker, forced(each, epoch)) for broker, each in story]
+            continue
+        found = read_back(fields)
+        if found is not None:
+            story.append((fields.get("broker", ""), found))
+            del story[:-HISTORY_MAX]
+    return stories

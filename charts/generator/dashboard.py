@@ -1,0 +1,206 @@
+"""The Grafana dashboard: who writes, how it changes hands, whether the path is well."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+Json = dict[str, Any]
+
+_COLUMNS: Final = 24
+_HEIGHT: Final = 8
+_SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
+_WHERE: Final = 'namespace="$namespace", container="broker"'
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One picture: what it shows, and in which unit."""
+
+    title: str
+    queries: tuple[tuple[str, str], ...]
+    unit: str = "short"
+    kind: str = "timeseries"
+    columns: int = 8
+    text: str = ""
+
+
+def _p99(metric: str, by: str = "") -> str:
+    grouped = f"le, {by}" if by else "le"
+    series = f"rate(onewriter_{metric}_bucket{{{_WHERE}}}[$__rate_interval])"
+    return f"histogram_quantile(0.99, sum by ({grouped}) ({series}))"
+
+
+def _sum(metric: str, by: str = "") -> str:
+    grouped = f" by ({by})" if by else ""
+    return f"sum{grouped} (onewriter_{metric}{{{_WHERE}}})"
+
+
+def _rate(metric: str, by: str = "") -> str:
+    grouped = f" by ({by})" if by else ""
+    return f"sum{grouped} (rate(onewriter_{metric}{{{_WHERE}}}[$__rate_interval]))"
+
+
+ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
+    (
+        "Who writes",
+        (
+            Panel("Topics served", ((_sum("topics_loaded"), "served"),), kind="stat", columns=4),
+            Panel("With a writer", ((_sum("topics_held"), "held"),), kind="stat", columns=4),
+            Panel("Waiting producers", ((_sum("waiters"), "waiting"),), kind="stat", columns=4),
+            Panel(
+                "Buckets without service",
+                ((_sum("buckets_waiting"), "waiting"),),
+                kind="stat",
+                columns=4,
+                text="Buckets that could not be taken: see /readyz of the brokers.",
+            ),
+            Panel(
+                "Lost entries",
+                ((_sum("lost_entries_total"), "lost"),),
+                kind="stat",
+                columns=4,
+                text="Acknowledged entries that the store no longer has. Any is an incident.",
+            ),
+            Panel(
+                "Store is full",
+                ((f"max(onewriter_store_is_full{{{_WHERE}}})", "full"),),
+                kind="stat",
+                columns=4,
+            ),
+            Panel(
+                "Writers",
+                ((f"onewriter_topic_holder_info{{{_WHERE}}} == 1", "{{topic}}"),),
+                kind="table",
+                columns=12,
+            ),
+            Panel(
+                "Epochs",
+                ((f"onewriter_topic_epoch{{{_WHERE}}}", "{{topic}}"),),
+                columns=12,
+                text="Each step is a change of hands.",
+            ),
+        ),
+    ),
+    (
+        "Changes of hands",
+        (
+            Panel("By cause", ((_rate("transitions_total", "kind, cause"), "{{kind}} {{cause}}"),)),
+            Panel(
+                "Fenced",
+                ((_rate("fenced_total", "reason"), "{{reason}}"),),
+                text="Epochs that ended otherwise than by the writer's own leaving.",
+            ),
+            Panel(
+                "Without a writer, p99",
+                ((_p99("leaderless_seconds", "cause"), "{{cause}}"),),
+                unit="s",
+            ),
+        ),
+    ),
+    (
+        "The path",
+        (
+            Panel("Published entries", ((_rate("published_entries_total"), "entries/s"),)),
+            Panel("Published bytes", ((_rate("published_bytes_total"), "bytes"),), unit="Bps"),
+            Panel(
+                "Publish, p99",
+                ((_p99("publish_seconds"), "publish"), (_p99("append_seconds"), "append")),
+                unit="s",
+            ),
+            Panel("Store writes", ((_rate("store_writes_total", "kind"), "{{kind}}"),)),
+            Panel("Undecided", ((_rate("store_undecided_total"), "undecided/s"),)),
+            Panel("Event loop, p99", ((_p99("event_loop_lag_seconds"), "late"),), unit="s"),
+            Panel("Connections", ((_sum("connections", "pod"), "{{pod}}"),)),
+            Panel("Producers", ((_sum("producers", "pod"), "{{pod}}"),)),
+            Panel("Buckets", ((_sum("buckets_owned", "pod"), "{{pod}}"),)),
+        ),
+    ),
+)
+
+
+def queries() -> list[str]:
+    """Every query of the dashboard."""
+    return [query for _, panels in ROWS for panel in panels for query, _ in panel.queries]
+
+
+def text() -> str:
+    """The dashboard as Grafana imports it."""
+    return json.dumps(_dashboard(), indent=2) + "\n"
+
+
+def _dashboard() -> Json:
+    panels: list[Json] = []
+    top = 0
+    for title, row in ROWS:
+        panels.append(
+            {
+                "id": len(panels) + 1,
+                "type": "row",
+                "title": title,
+                "collapsed": False,
+                "gridPos": {"x": 0, "y": top, "w": _COLUMNS, "h": 1},
+                "panels": [],
+            }
+        )
+        top += 1
+        left = height = 0
+        for panel in row:
+            if left + panel.columns > _COLUMNS:
+                left, top = 0, top + height
+            height = 4 if panel.kind == "stat" else _HEIGHT
+            place = {"x": left, "y": top, "w": panel.columns, "h": height}
+            panels.append(_panel(panel, len(panels) + 1, place))
+            left += panel.columns
+        top += height
+    return {
+        "uid": "onewriter",
+        "title": "onewriter",
+        "tags": ["onewriter"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": _variables()},
+        "panels": panels,
+    }
+
+
+def _variables() -> list[Json]:
+    return [
+        {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"},
+        {
+            "name": "namespace",
+            "type": "query",
+            "label": "Namespace",
+            "datasource": _SOURCE,
+            "query": "label_values(onewriter_buckets_owned, namespace)",
+            "refresh": 2,
+        },
+    ]
+
+
+def _panel(panel: Panel, number: int, place: Json) -> Json:
+    is_table = panel.kind == "table"
+    return {
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.text,
+        "datasource": _SOURCE,
+        "gridPos": place,
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "options": {},
+        "targets": [
+            {
+                "refId": chr(ord("A") + index),
+                "datasource": _SOURCE,
+                "expr": query,
+                "legendFormat": legend,
+                "instant": is_table,
+                **({"format": "table"} if is_table else {}),
+            }
+            for index, (query, legend) in enumerate(panel.queries)
+        ],
+    }

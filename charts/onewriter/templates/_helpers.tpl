@@ -1,0 +1,132 @@
+{{- define "onewriter.fullname" -}}
+{{- .Values.fullnameOverride | default .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "onewriter.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{/* The labels that a component's pods are selected by: (dict "root" . "component" NAME). */}}
+{{- define "onewriter.selector" -}}
+app.kubernetes.io/name: onewriter
+app.kubernetes.io/instance: {{ include "onewriter.fullname" .root }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{/* All labels of a component's object. */}}
+{{- define "onewriter.labels" -}}
+{{ include "onewriter.selector" . }}
+app.kubernetes.io/part-of: onewriter
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "onewriter.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "onewriter.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "onewriter.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{- define "onewriter.webhookSecret" -}}
+{{- .Values.webhook.secretName | default (printf "%s-webhook-tls" (include "onewriter.fullname" .)) -}}
+{{- end -}}
+
+{{- define "onewriter.brokerSecret" -}}
+{{- .Values.brokers.tls.secretName | default (printf "%s-broker-tls" (include "onewriter.fullname" .)) -}}
+{{- end -}}
+
+{{/* The names that certificates are made out to, as a JSON list. */}}
+{{- define "onewriter.webhookNames" -}}
+{{- $name := printf "%s-webhook.%s" (include "onewriter.fullname" .) .Release.Namespace -}}
+{{- list (printf "%s.svc" $name) (printf "%s.svc.%s" $name .Values.clusterDomain) | toJson -}}
+{{- end -}}
+
+{{- define "onewriter.brokerNames" -}}
+{{- $client := printf "%s-broker" (include "onewriter.fullname" .) -}}
+{{- $namespace := .Release.Namespace -}}
+{{- $pods := printf "*.%s-broker-pods.%s.svc" (include "onewriter.fullname" .) $namespace -}}
+{{- list $client (printf "%s.%s" $client $namespace) (printf "%s.%s.svc" $client $namespace) (printf "%s.%s.svc.%s" $client $namespace .Values.clusterDomain) $pods (printf "%s.%s" $pods .Values.clusterDomain) | toJson -}}
+{{- end -}}
+
+{{/* The operator's configuration file. */}}
+{{- define "onewriter.configuration" -}}
+{{- $brokers := deepCopy .Values.brokers -}}
+{{- $_ := set $brokers.tls "secretName" (include "onewriter.brokerSecret" .) -}}
+{{- $operator := pick .Values.operator "namespaces" "resyncSeconds" "concurrency" "lease" -}}
+{{- if .Values.brokers.tls.enabled -}}
+{{- $_ := set $operator "brokerCaFile" "/etc/onewriter/broker-ca/ca.crt" -}}
+{{- end -}}
+{{- $image := dict "reference" (include "onewriter.image" .) "pullPolicy" .Values.image.pullPolicy "pullSecrets" .Values.image.pullSecrets -}}
+{{- dict "release" (include "onewriter.fullname" .) "namespace" .Release.Namespace "version" .Chart.AppVersion "clusterDomain" .Values.clusterDomain "image" $image "brokers" $brokers "valkey" .Values.valkey "externalStore" .Values.externalStore "networkPolicies" .Values.networkPolicies "operator" $operator "sidecar" .Values.sidecar | toYaml -}}
+{{- end -}}
+
+{{/* Scheduling of a pod, by a section of the values. */}}
+{{- define "onewriter.scheduling" -}}
+{{- with .values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* Rules of the operator for what it looks after, wherever that is. */}}
+{{- define "onewriter.topicRules" -}}
+- apiGroups: [onewriter.dev]
+  resources: [exclusivetopics, producerclaims]
+  verbs: [get, list, watch, patch]
+- apiGroups: [onewriter.dev]
+  resources: [exclusivetopics/status, producerclaims/status]
+  verbs: [patch]
+- apiGroups: [onewriter.dev]
+  resources: [exclusivetopics/finalizers, producerclaims/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, delete]
+- apiGroups: [""]
+  resources: [pods/eviction]
+  verbs: [create]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end -}}

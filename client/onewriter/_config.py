@@ -1,0 +1,174 @@
+"""What a client is told: where brokers are, who it is, how long it waits. No I/O but reading a token."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from onewriter._errors import ConfigurationError, Unavailable
+
+TOKEN_BYTES_MAX = 64 * 1024
+"""A larger token file is a mistake."""
+
+PLAIN_PORT = 6650
+TLS_PORT = 6651
+
+BACKOFF_FIRST_SECONDS = 0.05
+BACKOFF_MAX_SECONDS = 2.0
+"""Pauses between attempts grow from the one to the other, each drawn from its upper half."""
+
+TokenSource = Callable[[], Awaitable[str]]
+"""Gives the token to prove oneself with; asked at each connection and each challenge."""
+
+
+class Address(NamedTuple):
+    """One broker's endpoint."""
+
+    host: str
+    port: int
+    is_tls: bool
+
+    def __str__(self) -> str:
+        scheme = "pulsar+ssl" if self.is_tls else "pulsar"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{self.port}"
+
+
+def parse_service_url(url: str) -> tuple[Address, ...]:
+    """The endpoints of ``pulsar://a:6650,b`` or ``pulsar+ssl://...``. Raises ConfigurationError."""
+    scheme, separator, rest = url.strip().partition("://")
+    if not separator or scheme not in {"pulsar", "pulsar+ssl"} or not rest.strip("/"):
+        raise ConfigurationError(
+            f"{url!r} is no service URL: write pulsar://HOST:PORT or pulsar+ssl://HOST:PORT"
+        )
+    is_tls = scheme == "pulsar+ssl"
+    return tuple(_address(part, url, is_tls=is_tls) for part in rest.rstrip("/").split(","))
+
+
+def _address(text: str, url: str, *, is_tls: bool) -> Address:
+    text = text.strip()
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, str(TLS_PORT if is_tls else PLAIN_PORT)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigurationError(f"{url!r} names no host and port in {text!r}")
+    return Address(host, int(port), is_tls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """How to check the broker's certificate, and which one to show. Read at each connection.
+
+    Without ``ca_file`` the system's authorities count. ``certificate_file`` and ``key_file`` are
+    the client's own, for brokers that ask for one.
+    """
+
+    ca_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+    check_host_name: bool = True
+
+    def context(self) -> ssl.SSLContext:
+        """A context from the files as they are now. Raises ConfigurationError. Reads files."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+            context.check_hostname = self.check_host_name
+            if self.certificate_file is not None:
+                context.load_cert_chain(self.certificate_file, self.key_file)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigurationError(f"the TLS files cannot be used: {error}") from error
+        return context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long a client waits for what; seconds."""
+
+    connect_timeout_seconds: float = 5.0
+    """From the first packet until the broker has accepted the credentials."""
+    operation_timeout_seconds: float = 30.0
+    """Creating a producer that does not wait for its turn; closing one."""
+    request_timeout_seconds: float = 20.0
+    """One answer of a broker. A look-up may wait there for a topic that changes brokers."""
+    ping_after_seconds: float = 2.0
+    """A connection that was silent for so long is pinged,"""
+    silent_after_seconds: float = 5.0
+    """and after so long given up."""
+    proof_seconds: float = 1.0
+    """A message is written only if the broker was there so recently; else it is asked first.
+
+    Must be less than the silence after which a broker deposes a holder (2.5 s by default): then a
+    process that was frozen and deposed finds out before it writes, and the message is definitely
+    not in the log.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """Everything that connections need to know."""
+
+    token: TokenSource | None = None
+    tls: Tls = field(default_factory=Tls)
+    limits: Limits = field(default_factory=Limits)
+    version: str = "onewriter-python"
+    """What the broker is told the client is."""
+
+
+def fixed_token(token: str) -> TokenSource:
+    """A token that never changes."""
+
+    async def give() -> str:
+        return token
+
+    return give
+
+
+def token_file(path: Path) -> TokenSource:
+    """The token in a file, read anew each time: whoever rotates it need not tell us."""
+
+    async def give() -> str:
+        try:
+            text = await asyncio.to_thread(_read_token, path)
+        except OSError as error:
+            raise Unavailable(f"the token file cannot be read: {error}") from error
+        if not text:
+            raise Unavailable(f"the token file {path} is empty")
+        return text
+
+    return give
+
+
+def _read_token(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(TOKEN_BYTES_MAX + 1)
+    if len(content) > TOKEN_BYTES_MAX:
+        raise OSError(f"{path} has more than {TOKEN_BYTES_MAX} bytes")
+    return content.decode("utf-8", "replace").strip()
+
+
+class Backoff:
+    """Growing, jittered pauses between attempts at the same thing."""
+
+    def __init__(
+        self,
+        first_seconds: float = BACKOFF_FIRST_SECONDS,
+        max_seconds: float = BACKOFF_MAX_SECONDS,
+    ) -> None:
+        self._first = first_seconds
+        self._max = max_seconds
+        self._next = first_seconds
+
+    def seconds(self) -> float:
+        """The next pause."""
+        pause, self._next = self._next, min(self._next * 2, self._max)
+        return pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads attempts, hides nothing
+
+    def reset(self) -> None:
+        """It worked: begin again with the shortest."""
+        self._next = self._first

@@ -1,0 +1,121 @@
+"""``onewriter check``: prove on a running installation that a fenced writer is refused.
+
+Two writers in this one process: the first claims a topic and publishes, the second takes it over,
+and the first is refused, by name of its epoch. Nothing here is special to this project: any client
+could do the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from onewriter._client import Client
+from onewriter._config import Tls
+from onewriter._errors import Fenced, Refused, Unavailable
+from onewriter._producer import Producer
+from onewriter._tenure import AccessMode, ProducerOptions
+
+Tell = Callable[[str], None]
+
+CLAIM_SECONDS = 0.5
+"""Between two attempts to take a topic that was declared just now."""
+
+
+class NotProved(click.ClickException):
+    """Something that must not happen happened, or the other way round."""
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--service-url", default="pulsar://127.0.0.1:6650", show_default=True)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="The token to prove oneself with.",
+)
+@click.option(
+    "--ca-file",
+    type=click.Path(path_type=Path),
+    help="The authority of the brokers' certificate, for pulsar+ssl.",
+)
+@click.option("--timeout-seconds", type=float, default=60, show_default=True)
+def check(
+    topic: str,
+    service_url: str,
+    token_file: Path | None,
+    ca_file: Path | None,
+    timeout_seconds: float,
+) -> None:
+    """Claim TOPIC, publish, take it over, and see the former writer refused.
+
+    Whoever holds the topic is deposed: use one that is made for this.
+    """
+    said: list[str] = []
+
+    def tell(text: str) -> None:
+        if not said or said[-1] != text:
+            click.echo(text)
+        said.append(text)
+
+    async def whole() -> None:
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                async with Client(
+                    service_url, token=token_file, tls=Tls(ca_file=ca_file)
+                ) as client:
+                    await _prove(client, topic, tell)
+        except TimeoutError as error:
+            last = said[-1] if said else "no broker answered"
+            raise Unavailable(f"not proved within {timeout_seconds:g} s: {last}") from error
+
+    asyncio.run(whole())
+
+
+async def _prove(client: Client, topic: str, tell: Tell) -> None:
+    former = await _claim(client, topic, tell)
+    first = await former.send(b"the former writer's")
+    tell(f"claimed: epoch {former.epoch}, published at {first}")
+    successor = await _take(client, topic)
+    if successor.epoch is None or former.epoch is None or successor.epoch <= former.epoch:
+        raise NotProved(f"the epoch went from {former.epoch} to {successor.epoch}")
+    tell(f"taken over: epoch {successor.epoch}")
+    try:
+        late = await former.send(b"too late")
+    except Fenced as fenced:
+        tell(f"the former writer is refused: {fenced}")
+    else:
+        raise NotProved(f"the former writer published at {late} after it was deposed")
+    await _must_not_return(client, topic, former.epoch, tell)
+    last = await successor.send(b"the successor's")
+    tell(f"the successor publishes at {last}")
+    await successor.close()
+
+
+async def _claim(client: Client, topic: str, tell: Tell) -> Producer:
+    """Take the topic, also when the brokers hear of it and of our claim only now."""
+    while True:
+        try:
+            return await _take(client, topic)
+        except Refused as refused:
+            tell(f"not yet: {refused}")
+            await asyncio.sleep(CLAIM_SECONDS)
+
+
+async def _take(client: Client, topic: str) -> Producer:
+    options = ProducerOptions(access_mode=AccessMode.EXCLUSIVE_WITH_FENCING)
+    return await client.create_producer(topic, options)
+
+
+async def _must_not_return(client: Client, topic: str, epoch: int, tell: Tell) -> None:
+    """Even asking by the former epoch's name brings nobody back."""
+    options = ProducerOptions(access_mode=AccessMode.EXCLUSIVE_WITH_FENCING, if_epoch=epoch)
+    try:
+        returned = await client.create_producer(topic, options)
+    except Refused as refused:
+        tell(f"the former epoch is not given again: {refused}")
+    else:
+        raise NotProved(f"epoch {epoch} deposed its successor: now {returned.epoch}")

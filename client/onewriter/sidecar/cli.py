@@ -1,0 +1,132 @@
+"""``onewriter sidecar``: run one, or speak with the one that runs here."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from pydantic import ValidationError
+
+from onewriter._errors import ConfigurationError, Refused, ServerError, Unavailable
+from onewriter.sidecar.settings import ENVIRONMENT_PREFIX, Endpoint, Settings
+
+Kind = TypeVar("Kind", bound=Endpoint)
+
+CALL_SECONDS = 30.0
+"""For one call to the running sidecar, a release included."""
+
+
+@click.group("sidecar", invoke_without_command=True)
+@click.option("--topic", help="The topic to lead.")
+@click.option("--service-url", help="The brokers: pulsar://HOST:PORT,... or pulsar+ssl://...")
+@click.option("--identity", help="Who we are, as published at a takeover. Default: the host name.")
+@click.option("--producer-name", help="Default: the identity and a nonce.")
+@click.option("--priority", type=int, help="Place in the waiting line; higher is earlier.")
+@click.option(
+    "--announce/--no-announce",
+    default=None,
+    help="Publish who leads at each takeover even without resume info.",
+)
+@click.option("--token-file", type=click.Path(path_type=Path), help="Read anew at each use.")
+@click.option("--tls-ca-file", type=click.Path(path_type=Path), help="Authorities to trust.")
+@click.option("--host", help="Loopback address of the API.")
+@click.option("--port", type=int, help="Port of the API; 0: none.")
+@click.option("--socket", type=click.Path(path_type=Path), help="Unix socket of the API.")
+@click.option("--health-host", help="Address of probes and metrics alone.")
+@click.option("--health-port", type=int, help="Their port; 0: only on the API.")
+@click.option("--ready-when", type=click.Choice(["standing-by", "leading"]))
+@click.option("--publish-timeout-seconds", type=float)
+@click.option("--stop-seconds", type=float, help="Time to release the topic at a stop.")
+@click.pass_context
+def sidecar(context: click.Context, /, **options: Any) -> None:
+    """Hold a topic for an application in any language, over HTTP on this machine.
+
+    Every limit can also be set in the environment, as ONEWRITER_SIDECAR_TOPIC and so on;
+    docs/sidecar.md lists them. SIGTERM releases the topic to the next in line, then ends.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if context.invoked_subcommand is not None:
+        context.obj = _settings(
+            Endpoint, {k: given[k] for k in ("host", "port", "socket") & given.keys()}
+        )
+        return
+    settings = _settings(Settings, given)
+    # Not above: the commands below run in preStop hooks, which should be quick.
+    from onewriter.sidecar.app import run  # noqa: PLC0415
+    from onewriter.sidecar.logs import configure_logging  # noqa: PLC0415
+
+    configure_logging()
+    try:
+        asyncio.run(run(settings))
+    except asyncio.CancelledError:
+        raise Unavailable("stopped without releasing the topic") from None
+
+
+@sidecar.command("release")
+@click.option(
+    "--rejoin/--stand-aside",
+    default=False,
+    help="Queue again at once, or stay out of the line (default).",
+)
+@click.pass_obj
+def release(endpoint: Endpoint, *, rejoin: bool) -> None:
+    """Hand the topic over to the next in line: for preStop hooks. Returns when it is released."""
+    standing = _call(endpoint, "POST", f"/release?rejoin={'true' if rejoin else 'false'}")
+    click.echo(f"released; {standing['phase']}")
+
+
+@sidecar.command("status")
+@click.pass_obj
+def status(endpoint: Endpoint) -> None:
+    """Show what GET /leadership says."""
+    click.echo(json.dumps(_call(endpoint, "GET", "/leadership"), indent=2))
+
+
+def _settings(kind: type[Kind], given: dict[str, Any]) -> Kind:
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        lines = []
+        for each in error.errors():
+            name = "_".join(str(part) for part in each["loc"])
+            where = f"{ENVIRONMENT_PREFIX}{name.upper()}: " if name else ""
+            lines.append(f"{where}{each['msg']}")
+        raise ConfigurationError("\n".join(lines)) from error
+
+
+class _Connection(http.client.HTTPConnection):
+    """To the sidecar's unix socket where there is one, else to its port."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint.host, endpoint.port or None, timeout=CALL_SECONDS)
+        self._path = endpoint.socket
+
+    def connect(self) -> None:
+        if self._path is None:
+            super().connect()
+            return
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(CALL_SECONDS)
+        self.sock.connect(str(self._path))
+
+
+def _call(endpoint: Endpoint, method: str, path: str) -> dict[str, Any]:
+    connection = _Connection(endpoint)
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        body: dict[str, Any] = json.loads(response.read())
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise Unavailable(f"no sidecar answers: {error}") from error
+    finally:
+        connection.close()
+    if response.status >= 500:
+        raise Unavailable(str(body.get("reason")))
+    if response.status >= 400:
+        raise Refused(ServerError.NOT_ALLOWED_ERROR, str(body.get("reason")))
+    return body

@@ -1,0 +1,104 @@
+"""The sidecar's metrics; all names begin with ``onewriter_sidecar_``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from onewriter._leadership import Phase, Standing
+from onewriter.sidecar.errors import Failure
+
+_PREFIX = "onewriter_sidecar_"
+
+_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Outcome:
+    """How one publish ends; unknown until told otherwise."""
+
+    def __init__(self) -> None:
+        self.name = "unknown"
+
+    def stored(self) -> None:
+        """The receipt came."""
+        self.name = "stored"
+
+    def failed(self, failure: Failure) -> None:
+        """It ended with this."""
+        self.name = failure.error
+
+
+class Metrics:
+    """One registry per process, so that several can live in one test."""
+
+    def __init__(self) -> None:
+        registry = self._registry = CollectorRegistry()
+        self._leading = Gauge(_PREFIX + "leading", "1 while it leads", registry=registry)
+        self._connected = Gauge(
+            _PREFIX + "connected", "1 while a broker knows it", registry=registry
+        )
+        self._epoch = Gauge(
+            _PREFIX + "latest_epoch", "Newest topic epoch that it heard of", registry=registry
+        )
+        self._terms = Counter(_PREFIX + "terms", "Times that it came to lead", registry=registry)
+        self.conflicts = Counter(
+            _PREFIX + "session_conflicts",
+            "Requests under a session that is over",
+            registry=registry,
+        )
+        self._publishes = Counter(
+            _PREFIX + "publishes", "Messages by what became of them", ["outcome"], registry=registry
+        )
+        self._publish_seconds = Histogram(
+            _PREFIX + "publish_seconds",
+            "From the request to the receipt",
+            registry=registry,
+            buckets=_BUCKETS,
+        )
+        self._pending = Gauge(
+            _PREFIX + "pending_messages", "Messages without a receipt", registry=registry
+        )
+        self._pending_bytes = Gauge(
+            _PREFIX + "pending_bytes", "The same in bytes", registry=registry
+        )
+        self.event_streams = Gauge(
+            _PREFIX + "event_streams", "Readers of leadership events", registry=registry
+        )
+        self._led_epoch: int | None = None
+
+    def stands(self, standing: Standing) -> None:
+        """Take note of a new standing."""
+        leads = standing.phase is Phase.LEADING
+        self._leading.set(leads)
+        self._connected.set(standing.is_connected)
+        if standing.latest_epoch is not None:
+            self._epoch.set(standing.latest_epoch)
+        if leads and standing.term is not None and standing.term.epoch != self._led_epoch:
+            self._led_epoch = standing.term.epoch
+            self._terms.inc()
+
+    def watch_pending(self, messages: Callable[[], int], size: Callable[[], int]) -> None:
+        """Where to read what has no receipt, at each scrape."""
+        self._pending.set_function(messages)
+        self._pending_bytes.set_function(size)
+
+    @contextmanager
+    def publishing(self) -> Iterator[Outcome]:
+        """Count and time one publish."""
+        outcome = Outcome()
+        begun = time.monotonic()
+        try:
+            yield outcome
+        except Failure as failure:
+            outcome.failed(failure)
+            raise
+        finally:
+            self._publishes.labels(outcome.name).inc()
+            self._publish_seconds.observe(time.monotonic() - begun)
+
+    def exposition(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self._registry)

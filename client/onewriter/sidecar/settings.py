@@ -1,0 +1,110 @@
+"""Every limit and choice of the sidecar: name, unit, default.
+
+Values come from, in this order: the command line, ``ONEWRITER_SIDECAR_*`` environment variables,
+these defaults.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+ENVIRONMENT_PREFIX = "ONEWRITER_SIDECAR_"
+
+PRIORITY_MAX = 2**31 - 1
+
+
+class Endpoint(BaseSettings):
+    """Where the sidecar's API is; all that its own small commands need to know."""
+
+    model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, frozen=True, extra="ignore")
+
+    host: str = Field("127.0.0.1", description="loopback address of the API")
+    port: int = Field(6680, ge=0, le=65535, description="port of the API on it; 0: none")
+    socket: Path | None = Field(None, description="unix socket of the API, beside the port")
+
+    @field_validator("host")
+    @classmethod
+    def _is_loopback(cls, host: str) -> str:
+        # The API has no credentials of its own: whoever reaches it may publish.
+        if host != "localhost" and not _is_loopback_address(host):
+            raise ValueError(f"{host} is no loopback address; probes and metrics: health_port")
+        return host
+
+
+class Settings(Endpoint):
+    """The sidecar's configuration."""
+
+    model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, frozen=True, extra="forbid")
+
+    # What it holds, and as whom
+    service_url: str = Field("pulsar://127.0.0.1:6650", description="the brokers")
+    topic: str = Field(min_length=1, description="the topic to lead")
+    identity: str = Field(
+        default_factory=socket.gethostname,
+        min_length=1,
+        max_length=253,
+        description="who we are, as published at a takeover; a pod's name is its host name",
+    )
+    producer_name: str = Field("", max_length=253, description="empty: the identity and a nonce")
+    priority: int = Field(
+        0, ge=-PRIORITY_MAX - 1, le=PRIORITY_MAX, description="place in the waiting line (PIP-440)"
+    )
+    announce: bool = Field(
+        False, description="publish who leads at each takeover even without resume info"
+    )
+
+    # How it proves itself
+    token_file: Path | None = Field(None, description="read anew whenever a token is needed")
+    tls_ca_file: Path | None = Field(None, description="authorities; none: the system's")
+    tls_certificate_file: Path | None = Field(None, description="our own, if brokers ask for one")
+    tls_key_file: Path | None = Field(None, description="the key of that certificate")
+
+    # Where it listens besides
+    health_host: str = Field("0.0.0.0", description="address of probes and metrics alone")
+    health_port: int = Field(0, ge=0, le=65535, description="their port; 0: only on the API")
+    ready_when: Literal["standing-by", "leading"] = Field(
+        "standing-by", description="when /readyz is 200: in line or leading, or only leading"
+    )
+
+    # How long
+    publish_timeout_seconds: float = Field(
+        10.0, gt=0, description="one message, from the request to its receipt"
+    )
+    stop_seconds: float = Field(10.0, gt=0, description="release at a stop; then it just goes")
+
+    # How much
+    message_bytes_max: int = Field(5 * 1024 * 1024, gt=0, description="one message's content")
+    resume_info_bytes_max: int = Field(64 * 1024, gt=0, description="what PUT /resume-info takes")
+    requests_max: int = Field(256, gt=0, description="publish requests worked on at once")
+    streams_max: int = Field(16, gt=0, description="publish streams at once")
+    event_streams_max: int = Field(32, gt=0, description="readers of leadership events at once")
+    pending_messages_max: int = Field(1_000, gt=0, description="messages without a receipt")
+    pending_bytes_max: int = Field(16 * 1024 * 1024, gt=0, description="the same in bytes")
+
+    @model_validator(mode="after")
+    def _is_reachable(self) -> Settings:
+        if self.port == 0 and self.socket is None:
+            raise ValueError("neither a port nor a socket: nobody could reach the sidecar")
+        return self
+
+    @property
+    def name(self) -> str:
+        """The producer's name: the given one, else one that no other process has."""
+        return self.producer_name or f"{self.identity}-{_NONCE}"
+
+
+_NONCE = secrets.token_hex(4)
+
+
+def _is_loopback_address(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,220 @@
+"""Injection of the sidecar into pods that ask for it: the JSON patch of a pod, purely.
+
+A pod asks with the label ``onewriter.dev/inject: "true"`` and says with the annotation
+``onewriter.dev/topic`` what it wants to lead. The sidecar is a native one (an init container with
+``restartPolicy: Always``): later containers wait until it has started, its readiness counts for the
+pod, and it ends after them. Injection is idempotent, adds only what is its own, and leaves the
+containers of the pod and of other injectors alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from onewriter_core.ids import InvalidTopicName, TopicName
+from onewriter_operator.documents import CLAIM_LABEL, Json, annotation, labels_of, spec_of
+
+INJECT_LABEL: Final = "onewriter.dev/inject"
+TOPIC_ANNOTATION: Final = "onewriter.dev/topic"
+PRIORITY_ANNOTATION: Final = "onewriter.dev/priority"
+READY_WHEN_ANNOTATION: Final = "onewriter.dev/ready-when"
+CA_ANNOTATION: Final = "onewriter.dev/broker-ca"
+
+CONTAINER: Final = "onewriter-sidecar"
+TOKEN_VOLUME: Final = "onewriter-token"  # noqa: S105 - the name of a volume
+CA_VOLUME: Final = "onewriter-broker-ca"
+TOKEN_DIRECTORY: Final = "/run/onewriter/token"  # noqa: S105 - a directory
+CA_DIRECTORY: Final = "/run/onewriter/broker-ca"
+
+HEALTH_PORT: Final = 6681
+TOKEN_SECONDS: Final = 600
+"""The shortest life that Kubernetes gives a projected token."""
+
+NATIVE_SIDECARS_SINCE: Final = (1, 29)
+"""Older servers drop ``restartPolicy``, and the pod would never start."""
+
+_READY_WHEN = ("standing-by", "leading")
+_PRIORITY = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """What every injected sidecar is given. ``authority`` is a PEM, empty without TLS."""
+
+    image: str
+    pull_policy: str
+    service_url: str
+    audience: str = "onewriter"
+    authority: str = ""
+    resources: Mapping[str, Any] = field(default_factory=dict)
+
+
+class NotInjectable(Exception):
+    """The pod asks for something that cannot be done; the message is for its author."""
+
+
+def patch_of(pod: Json, namespace: str, injection: Injection) -> list[Json]:
+    """The JSON patch that adds the sidecar; empty when there is nothing to add.
+
+    ``namespace`` is the pod's: a pod under admission may not name it itself. Raises NotInjectable.
+    """
+    if labels_of(pod).get(INJECT_LABEL) != "true":
+        return []
+    if any(each.get("name") == CONTAINER for each in spec_of(pod).get("initContainers") or ()):
+        return []
+    patch = _Patch(pod)
+    patch.append("/spec/initContainers", _container(pod, namespace, injection))
+    patch.append("/spec/volumes", _token(injection.audience))
+    if injection.authority:
+        patch.append("/spec/volumes", _authority())
+        patch.put("/metadata/annotations", CA_ANNOTATION, injection.authority)
+    if CLAIM_LABEL not in labels_of(pod):
+        patch.put("/metadata/labels", CLAIM_LABEL, "injected")
+    return patch.operations
+
+
+def topic_name(pod: Json, namespace: str) -> str:
+    """The Pulsar topic that a pod names: in full, or as an ExclusiveTopic of its own namespace.
+
+    Raises NotInjectable.
+    """
+    text = annotation(pod, TOPIC_ANNOTATION).strip()
+    if not text:
+        raise NotInjectable(f"annotation {TOPIC_ANNOTATION} is missing: which topic is to be led?")
+    tenant = "public" if namespace == "default" else namespace
+    full = text if "://" in text else f"persistent://{tenant}/default/{text}"
+    try:
+        name = TopicName.parse(full)
+    except InvalidTopicName as error:
+        raise NotInjectable(f"annotation {TOPIC_ANNOTATION}: {error}") from error
+    if name.partition is not None or name.domain != "persistent":
+        raise NotInjectable(
+            f"annotation {TOPIC_ANNOTATION} must name a persistent topic as a whole"
+        )
+    return str(name)
+
+
+# ------------------------------------------------------------ what is added
+
+
+def _container(pod: Json, namespace: str, injection: Injection) -> Json:
+    return {
+        "name": CONTAINER,
+        "image": injection.image,
+        "imagePullPolicy": injection.pull_policy,
+        "restartPolicy": "Always",
+        "command": ["onewriter", "sidecar"],
+        "env": _environment(pod, namespace, injection),
+        "ports": [{"name": "onewriter", "containerPort": HEALTH_PORT}],
+        "startupProbe": _probe("/healthz", period_seconds=1, failures=60),
+        "readinessProbe": _probe("/readyz", period_seconds=2, failures=2),
+        # Run when the pod is deleted, before anybody is told to end: the next in line takes over
+        # while this pod's containers are still there.
+        "lifecycle": {"preStop": {"exec": {"command": ["onewriter", "sidecar", "release"]}}},
+        "resources": dict(injection.resources),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "runAsGroup": 65532,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": [
+            {"name": TOKEN_VOLUME, "mountPath": TOKEN_DIRECTORY, "readOnly": True},
+            *(
+                [{"name": CA_VOLUME, "mountPath": CA_DIRECTORY, "readOnly": True}]
+                if injection.authority
+                else []
+            ),
+        ],
+    }
+
+
+def _environment(pod: Json, namespace: str, injection: Injection) -> list[Json]:
+    values = {
+        "TOPIC": topic_name(pod, namespace),
+        "SERVICE_URL": injection.service_url,
+        "TOKEN_FILE": f"{TOKEN_DIRECTORY}/token",
+        "HEALTH_PORT": str(HEALTH_PORT),
+    }
+    if injection.authority:
+        values["TLS_CA_FILE"] = f"{CA_DIRECTORY}/ca.crt"
+    priority = annotation(pod, PRIORITY_ANNOTATION).strip()
+    if priority:
+        if not _PRIORITY.fullmatch(priority) or not -(2**31) <= int(priority) < 2**31:
+            raise NotInjectable(f"annotation {PRIORITY_ANNOTATION} must be a signed 32-bit number")
+        values["PRIORITY"] = str(int(priority))
+    ready_when = annotation(pod, READY_WHEN_ANNOTATION).strip()
+    if ready_when:
+        if ready_when not in _READY_WHEN:
+            allowed = " or ".join(_READY_WHEN)
+            raise NotInjectable(f"annotation {READY_WHEN_ANNOTATION} must be {allowed}")
+        values["READY_WHEN"] = ready_when
+    own = {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    return [
+        {"name": "ONEWRITER_SIDECAR_IDENTITY", **own},
+        *({"name": f"ONEWRITER_SIDECAR_{name}", "value": value} for name, value in values.items()),
+    ]
+
+
+def _probe(path: str, *, period_seconds: int, failures: int) -> Json:
+    return {
+        "httpGet": {"path": path, "port": HEALTH_PORT},
+        "periodSeconds": period_seconds,
+        "failureThreshold": failures,
+        "timeoutSeconds": 2,
+    }
+
+
+def _token(audience: str) -> Json:
+    token = {"path": "token", "audience": audience, "expirationSeconds": TOKEN_SECONDS}
+    # Readable for the sidecar's own user, whatever the pod's other containers run as.
+    return {
+        "name": TOKEN_VOLUME,
+        "projected": {"defaultMode": 0o444, "sources": [{"serviceAccountToken": token}]},
+    }
+
+
+def _authority() -> Json:
+    """The brokers' authority out of the pod's own annotation: its namespace has no copy of it."""
+    item = {"path": "ca.crt", "fieldRef": {"fieldPath": f"metadata.annotations['{CA_ANNOTATION}']"}}
+    return {"name": CA_VOLUME, "downwardAPI": {"defaultMode": 0o444, "items": [item]}}
+
+
+class _Patch:
+    """Collects JSON-patch operations against a pod that may lack lists and mappings."""
+
+    def __init__(self, pod: Json) -> None:
+        self.operations: list[Json] = []
+        self._pod = pod
+        self._made: set[str] = set()
+
+    def append(self, path: str, value: Json) -> None:
+        """Add to a list's end, unless an item of that name is there."""
+        there = self._at(path) or []
+        if any(each.get("name") == value["name"] for each in there):
+            return
+        self._make(path, bool(there), [])
+        self.operations.append({"op": "add", "path": f"{path}/-", "value": value})
+
+    def put(self, path: str, name: str, value: str) -> None:
+        """Set one entry of a mapping."""
+        self._make(path, self._at(path) is not None, {})
+        escaped = name.replace("~", "~0").replace("/", "~1")
+        self.operations.append({"op": "add", "path": f"{path}/{escaped}", "value": value})
+
+    def _make(self, path: str, is_there: bool, empty: Any) -> None:
+        if not is_there and path not in self._made:
+            self.operations.append({"op": "add", "path": path, "value": empty})
+        self._made.add(path)
+
+    def _at(self, path: str) -> Any:
+        found: Any = self._pod
+        for part in path.strip("/").split("/"):
+            found = (found or {}).get(part)
+        return found

@@ -1,0 +1,166 @@
+"""The operator put together: what every replica does, and what only the leader does.
+
+Every replica serves metrics, probes and admission. The leader alone watches, visits and writes. One
+that loses the Lease ends as a process, whatever it was doing: a new one starts from what is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Final
+
+import structlog
+from kubernetes.aio import client
+
+from onewriter_operator.brokers.client import Credentials
+from onewriter_operator.brokers.fleet import Fleet
+from onewriter_operator.configuration import PORT_HTTP, PORT_HTTPS, Configuration
+from onewriter_operator.controller import Controller
+from onewriter_operator.declarations import Declarations
+from onewriter_operator.documents import FENCE, LEASE, TOPIC, Key, annotation
+from onewriter_operator.election import Election, Timing
+from onewriter_operator.engine import Engine
+from onewriter_operator.events import Recorder
+from onewriter_operator.installation import names
+from onewriter_operator.kube import Kube, load_configuration
+from onewriter_operator.metrics import Metrics
+from onewriter_operator.reconcile.claims import ClaimVisitor
+from onewriter_operator.reconcile.installation import Installation
+from onewriter_operator.reconcile.topics import TopicVisitor
+from onewriter_operator.settings import OperatorSettings
+from onewriter_operator.sidecars import Sidecars
+from onewriter_operator.store import Store
+from onewriter_operator.sweeper import Sweeper
+from onewriter_operator.web import Web
+from onewriter_operator.workqueue import WorkQueue
+
+SWEEP_SECONDS: Final = 300.0
+"""Between two listings that look for what a watch has missed."""
+
+log = structlog.get_logger(__name__)
+
+
+def wall_clock() -> float:
+    """Unix time, for what people read."""
+    return time.time()  # noqa: TID251 - the one place that reads it
+
+
+def broker_urls(settings: OperatorSettings, configuration: Configuration) -> dict[str, str]:
+    """Where each broker's HTTP interface is."""
+    given = settings.brokers()
+    if given:
+        return given
+    host = names.host(configuration, names.broker_pods(configuration))
+    prefix = names.component(configuration, names.BROKER)
+    scheme, port = "http", PORT_HTTP
+    if configuration.operator.broker_ca_file:
+        scheme, port = "https", PORT_HTTPS
+    return {
+        f"{prefix}-{number}": f"{scheme}://{prefix}-{number}.{host}:{port}"
+        for number in range(configuration.brokers.replicas)
+    }
+
+
+class Operator:
+    """One replica."""
+
+    def __init__(self, settings: OperatorSettings, configuration: Configuration) -> None:
+        self._settings = settings
+        self._configuration = configuration
+        self.metrics = Metrics()
+        self._queue: WorkQueue | None = None
+        self._store: Store | None = None
+        self._web = Web(self.metrics, self._problems, self._refresh)
+        self._sidecars = Sidecars(settings, configuration)
+
+    async def run(self) -> None:
+        """Serve, and lead when it is this replica's turn, until cancelled.
+
+        Raises an ExceptionGroup with LeadershipLost or EngineFailed when the process must end.
+        """
+        settings, configuration = self._settings, self._configuration
+        await self._web.start(settings.host, settings.http_port)
+        try:
+            reach = await load_configuration(settings.kubeconfig)
+            async with Kube(reach) as kube, asyncio.TaskGroup() as group:
+                await self._sidecars.start(kube)
+                group.create_task(self._sidecars.run())
+                lease = Key(
+                    LEASE.kind, configuration.namespace, f"{configuration.release}-operator"
+                )
+                of = configuration.operator.lease
+                timing = Timing(of.duration_seconds, of.renew_seconds, of.retry_seconds)
+                election = Election(kube, lease, settings.name, timing, wall_clock)
+                try:
+                    await election.win()
+                    self.metrics.is_leader.set(1)
+                    async with asyncio.TaskGroup() as leading:
+                        leading.create_task(election.keep())
+                        leading.create_task(self._lead(kube, reach))
+                finally:
+                    self.metrics.is_leader.set(0)
+                    await election.give_back()
+        finally:
+            await self._sidecars.stop()
+            await self._web.stop()
+
+    def _problems(self) -> list[str]:
+        return [self._sidecars.problem] if self._sidecars.problem else []
+
+    def _refresh(self) -> None:
+        """Gauges that are read off when somebody asks."""
+        if self._queue is None or self._store is None:
+            return
+        self.metrics.depth.set(self._queue.depth)
+        topics = self._store.all(TOPIC.kind)
+        self.metrics.fence_requested.set(sum(bool(annotation(each, FENCE)) for each in topics))
+
+    # ------------------------------------------------------------ the leader's part
+
+    async def _lead(self, kube: Kube, reach: client.Configuration) -> None:
+        settings, configuration = self._settings, self._configuration
+        options = configuration.operator
+        store = self._store = Store()
+        declarations = Declarations(store)
+        recorder = Recorder(kube, settings.name, wall_clock, self.metrics.events_dropped.inc)
+        controller = Controller(store, declarations, self.metrics)
+        authority = Path(options.broker_ca_file) if options.broker_ca_file else None
+        fleet = Fleet(
+            broker_urls(settings, configuration),
+            Credentials(settings.token_file, authority),
+            declarations,
+            controller,
+        )
+        parts = (kube, store, declarations, fleet, recorder, self.metrics, wall_clock)
+        topics, claims = TopicVisitor(*parts), ClaimVisitor(*parts)
+
+        async def visit(key: Key) -> float | None:
+            visitor = topics if key.kind == TOPIC.kind else claims
+            return await visitor.visit(key)
+
+        self._queue = queue = WorkQueue(
+            visit,
+            workers=options.concurrency,
+            resync_seconds=options.resync_seconds,
+            observer=self.metrics,
+        )
+        controller.work_with(queue, fleet, topics)
+        sweeper = Sweeper(
+            kube,
+            store,
+            self.metrics,
+            namespaces=options.namespaces,
+            every_seconds=SWEEP_SECONDS,
+        )
+        await sweeper.fill()
+        is_in_cluster = settings.kubeconfig is None
+        engine = Engine(sweeper.intake, None if is_in_cluster else reach, options.namespaces)
+        log.info("operator.leads", topics=store.count(TOPIC.kind))
+        controller.start()
+        async with asyncio.TaskGroup() as group:
+            for part in (engine, fleet, recorder, queue, sweeper):
+                group.create_task(part.run())
+            if settings.installs:
+                group.create_task(Installation(kube, configuration, recorder, self.metrics).run())

@@ -1,0 +1,1 @@
+"""The brokers, over their HTTP interface: telling them what is declared, hearing what they do."""

@@ -1,0 +1,248 @@
+"""One broker's HTTP interface, as the operator uses it (docs/http.md).
+
+Every failure is one of two: ``BrokerUnreachable``, nobody knows; ``BrokerRefused``, a definite no.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import aiohttp
+
+from onewriter_operator.documents import Json
+
+REQUEST_SECONDS: Final = 30.0
+CONNECT_SECONDS: Final = 5.0
+
+SILENCE_SECONDS: Final = 16.0
+"""A stream without a line for so long is dead: brokers send one each five seconds."""
+
+LINE_BYTES_MAX: Final = 4 * 1024 * 1024
+"""The longest line of a stream."""
+
+TOKEN_SECONDS: Final = 60.0
+"""How long a token is used before its file is read again: the kubelet renews it early enough."""
+
+REASON_LENGTH_MAX: Final = 500
+
+
+class BrokerUnreachable(Exception):
+    """No answer, or none that says anything: it may or may not have happened."""
+
+
+class BrokerRefused(Exception):
+    """The broker said no. ``errors`` has one sentence for each thing that is wrong."""
+
+    def __init__(self, status: int, errors: list[str]) -> None:
+        super().__init__(f"{status}: {'; '.join(errors)[:REASON_LENGTH_MAX]}")
+        self.status = status
+        self.errors = errors
+
+
+class NotServedHere(BrokerUnreachable):
+    """Another broker serves the topic."""
+
+
+class Credentials:
+    """The operator's token for brokers, re-read as the kubelet renews it; none without a file."""
+
+    def __init__(self, token_file: Path | None, ca_file: Path | None = None) -> None:
+        self._token_file = token_file
+        self._ca_file = ca_file
+        self._token = ""
+        self._read_at = -TOKEN_SECONDS
+
+    async def headers(self) -> dict[str, str]:
+        """What proves who asks. Raises BrokerUnreachable when the file cannot be read."""
+        if self._token_file is None:
+            return {}
+        now = asyncio.get_running_loop().time()
+        if now - self._read_at >= TOKEN_SECONDS:
+            try:
+                self._token = (await asyncio.to_thread(self._token_file.read_text)).strip()
+            except OSError as error:
+                raise BrokerUnreachable(f"the token cannot be read: {error}") from error
+            self._read_at = now
+        return {"Authorization": f"Bearer {self._token}"}
+
+    async def trust(self) -> ssl.SSLContext | bool:
+        """Whom to believe over TLS. Raises BrokerUnreachable when the file cannot be read."""
+        if self._ca_file is None:
+            return True
+        try:
+            return await asyncio.to_thread(ssl.create_default_context, cafile=str(self._ca_file))
+        except OSError as error:
+            raise BrokerUnreachable(f"the CA file cannot be read: {error}") from error
+
+
+class BrokerClient:
+    """Calls to one broker. Open it for as long as one connection's worth of trust is to count."""
+
+    def __init__(self, name: str, url: str, credentials: Credentials) -> None:
+        self.name = name
+        self.url = url
+        self._credentials = credentials
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Connect anew from now on, with certificates as they are now."""
+        await self.close()
+        connector = aiohttp.TCPConnector(limit=8, ssl=await self._credentials.trust())
+        self._session = aiohttp.ClientSession(
+            connector=connector, read_bufsize=LINE_BYTES_MAX // 2, raise_for_status=False
+        )
+
+    async def close(self) -> None:
+        """End all connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    # ------------------------------------------------------------ calls
+
+    async def put_desired(self, body: bytes) -> Json:
+        """Hand over the whole desired state. Raises BrokerRefused (400: nothing changed)."""
+        return await self._call("PUT", "/onewriter/v1/desired", data=body)
+
+    async def revision(self) -> str:
+        """The revision of the desired state that it has; empty when it has none."""
+        found = await self._call("GET", "/onewriter/v1/desired")
+        return str(found.get("revision") or "")
+
+    async def topic(self, name: str) -> Json | None:
+        """What it knows of a topic, None when there is no such topic."""
+        try:
+            return await self._call("GET", _topic_path(name))
+        except BrokerRefused as refused:
+            if refused.status == 404:
+                return None
+            raise
+
+    async def fence(self, name: str, epoch: int) -> Json:
+        """Fence the holder of this very epoch. Raises BrokerRefused 412 for another one."""
+        return await self._call("POST", f"{_topic_path(name)}/fence", json={"ifEpoch": epoch})
+
+    async def entries(self, name: str, partitions: int) -> int:
+        """The entries that a topic's log has."""
+        names = [f"{name}-partition-{n}" for n in range(partitions)] if partitions else [name]
+        total = 0
+        for each in names:
+            try:
+                found = await self._call("GET", f"{_pulsar_path(each)}/internalStats")
+            except BrokerRefused as refused:
+                if refused.status != 404:
+                    raise
+                continue
+            total += int(found.get("numberOfEntries", 0))
+        return total
+
+    async def delete(self, name: str, partitions: int, *, force: bool) -> bool:
+        """Delete a topic's log; its epochs stay. False when there was none.
+
+        Without ``force`` a topic that somebody is connected to is refused (412).
+        """
+        path = f"{_pulsar_path(name)}{'/partitions' if partitions else ''}"
+        try:
+            await self._call("DELETE", path, params={"force": str(force).lower()})
+        except BrokerRefused as refused:
+            if refused.status == 404:
+                return False
+            raise
+        return True
+
+    async def watch(self) -> AsyncIterator[Json]:
+        """The lines of its stream until it ends. Raises BrokerUnreachable, BrokerRefused."""
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS
+        )
+        headers = await self._credentials.headers()
+        try:
+            async with self._open_session().get(
+                f"{self.url}/onewriter/v1/watch",
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+            ) as answer:
+                if answer.status != 200:
+                    raise await _refused(answer)
+                async for line in answer.content:
+                    if line.strip():
+                        yield _object(line)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise BrokerUnreachable(_words(error)) from error
+
+    # ------------------------------------------------------------ inside
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise BrokerUnreachable("not connected")
+        return self._session
+
+    async def _call(self, method: str, path: str, **parameters: Any) -> Json:
+        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS)
+        headers = await self._credentials.headers()
+        try:
+            async with self._open_session().request(
+                method,
+                self.url + path,
+                headers=headers,
+                timeout=timeout,
+                # The token goes to nobody but the brokers that the operator knows itself.
+                allow_redirects=False,
+                **parameters,
+            ) as answer:
+                if 300 <= answer.status < 400:
+                    raise NotServedHere(f"{self.name} does not serve it")
+                if answer.status >= 400:
+                    raise await _refused(answer)
+                text = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise BrokerUnreachable(_words(error)) from error
+        return _object(text) if text.strip() else {}
+
+
+def _topic_path(name: str) -> str:
+    return f"/onewriter/v1/topics/{_parts(name)}"
+
+
+def _pulsar_path(name: str) -> str:
+    return f"/admin/v2/persistent/{_parts(name)}"
+
+
+def _parts(name: str) -> str:
+    tenant, namespace, local = name.partition("://")[2].split("/", 2)
+    return "/".join(quote(part, safe="") for part in (tenant, namespace, local))
+
+
+async def _refused(answer: aiohttp.ClientResponse) -> Exception:
+    """A no, if it is one for good; what may pass is no answer."""
+    text = (await answer.content.read(64 * 1024)).decode("utf-8", "replace")
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = {}
+    errors = said.get("errors") if isinstance(said, dict) else None
+    if not isinstance(errors, list):
+        reason = said.get("reason") if isinstance(said, dict) else None
+        errors = [reason or text or answer.reason]
+    errors = [str(each)[:REASON_LENGTH_MAX] for each in errors]
+    if answer.status >= 500 or answer.status in {401, 403, 408, 429}:
+        return BrokerUnreachable(f"{answer.status}: {'; '.join(errors)[:REASON_LENGTH_MAX]}")
+    return BrokerRefused(answer.status, errors)
+
+
+def _object(text: bytes) -> Json:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise TypeError("not a JSON object")
+    return found
+
+
+def _words(error: Exception) -> str:
+    return (str(error) or type(error).__name__)[:REASON_LENGTH_MAX]

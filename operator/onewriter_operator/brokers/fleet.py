@@ -1,0 +1,423 @@
+"""All brokers together: each is told what is declared, and its stream is followed.
+
+Per broker two tasks. One follows the stream, for ever, with a growing pause between attempts; a
+stream that breaks is forgiven for ``GRACE_SECONDS`` before what the broker served counts as unknown,
+so that a restart does not rewrite a thousand statuses. The other hands over the desired state
+whenever it has changed, the newest only, and again when the broker turns out to have another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeVar
+
+import structlog
+
+from onewriter_operator.brokers.client import (
+    BrokerClient,
+    BrokerRefused,
+    BrokerUnreachable,
+    Credentials,
+    NotServedHere,
+)
+from onewriter_operator.brokers.views import View, Views, claims_in
+from onewriter_operator.declarations import BODY_BYTES_MAX, Declarations, Desired
+from onewriter_operator.documents import Json, Key
+from onewriter_operator.plan.facts import Applied, Brokers, Stored
+
+GRACE_SECONDS: Final = 10.0
+"""A broker whose stream broke counts as followed for so long."""
+
+RETRY_SECONDS_MIN: Final = 0.2
+RETRY_SECONDS_MAX: Final = 5.0
+"""Between two attempts to reach a broker."""
+
+GATHER_SECONDS: Final = 0.05
+"""Changes of the desired state are gathered for so long."""
+
+CHECK_SECONDS: Final = 30.0
+"""How often a broker is asked whether it still has the desired state that it was given."""
+
+REFUSED_PIECES_MAX: Final = 1_000
+"""Objects that one broker may refuse; beyond that all of it counts as refused."""
+
+log = structlog.get_logger(__name__)
+
+
+class Listener(Protocol):
+    """Who is told what changed; only puts keys into queues."""
+
+    def topic_changed(self, topic: str, claims: Collection[str] | None) -> None:
+        """A topic's view changed; ``claims``: those that it concerns, None: all of them."""
+
+    def applied(self, keys: Collection[Key]) -> None:
+        """A broker took these over, or refused them."""
+
+    def fleet_changed(self) -> None:
+        """Another number of brokers can be followed."""
+
+    def drifted(self, broker: str) -> None:
+        """A broker had another desired state than it was given last."""
+
+
+@dataclass(slots=True)
+class _Broker:
+    """One broker, and what is known of it."""
+
+    client: BrokerClient
+    is_synced: bool = False
+    problem: str = "not connected yet"
+    incarnation: str = ""
+    revision: str = ""
+    pieces: Mapping[Key, str] = field(default_factory=dict)
+    refused: dict[Key, tuple[str, str]] = field(default_factory=dict)
+    general_refusal: str = ""
+    is_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    lines: int = 0
+    lost: asyncio.TimerHandle | None = None
+
+    def is_back(self) -> None:
+        """It is followed again, or nobody follows it any more."""
+        if self.lost is not None:
+            self.lost.cancel()
+            self.lost = None
+
+
+_Answer = TypeVar("_Answer")
+
+
+class Fleet:
+    """The brokers of one installation, by name."""
+
+    def __init__(
+        self,
+        urls: Mapping[str, str],
+        credentials: Credentials,
+        declarations: Declarations,
+        listener: Listener,
+    ) -> None:
+        self._declarations = declarations
+        self._listener = listener
+        self._views = Views()
+        self._desired: Desired | None = None
+        self._dirty = asyncio.Event()
+        self._brokers = {
+            name: _Broker(BrokerClient(name, url, credentials)) for name, url in urls.items()
+        }
+
+    async def run(self) -> None:
+        """Follow and tell until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._compose())
+            for broker in self._brokers.values():
+                group.create_task(self._follow(broker))
+                group.create_task(self._hand_over(broker))
+
+    def declare(self) -> None:
+        """Something declared has changed."""
+        self._dirty.set()
+
+    # ------------------------------------------------------------ what is known
+
+    def state(self) -> Brokers:
+        """The brokers as a whole."""
+        problems = [
+            f"{name}: {broker.problem}"
+            for name, broker in sorted(self._brokers.items())
+            if broker.problem
+        ]
+        synced = sum(broker.is_synced for broker in self._brokers.values())
+        return Brokers(len(self._brokers), synced, tuple(problems))
+
+    def view(self, topic: str) -> View | None:
+        """What the broker that serves the topic says of it."""
+        return self._views.best(topic)
+
+    def is_lost(self, topic: str) -> bool:
+        """Whether the broker that served the topic last cannot be followed."""
+        broker = self._brokers.get(self._views.server(topic))
+        return broker is not None and not broker.is_synced
+
+    def applied(self, key: Key, piece: str) -> Applied:
+        """What the brokers took over of an object, as it is passed on now."""
+        synced = [broker for broker in self._brokers.values() if broker.is_synced]
+        having = [broker for broker in synced if piece and broker.pieces.get(key) == piece]
+        refusal = ""
+        for broker in synced:
+            digest, reason = broker.refused.get(key, ("", ""))
+            if piece and digest == piece:
+                refusal = f"{broker.client.name}: {reason}"
+            elif broker.general_refusal and broker.pieces.get(key) != piece:
+                refusal = f"{broker.client.name}: {broker.general_refusal}"
+        return Applied(len(having), bool(synced) and len(having) == len(synced), refusal)
+
+    # ------------------------------------------------------------ asking
+
+    async def stored(self, topic: str) -> Stored:
+        """What any broker says of a topic; ``is_known`` False when none could say."""
+        try:
+            found = await self._ask(topic, lambda client: client.topic(topic))
+        except (BrokerUnreachable, BrokerRefused) as error:
+            log.info("topic.unknown", topic=topic, reason=str(error))
+            return Stored(is_known=False)
+        if found is None:
+            return Stored()
+        return Stored(True, bool(found.get("declared")), int(found.get("epoch", 0)))
+
+    async def fence(self, topic: str, epoch: int) -> None:
+        """Fence this very epoch. Raises BrokerRefused, BrokerUnreachable."""
+        await self._ask(topic, lambda client: client.fence(topic, epoch))
+
+    async def delete(self, topic: str, partitions: int, *, only_if_empty: bool) -> int:
+        """Delete a topic's log. 0: it is gone; else so many entries kept it.
+
+        Raises BrokerRefused (412: somebody is connected), BrokerUnreachable.
+        """
+
+        async def erase(client: BrokerClient) -> int:
+            if only_if_empty:
+                entries = await client.entries(topic, partitions)
+                if entries:
+                    return entries
+            await client.delete(topic, partitions, force=not only_if_empty)
+            return 0
+
+        return await self._ask(topic, erase)
+
+    async def _ask(
+        self, topic: str, question: Callable[[BrokerClient], Awaitable[_Answer]]
+    ) -> _Answer:
+        """Ask the broker that serves the topic, else the others, until one does not pass it on."""
+        view = self._views.best(topic)
+        first = "" if view is None else view.broker
+        names = sorted(self._brokers, key=lambda name: (name != first, name))
+        problem: BrokerUnreachable | None = None
+        for name in names:
+            broker = self._brokers[name]
+            if not broker.is_synced:
+                continue
+            try:
+                return await question(broker.client)
+            except NotServedHere as elsewhere:
+                problem = problem or elsewhere
+            except BrokerUnreachable as error:
+                problem = error
+        raise problem or BrokerUnreachable("no broker can be reached")
+
+    # ------------------------------------------------------------ telling
+
+    async def _compose(self) -> None:
+        """Put the desired state together when something has changed, and wake who hands it over."""
+        while True:
+            await self._dirty.wait()
+            await asyncio.sleep(GATHER_SECONDS)
+            self._dirty.clear()
+            self._desired = self._declarations.compose()
+            for broker in self._brokers.values():
+                broker.is_wanted.set()
+
+    async def _hand_over(self, broker: _Broker) -> None:
+        """Give one broker the newest desired state until it has it."""
+        pause = _Pause()
+        while True:
+            try:
+                async with asyncio.timeout(CHECK_SECONDS):
+                    await broker.is_wanted.wait()
+            except TimeoutError:
+                await self._check(broker)
+            broker.is_wanted.clear()
+            if self._desired is None or not broker.is_synced:
+                continue
+            try:
+                await self._give(broker, self._desired)
+            except BrokerUnreachable as error:
+                log.warning("desired.not_taken", broker=broker.client.name, reason=str(error))
+                await asyncio.sleep(pause.longer())
+                broker.is_wanted.set()
+            else:
+                pause.reset()
+
+    async def _check(self, broker: _Broker) -> None:
+        """Whether the broker still has what it was given: somebody else may have told it more."""
+        if not broker.is_synced or not broker.revision:
+            return
+        try:
+            revision = await broker.client.revision()
+        except (BrokerUnreachable, BrokerRefused) as error:
+            log.info("desired.unchecked", broker=broker.client.name, reason=str(error))
+            return
+        if revision != broker.revision:
+            self._listener.drifted(broker.client.name)
+            broker.revision, broker.pieces = "", {}
+
+    async def _give(self, broker: _Broker, desired: Desired) -> None:
+        """Hand it over; what the broker refuses is left out, so that all else gets through."""
+        without = {(key, digest) for key, (digest, _) in broker.refused.items()}
+        without &= set(desired.pieces.items())
+        broker.refused = {
+            key: entry for key, entry in broker.refused.items() if (key, entry[0]) in without
+        }
+        if without:
+            desired = self._declarations.compose(without)
+        if len(desired.body) > BODY_BYTES_MAX:
+            self._refuse_all(broker, f"all of it has {len(desired.body)} bytes, too many")
+            return
+        if broker.revision == desired.revision and broker.pieces == desired.pieces:
+            return
+        try:
+            answer = await broker.client.put_desired(desired.body)
+        except BrokerRefused as refused:
+            self._note_refusal(broker, desired, refused)
+            return
+        for warning in answer.get("warnings") or ():
+            log.info("desired.warning", broker=broker.client.name, warning=warning)
+        before = broker.pieces
+        broker.revision, broker.pieces, broker.general_refusal = (
+            desired.revision,
+            desired.pieces,
+            "",
+        )
+        changed = {key for key, digest in desired.pieces.items() if before.get(key) != digest}
+        self._listener.applied(changed)
+
+    def _note_refusal(self, broker: _Broker, desired: Desired, refused: BrokerRefused) -> None:
+        """Find out which objects the broker's sentences are about, and leave those out."""
+        blamed: dict[Key, tuple[str, str]] = {}
+        for key, digest in desired.pieces.items():
+            said = [error for error in refused.errors if _names(error, key)]
+            if said:
+                blamed[key] = (digest, "; ".join(said))
+        log.warning(
+            "desired.refused",
+            broker=broker.client.name,
+            errors=refused.errors[:10],
+            blamed=len(blamed),
+        )
+        if not blamed or len(broker.refused) + len(blamed) > REFUSED_PIECES_MAX:
+            self._refuse_all(broker, "; ".join(refused.errors))
+            return
+        broker.refused |= blamed
+        broker.is_wanted.set()
+        self._listener.applied(set(blamed))
+
+    def _refuse_all(self, broker: _Broker, reason: str) -> None:
+        """Nothing gets through to it until something changes."""
+        desired = self._desired
+        broker.general_refusal = reason
+        if desired is not None:
+            keys = {key for key, piece in desired.pieces.items() if broker.pieces.get(key) != piece}
+            self._listener.applied(keys)
+
+    # ------------------------------------------------------------ hearing
+
+    async def _follow(self, broker: _Broker) -> None:
+        """Follow a broker's stream for ever."""
+        pause = _Pause()
+        try:
+            while True:
+                lines = broker.lines
+                try:
+                    await broker.client.open()
+                    broker.problem = await self._listen(broker)
+                except (BrokerUnreachable, BrokerRefused) as error:
+                    broker.problem = str(error)
+                if broker.lines != lines:
+                    pause.reset()
+                if broker.is_synced and broker.lost is None:
+                    loop = asyncio.get_running_loop()
+                    broker.lost = loop.call_later(GRACE_SECONDS, self._lose, broker)
+                await asyncio.sleep(pause.longer())
+        finally:
+            broker.is_back()
+            await broker.client.close()
+
+    async def _listen(self, broker: _Broker) -> str:
+        """Take in one stream until it ends; why it did."""
+        name = broker.client.name
+        told: set[str] = set()
+        is_complete = False
+        async for line in broker.client.watch():
+            broker.lines += 1
+            topic = str(line.get("topic", ""))
+            match line.get("type"):
+                case "TOPIC":
+                    self._heard(name, topic, line["status"])
+                    told.add(topic)
+                case "GONE":
+                    self._tell_gone(topic, self._views.drop(name, topic))
+                    told.discard(topic)
+                case "SYNCED" if not is_complete:
+                    is_complete = True
+                    broker.is_back()
+                    self._synced(broker, line, told)
+                case _:
+                    continue  # PING, and what later versions may add
+        return "its stream ended"
+
+    def _heard(self, broker: str, topic: str, status: Json) -> None:
+        now = asyncio.get_running_loop().time()
+        before = self._views.put(broker, topic, status, now)
+        best = self._views.best(topic)
+        after = None if best is None else best.status
+        if before is None:
+            self._listener.topic_changed(topic, None)
+        elif before != after:
+            self._listener.topic_changed(topic, claims_in(before) | claims_in(after))
+
+    def _tell_gone(self, topic: str, before: Json | None) -> None:
+        if before is not None:
+            self._listener.topic_changed(topic, claims_in(before))
+
+    def _synced(self, broker: _Broker, line: Json, told: set[str]) -> None:
+        """The broker has told all that it serves."""
+        for topic in self._views.keep_only(broker.client.name, told):
+            self._listener.topic_changed(topic, None)
+        incarnation, revision = str(line.get("broker", "")), str(line.get("revision") or "")
+        is_same = broker.incarnation == incarnation
+        if broker.revision != revision:
+            if broker.revision and is_same:
+                self._listener.drifted(broker.client.name)
+            broker.revision, broker.pieces = "", {}
+        broker.incarnation = incarnation
+        was_synced, broker.is_synced, broker.problem = broker.is_synced, True, ""
+        log.info("broker.synced", broker=broker.client.name, topics=len(told), revision=revision)
+        if not was_synced:
+            self._listener.fleet_changed()
+        broker.is_wanted.set()
+
+    def _lose(self, broker: _Broker) -> None:
+        """The broker did not come back in time: what it served is unknown now."""
+        broker.is_synced, broker.lost = False, None
+        log.warning("broker.lost", broker=broker.client.name, reason=broker.problem)
+        for topic in self._views.lose(broker.client.name):
+            self._listener.topic_changed(topic, None)
+        self._listener.fleet_changed()
+
+
+class _Pause:
+    """A growing, jittered pause."""
+
+    def __init__(self) -> None:
+        self._seconds = RETRY_SECONDS_MIN
+
+    def longer(self) -> float:
+        found = self._seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
+        self._seconds = min(self._seconds * 2, RETRY_SECONDS_MAX)
+        return found
+
+    def reset(self) -> None:
+        self._seconds = RETRY_SECONDS_MIN
+
+
+def _names(error: str, key: Key) -> bool:
+    """Whether a broker's sentence is about an object: it names it as ``namespace/name``."""
+    position = error.find(str(key))
+    if position < 0:
+        return False
+    following = error[position + len(str(key)) :][:1]
+    before = error[:position][-1:]
+    is_inside = following.isalnum() or following in {"-", "."} or before.isalnum() or before == "-"
+    return not is_inside and (key.kind in error or "Exclusive" not in error)

@@ -1,0 +1,102 @@
+"""What the brokers serve, merged: for each topic the one view that counts. Pure bookkeeping.
+
+Two brokers may both believe that they serve a topic: one of them was frozen or cut off. Ledgers rise
+at every change of hands, so the view with the highest ledger is the later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onewriter_operator.documents import Json
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One topic as its broker sees it. ``since``: when it came into its present state."""
+
+    broker: str
+    status: Json
+    since: float
+
+
+class Views:
+    """The views of all brokers, by topic."""
+
+    def __init__(self) -> None:
+        self._by_broker: dict[str, dict[str, View]] = {}
+        self._last_server: dict[str, str] = {}
+
+    def best(self, topic: str) -> View | None:
+        """The view that counts; None when nobody serves the topic."""
+        found = [views[topic] for views in self._by_broker.values() if topic in views]
+        return max(found, key=_rank) if found else None
+
+    def server(self, topic: str) -> str:
+        """The broker that served the topic last, as far as is known; empty: none did."""
+        return self._last_server.get(topic, "")
+
+    def put(self, broker: str, topic: str, status: Json, now: float) -> Json | None:
+        """A broker tells of a topic; what counted before."""
+        before = self.best(topic)
+        known = self._by_broker.setdefault(broker, {}).get(topic)
+        is_same = known is not None and known.status.get("state") == status.get("state")
+        since = known.since if known is not None and is_same else now
+        self._by_broker[broker][topic] = View(broker, status, since)
+        best = self.best(topic)
+        if best is not None:
+            self._last_server[topic] = best.broker
+        return None if before is None else before.status
+
+    def drop(self, broker: str, topic: str) -> Json | None:
+        """A broker no longer serves a topic, and says so; what counted before."""
+        before = self.best(topic)
+        self._by_broker.get(broker, {}).pop(topic, None)
+        if self._last_server.get(topic) == broker:
+            del self._last_server[topic]
+        return None if before is None else before.status
+
+    def keep_only(self, broker: str, topics: Iterable[str]) -> list[str]:
+        """A broker told all that it serves: what it no longer does goes. The topics that went."""
+        kept = set(topics)
+        gone = [topic for topic in self._by_broker.get(broker, {}) if topic not in kept]
+        for topic in gone:
+            self.drop(broker, topic)
+        return gone
+
+    def lose(self, broker: str) -> list[str]:
+        """Nothing is known of a broker any more; the topics that it served."""
+        return list(self._by_broker.pop(broker, {}))
+
+    def forget(self, topic: str) -> None:
+        """The topic is declared no more."""
+        self._last_server.pop(topic, None)
+
+    def served_by(self, broker: str) -> list[str]:
+        """The topics that a broker serves."""
+        return list(self._by_broker.get(broker, {}))
+
+
+def claims_in(status: Mapping[str, Any] | None) -> set[str]:
+    """The claims whose producers a view mentions."""
+    if status is None:
+        return set()
+    contenders = (
+        *(status.get("holders") or ()),
+        *(status.get("waiters") or ()),
+        *(status.get("sharedProducers") or ()),
+    )
+    return {str(each["claim"]) for each in contenders if each.get("claim")}
+
+
+def _rank(view: View) -> tuple[bool, int, int, float]:
+    slots = view.status.get("slots") or ()
+    ledger = max((int(slot.get("ledger", 0)) for slot in slots), default=0)
+    return (
+        bool(view.status.get("served", True)),
+        ledger,
+        int(view.status.get("epoch", 0)),
+        view.since,
+    )

@@ -1,0 +1,122 @@
+"""Conditions in Kubernetes' own form, and every reason that this operator gives.
+
+Conventions: all conditions of a kind are there from the first visit; one summary, ``Ready``;
+``Conflict``, ``Drifted``, ``Reconciling`` and ``Stalled`` are abnormal when True (kstatus);
+``lastTransitionTime`` moves with the status and with nothing else. Which condition holds when is
+decided in ``plan``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from onewriter_operator.documents import Json, timestamp
+
+MESSAGE_LENGTH_MAX: Final = 1_000
+"""Characters of a message; the rest is cut off."""
+
+Status = Literal["True", "False", "Unknown"]
+
+_CANNOT: Final = frozenset({"Invalid", "Unsupported", "RefusedByBroker"})
+_BROKERS: Final = frozenset({"BrokersUnreachable"})
+
+TOPIC_REASONS: Final[Mapping[str, frozenset[str]]] = {
+    "Ready": frozenset(
+        {"Ready", "ResourceConflict", "ServiceTaken", "Pending", "Paused", "Unmanaged", "Deleting"}
+        | {"BucketWaiting"}
+        | _CANNOT
+        | _BROKERS
+    ),
+    "Serving": frozenset(
+        {"Served", "Idle", "BucketWaiting", "ResourceConflict", "Pending", "Deleting", "Unmanaged"}
+        | _CANNOT
+        | _BROKERS
+    ),
+    "WriterActive": frozenset(
+        {"Held", "Shared", "Vacant", "TakingOver", "NotServed", "Unmanaged"} | _BROKERS
+    ),
+    "PolicyApplied": frozenset(
+        {"Applied", "Adopted", "Pending", "Paused", "Unmanaged", "Deleting", "ServiceTaken"}
+        | {"ResourceConflict"}
+        | _CANNOT
+        | _BROKERS
+    ),
+    "Conflict": frozenset({"ResourceConflict", "NoConflict"}),
+    "Drifted": frozenset({"Repaired", "NoDrift"}),
+    "Reconciling": frozenset({"Progressing", "Settled"}),
+    "Stalled": frozenset({"ResourceConflict", "ServiceTaken", "Settled"} | _CANNOT),
+}
+"""The conditions of an ExclusiveTopic, in the order in which they are written, and their reasons."""
+
+CLAIM_REASONS: Final[Mapping[str, frozenset[str]]] = {
+    "Ready": frozenset(
+        {"Ready", "TopicMissing", "TopicNotServed", "Pending", "Paused", "Unmanaged"}
+        | _CANNOT - {"Unsupported"}
+        | _BROKERS
+    ),
+    "Granted": frozenset({"Granted", "Waiting", "Fenced", "Rejected", "Unmanaged"} | _BROKERS),
+    "FencedPodEvicted": frozenset(
+        {"Evicted", "PodGone", "Pending", "BlockedByPDB", "EvictionFailed", "NotRequested"}
+    ),
+    "Reconciling": frozenset({"Progressing", "Settled"}),
+    "Stalled": frozenset({"Settled"} | _CANNOT - {"Unsupported"}),
+}
+"""The same of a ProducerClaim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One condition as it was judged now."""
+
+    type: str
+    status: Status
+    reason: str
+    message: str
+
+
+def yes(kind: str, reason: str, message: str) -> Verdict:
+    """A condition that holds."""
+    return Verdict(kind, "True", reason, message)
+
+
+def no(kind: str, reason: str, message: str) -> Verdict:
+    """A condition that does not hold."""
+    return Verdict(kind, "False", reason, message)
+
+
+def unknown(kind: str, reason: str, message: str) -> Verdict:
+    """A condition that nobody can judge now."""
+    return Verdict(kind, "Unknown", reason, message)
+
+
+def written(
+    verdicts: Iterable[Verdict], before: Sequence[Mapping[str, Any]], generation: int, now: float
+) -> list[Json]:
+    """The conditions as they go into status. ``before``: those that are there; ``now``: Unix time."""
+    known = {condition.get("type"): condition for condition in before}
+    found = []
+    for verdict in verdicts:
+        former = known.get(verdict.type, {})
+        is_same = former.get("status") == verdict.status and former.get("lastTransitionTime")
+        found.append(
+            {
+                "type": verdict.type,
+                "status": verdict.status,
+                "observedGeneration": generation,
+                "lastTransitionTime": former["lastTransitionTime"] if is_same else timestamp(now),
+                "reason": verdict.reason,
+                "message": verdict.message[:MESSAGE_LENGTH_MAX],
+            }
+        )
+    return found
+
+
+def condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """The condition of that type; empty when it is not there."""
+    for found in status.get("conditions") or ():
+        if found.get("type") == kind:
+            result: Mapping[str, Any] = found
+            return result
+    return {}

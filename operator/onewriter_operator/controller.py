@@ -1,0 +1,181 @@
+"""Who is visited when: changes of the store and of the brokers become keys in the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from onewriter_operator.brokers.fleet import Fleet
+from onewriter_operator.declarations import Declarations
+from onewriter_operator.documents import (
+    CLAIM,
+    POD,
+    SERVICE,
+    SLICE,
+    TOPIC,
+    Key,
+    generation_of,
+    is_going,
+    key_of,
+    metadata,
+    spec_of,
+    status_of,
+    uid_of,
+)
+from onewriter_operator.metrics import Metrics
+from onewriter_operator.reconcile.topics import TopicVisitor
+from onewriter_operator.store import Store
+from onewriter_operator.workqueue import WorkQueue
+
+_Fingerprint = tuple[object, ...]
+
+_DEPENDENT: Final = frozenset({SERVICE.kind, SLICE.kind})
+
+
+class Controller:
+    """Listens to store and fleet, fills the queue. Decides nothing about the objects."""
+
+    def __init__(self, store: Store, declarations: Declarations, metrics: Metrics) -> None:
+        self._store = store
+        self._declarations = declarations
+        self._metrics = metrics
+        self._queue: WorkQueue
+        self._fleet: Fleet
+        self._topics: TopicVisitor
+        self._known: dict[Key, _Fingerprint] = {}
+        self._names: dict[Key, str] = {}
+        self._pods: dict[Key, str] = {}
+        self._is_complete = False
+
+    def work_with(self, queue: WorkQueue, fleet: Fleet, topics: TopicVisitor) -> None:
+        """Complete the construction, and listen from now on."""
+        self._queue, self._fleet, self._topics = queue, fleet, topics
+        self._store.listen(self.changed)
+
+    def start(self) -> None:
+        """The store is complete: visit everything, and tell the brokers what is declared.
+
+        Not before: a state with half of the topics would take the other half from the brokers.
+        """
+        self._is_complete = True
+        for key in self._all_keys():
+            self._is_news(key)
+            self._names[key] = self._declarations.standing(key).topic
+            self._queue.add(key)
+        self._fleet.declare()
+
+    def _all_keys(self) -> list[Key]:
+        return [
+            key_of(document)
+            for kind in (TOPIC.kind, CLAIM.kind)
+            for document in self._store.all(kind)
+        ]
+
+    # ------------------------------------------------------------ the store
+
+    def changed(self, key: Key) -> None:
+        """An object in the store is new, different or gone."""
+        if not self._is_complete:
+            return
+        if key.kind in {TOPIC.kind, CLAIM.kind}:
+            self._queue.add(key)
+            if self._is_news(key):
+                self._fleet.declare()
+                if key.kind == TOPIC.kind:
+                    self._visit_whom_it_concerns(key)
+        elif key.kind == POD.kind:
+            self._pod_changed(key)
+        elif key.kind in _DEPENDENT:
+            self._dependent_changed(key)
+
+    def _is_news(self, key: Key) -> bool:
+        """Whether anything but the object's own status, which nobody else looks at, has changed."""
+        document = self._store.get(key)
+        found = None if document is None else _fingerprint(document)
+        if found == self._known.get(key):
+            return False
+        if found is None:
+            self._known.pop(key, None)
+        else:
+            self._known[key] = found
+        return True
+
+    def _visit_whom_it_concerns(self, key: Key) -> None:
+        """A topic's claims, and its rivals for the Pulsar topic that it has or had, and theirs."""
+        topics = {self._names.pop(key, ""), self._declarations.standing(key).topic} - {""}
+        if key in self._known:
+            self._names[key] = self._declarations.standing(key).topic
+        for topic in topics:
+            for rival in self._declarations.keys_of(topic):
+                self._queue.add(rival)
+                self._visit_claims(rival)
+        self._visit_claims(key)
+
+    def _visit_claims(self, topic: Key) -> None:
+        for claim in self._store.claims_of(topic):
+            self._queue.add(key_of(claim))
+
+    def _pod_changed(self, key: Key) -> None:
+        pod = self._store.get(key)
+        uids = {self._pods.pop(key, "")}
+        if pod is not None:
+            self._pods[key] = uid_of(pod)
+            uids.add(uid_of(pod))
+        for uid in uids:
+            for topic in self._topics.of_pod(uid):
+                self._queue.add(topic)
+        for claim in self._declarations.selecting(key.namespace):
+            self._queue.add(key_of(claim))
+            self._fleet.declare()
+
+    def _dependent_changed(self, key: Key) -> None:
+        document = self._store.get(key)
+        owners = () if document is None else metadata(document).get("ownerReferences") or ()
+        names = [owner["name"] for owner in owners if owner.get("kind") == TOPIC.kind]
+        for name in names or self._topics.with_dependent(key):
+            self._queue.add(Key(TOPIC.kind, key.namespace, name))
+
+    # ------------------------------------------------------------ the brokers
+
+    def topic_changed(self, topic: str, claims: Collection[str] | None) -> None:
+        """See fleet.Listener."""
+        for key in self._declarations.keys_of(topic):
+            self._queue.add(key)
+            if claims is None:
+                self._visit_claims(key)
+            else:
+                for name in claims:
+                    self._queue.add(Key(CLAIM.kind, key.namespace, name))
+
+    def applied(self, keys: Collection[Key]) -> None:
+        """See fleet.Listener."""
+        for key in keys:
+            self._queue.add(key)
+
+    def fleet_changed(self) -> None:
+        """See fleet.Listener."""
+        self._metrics.brokers.set(self._fleet.state().synced)
+        if self._is_complete:
+            for key in self._all_keys():
+                self._queue.add(key)
+
+    def drifted(self, broker: str) -> None:
+        """See fleet.Listener."""
+        self._metrics.drift.labels("Broker").inc()
+        for document in self._store.all(TOPIC.kind):
+            key = key_of(document)
+            self._topics.drifted(key, f"desired state of {broker}")
+            self._queue.add(key)
+
+
+def _fingerprint(document: Mapping[str, Any]) -> _Fingerprint:
+    """What others than the object itself depend on."""
+    fenced = status_of(document).get("fencedPods") or ()
+    return (
+        uid_of(document),
+        generation_of(document),
+        is_going(document),
+        tuple((pod["podUID"], pod["epoch"], pod["outcome"]) for pod in fenced),
+        tuple(sorted((metadata(document).get("annotations") or {}).items())),
+        bool(spec_of(document)),
+    )

@@ -1,0 +1,322 @@
+"""What the brokers are to know: which objects count, and the whole desired state as one body.
+
+Pure bookkeeping over the store: no I/O. It answers at once for a single object, because each visit
+asks, and puts the body together out of ready-made pieces, because a burst of a thousand objects
+asks for it many times.
+
+* Of two objects for one topic the older counts (by creationTimestamp, then uid).
+* What the models refuse, or this version cannot do, is never passed on: one wrong object must not
+  keep all others from the brokers.
+* A topic that is being deleted together with its log is passed on closed: nobody new is let in.
+* A paused or unmanaged object is passed on as it was before, and so is one whose new spec is wrong.
+* A new topic is passed on only once it is known whether the brokers had it before (``admit``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from onewriter_core.api import ExclusiveTopic, ProducerClaim, unsupported
+from onewriter_core.api.violations import in_words
+from onewriter_core.ids import InvalidTopicName
+from onewriter_operator.documents import (
+    CLAIM,
+    CLAIM_LABEL,
+    PAUSED,
+    POD,
+    TOPIC,
+    UNMANAGED,
+    Json,
+    Key,
+    generation_of,
+    is_going,
+    is_set,
+    key_of,
+    labels_of,
+    metadata,
+    spec_of,
+    status_of,
+    uid_of,
+)
+from onewriter_operator.plan.claim import topic_of
+from onewriter_operator.plan.facts import Standing, Word
+from onewriter_operator.store import Store
+
+BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+"""What a broker takes at once."""
+
+_FINISHED: Final = frozenset({"Succeeded", "Failed"})
+"""Phases of pods that never run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """A whole desired state. ``pieces`` tells what is in it: key to the digest of its piece."""
+
+    revision: str
+    body: bytes
+    pieces: Mapping[Key, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What an object says, at one generation; ``topic`` is empty when that cannot be told."""
+
+    generation: int
+    topic: str = ""
+    problem: str = ""
+    is_unsupported: bool = False
+
+
+class Declarations:
+    """The declared topics and claims of one cluster. Create it before the store is filled."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._read: dict[str, _Read] = {}
+        self._by_topic: dict[str, set[Key]] = {}
+        self._topic_of: dict[Key, str] = {}
+        self._pieces: dict[Key, tuple[str, str]] = {}
+        self._held: dict[str, Json] = {}
+        self._admitted: set[str] = set()
+        self._selecting: set[Key] = set()
+        store.listen(self._changed)
+
+    # ------------------------------------------------------------ one object
+
+    def standing(self, key: Key) -> Standing:
+        """Whether, and as what, an object is passed on."""
+        document = self._store.get(key)
+        if document is None:
+            return Standing("TopicMissing", f"there is no {key.kind} {key}")
+        if key.kind == TOPIC.kind:
+            return self._topic_standing(key, document)
+        return self._claim_standing(document)
+
+    def rivals(self, key: Key) -> list[Key]:
+        """The other objects for the same topic."""
+        topic = self._topic_of.get(key, "")
+        return sorted(self._by_topic.get(topic, set()) - {key})
+
+    def keys_of(self, topic: str) -> list[Key]:
+        """The ExclusiveTopics for a Pulsar topic."""
+        return sorted(self._by_topic.get(topic, ()))
+
+    def admit(self, document: Json) -> None:
+        """It is known now whether the brokers had the topic before: pass it on."""
+        self._admitted.add(uid_of(document))
+
+    def is_admitted(self, document: Json) -> bool:
+        """Whether a topic was passed on earlier, by this operator or another."""
+        observed = int(status_of(document).get("observedGeneration", -1))
+        return observed >= 0 or uid_of(document) in self._admitted
+
+    def piece(self, key: Key) -> str:
+        """The digest of what is passed on of an object; empty when it is not."""
+        document = self._store.get(key)
+        if document is None or not self._is_passed_on(key, document):
+            return ""
+        return self._piece(key, document)[1]
+
+    def is_held_back(self, document: Json) -> bool:
+        """Whether brokers have an earlier spec than the one that is paused."""
+        held = self._held.get(uid_of(document))
+        return _is_paused(document) and held is not None and spec_of(held) != spec_of(document)
+
+    def selected(self, claim: Json) -> list[str] | None:
+        """The uids of the pods that a claim's podSelector selects; None when it has none."""
+        selector = (spec_of(claim).get("subject") or {}).get("podSelector")
+        if selector is None:
+            return None
+        wanted = selector.get("matchLabels") or {}
+        namespace = metadata(claim)["namespace"]
+        return sorted(
+            uid_of(pod)
+            for pod in self._store.all(POD.kind)
+            if metadata(pod).get("namespace") == namespace and _matches(pod, wanted)
+        )
+
+    def selecting(self, namespace: str) -> list[Json]:
+        """The claims of a namespace that select pods."""
+        keys = sorted(key for key in self._selecting if key.namespace == namespace)
+        return [found for key in keys if (found := self._store.get(key)) is not None]
+
+    # ------------------------------------------------------------ all of them
+
+    def compose(self, without: Container[tuple[Key, str]] = ()) -> Desired:
+        """The whole desired state as it ought to be now, less some pieces (key and digest)."""
+        texts: dict[str, list[str]] = {TOPIC.kind: [], CLAIM.kind: []}
+        pieces: dict[Key, str] = {}
+        pods: dict[str, list[str]] = {}
+        for kind, found in texts.items():
+            for document in self._store.all(kind):
+                key = key_of(document)
+                if not self._is_passed_on(key, document):
+                    continue
+                text, digest = self._piece(key, document)
+                if (key, digest) in without:
+                    continue
+                found.append(text)
+                pieces[key] = digest
+                uids = self.selected(document) if kind == CLAIM.kind else None
+                if uids is not None:
+                    pods[str(key)] = uids
+        topics, claims = (",".join(sorted(each)) for each in texts.values())
+        inner = f'"topics":[{topics}],"claims":[{claims}],"pods":{json.dumps(pods, sort_keys=True)}'
+        revision = hashlib.sha256(inner.encode()).hexdigest()[:32]
+        return Desired(revision, f'{{"revision":"{revision}",{inner}}}'.encode(), pieces)
+
+    # ------------------------------------------------------------ inside
+
+    def _changed(self, key: Key) -> None:
+        if key.kind not in {TOPIC.kind, CLAIM.kind}:
+            return
+        document = self._store.get(key)
+        if key.kind == TOPIC.kind:
+            topic = "" if document is None else self._look(document).topic
+            former = self._topic_of.pop(key, "")
+            if former and former != topic:
+                self._by_topic[former].discard(key)
+                if not self._by_topic[former]:
+                    del self._by_topic[former]
+            if topic:
+                self._topic_of[key] = topic
+                self._by_topic.setdefault(topic, set()).add(key)
+        subject = {} if document is None else spec_of(document).get("subject") or {}
+        if key.kind == CLAIM.kind and subject.get("podSelector"):
+            self._selecting.add(key)
+        else:
+            self._selecting.discard(key)
+        if document is None:
+            self._pieces.pop(key, None)
+            self._forget_gone()
+        elif _is_paused(document):
+            self._held.setdefault(uid_of(document), document)
+        elif not self._look(document).problem:
+            self._held[uid_of(document)] = document
+
+    def _forget_gone(self) -> None:
+        """What is remembered by uid goes with the objects, now and then."""
+        known = self._store.count(TOPIC.kind) + self._store.count(CLAIM.kind)
+        if len(self._read) <= 2 * known + 64:
+            return
+        living = {
+            uid_of(document)
+            for kind in (TOPIC.kind, CLAIM.kind)
+            for document in self._store.all(kind)
+        }
+        self._read = {uid: read for uid, read in self._read.items() if uid in living}
+        self._held = {uid: held for uid, held in self._held.items() if uid in living}
+        self._admitted &= living
+
+    def _look(self, document: Json) -> _Read:
+        """What an object says; read once per generation."""
+        uid, generation = uid_of(document), generation_of(document)
+        known = self._read.get(uid)
+        if known is None or known.generation != generation:
+            known = self._read[uid] = _parsed(document, generation)
+        return known
+
+    def _topic_standing(self, key: Key, document: Json) -> Standing:
+        read = self._look(document)
+        if read.problem:
+            word: Word = "Unsupported" if read.is_unsupported else "Invalid"
+            return Standing(word, read.problem, read.topic)
+        rivals = [self._store.get(each) for each in self._by_topic.get(read.topic, ())]
+        oldest = min((each for each in rivals if each is not None), key=_age, default=document)
+        if key_of(oldest) != key:
+            rival = str(key_of(oldest))
+            message = f"ExclusiveTopic {rival} is older and has {read.topic}"
+            return Standing("ResourceConflict", message, read.topic, rival)
+        if is_going(document) and spec_of(document).get("deletionPolicy", "Retain") != "Retain":
+            return Standing("Closing", "it is being deleted together with its log", read.topic)
+        return Standing("Accepted", "", read.topic)
+
+    def _claim_standing(self, document: Json) -> Standing:
+        read = self._look(document)
+        if read.problem:
+            return Standing("Invalid", read.problem)
+        key = Key(TOPIC.kind, metadata(document)["namespace"], topic_of(document))
+        topic = self._store.get(key)
+        if topic is None:
+            message = f"there is no ExclusiveTopic {key.name} in namespace {key.namespace}"
+            return Standing("TopicMissing", message)
+        found = self._topic_standing(key, topic)
+        if found.word == "Accepted":
+            return Standing("Accepted", "", found.topic)
+        message = f"ExclusiveTopic {key.name}: {found.message}"
+        return Standing("NotServed", message, found.topic)
+
+    def _is_passed_on(self, key: Key, document: Json) -> bool:
+        standing = self.standing(key)
+        is_kept = standing.word in {"Invalid", "Unsupported"} and uid_of(document) in self._held
+        if not standing.is_passed_on and not is_kept:
+            return False
+        return key.kind != TOPIC.kind or self.is_admitted(document)
+
+    def _piece(self, key: Key, document: Json) -> tuple[str, str]:
+        """The text that is passed on of an object, and its digest."""
+        source = document
+        if _is_paused(document) or self._look(document).problem:
+            source = self._held.get(uid_of(document), document)
+        is_closing = (
+            key.kind == TOPIC.kind and self._topic_standing(key, document).word == "Closing"
+        )
+        tag = f"{uid_of(source)}/{generation_of(source)}/{is_closing}"
+        known = self._pieces.get(key)
+        if known is not None and known[1].startswith(f"{tag}/"):
+            return known
+        spec = spec_of(source)
+        if is_closing:
+            spec = spec | {"access": (spec.get("access") or {}) | {"requireClaim": True}}
+        passed = {
+            "apiVersion": source["apiVersion"],
+            "kind": key.kind,
+            "metadata": {"name": key.name, "namespace": key.namespace},
+            "spec": spec,
+        }
+        text = json.dumps(passed, sort_keys=True, separators=(",", ":"))
+        found = (text, f"{tag}/{hashlib.sha256(text.encode()).hexdigest()[:16]}")
+        self._pieces[key] = found
+        return found
+
+
+def _is_paused(document: Json) -> bool:
+    return is_set(document, PAUSED) or is_set(document, UNMANAGED)
+
+
+def _age(document: Json) -> tuple[str, str]:
+    return (str(metadata(document).get("creationTimestamp", "")), uid_of(document))
+
+
+def _matches(pod: Json, wanted: Mapping[str, str]) -> bool:
+    labels = labels_of(pod)
+    phase = status_of(pod).get("phase")
+    is_named = CLAIM_LABEL in labels
+    return is_named and phase not in _FINISHED and wanted.items() <= labels.items()
+
+
+def _parsed(document: Json, generation: int) -> _Read:
+    model: type[ExclusiveTopic | ProducerClaim]
+    model = ExclusiveTopic if document["kind"] == TOPIC.kind else ProducerClaim
+    try:
+        found = model.from_document(document)
+        topic = str(found.topic_name) if isinstance(found, ExclusiveTopic) else ""
+    except ValidationError as error:
+        return _Read(generation, problem=_sentence(in_words(model, error)))
+    except InvalidTopicName as error:
+        return _Read(generation, problem=str(error))
+    lacking = unsupported(found) if isinstance(found, ExclusiveTopic) else ()
+    if lacking:
+        return _Read(generation, topic, _sentence(lacking), is_unsupported=True)
+    return _Read(generation, topic)
+
+
+def _sentence(parts: Iterable[Any]) -> str:
+    return "; ".join(str(part).removeprefix(", ") for part in parts)[:900]

@@ -1,0 +1,192 @@
+"""Kubernetes Events, few and aggregated: the same thing said again becomes a count.
+
+Events are for people at a terminal; nothing depends on them. So the recorder never makes anybody
+wait, drops what exceeds its bounds (and counts that), and gives up on an Event after a few attempts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from onewriter_operator.documents import (
+    EVENT,
+    Json,
+    Key,
+    metadata,
+    micro_timestamp,
+    uid_of,
+)
+from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
+from onewriter_operator.plan.actions import Tell
+
+WAITING_MAX: Final = 1_000
+"""Events that wait to be written; further ones are dropped."""
+
+REMEMBERED_MAX: Final = 4_096
+"""Events that may still be counted up."""
+
+SERIES_SECONDS: Final = 360.0
+"""An Event is counted up if the same is said again within this time; then a new one begins."""
+
+COUNT_SECONDS: Final = 30.0
+"""A count is written at most this often."""
+
+NOTE_LENGTH_MAX: Final = 1_000
+
+ALIKE_MAX: Final = 10
+"""Different notes about one object for one reason, within ``SERIES_SECONDS``; then they are counted
+as one Event, whose note says so."""
+
+ATTEMPTS_MAX: Final = 3
+RETRY_SECONDS: Final = 2.0
+
+REPORTING_CONTROLLER: Final = "onewriter.dev/operator"
+
+log = structlog.get_logger(__name__)
+
+_Same = tuple[str, str, str]
+
+
+@dataclass(slots=True)
+class _Series:
+    """One Event, and how often the same was said. ``name`` is empty until it is written."""
+
+    name: str
+    namespace: str
+    count: int
+    said_at: float
+    written_count: int
+    written_at: float
+
+
+class Recorder:
+    """Writes Events in the background. ``dropped`` is called for each that is not written."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        instance: str,
+        wall_clock: Callable[[], float],
+        dropped: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._kube = kube
+        self._instance = instance
+        self._wall_clock = wall_clock
+        self._dropped = dropped
+        self._series: OrderedDict[_Same, _Series] = OrderedDict()
+        self._recent: OrderedDict[tuple[str, str], list[float]] = OrderedDict()
+        self._waiting: asyncio.Queue[tuple[_Same, Json]] = asyncio.Queue(WAITING_MAX)
+
+    def tell(self, about: Mapping[str, Any], told: Tell) -> None:
+        """Say something about an object; the same said again is counted."""
+        now = asyncio.get_running_loop().time()
+        if (uid_of(about), told.reason, told.note) not in self._series and self._is_flood(
+            about, told
+        ):
+            told = Tell(told.reason, f"(and others alike) {told.reason}", told.is_warning)
+        same = (uid_of(about), told.reason, told.note)
+        known = self._series.get(same)
+        if known is not None and now - known.said_at < SERIES_SECONDS:
+            known.count += 1
+            known.said_at = now
+            self._series.move_to_end(same)
+            if now - known.written_at < COUNT_SECONDS:
+                return  # counted; written with the next one
+        else:
+            namespace = str(metadata(about).get("namespace") or "default")
+            self._series[same] = _Series("", namespace, 1, now, 0, now)
+            self._series.move_to_end(same)
+            while len(self._series) > REMEMBERED_MAX:
+                self._series.popitem(last=False)
+        try:
+            self._waiting.put_nowait((same, _event(about, told)))
+        except asyncio.QueueFull:
+            self._dropped()
+
+    def _is_flood(self, about: Mapping[str, Any], told: Tell) -> bool:
+        """Whether so much of the kind was said of the object lately that it is only counted."""
+        now = asyncio.get_running_loop().time()
+        which = (uid_of(about), told.reason)
+        recent = [at for at in self._recent.get(which, ()) if now - at < SERIES_SECONDS]
+        if len(recent) < ALIKE_MAX:
+            recent.append(now)
+        self._recent[which] = recent
+        self._recent.move_to_end(which)
+        while len(self._recent) > REMEMBERED_MAX:
+            self._recent.popitem(last=False)
+        return len(recent) >= ALIKE_MAX
+
+    async def run(self) -> None:
+        """Write what is told until cancelled."""
+        while True:
+            same, event = await self._waiting.get()
+            series = self._series.get(same)
+            if series is None or series.count == series.written_count:
+                continue
+            await self._write(series, event)
+
+    async def _write(self, series: _Series, event: Json) -> None:
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            try:
+                await self._write_once(series, event)
+            except ApiRefused as refused:
+                if refused.is_gone and series.name:
+                    series.name = ""  # it expired: begin anew
+                    continue
+                if refused.status < 500 and refused.status != 429:
+                    log.info("event.refused", reason=str(refused))
+                    return
+            except ApiUnreachable as error:
+                log.info("event.unwritten", reason=str(error), attempt=attempt)
+            else:
+                series.written_at = asyncio.get_running_loop().time()
+                return
+            await asyncio.sleep(RETRY_SECONDS * attempt)
+        self._dropped()
+
+    async def _write_once(self, series: _Series, event: Json) -> None:
+        now = micro_timestamp(self._wall_clock())
+        count = series.count
+        if series.name:
+            change = {"series": {"count": count, "lastObservedTime": now}}
+            await self._kube.merge(EVENT, Key(EVENT.kind, series.namespace, series.name), change)
+        else:
+            name = f"{event['regarding']['name'][:200]}.{uuid.uuid4().hex[:16]}"
+            written = event | {
+                "metadata": {"name": name, "namespace": series.namespace},
+                "eventTime": now,
+                "reportingInstance": self._instance,
+            }
+            if count > 1:
+                written["series"] = {"count": count, "lastObservedTime": now}
+            await self._kube.create(EVENT, written)
+            series.name = name
+        series.written_count = count
+
+
+def _event(about: Mapping[str, Any], told: Tell) -> Json:
+    of = metadata(about)
+    return {
+        "apiVersion": EVENT.api_version,
+        "kind": EVENT.kind,
+        "reportingController": REPORTING_CONTROLLER,
+        "action": "Reconcile",
+        "type": "Warning" if told.is_warning else "Normal",
+        "reason": told.reason,
+        "note": told.note[:NOTE_LENGTH_MAX],
+        "regarding": {
+            "apiVersion": about["apiVersion"],
+            "kind": about["kind"],
+            "name": of["name"],
+            **({"namespace": of["namespace"]} if of.get("namespace") else {}),
+            **({"uid": of["uid"]} if of.get("uid") else {}),
+            "resourceVersion": str(of.get("resourceVersion", "")),
+        },
+    }

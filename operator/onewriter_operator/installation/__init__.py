@@ -1,0 +1,68 @@
+"""What the operator installs: pure builders, one file per object, from configuration to objects.
+
+``objects`` is applied server-side, again and again. ``created_once`` are the Secrets of passwords:
+each is created where it does not exist and never written over. What stands here never changes
+anything; the chart installs what the operator itself needs (its own rights, the brokers' account).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from onewriter_operator.configuration import Configuration
+from onewriter_operator.installation import (
+    broker_services,
+    brokers,
+    disruption_budgets,
+    network_policies,
+    passwords,
+    valkey,
+    valkey_configuration,
+    valkey_service,
+)
+
+Json = dict[str, Any]
+
+
+def objects(configuration: Configuration, owner: Mapping[str, Any] | None = None) -> list[Json]:
+    """All objects, in the order in which to apply them.
+
+    ``owner`` is an object of the same namespace, as the API server has it, that goes when onewriter
+    is uninstalled: what is applied goes with it. Volumes stay.
+    """
+    found: list[Json | None] = [
+        valkey_configuration.config_map(configuration),
+        valkey_service.service(configuration),
+        broker_services.clients(configuration),
+        broker_services.pods(configuration),
+        *network_policies.policies(configuration),
+        *disruption_budgets.budgets(configuration),
+        valkey.stateful_set(configuration),
+        brokers.stateful_set(configuration),
+    ]
+    return [_owned(each, owner) for each in found if each is not None]
+
+
+def created_once(
+    configuration: Configuration,
+    owner: Mapping[str, Any] | None = None,
+    make_password: Callable[[], str] = passwords.random_password,
+) -> list[Json]:
+    """Secrets to create where they do not exist yet; one that exists is left as it is."""
+    found = passwords.store_password(configuration, make_password)
+    return [] if found is None else [_owned(found, owner)]
+
+
+def _owned(document: Json, owner: Mapping[str, Any] | None) -> Json:
+    if owner is not None:
+        document["metadata"]["ownerReferences"] = [
+            {
+                "apiVersion": owner["apiVersion"],
+                "kind": owner["kind"],
+                "name": owner["metadata"]["name"],
+                "uid": owner["metadata"]["uid"],
+                "controller": True,
+            }
+        ]
+    return document

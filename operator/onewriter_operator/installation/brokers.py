@@ -1,0 +1,199 @@
+"""The StatefulSet of the brokers, and how they are replaced without a failed send.
+
+A broker that goes hands its buckets over while its name still resolves, and before the next one
+goes the new one has had time to take its share: see ``_update``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Final
+
+from onewriter_operator.configuration import (
+    PORT_HTTP,
+    PORT_HTTPS,
+    PORT_PULSAR,
+    PORT_PULSAR_TLS,
+    PORT_STORE,
+    Configuration,
+    Setting,
+)
+from onewriter_operator.installation import names, passwords, pods
+
+Json = dict[str, Any]
+
+DATA_DIRECTORY: Final = "/var/lib/onewriter"
+TLS_DIRECTORY: Final = "/run/onewriter/tls"
+
+DRAIN_SECONDS: Final = 3
+"""Between leaving the Service and the signal to stop: until every node's proxy has heard of it."""
+
+SLACK_SECONDS: Final = 15
+"""For what a stop takes beside handing over: the supervisor, the runtime."""
+
+SETTLE_SECONDS: Final = 10
+"""A new broker is left alone for so long before the next one is replaced: it takes its buckets."""
+
+ANCHOR_NAME: Final = "shard-0"
+AUDIENCE: Final = "onewriter"
+
+
+def stateful_set(configuration: Configuration) -> Json:
+    """The StatefulSet."""
+    options = configuration.brokers
+    name = names.component(configuration, names.BROKER)
+    noted = {names.CONFIGURATION: names.digest(configuration)}
+    spec: Json = {
+        "replicas": options.replicas,
+        "serviceName": names.broker_pods(configuration),
+        "selector": {"matchLabels": names.selector(configuration, names.BROKER)},
+        **_update(),
+        "template": pods.template(configuration, names.BROKER, options, _pod(configuration)),
+    }
+    labels = names.selector(configuration, names.BROKER)
+    pods.data_volume(spec, options.storage, labels)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": names.metadata(configuration, name, names.BROKER, annotations=noted),
+        "spec": spec,
+    }
+
+
+def _update() -> Json:
+    return {
+        # No broker needs another one to be there first: all start at once.
+        "podManagementPolicy": "Parallel",
+        "updateStrategy": {"type": "RollingUpdate"},
+        "minReadySeconds": SETTLE_SECONDS,
+        "revisionHistoryLimit": 5,
+    }
+
+
+def _pod(configuration: Configuration) -> Json:
+    grace = DRAIN_SECONDS + math.ceil(configuration.brokers.stop_seconds) + SLACK_SECONDS
+    volumes: list[Json] = [{"name": "tmp", "emptyDir": {}}]
+    password = passwords.mounted(configuration)
+    if password is not None:
+        volumes.append(password)
+    if configuration.brokers.tls.enabled:
+        secret = names.broker_tls_secret(configuration)
+        volumes.append(
+            {"name": "tls", "secret": {"secretName": secret, "defaultMode": pods.READ_BY_GROUP}}
+        )
+    return {
+        "serviceAccountName": names.component(configuration, names.BROKER),
+        "terminationGracePeriodSeconds": grace,
+        "containers": [_container(configuration)],
+        "volumes": volumes,
+    }
+
+
+def _container(configuration: Configuration) -> Json:
+    mounts: list[Json] = [
+        {"name": "data", "mountPath": DATA_DIRECTORY},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a volume of the pod's own
+    ]
+    if passwords.mounted(configuration) is not None:
+        mounts.append(
+            {"name": "store-password", "mountPath": passwords.DIRECTORY, "readOnly": True}
+        )
+    ports = [("pulsar", PORT_PULSAR), ("http", PORT_HTTP)]
+    if configuration.brokers.tls.enabled:
+        mounts.append({"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True})
+        ports += [("pulsar-tls", PORT_PULSAR_TLS), ("https", PORT_HTTPS)]
+    return {
+        "name": "broker",
+        "image": configuration.image.reference,
+        "imagePullPolicy": configuration.image.pull_policy.value,
+        "command": ["onewriter", "broker"],
+        "env": _environment(configuration),
+        "ports": [{"name": name, "containerPort": port} for name, port in ports],
+        "resources": pods.resources(configuration.brokers.resources),
+        "securityContext": pods.CONTAINER_SECURITY,
+        "volumeMounts": mounts,
+        "lifecycle": {"preStop": {"sleep": {"seconds": DRAIN_SECONDS}}},
+        **_probes(),
+    }
+
+
+def _probes() -> Json:
+    """A frozen broker is killed by its supervisor; the kubelet only sees a supervisor that hangs."""
+    return {
+        "startupProbe": _probe("/healthz", period=1, failures=120, timeout=2),
+        "livenessProbe": _probe("/healthz", period=10, failures=6, timeout=5),
+        "readinessProbe": _probe("/readyz", period=2, failures=3, timeout=2),
+    }
+
+
+def _probe(path: str, *, period: int, failures: int, timeout: int) -> Json:
+    return {
+        "httpGet": {"path": path, "port": "http"},
+        "periodSeconds": period,
+        "failureThreshold": failures,
+        "timeoutSeconds": timeout,
+    }
+
+
+def _environment(configuration: Configuration) -> list[Json]:
+    host = names.host(configuration, names.broker_pods(configuration))
+    options = configuration.brokers
+    admins = [configuration.operator_subject, *options.authentication.admin_subjects]
+    values: dict[str, Setting] = {
+        "advertisedHost": f"$(ONEWRITER_NAME).{host}",
+        "host": "0.0.0.0",
+        "port": PORT_PULSAR,
+        "httpPort": PORT_HTTP,
+        "dataDir": DATA_DIRECTORY,
+        "anchor": "kubernetes",
+        "anchorName": ANCHOR_NAME,
+        "kubernetesNamespace": configuration.namespace,
+        "tokenReview": True,
+        "tokenAudience": AUDIENCE,
+        "authenticationRequired": options.authentication.required,
+        "adminSubjects": ",".join(admins),
+        **_store(configuration),
+        **options.settings,
+    }
+    if options.tls.enabled:
+        values |= {
+            "tlsPort": PORT_PULSAR_TLS,
+            "httpsPort": PORT_HTTPS,
+            "tlsCertFile": f"{TLS_DIRECTORY}/tls.crt",
+            "tlsKeyFile": f"{TLS_DIRECTORY}/tls.key",
+        }
+    # The pod's name comes first: a variable may only mention those before it.
+    own = {"name": "ONEWRITER_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    return [own, *({"name": _variable(name), "value": _text(values[name])} for name in values)]
+
+
+def _store(configuration: Configuration) -> dict[str, Setting]:
+    external = configuration.external_store
+    found: dict[str, Setting] = {}
+    if not external.is_used:
+        host = names.host(configuration, names.component(configuration, names.VALKEY))
+        found = {"redisUrl": f"redis://{host}:{PORT_STORE}", "redisUsername": names.STORE_USER}
+    elif external.url:
+        found = {"redisUrl": external.url}
+    else:
+        found = {
+            "redisSentinels": ",".join(external.sentinels),
+            "redisSentinelMaster": external.sentinel_master,
+        }
+    if external.is_used and external.username:
+        found["redisUsername"] = external.username
+    if external.is_used and external.replicas:
+        found["redisReplicas"] = external.replicas
+    if passwords.mounted(configuration) is not None:
+        found["redisPasswordFile"] = f"{passwords.DIRECTORY}/{names.PASSWORD_KEY}"
+    return found
+
+
+def _variable(setting: str) -> str:
+    """Where a setting is read from: silentAfterSeconds from ONEWRITER_SILENT_AFTER_SECONDS."""
+    return "ONEWRITER_" + re.sub("(?=[A-Z])", "_", setting).upper()
+
+
+def _text(value: Setting) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,85 @@
+"""Names, labels and addresses of what is installed, in one place."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final
+
+from onewriter_operator.configuration import Configuration
+
+BROKER: Final = "broker"
+VALKEY: Final = "valkey"
+OPERATOR: Final = "operator"
+TEST: Final = "test"
+
+CONFIGURATION: Final = "onewriter.dev/configuration"
+"""Annotation: the configuration that an object was applied for, or a pod is started for."""
+
+STORE_USER: Final = "onewriter"
+"""The brokers' user of our own store."""
+
+PASSWORD_KEY: Final = "password"  # noqa: S105 - the name of a key
+PREVIOUS_PASSWORD_KEY: Final = "previous-password"  # noqa: S105 - the name of a key
+"""Keys of the Secret with the store's passwords: both count, so that a change locks nobody out."""
+
+
+def component(configuration: Configuration, name: str) -> str:
+    """The name of a component's objects."""
+    return f"{configuration.release}-{name}"
+
+
+def broker_pods(configuration: Configuration) -> str:
+    """The headless Service that gives each broker a name of its own."""
+    return f"{component(configuration, BROKER)}-pods"
+
+
+def store_secret(configuration: Configuration) -> str:
+    """The Secret that our own store's password is made in."""
+    return f"{component(configuration, VALKEY)}-password"
+
+
+def broker_tls_secret(configuration: Configuration) -> str:
+    """The Secret with the brokers' certificate."""
+    given = configuration.brokers.tls.secret_name
+    return given or f"{component(configuration, BROKER)}-tls"
+
+
+def digest(configuration: Configuration) -> str:
+    """Changes with anything in the configuration: says which one an object was applied for."""
+    return hashlib.sha256(configuration.model_dump_json().encode()).hexdigest()[:16]
+
+
+def host(configuration: Configuration, service: str) -> str:
+    """A Service's name in DNS."""
+    return f"{service}.{configuration.namespace}.svc.{configuration.cluster_domain}"
+
+
+def selector(configuration: Configuration, name: str) -> dict[str, str]:
+    """The labels that a component's pods are selected by; they never change."""
+    return {
+        "app.kubernetes.io/name": "onewriter",
+        "app.kubernetes.io/instance": configuration.release,
+        "app.kubernetes.io/component": name,
+    }
+
+
+def labels(configuration: Configuration, name: str) -> dict[str, str]:
+    """All labels of a component's object."""
+    found = {
+        **selector(configuration, name),
+        "app.kubernetes.io/part-of": "onewriter",
+        "app.kubernetes.io/managed-by": "onewriter-operator",
+    }
+    if configuration.version:
+        found["app.kubernetes.io/version"] = configuration.version
+    return found
+
+
+def metadata(configuration: Configuration, name: str, part: str, **more: Any) -> dict[str, Any]:
+    """The metadata of an object of component ``part``."""
+    return {
+        "name": name,
+        "namespace": configuration.namespace,
+        "labels": labels(configuration, part),
+        **more,
+    }

@@ -1,0 +1,84 @@
+"""NetworkPolicies: who may talk to brokers and store, and to whom these may talk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from onewriter_operator.configuration import (
+    PORT_HTTP,
+    PORT_HTTPS,
+    PORT_STORE,
+    Configuration,
+)
+from onewriter_operator.installation import broker_services, names
+
+Json = dict[str, Any]
+
+DNS: Json = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
+"""Wherever the cluster's DNS is: on nodes too, in some clusters."""
+
+
+def policies(configuration: Configuration) -> list[Json]:
+    """The policies of brokers and of our own store."""
+    if not configuration.network_policies.enabled:
+        return []
+    found = [_brokers(configuration)]
+    if not configuration.external_store.is_used:
+        found.append(_valkey(configuration))
+    return found
+
+
+def _brokers(configuration: Configuration) -> Json:
+    wanted = configuration.network_policies
+    offered = [port for _, port in broker_services.ports(configuration)]
+    own = [_peer(configuration, names.OPERATOR), _peer(configuration, names.BROKER)]
+    # Where only some may be clients, the chart's test is one of them.
+    clients = [*wanted.clients, _peer(configuration, names.TEST)] if wanted.clients else []
+    ingress = [
+        _rule("from", clients, offered),
+        _rule("from", wanted.monitoring, [PORT_HTTP, PORT_HTTPS]),
+        _rule("from", own, [PORT_HTTP, PORT_HTTPS]),
+    ]
+    external = configuration.external_store
+    store = (
+        _rule("to", (), external.ports)
+        if external.is_used
+        else _rule("to", [_peer(configuration, names.VALKEY)], [PORT_STORE])
+    )
+    egress = [DNS, store, _rule("to", (), wanted.api_server_ports)]
+    return _policy(configuration, names.BROKER, ingress, egress)
+
+
+def _valkey(configuration: Configuration) -> Json:
+    """Only brokers reach the store; it reaches nobody."""
+    ingress = [_rule("from", [_peer(configuration, names.BROKER)], [PORT_STORE])]
+    return _policy(configuration, names.VALKEY, ingress, [])
+
+
+def _peer(configuration: Configuration, part: str) -> Json:
+    return {"podSelector": {"matchLabels": names.selector(configuration, part)}}
+
+
+def _rule(direction: str, peers: Sequence[Json], ports: Iterable[int]) -> Json:
+    """What may pass; without peers from or to everybody."""
+    found: Json = {"ports": [{"protocol": "TCP", "port": port} for port in ports]}
+    if peers:
+        found[direction] = list(peers)
+    return found
+
+
+def _policy(
+    configuration: Configuration, part: str, ingress: list[Json], egress: list[Json]
+) -> Json:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": names.metadata(configuration, names.component(configuration, part), part),
+        "spec": {
+            "podSelector": {"matchLabels": names.selector(configuration, part)},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": ingress,
+            "egress": egress,
+        },
+    }

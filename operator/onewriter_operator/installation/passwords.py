@@ -1,0 +1,62 @@
+"""The Secret with the password of our own store."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Callable
+from typing import Any, Final
+
+from onewriter_operator.configuration import Configuration
+from onewriter_operator.installation import names
+
+DIRECTORY: Final = "/run/onewriter/store"
+"""Where the passwords are mounted."""
+
+_PASSWORD_BYTES: Final = 32
+
+
+def random_password() -> str:
+    """A password that nobody guesses, safe in URLs and in files of directives."""
+    return secrets.token_hex(_PASSWORD_BYTES)
+
+
+def store_password(
+    configuration: Configuration, make_password: Callable[[], str]
+) -> dict[str, Any] | None:
+    """The Secret to create once; None when the store or its password comes from elsewhere."""
+    if configuration.external_store.is_used or configuration.valkey.password_secret.name:
+        return None
+    encoded = base64.b64encode(make_password().encode()).decode()
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "Opaque",
+        "metadata": names.metadata(configuration, names.store_secret(configuration), names.VALKEY),
+        "data": {names.PASSWORD_KEY: encoded},
+    }
+
+
+def mounted(configuration: Configuration) -> dict[str, Any] | None:
+    """The volume named ``store-password`` with the store's password; None when it has none.
+
+    Its files are ``password`` and, while a password is being changed, ``previous-password``.
+    """
+    external = configuration.external_store
+    given = external.password_secret if external.is_used else configuration.valkey.password_secret
+    if external.is_used and not given.name:
+        return None
+    secret, key = (given.name, given.key) if given.name else (names.store_secret(configuration), "")
+    items = [{"key": key or names.PASSWORD_KEY, "path": names.PASSWORD_KEY}]
+    # A projected volume takes a Secret a second time, where it may lack the other key.
+    previous = {"key": names.PREVIOUS_PASSWORD_KEY, "path": names.PREVIOUS_PASSWORD_KEY}
+    return {
+        "name": "store-password",
+        "projected": {
+            "defaultMode": 0o440,
+            "sources": [
+                {"secret": {"name": secret, "items": items}},
+                {"secret": {"name": secret, "items": [previous], "optional": True}},
+            ],
+        },
+    }

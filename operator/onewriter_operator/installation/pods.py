@@ -1,0 +1,127 @@
+"""What pods of every component share: they run as nobody, on a file system that they cannot write.
+
+All of it is what the ``restricted`` Pod Security Standard asks for
+(https://kubernetes.io/docs/concepts/security/pod-security-standards/).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from onewriter_operator.configuration import (
+    Configuration,
+    PodOptions,
+    Resources,
+    Spreading,
+    Storage,
+)
+from onewriter_operator.installation import names
+
+Json = dict[str, Any]
+
+USER: Final = 65532
+"""User and group of every container."""
+
+READ_BY_GROUP: Final = 0o440
+"""Mode of mounted secrets."""
+
+POD_SECURITY: Final[Json] = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+CONTAINER_SECURITY: Final[Json] = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+_ZONE = "topology.kubernetes.io/zone"
+_NODE = "kubernetes.io/hostname"
+
+
+def template(
+    configuration: Configuration,
+    part: str,
+    options: PodOptions,
+    spec: Json,
+    annotations: dict[str, str] | None = None,
+) -> Json:
+    """A pod template: ``spec`` with what all pods have in common."""
+    # Nothing that changes with each release: pods would be replaced for a label.
+    own = names.selector(configuration, part) | {"app.kubernetes.io/part-of": "onewriter"}
+    metadata: Json = {"labels": {**options.labels, **own}}
+    noted = {**options.annotations, **(annotations or {})}
+    if noted:
+        metadata["annotations"] = noted
+    whole: Json = {
+        "securityContext": POD_SECURITY,
+        "enableServiceLinks": False,
+        "topologySpreadConstraints": _spreading(configuration, part, options),
+        **spec,
+    }
+    if configuration.image.pull_secrets:
+        whole["imagePullSecrets"] = [{"name": name} for name in configuration.image.pull_secrets]
+    if options.node_selector:
+        whole["nodeSelector"] = options.node_selector
+    if options.tolerations:
+        whole["tolerations"] = list(options.tolerations)
+    if options.affinity:
+        whole["affinity"] = options.affinity
+    if options.priority_class_name:
+        whole["priorityClassName"] = options.priority_class_name
+    return {"metadata": metadata, "spec": whole}
+
+
+def _spreading(configuration: Configuration, part: str, options: PodOptions) -> list[Json]:
+    wanted = {_ZONE: options.spread.zones, _NODE: options.spread.nodes}
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": spreading.value,
+            "labelSelector": {"matchLabels": names.selector(configuration, part)},
+        }
+        for key, spreading in wanted.items()
+        if spreading is not Spreading.NONE
+    ]
+
+
+def resources(wanted: Resources) -> Json:
+    """A container's resources."""
+    found = {"requests": dict(wanted.requests), "limits": dict(wanted.limits)}
+    return {kind: amounts for kind, amounts in found.items() if amounts}
+
+
+def claim(storage: Storage, labels: dict[str, str]) -> Json:
+    """The template of each pod's volume named ``data``."""
+    spec: Json = {
+        "accessModes": [storage.access_mode],
+        "resources": {"requests": {"storage": storage.size}},
+        "volumeMode": "Filesystem",
+    }
+    if storage.class_name:
+        spec["storageClassName"] = "" if storage.class_name == "-" else storage.class_name
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "data", "labels": labels},
+        "spec": spec,
+    }
+
+
+def data_volume(stateful_set_spec: Json, storage: Storage, labels: dict[str, str]) -> None:
+    """Give a StatefulSet's pods the volume ``data``: kept for ever, or gone with the pod."""
+    if storage.size:
+        stateful_set_spec["volumeClaimTemplates"] = [claim(storage, labels)]
+        stateful_set_spec["persistentVolumeClaimRetentionPolicy"] = {
+            "whenDeleted": "Retain",
+            "whenScaled": "Retain",
+        }
+    else:
+        pod = stateful_set_spec["template"]["spec"]
+        pod["volumes"] = [*pod["volumes"], {"name": "data", "emptyDir": {}}]

@@ -1,0 +1,73 @@
+"""The ConfigMap of our own store: its configuration, the brokers' rights, how it is started.
+
+The passwords are not in it: ``valkey.sh`` writes the file of users from the mounted Secret, and
+again whenever that changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import resources
+from typing import Any, Final
+
+from onewriter_core.store_rights import broker_acl_rules
+from onewriter_operator.configuration import PORT_STORE, Configuration
+from onewriter_operator.installation import names
+
+DIRECTORY: Final = "/etc/onewriter/valkey"
+RUN_DIRECTORY: Final = "/run/valkey"
+DATA_DIRECTORY: Final = "/data"
+SCRIPT: Final = "valkey.sh"
+
+
+def config_map(configuration: Configuration) -> dict[str, Any] | None:
+    """The ConfigMap; None when the store comes from elsewhere."""
+    if configuration.external_store.is_used:
+        return None
+    name = names.component(configuration, names.VALKEY)
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": names.metadata(configuration, name, names.VALKEY),
+        "data": {
+            "valkey.conf": directives(configuration),
+            "rights": broker_acl_rules() + "\n",
+            SCRIPT: resources.files(__package__).joinpath(SCRIPT).read_text(encoding="utf-8"),
+        },
+    }
+
+
+def digest(configuration: Configuration) -> str:
+    """Changes when the server must be started anew to follow its configuration."""
+    document = config_map(configuration)
+    return hashlib.sha256(repr(document and document["data"]).encode()).hexdigest()[:16]
+
+
+def directives(configuration: Configuration) -> str:
+    """The server's configuration file."""
+    options = configuration.valkey
+    values: dict[str, object] = {
+        "bind": "* -::*",
+        "port": PORT_STORE,
+        "protected-mode": "no",
+        "daemonize": "no",
+        "dir": DATA_DIRECTORY,
+        "aclfile": f"{RUN_DIRECTORY}/users.acl",
+        "appendonly": "yes",
+        "appendfsync": options.append_sync.value,
+        "no-appendfsync-on-rewrite": "no",
+        "aof-load-truncated": "yes",
+        "save": '""',
+        "maxmemory": options.memory_bytes,
+        "maxmemory-policy": "noeviction",
+        "repl-backlog-ttl": 0,
+        "hz": 100,
+        "tcp-keepalive": 15,
+        "shutdown-timeout": 10,
+        **options.settings,
+    }
+    return "".join(f"{name} {_text(value)}\n" for name, value in values.items())
+
+
+def _text(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

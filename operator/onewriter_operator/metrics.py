@@ -1,0 +1,121 @@
+"""What Prometheus may read. Names are documented in docs/operator.md; keep them in step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import generate_latest
+
+from onewriter_operator.documents import Json, Key, metadata, status_of
+
+CONDITION_STATES: Final = {"True": 1.0, "False": 0.0, "Unknown": -1.0}
+
+_FAILOVER_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 30, 60)
+
+
+class Metrics:
+    """The operator's metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        labels = ("namespace", "name")
+        self.is_leader = self._gauge("onewriter_leader", "1 while this replica leads")
+        self.depth = self._gauge("onewriter_workqueue_depth", "Objects in line for a visit")
+        self.brokers = self._gauge("onewriter_brokers_followed", "Brokers that can be followed")
+        self.fence_requested = self._gauge(
+            "onewriter_fence_annotations", "Topics that carry the annotation onewriter.dev/fence"
+        )
+        self._epoch = self._gauge("onewriter_topic_epoch", "Topic epoch in status", labels)
+        self._condition = self._gauge(
+            "onewriter_topic_condition",
+            "Conditions of an ExclusiveTopic: 1 True, 0 False, -1 Unknown",
+            (*labels, "condition"),
+        )
+        self._claims = self._gauge("onewriter_claims", "ProducerClaims by state", ("state",))
+        self.fenced = Counter(
+            "onewriter_fenced",
+            "Writers fenced as stale, by cause",
+            ("reason",),
+            registry=self.registry,
+        )
+        self.removed = Counter(
+            "onewriter_fenced_pods",
+            "Pods of fenced writers, by what became of them",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self.drift = Counter(
+            "onewriter_drift_repaired",
+            "Things changed outside and put right",
+            ("kind",),
+            registry=self.registry,
+        )
+        self.events_dropped = Counter(
+            "onewriter_events_dropped",
+            "Kubernetes Events not written because too many were waiting",
+            registry=self.registry,
+        )
+        self.failover = Histogram(
+            "onewriter_failover_seconds",
+            "Time that a topic had no writer while one was wanted, per change of hands",
+            buckets=_FAILOVER_BUCKETS,
+            registry=self.registry,
+        )
+        self.reconcile = Histogram(
+            "onewriter_reconcile_seconds",
+            "Time of one visit",
+            ("kind", "result"),
+            registry=self.registry,
+        )
+        self._heard: dict[str, float] = {}
+        self._watch = self._gauge(
+            "onewriter_watch_last_event_seconds",
+            "Seconds since a watch was last known to be whole: an event, or a listing that agreed",
+            ("kind",),
+        )
+        self._states: dict[Key, str] = {}
+
+    def _gauge(self, name: str, text: str, labels: Iterable[str] = ()) -> Gauge:
+        return Gauge(name, text, tuple(labels), registry=self.registry)
+
+    # ------------------------------------------------------------ what happened
+
+    def heard(self, kind: str) -> None:
+        """A watch is alive."""
+        if kind not in self._heard:
+            self._watch.labels(kind).set_function(lambda: time.monotonic() - self._heard[kind])
+        self._heard[kind] = time.monotonic()
+
+    def visited(self, key: Key, seconds: float, result: str) -> None:
+        """A visit ended; see workqueue.Observer."""
+        self.reconcile.labels(key.kind, result).observe(seconds)
+
+    def topic(self, document: Json) -> None:
+        """An ExclusiveTopic as its status says."""
+        about, status = metadata(document), status_of(document)
+        labels = (about["namespace"], about["name"])
+        self._epoch.labels(*labels).set(status.get("epoch") or 0)
+        for condition in status.get("conditions") or ():
+            value = CONDITION_STATES.get(condition["status"], -1.0)
+            self._condition.labels(*labels, condition["type"]).set(value)
+
+    def claim(self, key: Key, state: str) -> None:
+        """A ProducerClaim's state; empty: it is gone."""
+        former = self._states.pop(key, "")
+        if former:
+            self._claims.labels(former).dec()
+        if state:
+            self._states[key] = state
+            self._claims.labels(state).inc()
+
+    def forget_topic(self, key: Key) -> None:
+        """An ExclusiveTopic is gone."""
+        self._epoch.remove(key.namespace, key.name)
+        self._condition.remove_by_labels({"namespace": key.namespace, "name": key.name})
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self.registry)

@@ -1,0 +1,136 @@
+"""The Service that leads to a topic's writer and to nobody else: its objects, purely.
+
+The Service has no selector; the one EndpointSlice is written here, and both carry the epoch that
+they speak of. The writer's readiness is the broker's judgement (it holds the topic and answers its
+pings), not a probe's, so that no readiness gate can block a rollout.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Any, Final
+
+from onewriter_operator.documents import (
+    EPOCH_LABEL,
+    FIELD_MANAGER,
+    MANAGED_BY,
+    SERVICE,
+    SLICE,
+    Json,
+    labels_of,
+    metadata,
+)
+from onewriter_operator.plan.facts import PodFacts
+
+SERVICE_NAME_LABEL: Final = "kubernetes.io/service-name"
+SLICE_MANAGER_LABEL: Final = "endpointslice.kubernetes.io/managed-by"
+
+
+def slice_name(service: str, address_type: str) -> str:
+    """An EndpointSlice's address type never changes: each has an object of its own."""
+    return f"{service}-leader-{address_type.lower()}"
+
+
+def address_type(ip: str) -> str:
+    """``IPv4`` or ``IPv6``; IPv4 for what is no address."""
+    try:
+        return f"IPv{ipaddress.ip_address(ip).version}"
+    except ValueError:
+        return "IPv4"
+
+
+def service(topic: Json, wanted: Mapping[str, Any], epoch: int) -> Json:
+    """The Service of ``spec.leaderService``."""
+    return {
+        "apiVersion": SERVICE.api_version,
+        "kind": SERVICE.kind,
+        "metadata": _metadata(topic, wanted["name"], {EPOCH_LABEL: str(epoch)}),
+        "spec": {
+            "type": "ClusterIP",
+            "ports": [
+                {
+                    **({"name": port["name"]} if port.get("name") else {}),
+                    "port": port["port"],
+                    "targetPort": port.get("targetPort") or port["port"],
+                    "protocol": port.get("protocol", "TCP"),
+                }
+                for port in wanted["ports"]
+            ],
+        },
+    }
+
+
+def endpoints(
+    topic: Json,
+    wanted: Mapping[str, Any],
+    epoch: int,
+    holder: Mapping[str, Any] | None,
+    pod: PodFacts | None,
+) -> Json:
+    """The EndpointSlice: the holder's pod, or nobody while nobody writes."""
+    ip = pod.ip if pod is not None and pod.exists else ""
+    labels = {
+        SERVICE_NAME_LABEL: wanted["name"],
+        SLICE_MANAGER_LABEL: FIELD_MANAGER,
+        EPOCH_LABEL: str(epoch),
+    }
+    found: list[Json] = []
+    if holder is not None and pod is not None and ip:
+        found.append(
+            {
+                "addresses": [ip],
+                "conditions": {
+                    "ready": not pod.is_going,
+                    "serving": True,
+                    "terminating": pod.is_going,
+                },
+                **({"nodeName": pod.node} if pod.node else {}),
+                "targetRef": {
+                    "kind": "Pod",
+                    "name": holder["pod"],
+                    "namespace": metadata(topic)["namespace"],
+                    "uid": holder["podUID"],
+                },
+            }
+        )
+    return {
+        "apiVersion": SLICE.api_version,
+        "kind": SLICE.kind,
+        "metadata": _metadata(topic, slice_name(wanted["name"], address_type(ip)), labels),
+        "addressType": address_type(ip),
+        "endpoints": found,
+        "ports": [
+            {
+                "name": port.get("name") or "",
+                "port": port.get("targetPort") or port["port"],
+                "protocol": port.get("protocol", "TCP"),
+            }
+            for port in wanted["ports"]
+        ],
+    }
+
+
+def epoch_of(document: Mapping[str, Any]) -> int:
+    """The epoch that an object speaks of; -1 when it says none."""
+    text = labels_of(document).get(EPOCH_LABEL, "")
+    return int(text) if text.isascii() and text.isdecimal() else -1
+
+
+def _metadata(topic: Json, name: str, labels: Mapping[str, str]) -> Json:
+    about = metadata(topic)
+    return {
+        "name": name,
+        "namespace": about["namespace"],
+        "labels": {MANAGED_BY: FIELD_MANAGER, **labels},
+        "ownerReferences": [
+            {
+                "apiVersion": topic["apiVersion"],
+                "kind": topic["kind"],
+                "name": about["name"],
+                "uid": about["uid"],
+                "controller": True,
+                "blockOwnerDeletion": False,
+            }
+        ],
+    }

@@ -1,0 +1,401 @@
+"""One visit to an ExclusiveTopic: what to do, and the whole status. Pure.
+
+Some actions have answers that the status depends on (an eviction, a look-up): the caller performs
+them, adds the answers to the facts and asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from onewriter_core.api.status import PARTITIONS_SHOWN_MAX, TRANSITIONS_SHOWN_MAX
+from onewriter_operator import conditions
+from onewriter_operator.documents import (
+    FENCE,
+    PAUSED,
+    SERVICE,
+    SLICE,
+    TOPIC_FINALIZER,
+    UNMANAGED,
+    Json,
+    annotation,
+    finalizers_of,
+    generation_of,
+    is_going,
+    is_owned_by,
+    is_set,
+    key_of,
+    metadata,
+    seconds_of,
+    spec_of,
+    status_of,
+    uid_of,
+)
+from onewriter_operator.plan import leader, verdicts
+from onewriter_operator.plan.actions import (
+    Action,
+    Apply,
+    DeleteLog,
+    Fence,
+    LookUpPod,
+    LookUpTopic,
+    Remove,
+    SetFinalizers,
+    Tell,
+    Visit,
+)
+from onewriter_operator.plan.difference import difference, differs, digest
+from onewriter_operator.plan.facts import PATIENCE_SECONDS, TopicFacts, settles_soon
+from onewriter_operator.plan.fenced import FencedPlan, plan_fenced
+
+DELETION_DEADLINE_SECONDS: Final = 300.0
+"""After so long an object lets go of its finalizer, whatever became of the log."""
+
+DELETION_RETRY_SECONDS: Final = 5.0
+
+FLICKER_SECONDS: Final = 1.0
+"""A topic that changes hands is written about only if it takes longer than this."""
+
+KINDS_SHOWN: Final = frozenset({"grant", "share", "fence"})
+"""Kinds of transitions that are a change of hands."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlan:
+    """What to do, in this order, and then the status to write; None: leave it as it is.
+
+    ``drift`` is what was found to be changed outside, to be shown by the next status.
+    """
+
+    actions: tuple[Action, ...]
+    status: Json | None
+    drift: tuple[str, ...] = ()
+
+
+def plan_topic(facts: TopicFacts) -> TopicPlan:
+    """Everything that one visit has to decide."""
+    if is_set(facts.document, UNMANAGED):
+        return _unmanaged(facts)
+    if is_going(facts.document):
+        return _deleting(facts)
+    if needs_look_up(facts):
+        return TopicPlan((LookUpTopic(facts.standing.topic),), None)
+    taken = service_taken(facts)
+    drift = list(dict.fromkeys((*facts.drift, *_status_drift(facts))))
+    actions = [*_finalizer(facts)]
+    fenced = FencedPlan(tuple(status_of(facts.document).get("fencedPods") or ()), ())
+    if facts.standing.is_passed_on and not is_set(facts.document, PAUSED):
+        fenced = plan_fenced(facts)
+        actions += [*_fence(facts), *fenced.actions]
+        if not taken:
+            service_actions, service_drift = _leader(facts)
+            actions += service_actions
+            drift += service_drift
+    status = _status(facts, verdicts.verdicts(facts, taken, drift), fenced.pods)
+    if _flickers(facts):
+        return TopicPlan((*actions, Visit(FLICKER_SECONDS)), None, tuple(drift))
+    is_early = settles_soon(facts.applied, facts.brokers, facts.pending_seconds)
+    if facts.standing.is_passed_on and is_early:
+        return TopicPlan((*actions, Visit(PATIENCE_SECONDS)), None, tuple(drift))
+    actions += [Tell("DriftRepaired", "; ".join(drift))] if drift else []
+    actions += _news(facts, status)
+    left = verdicts.drift_left_seconds({"status": status}, facts.now)
+    actions += [] if left is None else [Visit(left)]
+    return TopicPlan(tuple(actions), status, tuple(drift))
+
+
+def needs_look_up(facts: TopicFacts) -> bool:
+    """Whether a broker must be asked first: was the topic there before, what is its last epoch?"""
+    is_new = int(status_of(facts.document).get("observedGeneration", -1)) < 0
+    return (
+        facts.standing.word == "Accepted"
+        and facts.stored is None
+        and facts.brokers.synced > 0
+        and (is_new or facts.view is None)
+    )
+
+
+# ------------------------------------------------------------ status
+
+
+def epoch_of(facts: TopicFacts) -> int | None:
+    """The epoch to show: the highest that is known, and never less than was shown before.
+
+    What somebody else wrote into the status does not count.
+    """
+    found = [facts.epoch_seen, int((facts.view or {}).get("epoch", 0))]
+    if facts.stored is not None:
+        found.append(facts.stored.epoch)
+    shown = status_of(facts.document).get("epoch")
+    if shown is not None and not facts.status_editor:
+        found.append(int(shown))
+    is_stored = facts.stored is not None and facts.stored.is_known
+    is_known = is_stored or facts.view is not None or shown is not None
+    return max(found) if is_known else None
+
+
+def _status(
+    facts: TopicFacts, judged: Sequence[conditions.Verdict], fenced: Sequence[Json]
+) -> Json:
+    before = status_of(facts.document)
+    generation = generation_of(facts.document)
+    found: Json = {"observedGeneration": generation}
+    if facts.standing.topic:
+        found["topic"] = facts.standing.topic
+    epoch = epoch_of(facts)
+    if epoch is not None:
+        found["epoch"] = epoch
+    found |= _writers(facts, before)
+    durability = (facts.view or {}).get("durability")
+    found["durability"] = durability or spec_of(facts.document).get("durability", "Local")
+    if fenced:
+        found["fencedPods"] = list(fenced)
+    found["conditions"] = conditions.written(
+        judged, before.get("conditions") or (), generation, facts.now
+    )
+    return found
+
+
+def _writers(facts: TopicFacts, before: Mapping[str, Any]) -> Json:
+    """Holder, queue, partitions and story; as they were while nobody can say."""
+    view = facts.view
+    names = ("holder", "waiting", "partitions", "transitions")
+    if view is None:
+        is_unknown = not facts.is_unserved and facts.standing.is_passed_on
+        kept = names if is_unknown else ("partitions", "transitions")
+        found = {name: before[name] for name in kept if before.get(name)}
+        if not is_unknown:
+            found["waiting"] = 0
+        return found
+    found = {"waiting": int(view.get("waiting", 0))}
+    if view.get("holder"):
+        found["holder"] = holder(view["holder"])
+    partitions = [slot for slot in view.get("slots") or () if slot.get("partition") is not None]
+    if partitions:
+        found["partitions"] = [
+            {
+                "partition": slot["partition"],
+                "epoch": slot["epoch"],
+                **({"producerName": slot["holder"]} if slot.get("holder") else {}),
+            }
+            for slot in partitions[:PARTITIONS_SHOWN_MAX]
+        ]
+    transitions = shown_transitions(view)
+    if transitions or before.get("transitions"):
+        found["transitions"] = transitions or before["transitions"]
+    return found
+
+
+def holder(found: Mapping[str, Any]) -> Json:
+    """A holder as status shows it."""
+    names = ("producerName", "claim", "pod", "podUID", "node", "address", "since")
+    return {name: found[name] for name in names if found.get(name)}
+
+
+def shown_transitions(view: Mapping[str, Any]) -> list[Json]:
+    """The last changes of hands, newest first."""
+    shown = []
+    for transition in view.get("transitions") or ():
+        if transition.get("kind", "grant") not in KINDS_SHOWN:
+            continue
+        new = transition.get("holder") or {}
+        shown.append(
+            {
+                "epoch": transition["epoch"],
+                "cause": transition["cause"],
+                "at": transition["at"],
+                **{name: new[name] for name in ("producerName", "pod") if new.get(name)},
+                **(
+                    {"leaderlessMs": transition["leaderlessMs"]}
+                    if transition.get("leaderlessMs") is not None
+                    else {}
+                ),
+            }
+        )
+    shown.sort(key=lambda transition: (transition["epoch"], transition["at"]), reverse=True)
+    return shown[:TRANSITIONS_SHOWN_MAX]
+
+
+def _flickers(facts: TopicFacts) -> bool:
+    """Whether the topic is just changing hands, which is not worth a write of its own."""
+    is_new = status_of(facts.document).get("observedGeneration") != generation_of(facts.document)
+    state = (facts.view or {}).get("state")
+    return state in verdicts.TAKING_OVER and facts.view_age_seconds < FLICKER_SECONDS and not is_new
+
+
+def _status_drift(facts: TopicFacts) -> list[str]:
+    return [f"status, by {facts.status_editor}"] if facts.status_editor else []
+
+
+def _news(facts: TopicFacts, status: Json) -> list[Action]:
+    """Events about what this visit finds for the first time."""
+    before = status_of(facts.document)
+    told: list[Action] = []
+    epoch, former = status.get("epoch") or 0, before.get("epoch") or 0
+    if epoch > former and status.get("transitions") and not facts.status_editor:
+        last = status["transitions"][0]
+        writer = last.get("producerName") or "nobody"
+        told.append(Tell("EpochAdvanced", f"Epoch {epoch} ({last['cause']}): {writer} writes"))
+    known = {f"{pod['podUID']}@{pod['epoch']}" for pod in before.get("fencedPods") or ()}
+    for pod in status.get("fencedPods") or ():
+        if f"{pod['podUID']}@{pod['epoch']}" not in known:
+            name = pod.get("pod") or pod["podUID"]
+            note = f"The writer in pod {name} was fenced in epoch {pod['epoch']}: {pod['cause']}"
+            told.append(Tell("WriterFenced", note, is_warning=True))
+    for kind, reason, is_warning in (
+        ("PolicyApplied", "Adopted", False),
+        ("Conflict", "ResourceConflict", True),
+    ):
+        now = conditions.condition(status, kind)
+        if now.get("reason") == reason != conditions.condition(before, kind).get("reason"):
+            name = "TopicAdopted" if reason == "Adopted" else reason
+            told.append(Tell(name, str(now["message"]), is_warning=is_warning))
+    return told
+
+
+# ------------------------------------------------------------ orders of a person
+
+
+def _fence(facts: TopicFacts) -> list[Action]:
+    """The annotation names the epoch that is to end; a later one is none of its business."""
+    text = annotation(facts.document, FENCE).strip()
+    if not (text.isascii() and text.isdecimal() and len(text) <= 16) or facts.view is None:
+        return []
+    epoch = int(text)
+    answer = facts.fence_answer
+    if answer is not None and answer.epoch == epoch:
+        note = f"Epoch {epoch} was to be fenced (annotation): {answer.refusal or 'done'}"
+        told = Tell("FencedByOrder", note, is_warning=bool(answer.refusal))
+        return [told] if answer.is_news else []
+    if facts.view.get("epoch") != epoch or not facts.view.get("holder"):
+        return []
+    return [Fence(facts.standing.topic, epoch)]
+
+
+def _unmanaged(facts: TopicFacts) -> TopicPlan:
+    actions = _let_go(facts)
+    before = status_of(facts.document)
+    status = {name: value for name, value in before.items() if name != "conditions"}
+    status["observedGeneration"] = generation_of(facts.document)
+    status["conditions"] = conditions.written(
+        verdicts.unmanaged(facts),
+        before.get("conditions") or (),
+        generation_of(facts.document),
+        facts.now,
+    )
+    return TopicPlan(tuple(actions), status)
+
+
+# ------------------------------------------------------------ deletion
+
+
+def _deletes_log(facts: TopicFacts) -> bool:
+    return bool(spec_of(facts.document).get("deletionPolicy", "Retain") != "Retain")
+
+
+def _finalizer(facts: TopicFacts) -> list[Action]:
+    """Only an object whose log is to go with it is held."""
+    present = finalizers_of(facts.document)
+    is_wanted = _deletes_log(facts) and facts.standing.is_passed_on
+    if is_wanted and TOPIC_FINALIZER not in present:
+        return [SetFinalizers((*present, TOPIC_FINALIZER))]
+    return [] if is_wanted else _let_go(facts)
+
+
+def _let_go(facts: TopicFacts) -> list[Action]:
+    present = finalizers_of(facts.document)
+    if TOPIC_FINALIZER not in present:
+        return []
+    return [SetFinalizers(tuple(name for name in present if name != TOPIC_FINALIZER))]
+
+
+def _deleting(facts: TopicFacts) -> TopicPlan:
+    """The object was deleted and is held by a finalizer; perhaps by somebody else's only."""
+    status = _status(
+        facts,
+        verdicts.verdicts(facts, "", ()),
+        status_of(facts.document).get("fencedPods") or (),
+    )
+    if TOPIC_FINALIZER not in finalizers_of(facts.document):
+        return TopicPlan((), status)
+    if not _deletes_log(facts) or facts.standing.word != "Closing":
+        return TopicPlan(tuple(_let_go(facts)), None)
+    answer = facts.deletion
+    topic = facts.standing.topic
+    if answer is not None and answer.answer == "Deleted":
+        return TopicPlan(
+            (Tell("TopicDeleted", f"The log of {topic} is gone"), *_let_go(facts)), None
+        )
+    if answer is not None and answer.answer == "NotEmpty":
+        note = f"{topic} has entries and stays: {answer.message}"
+        return TopicPlan((Tell("TopicRetained", note), *_let_go(facts)), None)
+    since = seconds_of(metadata(facts.document).get("deletionTimestamp"))
+    if since is not None and facts.now - since > DELETION_DEADLINE_SECONDS:
+        why = answer.message if answer is not None else "the brokers cannot be reached"
+        note = f"{topic} was not deleted within {DELETION_DEADLINE_SECONDS:.0f} s and stays: {why}"
+        return TopicPlan((Tell("DeletionGivenUp", note, is_warning=True), *_let_go(facts)), None)
+    if is_set(facts.document, PAUSED) or answer is not None or not facts.applied.is_everywhere:
+        return TopicPlan((Visit(DELETION_RETRY_SECONDS),), status)
+    spec = spec_of(facts.document)
+    only_if_empty = spec["deletionPolicy"] == "DeleteIfEmpty"
+    return TopicPlan((DeleteLog(topic, int(spec.get("partitions", 0)), only_if_empty),), status)
+
+
+# ------------------------------------------------------------ the leader's Service
+
+
+def service_taken(facts: TopicFacts) -> str:
+    """Why the leader Service cannot be had under its name; empty when it can."""
+    wanted = spec_of(facts.document).get("leaderService")
+    if wanted is None:
+        return ""
+    if facts.taken:
+        return f"{facts.taken} is there already and does not belong to this object"
+    if facts.service is None or is_owned_by(facts.service, uid_of(facts.document)):
+        return ""
+    return f"Service/{wanted['name']} is there already and does not belong to this object"
+
+
+def _leader(facts: TopicFacts) -> tuple[list[Action], list[str]]:
+    """Service and EndpointSlice as they ought to be, and what had been changed outside."""
+    wanted = spec_of(facts.document).get("leaderService")
+    actions: list[Action] = [Remove(key_of(each), uid_of(each)) for each in facts.left_over]
+    epoch = epoch_of(facts)
+    if wanted is None or epoch is None:
+        return actions, []
+    if facts.view is None and not facts.is_unserved:
+        return actions, []  # whoever it leads to may still write
+    writer = (facts.view or {}).get("holder")
+    if writer is not None and not (writer.get("pod") and writer.get("podUID")):
+        writer = None
+    pod = None if writer is None else facts.pods.get(writer["podUID"])
+    if writer is not None and (pod is None or (pod.exists and not pod.ip)):
+        namespace = metadata(facts.document)["namespace"]
+        actions.append(LookUpPod(namespace, writer["pod"], writer["podUID"]))
+    drift: list[str] = []
+    if any(leader.epoch_of(each) > epoch for each in (*facts.slices, facts.service or {})):
+        return actions, []  # another operator knows of a later writer
+    service = leader.service(facts.document, wanted, epoch)
+    if facts.service is None or differs(service, facts.service):
+        drift += _changed(facts, service, facts.service)
+        actions.append(Apply(SERVICE, service))
+    endpoints = leader.endpoints(facts.document, wanted, epoch, writer, pod)
+    names = {metadata(each)["name"]: each for each in facts.slices}
+    name = metadata(endpoints)["name"]
+    there = names.pop(name, None)
+    if there is None or differs(endpoints, there):
+        drift += _changed(facts, endpoints, there)
+        version = "" if there is None else str(metadata(there).get("resourceVersion", ""))
+        actions.append(Apply(SLICE, endpoints, version))
+    actions += [Remove(key_of(each), uid_of(each)) for each in names.values()]
+    return actions, drift
+
+
+def _changed(facts: TopicFacts, wanted: Json, found: Json | None) -> list[str]:
+    """What somebody changed since this process wrote exactly what is wanted now."""
+    name = f"{wanted['kind']}/{metadata(wanted)['name']}"
+    if facts.written.get(name) != digest(wanted):
+        return []
+    return [f"{name} was deleted" if found is None else f"{name}: {difference(wanted, found)}"]

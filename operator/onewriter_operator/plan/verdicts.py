@@ -1,0 +1,182 @@
+"""The conditions of an ExclusiveTopic, judged from the facts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from onewriter_operator.conditions import Verdict, condition, no, unknown, yes
+from onewriter_operator.documents import is_going, seconds_of, status_of
+from onewriter_operator.plan.facts import Brokers, TopicFacts
+
+DRIFT_SHOWN_SECONDS: Final = 3_600.0
+"""How long a repair is shown."""
+
+TAKING_OVER: Final = frozenset({"ChangingHands", "Reserved"})
+"""States of a topic between two writers."""
+
+OBSTACLES: Final = frozenset({"Invalid", "Unsupported", "ResourceConflict"})
+"""Standings that only a person can change."""
+
+
+def verdicts(facts: TopicFacts, service_taken: str, drift: Sequence[str]) -> list[Verdict]:
+    """All of them. ``service_taken``: why the leader Service's name cannot be had, if so."""
+    serving = _serving(facts)
+    applied = _applied(facts, service_taken)
+    return [
+        _ready(facts, serving, applied),
+        serving,
+        _writer(facts, serving),
+        applied,
+        _conflict(facts),
+        _drifted(facts, drift),
+        _reconciling(facts, applied),
+        _stalled(facts, service_taken),
+    ]
+
+
+def unmanaged(facts: TopicFacts) -> list[Verdict]:
+    """What is said of an object that the operator was told to leave alone."""
+    message = "annotation onewriter.dev/unmanaged: brokers keep what they were told last"
+    return [
+        unknown("Ready", "Unmanaged", message),
+        unknown("Serving", "Unmanaged", message),
+        unknown("WriterActive", "Unmanaged", message),
+        unknown("PolicyApplied", "Unmanaged", message),
+        _conflict(facts),
+        _drifted(facts, ()),
+        no("Reconciling", "Settled", ""),
+        no("Stalled", "Settled", ""),
+    ]
+
+
+def unreachable(brokers: Brokers) -> str:
+    """Why nothing is known of the brokers, or not of all."""
+    known = f"{brokers.synced} of {brokers.expected} brokers can be followed"
+    return "; ".join((known, *brokers.problems))
+
+
+def _ready(facts: TopicFacts, serving: Verdict, applied: Verdict) -> Verdict:
+    if is_going(facts.document):
+        return no("Ready", "Deleting", "the object is being deleted")
+    for part in (serving, applied):
+        if part.status != "True":
+            return Verdict("Ready", part.status, part.reason, part.message)
+    return yes("Ready", "Ready", "a writer holds the topic or may take it")
+
+
+def _serving(facts: TopicFacts) -> Verdict:
+    standing, view = facts.standing, facts.view
+    if standing.word in OBSTACLES:
+        return no("Serving", standing.word, standing.message)
+    if is_going(facts.document):
+        return no("Serving", "Deleting", "nobody is let in any more")
+    if facts.applied.refusal:
+        return no("Serving", "RefusedByBroker", facts.applied.refusal)
+    if view is not None and (view.get("waitingReason") or not view.get("served", True)):
+        reason = str(view.get("waitingReason") or "no broker serves it just now")
+        return no("Serving", "BucketWaiting", reason)
+    if view is not None:
+        return yes("Serving", "Served", f"served by {view.get('broker') or 'a broker'}")
+    if not facts.is_unserved:
+        return unknown("Serving", "BrokersUnreachable", unreachable(facts.brokers))
+    if not facts.applied.is_everywhere:
+        return unknown("Serving", "Pending", "no broker has been told of it yet")
+    return yes("Serving", "Idle", "nobody uses it; its broker loads it for the first who asks")
+
+
+def _writer(facts: TopicFacts, serving: Verdict) -> Verdict:
+    view = facts.view
+    if facts.standing.word in OBSTACLES:
+        return unknown("WriterActive", "NotServed", facts.standing.message)
+    if view is None:
+        if facts.is_unserved:
+            return no("WriterActive", "Vacant", "nobody writes")
+        return unknown("WriterActive", "BrokersUnreachable", serving.message)
+    state, epoch = view.get("state"), view.get("epoch", 0)
+    if state == "Held":
+        holder = view.get("holder") or {}
+        return yes("WriterActive", "Held", f"{holder.get('producerName')} writes, epoch {epoch}")
+    if state == "Shared":
+        return yes("WriterActive", "Shared", "shared producers write")
+    if state in TAKING_OVER:
+        return no("WriterActive", "TakingOver", "the next writer is being let in")
+    return no("WriterActive", "Vacant", f"nobody writes; {view.get('waiting', 0)} wait")
+
+
+def _applied(facts: TopicFacts, service_taken: str) -> Verdict:
+    standing, applied = facts.standing, facts.applied
+    if standing.word in OBSTACLES:
+        return no("PolicyApplied", standing.word, standing.message)
+    if is_going(facts.document):
+        return no("PolicyApplied", "Deleting", "the object is being deleted")
+    if applied.is_held_back:
+        return no("PolicyApplied", "Paused", "annotation onewriter.dev/paused: its spec waits")
+    if applied.refusal:
+        return no("PolicyApplied", "RefusedByBroker", applied.refusal)
+    if service_taken:
+        return no("PolicyApplied", "ServiceTaken", service_taken)
+    if not applied.is_everywhere:
+        if facts.brokers.synced == 0:
+            return no("PolicyApplied", "BrokersUnreachable", unreachable(facts.brokers))
+        return no("PolicyApplied", "Pending", "not every broker has taken it over yet")
+    former = condition(status_of(facts.document), "PolicyApplied")
+    if former.get("reason") == "Adopted":
+        return yes("PolicyApplied", "Adopted", str(former.get("message", "")))
+    if facts.stored is not None and facts.stored.exists and not facts.stored.is_declared:
+        message = f"the topic was there before this object, at epoch {facts.stored.epoch}"
+        return yes("PolicyApplied", "Adopted", message)
+    return yes("PolicyApplied", "Applied", _where(facts.brokers, applied.brokers))
+
+
+def _where(brokers: Brokers, taken_over: int) -> str:
+    if taken_over < brokers.expected:
+        return f"{taken_over} of {brokers.expected} brokers have it; {'; '.join(brokers.problems)}"
+    return "all brokers have it"
+
+
+def _conflict(facts: TopicFacts) -> Verdict:
+    if facts.standing.word == "ResourceConflict":
+        return yes("Conflict", "ResourceConflict", facts.standing.message)
+    return no("Conflict", "NoConflict", "")
+
+
+def _drifted(facts: TopicFacts, drift: Sequence[str]) -> Verdict:
+    """What was changed outside stays visible for an hour."""
+    if drift:
+        return yes("Drifted", "Repaired", f"changed outside and put right: {'; '.join(drift)}")
+    former = condition(status_of(facts.document), "Drifted")
+    if former.get("status") != "True":
+        return no("Drifted", "NoDrift", str(former.get("message", "")))
+    since = seconds_of(former.get("lastTransitionTime"))
+    message = str(former.get("message", ""))
+    if since is not None and facts.now - since < DRIFT_SHOWN_SECONDS:
+        return yes("Drifted", "Repaired", message)
+    return no("Drifted", "NoDrift", f"last: {message}"[:500])
+
+
+def drift_left_seconds(document: Mapping[str, Any], now: float) -> float | None:
+    """Seconds until a repair is no longer shown; None when none is."""
+    former = condition(status_of(document), "Drifted")
+    since = seconds_of(former.get("lastTransitionTime"))
+    if former.get("status") != "True" or since is None:
+        return None
+    return max(1.0, since + DRIFT_SHOWN_SECONDS - now)
+
+
+def _reconciling(facts: TopicFacts, applied: Verdict) -> Verdict:
+    if facts.standing.word in OBSTACLES:
+        return no("Reconciling", "Settled", "")
+    if applied.reason in {"Pending", "BrokersUnreachable", "Deleting"}:
+        return yes("Reconciling", "Progressing", applied.message)
+    return no("Reconciling", "Settled", "")
+
+
+def _stalled(facts: TopicFacts, service_taken: str) -> Verdict:
+    if facts.standing.word in OBSTACLES:
+        return yes("Stalled", facts.standing.word, facts.standing.message)
+    if facts.applied.refusal:
+        return yes("Stalled", "RefusedByBroker", facts.applied.refusal)
+    if service_taken:
+        return yes("Stalled", "ServiceTaken", service_taken)
+    return no("Stalled", "Settled", "")

@@ -1,0 +1,146 @@
+"""Visits to what the operator installs: store, brokers, and what belongs to them.
+
+Level-based like all visits: each object is read, compared with what it ought to be, and applied
+where it differs. Reading is cheap and writes nothing; an idle installation causes no write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Any, Final
+
+import structlog
+
+from onewriter_operator import installation
+from onewriter_operator.configuration import Configuration
+from onewriter_operator.documents import Json, Kind, labels_of, metadata, uid_of
+from onewriter_operator.events import Recorder
+from onewriter_operator.installation.names import selector
+from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
+from onewriter_operator.metrics import Metrics
+from onewriter_operator.plan.actions import Tell
+from onewriter_operator.plan.difference import difference, digest
+from onewriter_operator.reconcile.calls import enforce
+
+EVERY_SECONDS: Final = 60.0
+"""Between two visits, jittered."""
+
+RETRY_SECONDS: Final = 5.0
+"""After a visit that failed."""
+
+CONFIG_MAP: Final = Kind("", "v1", "ConfigMap", "configmaps")
+SECRET: Final = Kind("", "v1", "Secret", "secrets")
+KINDS: Final[Mapping[str, Kind]] = {
+    kind.kind: kind
+    for kind in (
+        CONFIG_MAP,
+        SECRET,
+        Kind("", "v1", "Service", "services"),
+        Kind("apps", "v1", "StatefulSet", "statefulsets"),
+        Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+        Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),
+    )
+}
+
+REMOVABLE: Final = ("PodDisruptionBudget", "NetworkPolicy")
+"""Kinds of which a configuration may want none any more. Store and brokers are never taken away by
+a change of configuration: their names do not depend on it."""
+
+log = structlog.get_logger(__name__)
+
+
+class Installation:
+    """Keeps the installed objects as the configuration says."""
+
+    def __init__(
+        self, kube: Kube, configuration: Configuration, recorder: Recorder, metrics: Metrics
+    ) -> None:
+        self._kube = kube
+        self._configuration = configuration
+        self._recorder = recorder
+        self._metrics = metrics
+        self._applied: dict[str, tuple[str, str]] = {}
+        self._owner: Json | None = None
+
+    async def run(self) -> None:
+        """Visit for ever."""
+        while True:
+            pause = EVERY_SECONDS * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load
+            try:
+                await self.visit()
+            except (ApiRefused, ApiUnreachable) as error:
+                log.warning("installation.incomplete", reason=str(error))
+                pause = RETRY_SECONDS
+                if isinstance(error, ApiRefused) and self._owner is not None:
+                    note = f"The installation is incomplete: {error}"
+                    self._recorder.tell(self._owner, Tell("InstallationIncomplete", note, True))
+            await asyncio.sleep(pause)
+
+    async def visit(self) -> None:
+        """Put right what differs. Raises ApiRefused, ApiUnreachable."""
+        name, namespace = f"{self._configuration.release}-config", self._configuration.namespace
+        if self._owner is None:
+            self._owner = await self._kube.get(CONFIG_MAP, namespace, name)
+        for document in installation.created_once(self._configuration, self._owner):
+            await self._create(document)
+        wanted = installation.objects(self._configuration, self._owner)
+        for document in wanted:
+            await self._apply(document)
+        await self._remove_others(wanted)
+
+    async def _create(self, document: Json) -> None:
+        kind, about = KINDS[document["kind"]], metadata(document)
+        if await self._kube.get(kind, about["namespace"], about["name"]) is not None:
+            return
+        try:
+            await self._kube.create(kind, document)
+        except ApiRefused as refused:
+            if refused.status != 409:  # another operator made it
+                raise
+
+    async def _apply(self, document: Json) -> None:
+        kind, about = KINDS[document["kind"]], metadata(document)
+        name = f"{kind.kind}/{about['name']}"
+        found = await self._kube.get(kind, about["namespace"], about["name"])
+        what = difference(document, found)
+        version = "" if found is None else str(metadata(found).get("resourceVersion", ""))
+        known = self._applied.get(name)
+        if not what or known == (digest(document), version):
+            return  # what still differs is the API server's own way of writing the same
+        if known is not None and known[0] == digest(document):
+            change = f"{name} was changed outside and put right: {what}"
+            log.warning("installation.drifted", object=name, path=what)
+            self._metrics.drift.labels("Installation").inc()
+            self._tell(Tell("DriftRepaired", change))
+        written = await enforce(self._kube, kind, document)
+        self._applied[name] = (digest(document), str(metadata(written)["resourceVersion"]))
+        log.info("installation.applied", object=name, path=what)
+
+    async def _remove_others(self, wanted: list[Json]) -> None:
+        """Take away what a former configuration had and this one has not."""
+        kept = {(each["kind"], metadata(each)["name"]) for each in wanted}
+        own = selector(self._configuration, "")
+        for name in REMOVABLE:
+            kind = KINDS[name]
+            labels = ",".join(f"{label}={value}" for label, value in _managed(own).items())
+            for found in await self._kube.list(kind, self._configuration.namespace, labels):
+                about = metadata(found)
+                if (kind.kind, about["name"]) in kept or not labels_of(found):
+                    continue
+                log.info("installation.removed", object=f"{kind.kind}/{about['name']}")
+                await self._kube.delete(kind, about["namespace"], about["name"], uid_of(found))
+
+    def _tell(self, told: Tell) -> None:
+        if self._owner is not None:
+            self._recorder.tell(self._owner, told)
+
+
+def _managed(own: Mapping[str, Any]) -> dict[str, str]:
+    """The labels of everything that this operator installs for this release."""
+    instance = "app.kubernetes.io/instance"
+    return {
+        instance: str(own[instance]),
+        "app.kubernetes.io/managed-by": "onewriter-operator",
+    }

@@ -1,0 +1,55 @@
+"""What a visit remembers for the next one. All of it can be lost: status and brokers tell the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from onewriter_operator.plan.facts import Attempt, Deletion, Fenced, PodFacts, Stored
+
+POD_SECONDS: Final = 60.0
+"""A pod that is not watched is read anew after so long."""
+
+DELETION_SECONDS: Final = 5.0
+"""A failed deletion of a log is tried again after so long."""
+
+PODS_MAX: Final = 64
+"""Pods remembered per topic."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """Of one object, by uid. Times are the loop's."""
+
+    stored: Stored | None = None
+    epoch_seen: int = 0
+    pods: dict[str, tuple[PodFacts, float]] = field(default_factory=dict)
+    fenced_since: dict[str, float] = field(default_factory=dict)
+    attempts: dict[str, tuple[Attempt, float]] = field(default_factory=dict)
+    written: dict[str, str] = field(default_factory=dict)
+    foreign: dict[str, float] = field(default_factory=dict)
+    fence: Fenced | None = None
+    deletion: tuple[Deletion, float] | None = None
+    drift: tuple[str, ...] = ()
+    editor: tuple[str, str] = ("", "")
+    piece: tuple[str, float] = ("", 0.0)
+    reconcile_at: str = ""
+
+    def pending_seconds(self, piece: str, now: float) -> float:
+        """For how long the brokers have been meant to have this piece."""
+        if self.piece[0] != piece:
+            self.piece = (piece, now)
+        return now - self.piece[1]
+
+    def remember_pod(self, uid: str, facts: PodFacts, now: float) -> None:
+        """A pod was read."""
+        self.pods[uid] = (facts, now)
+        while len(self.pods) > PODS_MAX:
+            del self.pods[next(iter(self.pods))]
+
+    def known_pod(self, uid: str, now: float) -> PodFacts | None:
+        """A pod as it was read, if that still counts: a uid that is gone never comes back."""
+        found = self.pods.get(uid)
+        if found is None or (found[0].exists and now - found[1] > POD_SECONDS):
+            return None
+        return found[0]

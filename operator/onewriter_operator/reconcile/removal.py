@@ -1,0 +1,55 @@
+"""Removing the pod of a fenced writer, and what the API server's answers mean (facts: eviction)."""
+
+from __future__ import annotations
+
+from onewriter_operator.documents import POD, Json, is_going, spec_of, status_of, uid_of
+from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
+from onewriter_operator.plan.actions import RemovePod
+from onewriter_operator.plan.facts import Attempt, PodFacts
+from onewriter_operator.reconcile.calls import asked
+from onewriter_operator.workqueue import RetryLater
+
+
+def pod_facts(pod: Json) -> PodFacts:
+    """A pod as plans see it."""
+    ip = str(status_of(pod).get("podIP") or "")
+    return PodFacts(True, is_going(pod), ip, str(spec_of(pod).get("nodeName") or ""))
+
+
+async def look_up(kube: Kube, namespace: str, name: str, uid: str) -> PodFacts:
+    """The pod of that uid; another pod of the same name is not it. Raises as Kube.get does."""
+    found = await kube.get(POD, namespace, name)
+    if found is None or uid_of(found) != uid:
+        return PodFacts(exists=False)
+    return pod_facts(found)
+
+
+async def remove(kube: Kube, action: RemovePod, count: int) -> Attempt:
+    """Evict or delete a pod; what came of it. Raises RetryLater when nobody knows."""
+    try:
+        if action.is_deletion:
+            await kube.delete(POD, action.namespace, action.name, action.uid)
+        else:
+            await kube.evict(action.namespace, action.name, action.uid)
+    except ApiUnreachable as error:
+        raise RetryLater(f"pod {action.name}: {error}") from error
+    except ApiRefused as refused:
+        return await _refused(kube, action, count, refused)
+    return Attempt("Evicted", count)
+
+
+async def _refused(kube: Kube, action: RemovePod, count: int, refused: ApiRefused) -> Attempt:
+    match refused.status:
+        case 404:
+            return Attempt("PodGone", count)
+        case 409:
+            now = await asked(look_up(kube, action.namespace, action.name, action.uid))
+            if not now.exists:
+                return Attempt("PodGone", count, message="a later pod has its name, and stays")
+            return Attempt("EvictionFailed", count, message=refused.reason)
+        case 429:
+            after = refused.retry_after_seconds
+            return Attempt("BlockedByPDB", count, 0.0, after, refused.reason)
+        case _:
+            # 500: several budgets select the pod; 403: the operator lacks the right.
+            return Attempt("EvictionFailed", count, message=refused.reason)

@@ -1,0 +1,68 @@
+"""Writing a status: only if it differs, only over what was read, and all of it or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from onewriter_operator.documents import Json, Kind, metadata, status_of, taken_in
+from onewriter_operator.kube import Kube
+from onewriter_operator.reconcile.calls import asked
+from onewriter_operator.store import Store
+
+
+def is_shown(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Whether a status says what it is to say. Conditions of other controllers do not count."""
+    return _own(wanted, wanted) == _own(found, wanted)
+
+
+def strays(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Json]:
+    """JSON-patch operations that put right what a server-side apply leaves to others."""
+    mine, theirs = _own(wanted, wanted), _own(found, wanted)
+    patch: list[Json] = []
+    for name in sorted(theirs.keys() | mine.keys()):
+        if name == "conditions" or mine.get(name) == theirs.get(name):
+            continue
+        path = f"/status/{name}"
+        if name in mine:
+            patch.append({"op": "replace", "path": path, "value": mine[name]})
+        else:
+            patch.append({"op": "remove", "path": path})
+    return patch
+
+
+def _own(status: Mapping[str, Any], wanted: Mapping[str, Any]) -> Json:
+    """A status with its conditions by type, less those that the wanted one does not have."""
+    types = {each["type"] for each in wanted.get("conditions") or ()}
+    conditions = {
+        each["type"]: each for each in status.get("conditions") or () if each.get("type") in types
+    }
+    return {**status, "conditions": conditions}
+
+
+async def write(kube: Kube, store: Store, kind: Kind, document: Json, status: Json) -> bool:
+    """Write the status unless it is there already; whether anything was written.
+
+    Raises RetryLater, ApiRefused.
+    """
+    if is_shown(status, status_of(document)):
+        return False
+    about = metadata(document)
+    body = {
+        "apiVersion": kind.api_version,
+        "kind": kind.kind,
+        "metadata": {
+            "name": about["name"],
+            "namespace": about["namespace"],
+            "uid": about["uid"],
+            # Another operator, or a person, may have written since: then look again first.
+            "resourceVersion": about["resourceVersion"],
+        },
+        "status": status,
+    }
+    written = await asked(kube.apply_status(kind, body))
+    left = strays(status, status_of(written))
+    if left:
+        written = await asked(kube.mend_status(kind, written, left))
+    store.put(taken_in(written))
+    return True

@@ -1,0 +1,1 @@
+"""What the chart's hooks run: wait until an installation is ready, and leave nothing stuck behind it."""

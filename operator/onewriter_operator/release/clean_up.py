@@ -1,0 +1,156 @@
+"""Before onewriter is uninstalled: take off what would leave objects stuck without an operator.
+
+Objects stay where their definitions stay; their finalizers of ours go, because nobody would answer
+them. Where the definitions go too, the objects are deleted first, while the operator can still do
+what their deletion policies ask for. Anchors, volumes and logs are never touched here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from onewriter_core.errors import Unavailable
+from onewriter_operator.configuration import Configuration
+from onewriter_operator.documents import (
+    CLAIM,
+    FIELD_MANAGER,
+    GROUP,
+    SLICE,
+    TOPIC,
+    Json,
+    Kind,
+    finalizers_of,
+    key_of,
+    metadata,
+    uid_of,
+)
+from onewriter_operator.installation import names
+from onewriter_operator.kube import ApiRefused, Kube
+from onewriter_operator.plan.leader import SLICE_MANAGER_LABEL
+from onewriter_operator.release.readiness import DEPLOYMENT
+
+LOOK_SECONDS: Final = 0.5
+
+ATTEMPTS_MAX: Final = 5
+"""To take finalizers off an object that somebody else keeps changing."""
+
+DELETION_SHARE: Final = 0.6
+"""Of the time, for the operator to finish deletions; the rest is for doing it without."""
+
+Tell = Callable[[str], None]
+
+
+def without_ours(finalizers: list[str]) -> list[str]:
+    """The finalizers that others set."""
+    return [each for each in finalizers if not each.startswith(f"{GROUP}/")]
+
+
+async def clean_up(
+    kube: Kube,
+    configuration: Configuration,
+    timeout_seconds: float,
+    tell: Tell,
+    *,
+    deletes_objects: bool,
+) -> None:
+    """Do it. Raises Unavailable when it takes too long, ApiRefused, ApiUnreachable."""
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            if deletes_objects:
+                await _delete_all(kube, configuration, timeout_seconds * DELETION_SHARE, tell)
+            # From here on nobody puts a finalizer back, nor a slice.
+            await _stop_operator(kube, configuration, tell)
+            for kind in (TOPIC, CLAIM):
+                for document in await _all(kube, configuration, kind):
+                    await _release(kube, kind, document, tell)
+            await _delete_slices(kube, configuration, tell)
+    except TimeoutError as error:
+        raise Unavailable(f"not done after {timeout_seconds:g} s") from error
+
+
+async def _all(
+    kube: Kube, configuration: Configuration, kind: Kind, labels: str = ""
+) -> list[Json]:
+    """All objects of a kind that the operator looks after; none where the kind is unknown."""
+    found: list[Json] = []
+    for namespace in configuration.operator.namespaces or ("",):
+        try:
+            found += await kube.list(kind, namespace, labels)
+        except ApiRefused as refused:
+            if not refused.is_gone:
+                raise
+    return found
+
+
+async def _delete_all(
+    kube: Kube, configuration: Configuration, timeout_seconds: float, tell: Tell
+) -> None:
+    for kind in (CLAIM, TOPIC):
+        for document in await _all(kube, configuration, kind):
+            about = metadata(document)
+            tell(f"deleting {kind.kind} {key_of(document)}")
+            try:
+                await kube.delete(kind, about["namespace"], about["name"], uid_of(document))
+            except ApiRefused as refused:
+                if not refused.is_gone and not refused.is_conflict:
+                    raise
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            while True:
+                if not await _all(kube, configuration, TOPIC):
+                    return
+                await asyncio.sleep(LOOK_SECONDS)
+    except TimeoutError:
+        tell("some objects are still there: their finalizers are taken off")
+
+
+async def _stop_operator(kube: Kube, configuration: Configuration, tell: Tell) -> None:
+    name = names.component(configuration, names.OPERATOR)
+    found = await kube.get(DEPLOYMENT, configuration.namespace, name)
+    if found is None:
+        return
+    tell(f"stopping {name}")
+    await kube.merge(DEPLOYMENT, key_of(found), {"spec": {"replicas": 0}})
+    while found is not None and (
+        found["spec"].get("replicas") or found.get("status", {}).get("replicas", 0)
+    ):
+        await asyncio.sleep(LOOK_SECONDS)
+        found = await kube.get(DEPLOYMENT, configuration.namespace, name)
+
+
+async def _release(kube: Kube, kind: Kind, document: Json, tell: Tell) -> None:
+    """Take our finalizers off an object."""
+    about = metadata(document)
+    found: Json | None = document
+    for attempt in range(ATTEMPTS_MAX):
+        if found is None:
+            return
+        kept = without_ours(finalizers_of(found))
+        if kept == finalizers_of(found):
+            return
+        tell(f"releasing {kind.kind} {key_of(document)}")
+        try:
+            await kube.set_finalizers(kind, found, kept)
+        except ApiRefused as refused:
+            if refused.is_gone:
+                return
+            if not refused.is_conflict or attempt == ATTEMPTS_MAX - 1:
+                raise
+            found = await kube.get(kind, about["namespace"], about["name"])
+        else:
+            return
+
+
+async def _delete_slices(kube: Kube, configuration: Configuration, tell: Tell) -> None:
+    """A slice that nobody writes any more would lead to a former writer for ever."""
+    labels = f"{SLICE_MANAGER_LABEL}={FIELD_MANAGER}"
+    for document in await _all(kube, configuration, SLICE, labels):
+        about = metadata(document)
+        tell(f"deleting EndpointSlice {key_of(document)}")
+        try:
+            await kube.delete(SLICE, about["namespace"], about["name"], uid_of(document))
+        except ApiRefused as refused:
+            if not refused.is_gone and not refused.is_conflict:
+                raise

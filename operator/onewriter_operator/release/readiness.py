@@ -1,0 +1,108 @@
+"""Whether everything that was installed is ready: facts from the API server, judged purely."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from onewriter_core.api.common import API_VERSION
+from onewriter_core.errors import Unavailable
+from onewriter_operator.configuration import Configuration
+from onewriter_operator.documents import TOPIC, Json, Kind
+from onewriter_operator.installation import names
+from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
+
+LOOK_SECONDS: Final = 1.0
+
+DEPLOYMENT: Final = Kind("apps", "v1", "Deployment", "deployments")
+STATEFUL_SET: Final = Kind("apps", "v1", "StatefulSet", "statefulsets")
+
+Workload = tuple[Kind, str]
+
+
+def workloads(configuration: Configuration) -> list[Workload]:
+    """What must run."""
+    parts = [names.BROKER]
+    if not configuration.external_store.is_used:
+        parts.insert(0, names.VALKEY)
+    return [
+        (DEPLOYMENT, names.component(configuration, names.OPERATOR)),
+        *((STATEFUL_SET, names.component(configuration, part)) for part in parts),
+    ]
+
+
+def problem(workload: Workload, document: Mapping[str, Any] | None, digest: str) -> str:
+    """Why a workload is not ready; empty when it is.
+
+    ``digest`` is the configuration's: the operator notes in what it installs for which one it did.
+    """
+    kind, name = workload
+    title = f"{kind.kind} {name}"
+    if document is None:
+        return f"{title} does not exist"
+    noted = (document["metadata"].get("annotations") or {}).get(names.CONFIGURATION)
+    if kind is STATEFUL_SET and noted != digest:
+        return f"{title} is that of another configuration: the operator has not come to it"
+    wanted = document["spec"].get("replicas", 1)
+    status = document.get("status", {})
+    if status.get("observedGeneration", 0) < document["metadata"]["generation"]:
+        return f"{title} has not been looked at since it changed"
+    for count, word in (("updatedReplicas", "updated"), ("readyReplicas", "ready")):
+        found = status.get(count, 0)
+        if found < wanted:
+            return f"{title}: {found} of {wanted} pods are {word}"
+    return ""
+
+
+async def wait(
+    kube: Kube, configuration: Configuration, timeout_seconds: float, tell: Callable[[str], None]
+) -> None:
+    """Return when everything is ready; ``tell`` hears whenever what is missing changes.
+
+    Raises Unavailable after ``timeout_seconds``, naming what is missing.
+    """
+    said: list[str] | None = None
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            while True:
+                missing = await _missing(kube, configuration)
+                if missing != said:
+                    said = missing
+                    for each in missing:
+                        tell(each)
+                if not missing:
+                    return
+                await asyncio.sleep(LOOK_SECONDS)
+    except TimeoutError as error:
+        missing = said or ["nothing could be asked"]
+        raise Unavailable(f"not ready after {timeout_seconds:g} s: {'; '.join(missing)}") from error
+
+
+async def _missing(kube: Kube, configuration: Configuration) -> list[str]:
+    found = []
+    try:
+        refusal = await _topics_are_refused(kube, configuration.namespace)
+        if refusal:
+            found.append(refusal)
+        for workload in workloads(configuration):
+            kind, name = workload
+            document = await kube.get(kind, configuration.namespace, name)
+            found.append(problem(workload, document, names.digest(configuration)))
+    except (ApiRefused, ApiUnreachable) as error:
+        found.append(f"the API server does not say: {error}")
+    return [each for each in found if each]
+
+
+async def _topics_are_refused(kube: Kube, namespace: str) -> str:
+    """Whether the API server knows our kinds: it is asked for one, and makes none."""
+    probe: Json = {
+        "apiVersion": API_VERSION,
+        "kind": TOPIC.kind,
+        "metadata": {"name": "readiness", "namespace": namespace},
+    }
+    try:
+        await kube.create(TOPIC, probe, is_trial=True)
+    except ApiRefused as refused:
+        return "" if refused.status == 409 else f"topics cannot be declared: {refused.reason}"
+    return ""

@@ -1,0 +1,57 @@
+"""How one operator process is started: what differs between two replicas, or between two machines.
+
+What is installed, and how the operator behaves towards the cluster, is in ``configuration``: one
+file that all replicas share. These come from ``ONEWRITER_OPERATOR_*`` environment variables.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class OperatorSettings(BaseSettings):
+    """The settings of one process."""
+
+    model_config = SettingsConfigDict(env_prefix="ONEWRITER_OPERATOR_", frozen=True, extra="forbid")
+
+    configuration: Path = Field(
+        Path("/etc/onewriter/configuration.yaml"), description="the configuration, see there"
+    )
+    name: str = Field(
+        default_factory=socket.gethostname, description="this replica's name: its pod's"
+    )
+    kubeconfig: Path | None = Field(
+        None, description="a kubeconfig; none: the pod's own ServiceAccount"
+    )
+
+    # The brokers
+    broker_urls: str = Field(
+        "",
+        description="NAME=URL,... of the brokers' HTTP interfaces; empty: those that it installs",
+    )
+    token_file: Path | None = Field(
+        None, description="the projected token (audience onewriter) that brokers are shown"
+    )
+    installs: bool = Field(
+        True, description="whether it installs store and brokers, or only looks after topics"
+    )
+
+    # Where it listens
+    host: str = Field("0.0.0.0", description="address to listen on")
+    http_port: int = Field(8080, ge=0, le=65535, description="metrics, /healthz and /readyz")
+    webhook_port: int = Field(9443, ge=0, le=65535, description="admission webhook, HTTPS")
+    webhook_cert_file: Path | None = Field(
+        None, description="its certificate, re-read when it changes; none: no webhook"
+    )
+    webhook_key_file: Path | None = Field(None, description="the key to it")
+
+    stop_seconds: float = Field(10.0, gt=0, description="time for a clean stop")
+
+    def brokers(self) -> dict[str, str]:
+        """Name to URL of the brokers that are given by hand."""
+        pairs = (each.partition("=") for each in self.broker_urls.split(",") if each.strip())
+        return {name.strip(): url.strip().rstrip("/") for name, _, url in pairs}

@@ -1,0 +1,86 @@
+"""Listings that fill the store at the start, and later find what a watch has missed.
+
+kopf lists anew when a watch is too old to go on, but tells nobody of objects that went meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from onewriter_operator.documents import Json, taken_in
+from onewriter_operator.handlers import DELETED, WATCHED, Watched
+from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
+from onewriter_operator.metrics import Metrics
+from onewriter_operator.store import Store
+
+RETRY_SECONDS: Final = 2.0
+"""Until the API server answers, and knows our kinds."""
+
+log = structlog.get_logger(__name__)
+
+
+class Sweeper:
+    """Keeps the store whole. ``every_seconds`` is jittered."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        store: Store,
+        metrics: Metrics,
+        *,
+        namespaces: Sequence[str],
+        every_seconds: float,
+    ) -> None:
+        self._kube = kube
+        self._store = store
+        self._metrics = metrics
+        self._namespaces = tuple(namespaces) or ("",)
+        self._every_seconds = every_seconds
+
+    def intake(self, kind: str, document: Json) -> None:
+        """A watch event."""
+        self._metrics.heard(document["kind"])
+        if kind == DELETED:
+            self._store.remove(document)
+        else:
+            self._store.put(taken_in(document))
+
+    async def fill(self) -> None:
+        """List everything, however long it takes until the API server lets us."""
+        for watched in WATCHED:
+            while True:
+                try:
+                    await self._sweep(watched)
+                    break
+                except (ApiRefused, ApiUnreachable) as error:
+                    log.warning("list.failed", kind=watched.kind.kind, reason=str(error))
+                    await asyncio.sleep(RETRY_SECONDS)
+
+    async def run(self) -> None:
+        """Sweep for ever."""
+        while True:
+            spread = random.uniform(0.8, 1.2)  # noqa: S311 - spreads load, guards nothing
+            await asyncio.sleep(self._every_seconds * spread)
+            for watched in WATCHED:
+                try:
+                    missed = await self._sweep(watched)
+                except (ApiRefused, ApiUnreachable) as error:
+                    log.warning("list.failed", kind=watched.kind.kind, reason=str(error))
+                    continue
+                if missed:
+                    log.warning("watch.missed", kind=watched.kind.kind, objects=missed)
+
+    async def _sweep(self, watched: Watched) -> int:
+        """List one kind; how many objects the watch had missed."""
+        before = self._store.versions(watched.kind.kind)
+        listed: list[Json] = []
+        for namespace in self._namespaces:
+            listed += await self._kube.list(watched.kind, namespace, watched.labels)
+        missed = self._store.sweep([taken_in(each) for each in listed], before)
+        self._metrics.heard(watched.kind.kind)
+        return len(missed)

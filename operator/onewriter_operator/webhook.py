@@ -1,0 +1,112 @@
+"""The admission webhook: HTTPS for the API server, served by every replica.
+
+Admission must not wait for an election, so nothing here knows who leads. The certificate is read
+again as it is renewed; what is injected is decided in ``admission``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+from aiohttp import web
+
+from onewriter_operator.admission import Injection, NotInjectable, patch_of
+from onewriter_operator.documents import Json
+
+CHECK_SECONDS: Final = 30.0
+"""How often certificate and key are looked at."""
+
+BODY_BYTES_MAX: Final = 3 * 1024 * 1024
+"""A review: two copies of a pod at most."""
+
+log = structlog.get_logger(__name__)
+
+
+class Webhook:
+    """The server. ``injection`` says what is injected now; it may raise NotInjectable."""
+
+    def __init__(
+        self, cert_file: Path, key_file: Path, injection: Callable[[], Awaitable[Injection]]
+    ) -> None:
+        self._cert_file = cert_file
+        self._key_file = key_file
+        self._injection = injection
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._seen: tuple[float, ...] = ()
+        self._runner: web.AppRunner | None = None
+        self.problem = "the webhook has no certificate yet"
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen. Raises OSError when the certificate cannot be read."""
+        await self._load()
+        app = web.Application(client_max_size=BODY_BYTES_MAX)
+        app.router.add_post("/inject", self._inject)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port, ssl_context=self._context).start()
+
+    async def run(self) -> None:
+        """Follow the certificate until cancelled; one that cannot be read changes nothing."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Take over a renewed certificate; new connections get it."""
+        try:
+            await self._load()
+        except (OSError, ssl.SSLError) as error:
+            self.problem = f"the webhook's certificate cannot be read: {error}"
+            log.warning("webhook.certificate_unreadable", reason=str(error))
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _load(self) -> None:
+        seen = await asyncio.to_thread(self._modified)
+        if seen != self._seen:
+            await asyncio.to_thread(
+                self._context.load_cert_chain, str(self._cert_file), str(self._key_file)
+            )
+            self._seen = seen
+            log.info("webhook.certificate_loaded", file=str(self._cert_file))
+        self.problem = ""
+
+    def _modified(self) -> tuple[float, ...]:
+        return tuple(file.stat().st_mtime for file in (self._cert_file, self._key_file))
+
+    async def _inject(self, request: web.Request) -> web.Response:
+        try:
+            review = json.loads(await request.read())
+            asked = review["request"]
+            uid, pod, namespace = asked["uid"], asked["object"], asked.get("namespace", "")
+        except (ValueError, KeyError, TypeError) as error:
+            return web.json_response({"reason": f"no AdmissionReview: {error!r}"}, status=400)
+        return web.json_response(
+            {
+                "apiVersion": "admission.k8s.io/v1",
+                "kind": "AdmissionReview",
+                "response": {"uid": uid, **await self._answer(pod, namespace)},
+            }
+        )
+
+    async def _answer(self, pod: Json, namespace: str) -> Json:
+        try:
+            patch = patch_of(pod, namespace, await self._injection())
+        except NotInjectable as error:
+            return {"allowed": False, "status": {"code": 422, "message": f"onewriter: {error}"}}
+        found: dict[str, Any] = {"allowed": True}
+        if patch:
+            text = json.dumps(patch).encode()
+            found |= {"patchType": "JSONPatch", "patch": base64.b64encode(text).decode()}
+        return found

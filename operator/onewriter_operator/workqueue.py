@@ -1,0 +1,247 @@
+"""Keys that wait for a visit: each once, one visit at a time per key, later when a visit failed.
+
+The rules, all bounded:
+
+* a key that waits is not put in again; one that changes during its visit is visited once more;
+* a visit that raises is repeated after an exponential, jittered delay, or as ``RetryLater`` says;
+* a visit may ask to be repeated after a while; without that every key is visited again at the
+  jittered resync interval, so that nothing depends on having heard of every event;
+* two visits of one key are at least ``spacing_seconds`` apart, so that what flaps costs little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import structlog
+
+from onewriter_operator.documents import Key
+
+KEYS_MAX: Final = 100_000
+"""Keys that may be known to one queue; further ones are refused and counted."""
+
+BACKOFF_SECONDS_MIN: Final = 0.2
+BACKOFF_SECONDS_MAX: Final = 120.0
+BACKOFF_DOUBLINGS_MAX: Final = 16
+
+RESOLUTION_SECONDS: Final = 0.001
+"""What is due so soon is due now."""
+
+SPACING_SECONDS: Final = 0.1
+"""The least time between two visits of one key."""
+
+log = structlog.get_logger(__name__)
+
+
+class RetryLater(Exception):
+    """The visit could not be completed; ``after_seconds`` overrides the queue's own delay."""
+
+    def __init__(self, reason: str, after_seconds: float | None = None) -> None:
+        super().__init__(reason)
+        self.after_seconds = after_seconds
+
+
+Visit = Callable[[Key], Awaitable[float | None]]
+"""Brings one object forward. Returns the seconds after which it wants to be visited again, at the
+latest; None: at the resync. Raises RetryLater, or anything else, to be repeated."""
+
+
+class Observer(Protocol):
+    """Who is told how visits went."""
+
+    def visited(self, key: Key, seconds: float, result: str) -> None:
+        """A visit ended: ``result`` is "ok", "later" or "error"."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What is known of one key. ``due``: when it is visited next, None while it is in line."""
+
+    due: float | None = None
+    is_in_line: bool = False
+    is_visited: bool = False
+    is_dirty: bool = False
+    failures: int = 0
+    left_at: float = field(default=-1e9)
+
+
+class WorkQueue:
+    """A queue of keys. ``clock`` is the loop's unless a test says otherwise."""
+
+    def __init__(
+        self,
+        visit: Visit,
+        *,
+        workers: int,
+        resync_seconds: float,
+        observer: Observer | None = None,
+        spacing_seconds: float = SPACING_SECONDS,
+        randomness: random.Random | None = None,
+    ) -> None:
+        self._visit = visit
+        self._workers = workers
+        self._resync_seconds = resync_seconds
+        self._observer = observer
+        self._spacing = spacing_seconds
+        self._random = randomness or random.Random()  # noqa: S311 - spreads load, guards nothing
+        self._entries: dict[Key, _Entry] = {}
+        self._line: deque[Key] = deque()
+        self._later: list[tuple[float, Key]] = []
+        self._changed = asyncio.Event()
+        self._ready = asyncio.Semaphore(0)
+        self.refused = 0
+
+    # ------------------------------------------------------------ from outside
+
+    @property
+    def depth(self) -> int:
+        """Keys in line for a visit now."""
+        return len(self._line)
+
+    def add(self, key: Key) -> None:
+        """Have the key visited soon."""
+        self._add_after(key, 0.0)
+
+    def add_after(self, key: Key, seconds: float) -> None:
+        """Have the key visited after so long, or earlier if something else asks for it."""
+        self._add_after(key, max(0.0, seconds))
+
+    async def run(self) -> None:
+        """Visit keys until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._promote())
+            for _ in range(self._workers):
+                group.create_task(self._work())
+
+    # ------------------------------------------------------------ inside
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _add_after(self, key: Key, seconds: float) -> None:
+        entry = self._entries.get(key)
+        if entry is None:
+            if len(self._entries) >= KEYS_MAX:
+                self.refused += 1
+                log.error("workqueue.full", key=str(key), keys=len(self._entries))
+                return
+            entry = self._entries[key] = _Entry()
+        now = self._now()
+        due = max(now + seconds, entry.left_at + self._spacing)
+        if entry.is_in_line:
+            return
+        if entry.is_visited and seconds <= 0:
+            entry.is_dirty = True
+            return
+        if due <= now + RESOLUTION_SECONDS:
+            self._into_line(key, entry)
+        elif entry.due is None or due < entry.due:
+            entry.due = due
+            heapq.heappush(self._later, (due, key))
+            self._discard_stale()
+            self._changed.set()
+
+    def _discard_stale(self) -> None:
+        """A key visited earlier than planned leaves its old appointment behind: keep those few."""
+        if len(self._later) > 2 * len(self._entries) + 64:
+            self._later = [
+                (entry.due, key) for key, entry in self._entries.items() if entry.due is not None
+            ]
+            heapq.heapify(self._later)
+
+    def _into_line(self, key: Key, entry: _Entry) -> None:
+        entry.due = None
+        entry.is_in_line = True
+        self._line.append(key)
+        self._ready.release()
+
+    async def _promote(self) -> None:
+        """Put keys into the line when their time comes."""
+        while True:
+            now = self._now()
+            while self._later and self._later[0][0] <= now + RESOLUTION_SECONDS:
+                due, key = heapq.heappop(self._later)
+                entry = self._entries.get(key)
+                if entry is None or entry.due != due:
+                    continue  # visited earlier, or forgotten
+                entry.due = None
+                if entry.is_visited:
+                    entry.is_dirty = True
+                else:
+                    self._into_line(key, entry)
+            self._changed.clear()
+            timeout = self._later[0][0] - now if self._later else None
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _work(self) -> None:
+        while True:
+            await self._ready.acquire()
+            key = self._line.popleft()
+            entry = self._entries[key]
+            entry.is_in_line = False
+            entry.is_visited = True
+            entry.due = None
+            try:
+                after = await self._visited(key, entry)
+            finally:
+                entry.is_visited = False
+                entry.left_at = self._now()
+            self._settle(key, entry, after)
+
+    def _settle(self, key: Key, entry: _Entry, after: float | None) -> None:
+        if entry.is_dirty:
+            entry.is_dirty = False
+            self._add_after(key, 0.0)
+        elif after is not None:
+            self._add_after(key, after)
+        else:
+            del self._entries[key]
+
+    async def _visited(self, key: Key, entry: _Entry) -> float | None:
+        """One visit; when the next one is due, None: never."""
+        started = self._now()
+        result = "ok"
+        try:
+            wanted = await self._visit(key)
+        except RetryLater as later:
+            result = "later"
+            log.info("visit.later", key=str(key), kind=key.kind, reason=str(later))
+            entry.failures = min(entry.failures + 1, BACKOFF_DOUBLINGS_MAX)
+            return (
+                self._backoff(entry.failures)
+                if later.after_seconds is None
+                else later.after_seconds
+            )
+        except Exception:
+            # A defect in one visit must not stop the others; it is shown, counted and repeated.
+            result = "error"
+            log.exception("visit.failed", key=str(key), kind=key.kind)
+            entry.failures = min(entry.failures + 1, BACKOFF_DOUBLINGS_MAX)
+            return self._backoff(entry.failures)
+        else:
+            entry.failures = 0
+            if wanted is not None and wanted < 0:
+                return None
+            resync = self._resync_seconds * self._random.uniform(0.9, 1.1)
+            return resync if wanted is None else min(wanted, resync)
+        finally:
+            if self._observer is not None:
+                self._observer.visited(key, self._now() - started, result)
+
+    def _backoff(self, failures: int) -> float:
+        doubled: float = BACKOFF_SECONDS_MIN * 2 ** (failures - 1)
+        return min(doubled, BACKOFF_SECONDS_MAX) * self._random.uniform(0.5, 1.0)
+
+
+GONE: Final = -1.0
+"""What a visit returns when its object is gone: there is no next one."""

@@ -1,0 +1,180 @@
+"""The operator as a process, beside a real API server and brokers, real or fake."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.cluster.control_plane import ControlPlane
+
+from onewriter_broker.testing import free_ports
+
+PROGRAM = "from onewriter_operator.cli import operator; operator()"
+
+START_SECONDS = 30.0
+STOP_SECONDS = 20.0
+
+QUICK_LEASE = {"durationSeconds": 3, "renewSeconds": 2, "retrySeconds": 0.5}
+
+
+class OperatorProcess:
+    """One replica. ``options`` are ``operator`` of the configuration, ``settings`` its environment."""
+
+    def __init__(
+        self,
+        directory: Path,
+        cluster: ControlPlane,
+        namespace: str,
+        brokers: Mapping[str, str],
+        *,
+        name: str = "operator-0",
+        kubeconfig: Path | None = None,
+        options: Mapping[str, Any] | None = None,
+        configuration: Mapping[str, Any] | None = None,
+        settings: Mapping[str, str] | None = None,
+        program: str = PROGRAM,
+    ) -> None:
+        self.name = name
+        self._program = program
+        self.directory = directory
+        self.http_port = free_ports(2)
+        wanted = {
+            "release": "onewriter",
+            "namespace": namespace,
+            "image": {"reference": "localhost/onewriter:dev"},
+            "operator": {"namespaces": [namespace], "lease": QUICK_LEASE, **(options or {})},
+            **(configuration or {}),
+        }
+        self._file = directory / f"{name}.yaml"
+        self._file.write_text(yaml.safe_dump(wanted))
+        self._environment = {
+            "ONEWRITER_OPERATOR_NAME": name,
+            "ONEWRITER_OPERATOR_CONFIGURATION": str(self._file),
+            "ONEWRITER_OPERATOR_KUBECONFIG": str(kubeconfig or cluster.kubeconfig),
+            "ONEWRITER_OPERATOR_BROKER_URLS": ",".join(f"{k}={v}" for k, v in brokers.items()),
+            "ONEWRITER_OPERATOR_HOST": "127.0.0.1",
+            "ONEWRITER_OPERATOR_HTTP_PORT": str(self.http_port),
+            "ONEWRITER_OPERATOR_WEBHOOK_PORT": str(self.http_port + 1),
+            "ONEWRITER_OPERATOR_INSTALLS": "false",
+            **(settings or {}),
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> OperatorProcess:
+        """Start it and wait until it serves; whether it leads is another question."""
+        with (self.directory / f"{self.name}.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", self._program],
+                env=os.environ | self._environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+        wait_until(lambda: self.get("/healthz") is not None, START_SECONDS, self.log)
+        return self
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
+    def stop(self) -> int:
+        """End it in order; its exit code."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+        return self.wait_ended()
+
+    def kill(self) -> None:
+        """End it at once."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def wait_ended(self) -> int:
+        """Its exit code, when it has ended."""
+        assert self._process is not None
+        try:
+            return self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def get(self, path: str) -> str | None:
+        """What its HTTP server answers; None when it does not."""
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=5) as answer,
+        ):
+            return str(answer.read().decode())
+        return None
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over all its labels."""
+        lines = (self.get("/metrics") or "").splitlines()
+        values = [
+            line.rpartition(" ")[2] for line in lines if line.startswith((f"{name}{{", f"{name} "))
+        ]
+        return sum(float(value) for value in values)
+
+    @property
+    def leads(self) -> bool:
+        return self.metric("onewriter_leader") == 1
+
+    def log(self) -> str:
+        """All that it said."""
+        return (self.directory / f"{self.name}.log").read_text(errors="replace")[-20_000:]
+
+    def resident_bytes(self) -> int:
+        """The memory that it holds (Linux)."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextlib.contextmanager
+def running(*operators: OperatorProcess) -> Iterator[Sequence[OperatorProcess]]:
+    """Started operators, ended at the end; what they said is shown when something fails."""
+    try:
+        for each in operators:
+            each.start()
+        yield operators
+    except BaseException as error:
+        for each in operators:
+            error.add_note(f"{each.name} said:\n{each.log()}")
+        raise
+    finally:
+        for each in operators:
+            if each.is_running:
+                each.stop()
+
+
+def wait_until(
+    holds: Callable[[], Any], seconds: float = 20.0, explain: Callable[[], object] = lambda: ""
+) -> Any:
+    """What ``holds`` says, as soon as it is true of anything."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = holds()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {seconds} s: {explain()}")
+        time.sleep(0.05)

@@ -1,0 +1,158 @@
+"""The alerts, by Prometheus itself: each fires on its fault, and none of them when all is well."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.cluster import promtool
+from tests.unit.charts.rendering import of_kind, rendered
+
+Json = dict[str, Any]
+
+NAMESPACE = "system"
+TOPIC = "persistent://shop/default/orders"
+
+
+def alerts() -> list[Json]:
+    enabled = {"monitoring": {"prometheusRule": {"enabled": True}}}
+    (rule,) = of_kind(rendered(enabled), "PrometheusRule")
+    (group,) = rule["spec"]["groups"]
+    found: list[Json] = group["rules"]
+    return found
+
+
+def broker(metric: str, values: str, number: int = 0, **labels: str) -> Json:
+    return _series(metric, values, "broker", f"onewriter-broker-{number}", labels)
+
+
+def operator(metric: str, values: str, number: int = 0, **labels: str) -> Json:
+    return _series(metric, values, "operator", f"onewriter-operator-{number}", labels)
+
+
+def _series(metric: str, values: str, container: str, pod: str, labels: dict[str, str]) -> Json:
+    whole = {"namespace": NAMESPACE, "container": container, "pod": pod, **labels}
+    text = ",".join(f'{name}="{value}"' for name, value in whole.items())
+    return {"series": f"onewriter_{metric}{{{text}}}", "values": values}
+
+
+WELL: tuple[Json, ...] = (
+    *(broker("buckets_owned", "21+0x120", number) for number in range(3)),
+    *(broker("buckets_waiting", "0+0x120", number) for number in range(3)),
+    broker("lost_entries_total", "0+0x120"),
+    broker("store_is_full", "0+0x120"),
+    broker("store_undecided_total", "3+0x120"),
+    broker("topic_waiters", "2+0x120", topic=TOPIC),
+    broker("topic_holder_info", "1+0x120", topic=TOPIC, producer="a"),
+    broker("fenced_total", "0+1x120", reason="ConnectionLost"),
+    broker("publish_seconds_bucket", "0+100x120", le="0.01"),
+    broker("publish_seconds_bucket", "0+100x120", le="1"),
+    broker("publish_seconds_bucket", "0+100x120", le="+Inf"),
+    broker("event_loop_lag_last_seconds", "0.01+0x120"),
+    operator("leader", "1+0x120"),
+    operator("leader", "0+0x120", 1),
+    operator("workqueue_depth", "3+0x120"),
+    operator("watch_last_event_seconds", "60+0x120", kind="ExclusiveTopic"),
+    operator("watch_last_event_seconds", "9999+0x120", 1, kind="ExclusiveTopic"),
+    operator("reconcile_seconds_count", "0+10x120", kind="ExclusiveTopic", result="ok"),
+    operator("topic_condition", "1+0x120", exported_namespace="shop", name="a", condition="Ready"),
+    operator("drift_repaired_total", "1+0x120", kind="Topic"),
+)
+"""Three brokers, two operators of which one leads, a topic with writer and waiters."""
+
+FAULTS: dict[str, Json] = {
+    "OnewriterEntriesLost": broker("lost_entries_total", "0 0 7+0x120"),
+    "OnewriterBucketsWaiting": broker("buckets_waiting", "4+0x120"),
+    "OnewriterStoreFull": broker("store_is_full", "1+0x120"),
+    "OnewriterStoreUndecided": broker("store_undecided_total", "0+5x120"),
+    "OnewriterBrokersMissing": broker("buckets_owned", "21+0x3 _x117", 2),
+    "OnewriterTopicWithoutWriter": broker("topic_holder_info", "_x120", topic=TOPIC, producer="a"),
+    "OnewriterWritersFencedOften": broker("fenced_total", "0+9x120", reason="ConnectionLost"),
+    "OnewriterPublishSlow": broker("publish_seconds_bucket", "0+1x120", le="0.01"),
+    "OnewriterEventLoopLate": broker("event_loop_lag_last_seconds", "0.6+0x120"),
+    "OnewriterOperatorNotLeading": operator("leader", "0+0x120"),
+    "OnewriterOperatorBehind": operator("workqueue_depth", "5000+0x120"),
+    "OnewriterWatchStale": operator("watch_last_event_seconds", "0+60x120", kind="ExclusiveTopic"),
+    "OnewriterOperatorFails": operator(
+        "reconcile_seconds_count", "0+5x120", kind="ExclusiveTopic", result="error"
+    ),
+    "OnewriterTopicNotReady": operator(
+        "topic_condition", "0+0x120", exported_namespace="shop", name="a", condition="Ready"
+    ),
+    "OnewriterDriftRepaired": operator("drift_repaired_total", "1+1x120", kind="Topic"),
+}
+"""The one series of the above that shows each fault."""
+
+WORLD_ENDS = {"OnewriterEntriesLost": "5m", "OnewriterBrokersMissing": "60m"}
+"""When to look, where an hour and a half is too late."""
+
+
+def firing(series: list[Json], name: str, at: str, *, is_expected: bool) -> Json:
+    query = f'count(ALERTS{{alertname=~"{name}", alertstate="firing"}})'
+    return {
+        "name": name,
+        "interval": "1m",
+        "input_series": series,
+        "promql_expr_test": [
+            {
+                "expr": query,
+                "eval_time": at,
+                "exp_samples": [{"labels": "{}", "value": 1}] if is_expected else [],
+            }
+        ],
+    }
+
+
+def check(directory: Path, *tests: Json) -> str:
+    """What promtool says against the tests; empty when it agrees."""
+    rules = {"groups": [{"name": "onewriter", "rules": alerts()}]}
+    (directory / "rules.yaml").write_text(yaml.safe_dump(rules))
+    whole = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": list(tests)}
+    (directory / "tests.yaml").write_text(yaml.safe_dump(whole))
+    for verb in (["check", "rules", "rules.yaml"], ["test", "rules", "tests.yaml"]):
+        done = subprocess.run(
+            [promtool.program(), *verb], cwd=directory, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            return done.stdout + done.stderr
+    return ""
+
+
+def replaced(fault: Json) -> list[Json]:
+    rest = [each for each in WELL if each["series"] != fault["series"]]
+    return [*rest, fault]
+
+
+def test_every_alert_has_a_fault_a_severity_and_a_runbook() -> None:
+    assert {each["alert"] for each in alerts()} == set(FAULTS)
+    for each in alerts():
+        assert each["labels"]["severity"] in {"critical", "warning", "info"}
+        assert len(each["annotations"]["runbook"]) > 80
+        assert "$namespace" not in str(each)
+        assert "$brokers" not in str(each)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_an_alert_fires_on_its_fault(tmp_path: Path, name: str) -> None:
+    at = WORLD_ENDS.get(name, "90m")
+    assert check(tmp_path, firing(replaced(FAULTS[name]), name, at, is_expected=True)) == ""
+
+
+def test_no_alert_fires_when_all_is_well(tmp_path: Path) -> None:
+    assert check(tmp_path, firing(list(WELL), "Onewriter.*", "90m", is_expected=False)) == ""
+
+
+def test_alerts_fire_when_nobody_is_there(tmp_path: Path) -> None:
+    for name in ("OnewriterBrokersMissing", "OnewriterOperatorNotLeading"):
+        nothing = [{"series": "up", "values": "0+0x120"}]
+        assert check(tmp_path, firing(nothing, name, "90m", is_expected=True)) == ""
+
+
+def test_single_alerts_can_be_left_out() -> None:
+    some = {"enabled": True, "disabled": ["OnewriterDriftRepaired"]}
+    (rule,) = of_kind(rendered({"monitoring": {"prometheusRule": some}}), "PrometheusRule")
+    names = {each["alert"] for each in rule["spec"]["groups"][0]["rules"]}
+    assert names == set(FAULTS) - {"OnewriterDriftRepaired"}

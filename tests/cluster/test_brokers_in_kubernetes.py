@@ -1,0 +1,384 @@
+"""Brokers with their anchor and their clients' identities in a real API server, and without it.
+
+They are processes of this machine; the API server, its objects, rights and tokens are real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.accounts import Pod, broker_account, delete_pod, make_pod, pod_token
+from tests.cluster.control_plane import ControlPlane
+from tests.integration.http_calls import Http
+from tests.integration.raw import EXCLUSIVE, RawClient, RawProducer, RefusedByBroker, eventually
+from tests.servers import StoreServer, running_server
+
+from onewriter_broker.testing import LocalBrokers
+from onewriter_core.errors import ServerError
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+DESIRED = "/onewriter/v1/desired"
+TOPIC = "persistent://shop/default/orders"
+STATUS = "/onewriter/v1/topics/shop/default/orders"
+WAIT = 2
+Json = dict[str, Any]
+
+
+def topic(**spec: Any) -> Json:
+    return {
+        "apiVersion": "onewriter.dev/v1alpha1",
+        "kind": "ExclusiveTopic",
+        "metadata": {"name": "orders", "namespace": "shop"},
+        "spec": {"access": {"requireClaim": True}} | spec,
+    }
+
+
+def claim(name: str, subject: Json) -> Json:
+    return {
+        "apiVersion": "onewriter.dev/v1alpha1",
+        "kind": "ProducerClaim",
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {
+            "topicRef": {"name": "orders"},
+            "subject": subject,
+            "allow": ["lead", "takeover"],
+        },
+    }
+
+
+BY_ACCOUNT = claim("writers", {"serviceAccountName": "writer"})
+
+
+class Lab:
+    """Brokers beside one API server, in its namespace ``shop``; the operator is this test."""
+
+    def __init__(
+        self, cluster: ControlPlane, store: StoreServer, directory: Path, *, brokers: int = 1
+    ) -> None:
+        self.cluster = cluster
+        self.directory = directory
+        cluster.kubectl("create", "namespace", "shop")
+        account = broker_account(cluster, "shop", directory / "account")
+        self.operator = make_pod(cluster, "shop", "operator")
+        self.operator_token = pod_token(cluster, "shop", self.operator)
+        self.store = store
+        self.settings: dict[str, object] = {
+            "anchor": "kubernetes",
+            "kubernetes_url": account.url,
+            "kubernetes_ca_file": account.ca_file,
+            "kubernetes_token_file": account.token_file,
+            "kubernetes_namespace": "shop",
+            "token_review": True,
+            "authentication_required": True,
+            "require_declared": True,
+            "admin_subjects": "system:serviceaccount:shop:operator",
+        }
+        self.brokers = LocalBrokers(
+            directory / "brokers",
+            brokers=brokers,
+            redis_url=store.url,
+            supervised=False,
+            settings=self.settings,
+        )
+        self.connections = contextlib.ExitStack()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a command in a broker's pod finds."""
+        settings = self.settings | {"redis_url": self.store.url}
+        return {f"ONEWRITER_{name.upper()}": str(value) for name, value in settings.items()}
+
+    @property
+    def http(self) -> Http:
+        return Http(self.brokers.http_url, self.operator_token)
+
+    def push(self, *claims: Json, pods: Json | None = None, number: int = 0) -> None:
+        body = {"revision": "r", "topics": [topic()], "claims": claims, "pods": pods or {}}
+        http = Http(self.brokers.http_urls[number], self.operator_token)
+        code, said = http("PUT", DESIRED, body)
+        assert code == 200, said
+
+    def is_ready(self, number: int = 0) -> bool:
+        with contextlib.suppress(OSError):
+            return Http(self.brokers.http_urls[number])("GET", "/readyz")[0] == 200
+        return False
+
+    def connect(self, token: str, number: int = 0) -> RawClient:
+        client = RawClient(self.brokers.address(number), token=token)
+        return self.connections.enter_context(client)
+
+    def writer(self, pod: Pod) -> RawClient:
+        client = self.connect(pod_token(self.cluster, "shop", pod))
+        client.lookup(TOPIC)
+        return client
+
+    def status(self) -> Json:
+        code, found = self.http("GET", STATUS)
+        assert code == 200, found
+        assert isinstance(found, dict)
+        return found
+
+
+@contextlib.contextmanager
+def running_lab(cluster: ControlPlane, directory: Path, *, brokers: int = 1) -> Iterator[Lab]:
+    with running_server() as store:
+        lab = Lab(cluster, store, directory, brokers=brokers)
+        try:
+            lab.brokers.start()
+            yield lab
+        finally:
+            lab.connections.close()
+            lab.brokers.stop()
+
+
+@pytest.fixture
+def lab(another_api_server: Callable[[], ControlPlane], tmp_path: Path) -> Iterator[Lab]:
+    with running_lab(another_api_server(), tmp_path / "lab") as lab:
+        yield lab
+
+
+def refusal(ask: Callable[[], RawProducer]) -> RefusedByBroker:
+    with pytest.raises(RefusedByBroker) as found:
+        ask()
+    return found.value
+
+
+def promoted(waiter: RawProducer) -> int:
+    """Wait until it may write; the epoch that it got."""
+    request_id = waiter.command.request_id
+    found = waiter.client.expect(
+        pb.CommandProducerSuccess, lambda c: c.request_id == request_id and c.producer_ready
+    )
+    return found.topic_epoch
+
+
+def test_who_may_write_and_what_is_seen_of_them(lab: Lab) -> None:
+    """From a broker that was told nothing to pods that wait, take over, and are gone."""
+    eventually(lambda: Http(lab.brokers.http_url)("GET", "/healthz")[0] == 200, 60)
+    assert not lab.is_ready()
+    first, second = (make_pod(lab.cluster, "shop") for _ in range(2))
+    early = lab.connect(pod_token(lab.cluster, "shop", first))
+    assert ServerError(early.lookup(TOPIC).error) is ServerError.METADATA_ERROR
+    untold = refusal(lambda: early.producer(TOPIC, EXCLUSIVE))
+    assert (untold.code, "not been told" in untold.text) == (ServerError.SERVICE_NOT_READY, True)
+
+    lab.push(BY_ACCOUNT)
+    eventually(lab.is_ready, 60)
+    early.lookup(TOPIC)
+    holder = early.producer(TOPIC, EXCLUSIVE, name="w1")
+    holder.publish(b"one")
+    lab.writer(second).waiter(TOPIC, name="w2")
+    shown = lab.status()
+    (held,), (waits,) = shown["holders"], shown["waiters"]
+    subject = "system:serviceaccount:shop:writer"
+    for person, pod in ((held, first), (waits, second)):
+        assert (person["subject"], person["podUID"], person["pod"], person["claim"]) == (
+            subject,
+            pod.uid,
+            pod.name,
+            "writers",
+        )
+
+    stranger = make_pod(lab.cluster, "shop", "stranger")
+    no = refusal(lambda: lab.writer(stranger).producer(TOPIC, WAIT))
+    assert no.code is ServerError.AUTHORIZATION_ERROR
+    foreign = pod_token(lab.cluster, "shop", first, audience="somebody-else")
+    for token in (foreign, "nonsense", ""):
+        with pytest.raises(RefusedByBroker) as found:
+            lab.connect(token)
+        assert found.value.code is ServerError.AUTHENTICATION_ERROR
+    code, _ = Http(lab.brokers.http_url, pod_token(lab.cluster, "shop", first))(
+        "PUT", DESIRED, {"revision": "mine"}
+    )
+    assert code == 403
+
+    early.freeze()
+    eventually(lambda: lab.status()["transitions"][-1]["cause"] == "Silent")
+    last = lab.status()["transitions"][-1]
+    assert (last["previous"]["podUID"], last["previous"]["pod"], last["previous"]["claim"]) == (
+        first.uid,
+        first.name,
+        "writers",
+    )
+    assert (last["holder"]["podUID"], last["holder"]["pod"]) == (second.uid, second.name)
+
+
+def test_a_pod_selector_selects_the_pods_it_is_said_to_select(lab: Lab) -> None:
+    chosen, other = (make_pod(lab.cluster, "shop") for _ in range(2))
+    by_label = claim("labelled", {"podSelector": {"matchLabels": {"app": "writer"}}})
+    lab.push(by_label, pods={"shop/labelled": [chosen.uid]})
+    eventually(lab.is_ready, 60)
+    lab.writer(chosen).producer(TOPIC, EXCLUSIVE).close()
+    later = lab.writer(other)
+    not_yet = refusal(lambda: later.producer(TOPIC, EXCLUSIVE))
+    assert not_yet.code is ServerError.SERVICE_NOT_READY, "the operator may not have said so yet"
+    lab.push(by_label, pods={"shop/labelled": [chosen.uid, other.uid]})
+    later.producer(TOPIC, EXCLUSIVE)
+    assert lab.status()["holder"]["claim"] == "labelled"
+
+
+def test_without_the_api_server_writing_and_taking_over_go_on(lab: Lab) -> None:
+    pods = [make_pod(lab.cluster, "shop") for _ in range(4)]
+    lab.push(BY_ACCOUNT)
+    eventually(lab.is_ready, 60)
+    tokens = [pod_token(lab.cluster, "shop", pod) for pod in pods]
+    first = lab.writer(pods[0])
+    holder = first.producer(TOPIC, EXCLUSIVE, name="w0")
+    waiters = [lab.writer(pod).waiter(TOPIC, name=f"w{n}") for n, pod in enumerate(pods[1:3], 1)]
+    lab.brokers.wait_for_event("desired.changed")
+    lab.cluster.stop_api()
+
+    holder.publish(b"writing goes on")
+    first.close()
+    epoch = promoted(waiters[0])
+    waiters[0].publish(b"so does the takeover by a waiter that is connected")
+
+    # Its connection breaks: the same pod comes back to its epoch, and to nothing else.
+    again = lab.connect(tokens[1])
+    again.lookup(TOPIC)
+    for attempt in (
+        lambda: again.producer(TOPIC, WAIT, name="new"),
+        lambda: lab.connect(tokens[3]).producer(TOPIC, WAIT, name="w3"),
+    ):
+        answered = refusal(attempt)
+        assert answered.code is ServerError.SERVICE_NOT_READY
+        assert "cannot be confirmed" in answered.text
+    thief = refusal(
+        lambda: lab.connect(tokens[3]).producer(TOPIC, EXCLUSIVE, name="w1", epoch=epoch)
+    )
+    assert thief.code is ServerError.PRODUCER_FENCED, "another pod is nobody's return"
+    back = again.producer(TOPIC, EXCLUSIVE, name="w1", epoch=epoch, reconnects=1)
+    assert back.epoch == epoch
+    back.publish(b"resumed")
+    assert Http(lab.brokers.http_url, tokens[3])("GET", STATUS)[0] == 503
+
+    lab.cluster.start_api()
+
+    def waits() -> bool:
+        with contextlib.suppress(RefusedByBroker):
+            lab.connect(tokens[3]).waiter(TOPIC, name="w3")
+            return True
+        return False
+
+    eventually(waits, 60)
+    back.publish(b"and nobody noticed")
+
+
+def test_a_broker_that_starts_without_the_api_server_waits_and_says_why(lab: Lab) -> None:
+    pod = make_pod(lab.cluster, "shop")
+    lab.push(BY_ACCOUNT)
+    eventually(lab.is_ready, 60)
+    lab.writer(pod).producer(TOPIC, EXCLUSIVE).publish(b"before")
+    token = pod_token(lab.cluster, "shop", pod)
+    lab.cluster.stop_api()
+    lab.brokers.kill()
+    lab.brokers.restart(0, wait=False)
+
+    def says_why() -> bool:
+        with contextlib.suppress(OSError):
+            code, found = Http(lab.brokers.http_url)("GET", "/readyz")
+            return code == 503 and "API server" in str(found["buckets"]["waiting"].get("0"))
+        return False
+
+    eventually(says_why, 60)
+    lab.cluster.start_api()
+    eventually(lab.is_ready, 60)
+    client = lab.connect(token)
+    eventually(lambda: bool(client.lookup(TOPIC).broker_service_url))
+    client.ask_producer(TOPIC, WAIT).ready_at_last()
+
+
+def test_an_emptied_store_is_refused_until_a_person_adopts_it(lab: Lab) -> None:
+    lab.push(BY_ACCOUNT)
+    eventually(lab.is_ready, 60)
+    pod = make_pod(lab.cluster, "shop")
+    before = lab.writer(pod).producer(TOPIC, EXCLUSIVE)
+    before.publish(b"will be lost")
+    lab.brokers.stop()
+    lab.store.command("FLUSHALL")
+    lab.brokers.start(wait=False)
+    lab.brokers.wait_for_event("bucket.waiting", seconds=60)
+
+    program = "from onewriter_broker.verbs.adopt import adopt; adopt()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--all", "--force", "--reason", "the disk died"],
+        env=os.environ | lab.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 of 64 buckets adopted" in done.stdout, done.stdout + done.stderr
+    eventually(lab.is_ready, 60)
+    client = lab.connect(pod_token(lab.cluster, "shop", pod))
+    eventually(lambda: bool(client.lookup(TOPIC).broker_service_url))
+    after = client.producer(TOPIC, EXCLUSIVE)
+    assert after.epoch is not None
+    assert before.epoch is not None
+    assert after.epoch > before.epoch
+
+
+def test_a_deleted_pod_does_not_come_back(lab: Lab) -> None:
+    pod = make_pod(lab.cluster, "shop")
+    lab.push(BY_ACCOUNT)
+    eventually(lab.is_ready, 60)
+    token = pod_token(lab.cluster, "shop", pod)
+    delete_pod(lab.cluster, "shop", pod)
+
+    def is_refused() -> bool:
+        try:
+            lab.connect(token).close()
+        except RefusedByBroker as error:
+            return error.code is ServerError.AUTHENTICATION_ERROR
+        return False
+
+    eventually(is_refused, 30)
+
+
+def test_buckets_move_in_order_and_after_a_crash(
+    another_api_server: Callable[[], ControlPlane], tmp_path: Path
+) -> None:
+    """Two brokers share the buckets; each one's end leaves all to the other, in one object."""
+    cluster = another_api_server()
+    with running_lab(cluster, tmp_path / "lab", brokers=2) as lab:
+        for number in range(2):
+            lab.push(BY_ACCOUNT, number=number)
+
+        def owners() -> set[str]:
+            stored = cluster.get("bucketanchor", "shard-0", namespace="shop")
+            return {record["owner"].partition("~")[0] for record in stored["buckets"]}
+
+        eventually(lambda: owners() == {"broker-0", "broker-1"}, 60)
+        writer = lab.writer(make_pod(cluster, "shop"))
+        target = lab.brokers.target_of(TOPIC)
+        if target == 1:
+            token = pod_token(cluster, "shop", make_pod(cluster, "shop"))
+            writer = lab.connect(token, 1)
+        producer = writer.producer(TOPIC, EXCLUSIVE, name="w")
+        producer.publish(b"before")
+        survivor = 1 - target
+        beside = lab.connect(pod_token(cluster, "shop", make_pod(cluster, "shop")), survivor)
+        cluster.stop_api()
+        time.sleep(6)  # longer than a record answers look-ups that could be read again
+        assert beside.lookup(TOPIC).broker_service_url == lab.brokers.service_urls[target]
+        cluster.start_api()
+        lab.brokers.kill(target)
+        eventually(lambda: owners() == {f"broker-{survivor}"}, 60)
+        successor = lab.connect(pod_token(cluster, "shop", make_pod(cluster, "shop")), survivor)
+        successor.lookup(TOPIC)
+        after = successor.ask_producer(TOPIC, WAIT, name="s")
+        after.ready_at_last()
+        after.publish(b"after")
+        stored = cluster.get("bucketanchor", "shard-0", namespace="shop")
+        assert stored["summary"]["buckets"] == 64
+        lab.connections.close()
+        lab.brokers.stop()
+        stored = cluster.get("bucketanchor", "shard-0", namespace="shop")
+        assert all(record["clean"] and not record["owner"] for record in stored["buckets"])

@@ -1,0 +1,680 @@
+"""The operator as a process against a real API server and a broker that a test moves by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.faulty_api import FaultyApi
+from tests.cluster.operators import OperatorProcess, running, wait_until
+from tests.unit.kube.fake_broker import ThreadedBroker, contender, status, transition
+
+Json = dict[str, Any]
+
+API = "onewriter.dev/v1alpha1"
+
+
+class World:
+    """An operator, a namespace of its own, and one broker."""
+
+    def __init__(
+        self,
+        cluster: ControlPlane,
+        namespace: str,
+        broker: ThreadedBroker,
+        operator: OperatorProcess,
+    ) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.broker = broker
+        self.operator = operator
+
+    def name(self, topic: str) -> str:
+        return f"persistent://{self.namespace}/default/{topic}"
+
+    def apply(self, *documents: Json) -> str:
+        return self.cluster.apply(*documents, namespace=self.namespace)
+
+    def topic(
+        self, name: str = "orders", annotations: Mapping[str, str] | None = None, **spec: Any
+    ) -> None:
+        about = {"name": name, "annotations": dict(annotations or {})}
+        self.apply({"apiVersion": API, "kind": "ExclusiveTopic", "metadata": about, "spec": spec})
+
+    def claim(self, name: str = "primary", topic: str = "orders", **subject: Any) -> None:
+        subject = subject or {"serviceAccountName": "writer"}
+        spec = {"topicRef": {"name": topic}, "subject": subject}
+        about = {"name": name}
+        self.apply({"apiVersion": API, "kind": "ProducerClaim", "metadata": about, "spec": spec})
+
+    def get(self, kind: str, name: str = "orders") -> Json:
+        return self.cluster.get(kind, name, namespace=self.namespace)
+
+    def status(self, kind: str = "xt", name: str = "orders") -> Json:
+        found: Json = self.get(kind, name).get("status", {})
+        return found
+
+    def condition(self, of: str, kind: str = "xt", name: str = "orders") -> str:
+        for each in self.status(kind, name).get("conditions", ()):
+            if each["type"] == of:
+                return f"{each['status']}/{each['reason']}"
+        return ""
+
+    def until(self, of: str, expected: str, kind: str = "xt", name: str = "orders") -> None:
+        wait_until(
+            lambda: self.condition(of, kind, name) == expected,
+            explain=lambda: self.status(kind, name),
+        )
+
+    def events(self, reason: str) -> list[Json]:
+        found = self.cluster.kubectl(
+            "get", "events.events.k8s.io", "-o", "json", namespace=self.namespace
+        ).stdout
+        return [each for each in json.loads(found)["items"] if each["reason"] == reason]
+
+    def annotate(self, *annotations: str, kind: str = "xt", name: str = "orders") -> None:
+        self.cluster.kubectl(
+            "annotate", "--overwrite", kind, name, *annotations, namespace=self.namespace
+        )
+
+    def writes(self, topic: str = "orders", **more: Any) -> None:
+        """The broker serves a topic with a writer under claim ``primary``."""
+        epoch = more.pop("epoch", 1)
+        writer = contender(f"w{epoch}", "primary", f"writer-{epoch}", epoch=epoch)
+        found = status(
+            epoch,
+            holders=[writer],
+            transitions=[transition(epoch, "Initial", writer, None)],
+            **more,
+        )
+        self.broker.serve(self.name(topic), found)
+
+
+@pytest.fixture
+def broker() -> Iterator[ThreadedBroker]:
+    with ThreadedBroker() as found:
+        yield found
+
+
+@pytest.fixture
+def world(
+    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
+) -> Iterator[World]:
+    operator = OperatorProcess(tmp_path, api_server, namespace, {"broker-0": broker.url})
+    with running(operator):
+        yield World(api_server, namespace, broker, operator)
+
+
+# ------------------------------------------------------------ the way there and back
+
+
+def test_a_topic_and_its_claim_reach_the_broker_and_its_story_comes_back(world: World) -> None:
+    world.topic()
+    world.claim()
+    world.until("Ready", "True/Ready")
+    world.until("Ready", "True/Ready", "pclaim", "primary")
+    assert world.broker.fake.topics() == [world.name("orders")]
+    assert world.broker.fake.claims() == [f"{world.namespace}/primary"]
+    world.writes(epoch=3)
+    world.until("WriterActive", "True/Held")
+    world.until("Granted", "True/Granted", "pclaim", "primary")
+    found = world.status()
+    assert found["epoch"] == 3
+    assert found["holder"]["pod"] == "writer-3"
+    assert found["observedGeneration"] == world.get("xt")["metadata"]["generation"]
+    assert world.status("pclaim", "primary")["pod"] == "writer-3"
+    wait_until(lambda: world.events("EpochAdvanced"))
+    wait_until(lambda: world.events("ClaimGranted"))
+    world.cluster.kubectl(
+        "wait", "--for=condition=Ready", "xt/orders", "--timeout=5s", namespace=world.namespace
+    )
+
+
+def test_a_changed_spec_reaches_the_broker(world: World) -> None:
+    world.topic(partitions=1)
+    world.until("Ready", "True/Ready")
+    world.topic(partitions=4)
+    wait_until(lambda: world.status()["observedGeneration"] == 2)
+    world.until("PolicyApplied", "True/Applied")
+    assert world.broker.fake.bodies[-1]["topics"][0]["spec"]["partitions"] == 4
+
+
+def test_a_deleted_topic_leaves_the_broker_and_its_log_stays(world: World) -> None:
+    world.topic()
+    world.until("Ready", "True/Ready")
+    world.cluster.kubectl("delete", "xt", "orders", "--timeout=10s", namespace=world.namespace)
+    wait_until(lambda: world.broker.fake.topics() == [])
+    assert world.broker.fake.deletions == []
+
+
+def test_a_topic_that_was_there_is_adopted(world: World) -> None:
+    world.broker.do(
+        lambda: world.broker.fake.stored.update({world.name("orders"): status(7, "Idle")})
+    )
+    world.topic()
+    world.until("PolicyApplied", "True/Adopted")
+    assert world.status()["epoch"] == 7
+    wait_until(lambda: world.events("TopicAdopted"))
+
+
+def test_a_claim_waits_for_its_topic(world: World) -> None:
+    world.claim()
+    world.until("Ready", "False/TopicMissing", "pclaim", "primary")
+    world.topic()
+    world.until("Ready", "True/Ready", "pclaim", "primary")
+
+
+# ------------------------------------------------------------ conflict, drift, wrong input
+
+
+def test_of_two_objects_for_one_topic_the_older_wins_and_the_younger_follows(world: World) -> None:
+    name = f"persistent://{world.namespace}/default/one"
+    world.topic("older", topic=name)
+    world.until("Ready", "True/Ready", name="older")
+    time.sleep(1.1)  # creationTimestamp has whole seconds
+    world.topic("younger", topic=name)
+    world.until("Ready", "False/ResourceConflict", name="younger")
+    message = [
+        each["message"]
+        for each in world.status(name="younger")["conditions"]
+        if each["type"] == "Conflict"
+    ]
+    assert f"{world.namespace}/older" in message[0]
+    assert world.broker.fake.topics() == [name]
+    wait_until(lambda: world.events("ResourceConflict"))
+    world.cluster.kubectl("delete", "xt", "older", namespace=world.namespace)
+    world.until("Ready", "True/Ready", name="younger")
+    world.until("Conflict", "False/NoConflict", name="younger")
+
+
+def test_what_cannot_be_done_is_said_and_keeps_nobody_else_back(world: World) -> None:
+    world.topic("good")
+    world.topic("bad", promotion={"policy": "Balanced"})
+    world.until("Ready", "True/Ready", name="good")
+    world.until("Stalled", "True/Unsupported", name="bad")
+    assert world.broker.fake.topics() == [world.name("good")]
+
+
+def test_a_status_edited_by_hand_is_put_right_and_shown(world: World) -> None:
+    world.topic()
+    world.writes(epoch=3)
+    world.until("WriterActive", "True/Held")
+    patch = '{"status":{"epoch":99,"durability":"AllReplicas"}}'
+    world.cluster.kubectl(
+        "patch", "xt", "orders", "--subresource=status", "--type=merge", "-p", patch,
+        namespace=world.namespace,
+    )  # fmt: skip
+    world.until("Drifted", "True/Repaired")
+    found = world.status()
+    assert (found["epoch"], found["durability"]) == (3, "Local")
+    wait_until(lambda: world.events("DriftRepaired"))
+    assert wait_until(lambda: world.operator.metric("onewriter_drift_repaired_total"))
+
+
+def test_a_field_that_somebody_added_to_the_status_goes(world: World) -> None:
+    world.topic()
+    world.until("Ready", "True/Ready")
+    patch = '{"status":{"holder":{"producerName":"me"}}}'
+    world.cluster.kubectl(
+        "patch", "xt", "orders", "--subresource=status", "--type=merge", "-p", patch,
+        namespace=world.namespace,
+    )  # fmt: skip
+    wait_until(lambda: "holder" not in world.status())
+    world.until("Drifted", "True/Repaired")
+
+
+def test_the_condition_of_another_controller_stays(world: World) -> None:
+    world.topic()
+    world.until("Ready", "True/Ready")
+    audited = {
+        "type": "Audited",
+        "status": "True",
+        "reason": "X",
+        "message": "",
+        "observedGeneration": 1,
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    document = {
+        "apiVersion": API,
+        "kind": "ExclusiveTopic",
+        "metadata": {"name": "orders"},
+        "status": {"conditions": [audited]},
+    }
+    world.cluster.kubectl(
+        "apply", "--server-side", "--subresource=status", "--field-manager=auditor", "-f", "-",
+        stdin=yaml.safe_dump(document), namespace=world.namespace,
+    )  # fmt: skip
+    world.writes(epoch=3)
+    world.until("WriterActive", "True/Held")
+    assert world.condition("Audited") == "True/X"
+
+
+def test_a_desired_state_that_somebody_else_handed_over_is_repaired(world: World) -> None:
+    world.topic()
+    world.until("Ready", "True/Ready")
+
+    def by_hand() -> None:
+        world.broker.fake.revision = "by hand"
+        world.broker.fake.cut()
+
+    world.broker.do(by_hand)
+    world.until("Drifted", "True/Repaired")
+    wait_until(lambda: world.broker.fake.revision != "by hand")
+
+
+# ------------------------------------------------------------ orders of a person
+
+
+def test_a_paused_topic_keeps_its_spec(world: World) -> None:
+    world.topic(partitions=1)
+    world.until("Ready", "True/Ready")
+    world.annotate("onewriter.dev/paused=true")
+    world.topic(annotations={"onewriter.dev/paused": "true"}, partitions=2)
+    world.until("PolicyApplied", "False/Paused")
+    assert world.broker.fake.bodies[-1]["topics"][0]["spec"]["partitions"] == 1
+    world.annotate("onewriter.dev/paused-")
+    world.until("PolicyApplied", "True/Applied")
+    assert world.broker.fake.bodies[-1]["topics"][0]["spec"]["partitions"] == 2
+
+
+def test_an_unmanaged_topic_is_left_alone_and_deleted_without_its_log(world: World) -> None:
+    world.topic(deletionPolicy="Delete")
+    world.until("Ready", "True/Ready")
+    wait_until(lambda: world.get("xt")["metadata"].get("finalizers"))
+    world.annotate("onewriter.dev/unmanaged=true")
+    world.until("Ready", "Unknown/Unmanaged")
+    wait_until(lambda: not world.get("xt")["metadata"].get("finalizers"))
+    world.cluster.kubectl("delete", "xt", "orders", "--timeout=10s", namespace=world.namespace)
+    assert world.broker.fake.deletions == []
+
+
+def test_a_person_fences_an_epoch_and_no_later_one(world: World) -> None:
+    world.topic()
+    world.writes(epoch=3)
+    world.until("WriterActive", "True/Held")
+    world.annotate("onewriter.dev/fence=2")
+    time.sleep(0.5)
+    assert world.broker.fake.fences == []
+    world.annotate("onewriter.dev/fence=3")
+    wait_until(lambda: world.broker.fake.fences == [(world.name("orders"), 3)])
+    wait_until(lambda: world.events("FencedByOrder"))
+    world.writes(epoch=4)
+    wait_until(lambda: world.status().get("epoch") == 4)
+    assert world.broker.fake.fences == [(world.name("orders"), 3)]
+    assert world.operator.metric("onewriter_fence_annotations") == 1
+
+
+def test_reconcile_at_looks_everything_up_anew(world: World) -> None:
+    world.topic()
+    world.until("Ready", "True/Ready")
+    topic = world.name("orders")
+    world.broker.do(lambda: world.broker.fake.stored.update({topic: status(12, "Idle")}))
+    world.annotate("onewriter.dev/reconcile-at=now")
+    wait_until(lambda: world.status().get("epoch") == 12)
+
+
+# ------------------------------------------------------------ deletion with the log
+
+
+def test_a_log_goes_with_its_object_after_the_door_is_closed(world: World) -> None:
+    world.topic(deletionPolicy="Delete", access={"requireClaim": False})
+    world.claim()
+    world.writes(epoch=2)
+    world.until("WriterActive", "True/Held")
+    world.cluster.kubectl("delete", "xt", "orders", "--timeout=15s", namespace=world.namespace)
+    assert world.broker.fake.deletions == [(world.name("orders"), True)]
+    closed = [body for body in world.broker.fake.bodies if body["topics"] and not body["claims"]]
+    assert closed[-1]["topics"][0]["spec"]["access"]["requireClaim"] is True
+
+
+def test_a_log_that_is_not_empty_stays_if_so_wanted(world: World) -> None:
+    world.broker.do(lambda: world.broker.fake.entries.update({world.name("orders"): 3}))
+    world.topic(deletionPolicy="DeleteIfEmpty")
+    world.until("Ready", "True/Ready")
+    wait_until(lambda: world.get("xt")["metadata"].get("finalizers"))
+    world.cluster.kubectl("delete", "xt", "orders", "--timeout=15s", namespace=world.namespace)
+    assert world.broker.fake.deletions == []
+    wait_until(lambda: world.events("TopicRetained"))
+
+
+def test_the_finalizers_of_others_stay(world: World) -> None:
+    about = {"name": "orders", "finalizers": ["example.com/mine"]}
+    spec = {"deletionPolicy": "Delete"}
+    world.apply({"apiVersion": API, "kind": "ExclusiveTopic", "metadata": about, "spec": spec})
+    wait_until(lambda: len(world.get("xt")["metadata"].get("finalizers", ())) == 2)
+    world.cluster.kubectl("delete", "xt", "orders", "--wait=false", namespace=world.namespace)
+    wait_until(lambda: world.get("xt")["metadata"]["finalizers"] == ["example.com/mine"])
+    world.cluster.kubectl(
+        "patch", "xt", "orders", "--type=merge", "-p", '{"metadata":{"finalizers":[]}}',
+        namespace=world.namespace,
+    )  # fmt: skip
+    wait_until(lambda: world.broker.fake.topics() == [])
+
+
+# ------------------------------------------------------------ the leader's Service
+
+
+def test_the_service_leads_to_the_writer_and_to_nobody_else(world: World) -> None:
+    world.topic(leaderService={"name": "leader", "ports": [{"port": 80, "targetPort": 8080}]})
+    pods = [pod(world, f"writer-{number}") for number in (1, 2)]
+    for number, found in enumerate(pods, 1):
+        writer = contender(f"w{number}", None, f"writer-{number}", epoch=number)
+        writer["podUID"] = found["metadata"]["uid"]
+        world.broker.serve(world.name("orders"), status(number, holders=[writer]))
+        leads_to(world, [found["status"]["podIP"]], number)
+    world.broker.serve(world.name("orders"), status(2, "Vacant"))
+    wait_until(lambda: endpoints(world) == [])
+    service = world.get("service", "leader")
+    assert "selector" not in service["spec"]
+    assert service["metadata"]["ownerReferences"][0]["name"] == "orders"
+
+
+def test_a_leader_service_that_was_changed_or_deleted_comes_back(world: World) -> None:
+    world.topic(leaderService={"name": "leader", "ports": [{"port": 80}]})
+    wait_until(lambda: world.cluster.names("endpointslice", namespace=world.namespace))
+    world.until("Ready", "True/Ready")
+    world.cluster.kubectl(
+        "patch", "service", "leader", "--type=merge", "-p",
+        '{"spec":{"ports":[{"port":81,"targetPort":81,"protocol":"TCP"}]}}',
+        namespace=world.namespace,
+    )  # fmt: skip
+    wait_until(
+        lambda: [each["port"] for each in world.get("service", "leader")["spec"]["ports"]] == [80]
+    )
+    world.until("Drifted", "True/Repaired")
+    world.cluster.kubectl(
+        "delete", "endpointslice", "leader-leader-ipv4", namespace=world.namespace
+    )
+    wait_until(
+        lambda: (
+            "leader-leader-ipv4" in world.cluster.names("endpointslice", namespace=world.namespace)
+        )
+    )
+
+
+def test_a_service_of_somebody_else_is_not_taken_over(world: World) -> None:
+    mine = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "leader"}}
+    world.apply(mine | {"spec": {"selector": {"app": "mine"}, "ports": [{"port": 1}]}})
+    world.topic(leaderService={"name": "leader", "ports": [{"port": 80}]})
+    world.until("Stalled", "True/ServiceTaken")
+    found = world.get("service", "leader")
+    assert found["spec"]["selector"] == {"app": "mine"}
+    assert "ownerReferences" not in found["metadata"]
+
+
+def test_another_name_takes_the_old_service_away(world: World) -> None:
+    world.topic(leaderService={"name": "one", "ports": [{"port": 80}]})
+    wait_until(lambda: "one" in world.cluster.names("service", namespace=world.namespace))
+    world.topic(leaderService={"name": "two", "ports": [{"port": 80}]})
+    wait_until(lambda: list(world.cluster.names("service", namespace=world.namespace)) == ["two"])
+    wait_until(
+        lambda: (
+            list(world.cluster.names("endpointslice", namespace=world.namespace))
+            == ["two-leader-ipv4"]
+        )
+    )
+
+
+def pod(world: World, name: str, address: str = "", labels: Json | None = None) -> Json:
+    """A pod with an address, as if a kubelet ran it."""
+    number = int(name.rpartition("-")[2])
+    world.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": labels or {"onewriter.dev/claim": "primary"}},
+            "spec": {"containers": [{"name": "app", "image": "app"}]},
+        }
+    )
+    ip = address or f"10.1.0.{number}"
+    found = {"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}}
+    world.cluster.kubectl(
+        "patch", "pod", name, "--subresource=status", "--type=merge", "-p", json.dumps(found),
+        namespace=world.namespace,
+    )  # fmt: skip
+    return world.get("pod", name)
+
+
+def leads_to(world: World, addresses: list[str], epoch: int) -> None:
+    """Wait until the Service leads there, and Service and slice say so."""
+
+    def labelled(kind: str, name: str) -> bool:
+        labels = world.get(kind, name)["metadata"]["labels"]
+        return bool(labels["onewriter.dev/epoch"] == str(epoch))
+
+    wait_until(lambda: endpoints(world) == addresses, explain=lambda: endpoints(world))
+    wait_until(lambda: labelled("endpointslice", "leader-leader-ipv4"))
+    wait_until(lambda: labelled("service", "leader"))
+
+
+def epoch_is(world: World, epoch: int) -> None:
+    """Wait until the status shows an epoch."""
+    wait_until(lambda: world.status().get("epoch") == epoch, explain=world.status)
+
+
+def endpoints(world: World) -> list[str]:
+    if "leader-leader-ipv4" not in world.cluster.names("endpointslice", namespace=world.namespace):
+        return ["none yet"]
+    found = world.get("endpointslice", "leader-leader-ipv4")
+    return [address for each in found.get("endpoints") or () for address in each["addresses"]]
+
+
+# ------------------------------------------------------------ pods selected by label
+
+
+def test_selected_pods_reach_the_broker_as_uids(world: World) -> None:
+    world.topic()
+    world.claim(podSelector={"matchLabels": {"app": "writer"}})
+    world.until("Ready", "True/Ready", "pclaim", "primary")
+    name = f"{world.namespace}/primary"
+    assert world.broker.fake.bodies[-1]["pods"] == {name: []}
+    found = pod(world, "writer-1", labels={"app": "writer", "onewriter.dev/claim": "primary"})
+    uid = found["metadata"]["uid"]
+    wait_until(lambda: world.broker.fake.bodies[-1]["pods"] == {name: [uid]})
+    world.cluster.kubectl(
+        "delete", "pod", "writer-1", "--grace-period=0", "--force", namespace=world.namespace
+    )
+    wait_until(lambda: world.broker.fake.bodies[-1]["pods"] == {name: []})
+
+
+# ------------------------------------------------------------ the operator's own life
+
+
+def test_with_the_operator_gone_nothing_is_lost_and_nothing_said_twice(world: World) -> None:
+    world.topic()
+    world.claim()
+    world.writes(epoch=1)
+    world.until("WriterActive", "True/Held")
+    world.operator.kill()
+    world.writes(epoch=2)
+    world.topic("later")
+    world.operator.start()
+    wait_until(lambda: world.status().get("epoch") == 2)
+    world.until("Ready", "True/Ready", name="later")
+    assert len(world.broker.fake.topics()) == 2
+    assert all(len(body["topics"]) >= 1 for body in world.broker.fake.bodies)
+
+
+def test_a_state_with_some_of_the_topics_is_never_handed_over(world: World) -> None:
+    for number in range(30):
+        world.topic(f"t{number}")
+    wait_until(lambda: len(world.broker.fake.topics()) == 30)
+    for _ in range(3):
+        world.operator.kill()
+        world.broker.do(world.broker.fake.bodies.clear)
+        world.operator.start()
+        wait_until(lambda: world.operator.leads)
+        world.annotate("x=y", name="t0")
+        world.topic("t0", retention={"maxEntries": len(world.broker.fake.bodies) + 1})
+        time.sleep(1)
+    assert all(len(body["topics"]) == 30 for body in world.broker.fake.bodies)
+
+
+def test_two_operators_take_turns(world: World, tmp_path: Path) -> None:
+    second = OperatorProcess(
+        tmp_path, world.cluster, world.namespace, {"broker-0": world.broker.url}, name="operator-1"
+    )
+    with running(second):
+        world.topic()
+        world.until("Ready", "True/Ready")
+        assert not second.leads
+        assert world.operator.stop() == 0
+        wait_until(lambda: second.leads, 5)
+        world.writes(epoch=5)
+        wait_until(lambda: world.status().get("epoch") == 5)
+        world.operator.start()
+        second.kill()
+        wait_until(lambda: world.operator.leads)
+        world.writes(epoch=6)
+        wait_until(lambda: world.status().get("epoch") == 6)
+
+
+def test_an_operator_that_was_frozen_ends_and_does_no_harm(world: World, tmp_path: Path) -> None:
+    second = OperatorProcess(
+        tmp_path, world.cluster, world.namespace, {"broker-0": world.broker.url}, name="operator-1"
+    )
+    with running(second):
+        world.topic()
+        world.until("Ready", "True/Ready")
+        world.operator.signal(signal.SIGSTOP)
+        wait_until(lambda: second.leads)
+        world.writes(epoch=5)
+        wait_until(lambda: world.status().get("epoch") == 5)
+        world.operator.signal(signal.SIGCONT)
+        assert world.operator.wait_ended() == 1
+        assert "operator.ends" in world.operator.log()
+        world.writes(epoch=6)
+        wait_until(lambda: world.status().get("epoch") == 6)
+
+
+def test_two_operators_that_both_believe_to_lead_agree(world: World, tmp_path: Path) -> None:
+    second = OperatorProcess(
+        tmp_path,
+        world.cluster,
+        world.namespace,
+        {"broker-0": world.broker.url},
+        name="operator-1",
+        configuration={"release": "other"},  # a Lease of its own
+    )
+    with running(second):
+        wait_until(lambda: second.leads and world.operator.leads)
+        world.topic(
+            deletionPolicy="Delete", leaderService={"name": "leader", "ports": [{"port": 80}]}
+        )
+        world.claim()
+        for epoch in range(1, 6):
+            world.writes(epoch=epoch)
+            epoch_is(world, epoch)
+        world.until("Drifted", "False/NoDrift")
+        world.cluster.kubectl("delete", "xt", "orders", "--timeout=20s", namespace=world.namespace)
+
+
+# ------------------------------------------------------------ an API server that fails
+
+
+@contextlib.contextmanager
+def faulty(
+    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
+) -> Iterator[tuple[World, FaultyApi]]:
+    with FaultyApi(api_server, tmp_path) as proxy:
+        operator = OperatorProcess(
+            tmp_path, api_server, namespace, {"broker-0": broker.url}, kubeconfig=proxy.kubeconfig
+        )
+        with running(operator):
+            yield World(api_server, namespace, broker, operator), proxy
+
+
+@pytest.mark.parametrize("code", [409, 422, 429, 500, 503])
+def test_a_status_that_is_refused_is_written_again(
+    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path, code: int
+) -> None:
+    with faulty(api_server, namespace, broker, tmp_path) as (world, proxy):
+        wait_until(lambda: world.operator.leads)
+        fault = proxy.fail("PATCH", "/exclusivetopics/orders/status", code, times=3)
+        world.topic()
+        world.until("Ready", "True/Ready")
+        assert fault.count == 3
+
+
+def test_retry_after_is_honoured(
+    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
+) -> None:
+    with faulty(api_server, namespace, broker, tmp_path) as (world, proxy):
+        wait_until(lambda: world.operator.leads)
+        fault = proxy.fail(
+            "PATCH", "/exclusivetopics/orders/status", 429, times=100, headers={"Retry-After": "60"}
+        )
+        world.topic()
+        wait_until(lambda: fault.count)
+        time.sleep(3)
+        assert fault.count == 1
+
+
+def test_a_watch_that_is_cut_misses_nothing(
+    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
+) -> None:
+    with faulty(api_server, namespace, broker, tmp_path) as (world, proxy):
+        for number in range(5):
+            world.topic(f"t{number}")
+            proxy.cut_streams()
+            world.until("Ready", "True/Ready", name=f"t{number}")
+            world.cluster.kubectl("delete", "xt", f"t{number}", namespace=world.namespace)
+            proxy.cut_streams()
+            wait_until(lambda: world.broker.fake.topics() == [])
+
+
+def test_a_server_that_is_away_ends_leadership_and_comes_back_to_everything(
+    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
+) -> None:
+    with faulty(api_server, namespace, broker, tmp_path) as (world, proxy):
+        world.topic()
+        world.until("Ready", "True/Ready")
+        bodies = len(world.broker.fake.bodies)
+        proxy.is_down = True
+        assert world.operator.wait_ended() == 1
+        assert len(world.broker.fake.bodies) == bodies  # the brokers go on with what they have
+        world.writes(epoch=4)
+        proxy.is_down = False
+        world.operator.start()
+        wait_until(lambda: world.status().get("epoch") == 4)
+
+
+def test_nothing_is_written_while_nothing_happens(
+    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
+) -> None:
+    with FaultyApi(api_server, tmp_path) as proxy:
+        operator = OperatorProcess(
+            tmp_path,
+            api_server,
+            namespace,
+            {"broker-0": broker.url},
+            kubeconfig=proxy.kubeconfig,
+            options={"resyncSeconds": 10},
+        )
+        with running(operator):
+            world = World(api_server, namespace, broker, operator)
+            for number in range(20):
+                world.topic(
+                    f"t{number}",
+                    deletionPolicy="Delete",
+                    leaderService={"name": f"leader-{number}", "ports": [{"port": 80}]},
+                )
+                world.claim(f"c{number}", f"t{number}")
+            world.writes("t0", epoch=2)
+            for number in range(20):
+                world.until("Ready", "True/Ready", name=f"t{number}")
+            world.until("WriterActive", "True/Held", name="t0")
+            time.sleep(3)
+            proxy.counted()
+            visits = operator.metric("onewriter_reconcile_seconds_count")
+            time.sleep(13)  # longer than a resync
+            assert operator.metric("onewriter_reconcile_seconds_count") >= visits + 40
+            assert proxy.counted() == []

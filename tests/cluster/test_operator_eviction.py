@@ -1,0 +1,304 @@
+"""Eviction of fenced pods against a real control plane: budgets, uids, restarts of the operator."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.operators import OperatorProcess, running, wait_until
+from tests.cluster.plugin import CRDS
+from tests.cluster.test_operator import World
+from tests.unit.kube.fake_broker import ThreadedBroker, contender, status, transition
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """An API server with controllers: budgets are counted."""
+    with ControlPlane(tmp_path_factory.mktemp("control-plane"), workloads=True) as cluster:
+        cluster.establish(*CRDS)
+        yield cluster
+
+
+@pytest.fixture
+def broker() -> Iterator[ThreadedBroker]:
+    with ThreadedBroker() as found:
+        yield found
+
+
+@pytest.fixture
+def world(
+    control_plane: ControlPlane,
+    broker: ThreadedBroker,
+    tmp_path: Path,
+) -> Iterator[World]:
+    namespace = f"test-{uuid.uuid4().hex[:10]}"
+    control_plane.kubectl("create", "namespace", namespace)
+    operator = OperatorProcess(
+        tmp_path,
+        control_plane,
+        namespace,
+        {"broker-0": broker.url},
+        program=QUICK_FENCING,
+    )
+    with running(operator):
+        yield World(control_plane, namespace, broker, operator)
+
+
+QUICK_FENCING = """
+from onewriter_operator.plan import fenced
+fenced.GRACE_SECONDS = 1.0
+fenced.RETRY_SECONDS_MIN = 0.5
+fenced.RETRY_SECONDS_MAX = 1.0
+fenced.FAILED_RETRY_SECONDS = 1.0
+from onewriter_operator.cli import operator
+operator()
+"""
+"""The operator with a short grace: ten seconds are told in the tables."""
+
+
+def pod(world: World, name: str, **labels: str) -> str:
+    """A ready pod, as if a kubelet ran it; its uid."""
+    labels = {"app": "writer", "onewriter.dev/claim": "primary", **labels}
+    world.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {
+                "containers": [{"name": "app", "image": "app"}],
+                "terminationGracePeriodSeconds": 0,
+            },
+        }
+    )
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
+    change = {"status": {"phase": "Running", "podIP": "10.1.0.9", "conditions": [ready]}}
+    world.cluster.kubectl(
+        "patch", "pod", name, "--subresource=status", "--type=merge", "-p", json.dumps(change),
+        namespace=world.namespace,
+    )  # fmt: skip
+    return str(world.get("pod", name)["metadata"]["uid"])
+
+
+def budget(world: World, name: str = "writers", **spec: Any) -> None:
+    document = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name},
+        "spec": {"selector": {"matchLabels": {"app": "writer"}}, **spec},
+    }
+    world.apply(document)
+    wait_until(lambda: world.get("pdb", name).get("status", {}).get("observedGeneration"))
+
+
+def fence(world: World, name: str, uid: str, *, cause: str = "Silent", epoch: int = 2) -> None:
+    """The broker tells that the writer in a pod was fenced, and who writes since."""
+    former = contender("w", "primary", name, epoch=epoch)
+    former["podUID"] = uid
+    later = contender("next", "primary", "next", epoch=epoch + 1)
+    found = status(
+        epoch + 1, holders=[later], transitions=[transition(epoch + 1, cause, later, former)]
+    )
+    world.broker.serve(world.name("orders"), found)
+
+
+def outcomes(world: World) -> dict[str, str]:
+    found = world.status().get("fencedPods", ())
+    return {each["pod"]: each["outcome"] for each in found}
+
+
+def declare(world: World, **fencing: Any) -> None:
+    world.topic(fencing=fencing or {"minIntervalSeconds": 0})
+    world.claim()
+    world.until("Ready", "True/Ready")
+
+
+def is_there(world: World, name: str) -> bool:
+    return name in world.cluster.names("pod", namespace=world.namespace)
+
+
+def test_a_stale_pod_is_evicted_and_status_tells_it(world: World) -> None:
+    declare(world)
+    fence(world, "writer-0", pod(world, "writer-0"))
+    wait_until(lambda: outcomes(world) == {"writer-0": "Pending"})
+    assert is_there(world, "writer-0")
+    wait_until(lambda: outcomes(world) == {"writer-0": "Evicted"})
+    wait_until(lambda: not is_there(world, "writer-0"))
+    world.until("FencedPodEvicted", "True/Evicted", "pclaim", "primary")
+    wait_until(lambda: world.events("PodEvicted"))
+    assert world.operator.metric("onewriter_fenced_total") == 1
+
+
+@pytest.mark.parametrize("cause", ["Handover", "Released", "ConnectionLost", "TakenOver"])
+def test_who_was_not_stale_stays(world: World, cause: str) -> None:
+    declare(world)
+    fence(world, "writer-0", pod(world, "writer-0"), cause=cause)
+    world.until("WriterActive", "True/Held")
+    time.sleep(2.5)
+    assert is_there(world, "writer-0")
+    assert outcomes(world) == {}
+
+
+def test_who_comes_back_in_time_stays(world: World) -> None:
+    declare(world)
+    uid = pod(world, "writer-0")
+    fence(world, "writer-0", uid)
+    wait_until(lambda: outcomes(world) == {"writer-0": "Pending"})
+    back = contender("w", "primary", "writer-0", place=1)
+    back["podUID"] = uid
+
+    def registered() -> None:
+        topic = world.name("orders")
+        world.broker.fake.serve(topic, world.broker.fake.served[topic] | {"waiters": [back]})
+
+    world.broker.do(registered)
+    wait_until(lambda: outcomes(world) == {"writer-0": "CameBack"})
+    time.sleep(2)
+    assert is_there(world, "writer-0")
+
+
+def test_a_pod_of_the_same_name_that_came_later_is_never_evicted(world: World) -> None:
+    declare(world)
+    uid = pod(world, "writer-0")
+    world.cluster.kubectl("delete", "pod", "writer-0", "--now", namespace=world.namespace)
+    successor = pod(world, "writer-0")
+    assert successor != uid
+    fence(world, "writer-0", uid)
+    wait_until(lambda: outcomes(world) == {"writer-0": "PodGone"})
+    world.until("FencedPodEvicted", "True/PodGone", "pclaim", "primary")
+    assert world.get("pod", "writer-0")["metadata"]["uid"] == successor
+
+
+def test_a_pod_that_is_gone_is_no_trouble(world: World) -> None:
+    declare(world)
+    fence(world, "writer-0", str(uuid.uuid4()))
+    wait_until(lambda: outcomes(world) == {"writer-0": "PodGone"})
+
+
+def test_a_budget_blocks_until_it_lets_go(world: World) -> None:
+    budget(world, minAvailable=1)
+    declare(world)
+    fence(world, "writer-0", pod(world, "writer-0"))
+    wait_until(lambda: outcomes(world) == {"writer-0": "BlockedByPDB"})
+    world.until("FencedPodEvicted", "False/BlockedByPDB", "pclaim", "primary")
+    assert is_there(world, "writer-0")
+    wait_until(lambda: world.events("EvictionBlocked"))
+    pod(world, "writer-1")
+    wait_until(lambda: outcomes(world) == {"writer-0": "Evicted"})
+    wait_until(lambda: not is_there(world, "writer-0"))
+    assert is_there(world, "writer-1")
+
+
+def test_two_budgets_are_said_and_waited_out(world: World) -> None:
+    budget(world, "one", maxUnavailable=1)
+    budget(world, "two", maxUnavailable=1)
+    declare(world)
+    fence(world, "writer-0", pod(world, "writer-0"))
+    wait_until(lambda: outcomes(world) == {"writer-0": "EvictionFailed"})
+    world.until("FencedPodEvicted", "False/EvictionFailed", "pclaim", "primary")
+    world.cluster.kubectl("delete", "pdb", "one", "two", namespace=world.namespace)
+    wait_until(lambda: outcomes(world) == {"writer-0": "Evicted"})
+
+
+def test_deletion_does_not_ask_the_budget(world: World) -> None:
+    budget(world, minAvailable=1)
+    declare(world, podPolicy="Delete", minIntervalSeconds=0)
+    fence(world, "writer-0", pod(world, "writer-0"))
+    wait_until(lambda: not is_there(world, "writer-0"))
+
+
+def test_nobody_is_removed_where_nobody_is_to_be(world: World) -> None:
+    declare(world, podPolicy="None")
+    fence(world, "writer-0", pod(world, "writer-0"))
+    wait_until(lambda: outcomes(world) == {"writer-0": "NotRequested"})
+    time.sleep(2)
+    assert is_there(world, "writer-0")
+
+
+def test_evictions_of_one_topic_are_spaced(world: World) -> None:
+    declare(world, minIntervalSeconds=4)
+    uids = {name: pod(world, name) for name in ("writer-0", "writer-1")}
+    fence(world, "writer-0", uids["writer-0"], epoch=2)
+    wait_until(lambda: outcomes(world).get("writer-0") == "Evicted")
+    evicted = time.monotonic()
+    fence(world, "writer-1", uids["writer-1"], epoch=3)
+    wait_until(lambda: outcomes(world).get("writer-1") == "Evicted")
+    assert time.monotonic() - evicted >= 2.5  # `since` has whole seconds
+
+
+def test_an_operator_that_dies_forgets_nobody_and_evicts_nobody_twice(world: World) -> None:
+    declare(world)
+    uids = {name: pod(world, name) for name in ("writer-0", "writer-1")}
+    fence(world, "writer-0", uids["writer-0"])
+    wait_until(lambda: outcomes(world) == {"writer-0": "Pending"})
+    world.operator.kill()
+    later = contender("later", "primary", "later", epoch=40)
+    world.broker.serve(world.name("orders"), status(40, holders=[later]))  # the story scrolled on
+    world.operator.start()
+    wait_until(lambda: outcomes(world) == {"writer-0": "Evicted"})
+    world.operator.kill()
+    successor = pod(world, "writer-0")
+    world.operator.start()
+    wait_until(lambda: world.operator.leads)
+    time.sleep(3)
+    assert world.get("pod", "writer-0")["metadata"]["uid"] == successor
+    assert outcomes(world) == {"writer-0": "Evicted"}
+    assert len(world.events("PodEvicted")) == 1
+
+
+def test_two_operators_at_once_evict_one_pod_once(world: World, tmp_path: Path) -> None:
+    second = OperatorProcess(
+        tmp_path,
+        world.cluster,
+        world.namespace,
+        {"broker-0": world.broker.url},
+        name="operator-1",
+        configuration={"release": "other"},
+        program=QUICK_FENCING,
+    )
+    with running(second):
+        wait_until(lambda: second.leads)
+        declare(world)
+        fence(world, "writer-0", pod(world, "writer-0"))
+        wait_until(lambda: outcomes(world).get("writer-0") in {"Evicted", "PodGone"})
+        successor = pod(world, "writer-0")
+        time.sleep(2)
+        assert world.get("pod", "writer-0")["metadata"]["uid"] == successor
+
+
+def test_two_pods_of_one_claim_that_take_turns_are_left_alone(world: World) -> None:
+    declare(world)
+    uids = [pod(world, f"writer-{number}") for number in (0, 1)]
+    for turn in range(100):
+        names = (f"writer-{turn % 2}", f"writer-{(turn + 1) % 2}")
+        former = contender("w", "primary", names[0], epoch=turn + 1) | {"podUID": uids[turn % 2]}
+        now = contender("w", "primary", names[1], epoch=turn + 2) | {"podUID": uids[(turn + 1) % 2]}
+        story = [transition(turn + 2, "TakenOver", now, former)]
+        found = status(turn + 2, holders=[now], waiters=[former], transitions=story)
+        world.broker.serve(world.name("orders"), found)
+    wait_until(lambda: world.status().get("epoch") == 101)
+    time.sleep(2)
+    assert outcomes(world) == {}
+    assert is_there(world, "writer-0")
+    assert is_there(world, "writer-1")
+
+
+def test_dependents_go_with_their_topic_and_namespaces_are_not_stuck(world: World) -> None:
+    world.topic(deletionPolicy="Delete", leaderService={"name": "leader", "ports": [{"port": 80}]})
+    world.until("Ready", "True/Ready")
+    wait_until(lambda: "leader" in world.cluster.names("service", namespace=world.namespace))
+    world.cluster.kubectl("delete", "xt", "orders", "--timeout=20s", namespace=world.namespace)
+    wait_until(
+        lambda: "leader" not in world.cluster.names("service", namespace=world.namespace), 30
+    )
+    world.topic("another", deletionPolicy="Delete")
+    wait_until(lambda: world.get("xt", "another")["metadata"].get("finalizers"))
+    world.cluster.kubectl("delete", "namespace", world.namespace, "--timeout=60s")

@@ -1,0 +1,335 @@
+"""The operator with real brokers and stock clients; and the fake broker held to the real one's words."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.operators import OperatorProcess, running, wait_until
+from tests.cluster.test_operator import World
+from tests.unit.kube.fake_broker import ThreadedBroker, contender, status, transition
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
+
+Json = dict[str, Any]
+
+EXCLUSIVE = pulsar.ProducerAccessMode.Exclusive
+
+
+class Stage:
+    """An operator between a real API server and real brokers."""
+
+    def __init__(self, world: World, brokers: LocalBrokers, directory: Path) -> None:
+        self.world = world
+        self.brokers = brokers
+        self.directory = directory
+
+    def client(self) -> pulsar.Client:
+        return pulsar.Client(self.brokers.service_url, operation_timeout_seconds=10)
+
+
+@pytest.fixture(scope="module")
+def brokers() -> Iterator[LocalBrokers]:
+    with running_brokers(brokers=2, settings={"allow_undeclared": "public/default"}) as found:
+        yield found
+
+
+@pytest.fixture
+def stage(
+    api_server: ControlPlane, namespace: str, brokers: LocalBrokers, tmp_path: Path
+) -> Iterator[Stage]:
+    urls = dict(zip(brokers.names, brokers.http_urls, strict=True))
+    operator = OperatorProcess(tmp_path, api_server, namespace, urls)
+    with running(operator):
+        world = World(api_server, namespace, None, operator)  # type: ignore[arg-type]
+        yield Stage(world, brokers, tmp_path)
+
+
+def test_the_story_of_a_topic_from_manifest_to_status(stage: Stage) -> None:
+    world = stage.world
+    world.topic(access={"requireClaim": False})
+    world.until("Ready", "True/Ready")
+    world.until("WriterActive", "False/Vacant")
+    client = stage.client()
+    try:
+        producer = client.create_producer(
+            world.name("orders"), producer_name="one", access_mode=EXCLUSIVE
+        )
+        producer.send(b"x")
+        world.until("WriterActive", "True/Held")
+        first = world.status()
+        assert first["epoch"] >= 1
+        assert first["holder"]["producerName"] == "one"
+        assert first["transitions"][0]["producerName"] == "one"
+        producer.close()
+        world.until("WriterActive", "False/Vacant")
+        again = client.create_producer(
+            world.name("orders"), producer_name="two", access_mode=EXCLUSIVE
+        )
+        wait_until(lambda: world.status().get("holder", {}).get("producerName") == "two")
+        second = world.status()
+        assert second["epoch"] > first["epoch"]
+        assert second["transitions"][0]["cause"] == "Released"
+        again.close()
+    finally:
+        client.close()
+
+
+def test_a_person_fences_by_annotation(stage: Stage) -> None:
+    world = stage.world
+    world.topic(access={"requireClaim": False})
+    world.until("Ready", "True/Ready")
+    client = stage.client()
+    try:
+        client.create_producer(world.name("orders"), producer_name="one", access_mode=EXCLUSIVE)
+        world.until("WriterActive", "True/Held")
+        epoch = world.status()["epoch"]
+        world.annotate(f"onewriter.dev/fence={epoch}")
+        wait_until(lambda: world.events("FencedByOrder"))
+        assert "done" in world.events("FencedByOrder")[0]["note"]
+        wait_until(lambda: "FencedByAdministrator" in json.dumps(world.status()))
+    finally:
+        client.close()
+
+
+def test_a_topic_that_clients_made_is_adopted_with_its_epoch(stage: Stage) -> None:
+    world = stage.world
+    topic = f"persistent://public/default/{world.namespace}"
+    client = stage.client()
+    try:
+        client.create_producer(topic, access_mode=EXCLUSIVE).close()
+        world.topic(topic=topic, access={"requireClaim": False})
+        world.until("PolicyApplied", "True/Adopted")
+        assert world.status()["epoch"] >= 1
+    finally:
+        client.close()
+
+
+def test_a_claim_is_required_until_it_is_not(stage: Stage) -> None:
+    world = stage.world
+    world.topic()
+    world.until("Ready", "True/Ready")
+    client = stage.client()
+    try:
+        with pytest.raises(pulsar.AuthorizationError):
+            client.create_producer(world.name("orders"), access_mode=EXCLUSIVE)
+        world.topic(access={"requireClaim": False})
+        wait_until(lambda: world.status()["observedGeneration"] == 2)
+        world.until("PolicyApplied", "True/Applied")
+        client.create_producer(world.name("orders"), access_mode=EXCLUSIVE).close()
+    finally:
+        client.close()
+
+
+def test_the_log_goes_with_its_object(stage: Stage) -> None:
+    world = stage.world
+    world.topic(access={"requireClaim": False}, deletionPolicy="Delete")
+    world.until("Ready", "True/Ready")
+    client = stage.client()
+    try:
+        producer = client.create_producer(world.name("orders"), access_mode=EXCLUSIVE)
+        producer.send(b"x")
+        producer.close()
+        wait_until(lambda: world.status().get("epoch"))
+        epoch = world.status()["epoch"]
+        world.cluster.kubectl("delete", "xt", "orders", "--timeout=30s", namespace=world.namespace)
+        world.topic(access={"requireClaim": False})
+        world.until("Ready", "True/Ready")
+        reader = client.create_reader(world.name("orders"), pulsar.MessageId.earliest)
+        with pytest.raises(pulsar.Timeout):
+            reader.read_next(500)
+        reader.close()
+        client.create_producer(world.name("orders"), access_mode=EXCLUSIVE).close()
+        wait_until(lambda: world.status().get("epoch", 0) > epoch)  # it survived the log
+    finally:
+        client.close()
+
+
+def test_a_log_with_entries_stays_if_only_an_empty_one_may_go(stage: Stage) -> None:
+    world = stage.world
+    world.topic(access={"requireClaim": False}, deletionPolicy="DeleteIfEmpty")
+    world.until("Ready", "True/Ready")
+    client = stage.client()
+    try:
+        producer = client.create_producer(world.name("orders"), access_mode=EXCLUSIVE)
+        producer.send(b"kept")
+        producer.close()
+        world.cluster.kubectl("delete", "xt", "orders", "--timeout=30s", namespace=world.namespace)
+        world.topic(access={"requireClaim": False})
+        world.until("Ready", "True/Ready")
+        reader = client.create_reader(world.name("orders"), pulsar.MessageId.earliest)
+        assert reader.read_next(5000).data() == b"kept"
+        reader.close()
+    finally:
+        client.close()
+
+
+def test_a_broker_that_dies_is_bridged(stage: Stage) -> None:
+    world = stage.world
+    world.topic(access={"requireClaim": False})
+    world.until("Ready", "True/Ready")
+    client = stage.client()
+    try:
+        producer = client.create_producer(
+            world.name("orders"), producer_name="one", access_mode=EXCLUSIVE
+        )
+        world.until("WriterActive", "True/Held")
+        epoch = world.status()["epoch"]
+        stage.brokers.kill(stage.brokers.owner_of(world.name("orders")))
+        producer.send(b"after")
+        world.until("WriterActive", "True/Held")
+        assert world.status()["epoch"] >= epoch
+        assert world.status()["holder"]["producerName"] == "one"
+        stage.brokers.wait_ready()
+    finally:
+        client.close()
+
+
+# ------------------------------------------------------------ the fake and the real
+
+
+def connection(url: str) -> http.client.HTTPConnection:
+    parts = urllib.parse.urlsplit(url)
+    return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+
+
+def call(method: str, url: str, body: object = None) -> tuple[int, Json]:
+    """A request; its status and JSON, redirects as they are."""
+    link = connection(url)
+    try:
+        link.request(method, urllib.parse.urlsplit(url).path, json.dumps(body) if body else None)
+        answer = link.getresponse()
+        text = answer.read()
+        return answer.status, json.loads(text) if text.startswith(b"{") else {}
+    finally:
+        link.close()
+
+
+def lines_of(url: str, count: int) -> list[Json]:
+    """The first lines of a broker's stream."""
+    link = connection(url)
+    try:
+        link.request("GET", "/onewriter/v1/watch")
+        answer = link.getresponse()
+        return [json.loads(answer.readline()) for _ in range(count)]
+    finally:
+        link.close()
+
+
+def shape(value: Any) -> Any:
+    """What a value is made of: names and kinds, with nothing said of what is absent."""
+    if isinstance(value, dict):
+        return {name: shape(each) for name, each in value.items() if each not in (None, [], {})}
+    if isinstance(value, list):
+        shapes = [shape(each) for each in value]
+        if not all(isinstance(each, dict) for each in shapes):
+            return shapes[:1]
+        return [{name: each for one in shapes for name, each in one.items()}]
+    return (
+        "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value)
+    )
+
+
+def is_within(small: Any, large: Any, path: str = "") -> list[str]:
+    """Where ``large`` lacks what ``small`` has."""
+    if isinstance(small, dict):
+        if not isinstance(large, dict):
+            return [path]
+        return [
+            gap
+            for name, each in small.items()
+            for gap in (
+                is_within(each, large[name], f"{path}.{name}")
+                if name in large
+                else [f"{path}.{name}"]
+            )
+        ]
+    if isinstance(small, list):
+        return is_within(small[0], large[0], f"{path}[]") if isinstance(large, list) else [path]
+    return [] if small == large else [f"{path}: {small} is not {large}"]
+
+
+def test_the_fake_broker_speaks_as_the_real_one_does(brokers: LocalBrokers) -> None:
+    name = f"persistent://public/default/contract-{time.time_ns()}"
+    plain = name.removeprefix("persistent://")
+    client = pulsar.Client(brokers.service_url)
+    try:
+        first = client.create_producer(name, producer_name="one", access_mode=EXCLUSIVE)
+        first.close()
+        client.create_producer(name, producer_name="two", access_mode=EXCLUSIVE)
+        owner = brokers.owner_of(name)
+        real_url = brokers.http_urls[owner]
+        with ThreadedBroker() as fake:
+            writer = contender("two", epoch=2, since="2026-01-01T00:00:00.000Z")
+            story = [transition(2, "Released", writer, contender("one", epoch=1))]
+            fake.serve(name, status(2, holders=[writer], transitions=story))
+            for path in (f"/onewriter/v1/topics/{plain}",):
+                real, ours = call("GET", real_url + path), call("GET", fake.url + path)
+                assert real[0] == ours[0] == 200
+                assert is_within(shape(ours[1]), shape(real[1])) == []
+            for path, method, body, code in (
+                ("/onewriter/v1/topics/public/default/none", "GET", None, 404),
+                (f"/onewriter/v1/topics/{plain}/fence", "POST", {"ifEpoch": 999}, 412),
+                ("/onewriter/v1/desired", "PUT", {"revision": "x", "topics": [{}]}, 400),
+            ):
+                real = call(method, real_url + path, body)
+                ours = call(method, fake.url + path, body)
+                assert real[0] == ours[0] == code, (path, real, ours)
+            errors = [
+                call("PUT", url + "/onewriter/v1/desired", {"revision": "x", "topics": [{}]})[1][
+                    "errors"
+                ]
+                for url in (real_url, fake.url)
+            ]
+            assert errors[0] == errors[1]
+            other = brokers.http_urls[1 - owner]
+            assert call("POST", f"{other}/onewriter/v1/topics/{plain}/fence", {})[0] == 307
+            both = [lines_of(url, 1)[0] for url in (real_url, fake.url)]
+            assert both[0]["type"] == both[1]["type"] == "TOPIC"
+            synced = lines_of(fake.url, 2)[1]
+            served = call("GET", real_url + "/onewriter/v1/topics")[1]["topics"]
+            loaded = sum(1 for each in served if each.get("loaded"))
+            last = lines_of(real_url, loaded + 1)[-1]
+            assert last["type"] == synced["type"] == "SYNCED"
+            assert set(last) == set(synced)
+    finally:
+        client.close()
+
+
+def test_a_refusal_names_the_object_as_the_operator_expects(brokers: LocalBrokers) -> None:
+    bad = {
+        "apiVersion": "onewriter.dev/v1alpha1",
+        "kind": "ExclusiveTopic",
+        "metadata": {"name": "bad", "namespace": "shop"},
+        "spec": {"partitions": -1},
+    }
+    code, said = call(
+        "PUT", f"{brokers.http_url}/onewriter/v1/desired", {"revision": "x", "topics": [bad]}
+    )
+    assert code == 400
+    assert all(re.match("ExclusiveTopic shop/bad[,:]", each) for each in said["errors"])
+
+
+def test_entries_are_counted_as_the_operator_reads_them(brokers: LocalBrokers) -> None:
+    name = f"persistent://public/default/counted-{time.time_ns()}"
+    client = pulsar.Client(brokers.service_url)
+    try:
+        producer = client.create_producer(name)
+        for _ in range(3):
+            producer.send(b"x")
+        url = brokers.http_urls[brokers.owner_of(name)]
+        plain = name.removeprefix("persistent://")
+        code, said = call("GET", f"{url}/admin/v2/persistent/{plain}/internalStats")
+        assert code == 200
+        assert said["numberOfEntries"] == 3
+    finally:
+        client.close()

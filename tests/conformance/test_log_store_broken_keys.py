@@ -1,0 +1,253 @@
+"""The contract of LogStore where somebody else wrote to one of its keys: nobody else suffers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import pytest
+from tests.conformance.log_store_worlds import (
+    BUCKETS,
+    WORLD_KINDS,
+    World,
+    Writer,
+    open_world,
+    topics_of_bucket,
+    writer,
+)
+
+from onewriter_broker.log.api import BrokenKey, LogStore, Outcome
+from onewriter_broker.log.keys import Keys
+from onewriter_core.ids import EARLIEST, Position, TopicName
+
+TOPIC, OTHER = topics_of_bucket(0, 2)
+(ELSEWHERE,) = topics_of_bucket(1, 1)
+KEYS = Keys(BUCKETS)
+LOG, STATE = KEYS.of(TOPIC)
+UNIT, AUDIT, CATALOG = KEYS.unit(0), KEYS.audit(0), KEYS.topics(0)
+
+
+@pytest.fixture(params=WORLD_KINDS)
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with open_world(request.param) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def store(world: World) -> AsyncIterator[LogStore]:
+    opened = world.open()
+    yield opened
+    await opened.close()
+
+
+async def positions(store: LogStore, topic: TopicName) -> list[str]:
+    stored = await store.read_blocks(topic, EARLIEST, count=1000)
+    return [str(block.position) for block in stored]
+
+
+# --- appending
+
+
+@pytest.mark.parametrize("key", [LOG, STATE])
+async def test_a_broken_key_stops_its_own_log_and_no_other(
+    world: World, store: LogStore, key: str
+) -> None:
+    mine = await writer(world, store)
+    there = await writer(world, store, bucket=1)
+    await mine.fence(TOPIC, OTHER)
+    await there.fence(ELSEWHERE)
+    world.put_foreign_key(key)
+    blocks = [
+        mine.appending(OTHER, b"before"),
+        mine.appending(TOPIC, b"1"),
+        there.appending(ELSEWHERE, b"elsewhere"),
+        mine.appending(TOPIC, b"2"),
+        mine.appending(OTHER, b"behind"),
+    ]
+    one, broken, two, broken_too, three = await store.append(blocks)
+    assert [one, two, three] == [Outcome.DONE] * 3
+    for answer in (broken, broken_too):
+        assert isinstance(answer, BrokenKey)
+        assert key in str(answer)
+        assert "WRONGTYPE" in str(answer)
+    assert await positions(store, OTHER) == ["5-0", "5-1", "5-2"]
+    assert await positions(store, ELSEWHERE) == ["5-0", "5-1"]
+
+
+async def test_a_broken_bucket_record_stops_its_bucket_and_no_other(
+    world: World, store: LogStore
+) -> None:
+    mine = await writer(world, store)
+    there = await writer(world, store, bucket=1)
+    await mine.fence(TOPIC, OTHER)
+    await there.fence(ELSEWHERE)
+    world.put_foreign_key(UNIT)
+    blocks = [mine.appending(TOPIC, b"1"), there.appending(ELSEWHERE, b"1")]
+    blocks.append(mine.appending(OTHER, b"1"))
+    broken, done, broken_too = await store.append(blocks)
+    assert done is Outcome.DONE
+    assert isinstance(broken, BrokenKey)
+    assert isinstance(broken_too, BrokenKey)
+    assert await positions(store, TOPIC) == ["5-0"]
+
+
+async def test_a_retry_across_a_break_appends_the_others_once(
+    world: World, store: LogStore
+) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC, OTHER)
+    blocks = [mine.appending(OTHER, b"1"), mine.appending(TOPIC, b"1")]
+    assert await store.append(blocks) == [Outcome.DONE] * 2
+    world.put_foreign_key(LOG)  # and the answer to that call was lost
+    done, broken = await store.append(blocks)
+    assert done is Outcome.DONE
+    assert isinstance(broken, BrokenKey)
+    assert await positions(store, OTHER) == ["5-0", "5-1"]
+
+
+async def test_what_a_successor_refuses_is_still_told_as_broken(
+    world: World, store: LogStore
+) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    sent = mine.appending(TOPIC, b"1")
+    await writer(world, store, owner="broker-b", version=2)
+    world.put_foreign_key(LOG)
+    (broken,) = await store.append([sent])  # nobody can say any more whether it got in
+    assert isinstance(broken, BrokenKey)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"), [(LOG, Outcome.LOST), (STATE, Outcome.LOST), (UNIT, Outcome.LOST)]
+)
+async def test_what_was_overwritten_is_lost_once_the_foreign_key_is_deleted(
+    world: World, store: LogStore, key: str, expected: Outcome
+) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    world.put_foreign_key(key)
+    block = mine.appending(TOPIC, b"1")
+    (broken,) = await store.append([block])
+    assert isinstance(broken, BrokenKey)
+    world.delete_key(key)
+    assert await store.append([block]) == [expected]
+
+
+# --- fencing
+
+
+@pytest.mark.parametrize("key", [LOG, STATE, UNIT, AUDIT])
+async def test_a_fence_that_meets_a_broken_key_writes_nothing(
+    world: World, store: LogStore, key: str
+) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC, OTHER)
+    audited = len(await store.read_audit(0, count=10))
+    world.put_foreign_key(key)
+    later = Writer(store, mine.binding, 6)
+    with pytest.raises(BrokenKey) as caught:
+        await later.fence(OTHER, TOPIC)
+    assert key in str(caught.value)
+    assert await positions(store, OTHER) == ["5-0"]
+    assert (await store.read_state(OTHER))["tok"] == mine.token
+    if key != AUDIT:
+        assert len(await store.read_audit(0, count=10)) == audited
+
+
+async def test_a_broken_log_holds_up_no_other_fence(world: World, store: LogStore) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC, OTHER)
+    world.put_foreign_key(LOG)
+    later = Writer(store, mine.binding, 6)
+    with pytest.raises(BrokenKey):
+        await later.fence(TOPIC)
+    assert await later.fence(OTHER) is Outcome.DONE
+
+
+async def test_a_repaired_log_begins_anew_above_all_that_was_granted(
+    world: World, store: LogStore
+) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    await mine.append(TOPIC, b"1")
+    world.put_foreign_key(LOG)
+    world.delete_key(LOG)
+    assert await Writer(store, mine.binding, 6).fence(TOPIC, create=False) is Outcome.LOST
+    assert await mine.fence(TOPIC) is Outcome.FENCED  # the state remembers the ledger
+    assert await Writer(store, mine.binding, 6).fence(TOPIC) is Outcome.DONE
+    assert await positions(store, TOPIC) == ["6-0"]
+
+
+async def test_a_log_pushed_beyond_every_ledger_is_broken_not_overtaken(
+    world: World, store: LogStore
+) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC, OTHER)
+    world.move_end(TOPIC, Position(10**12, 7))
+    with pytest.raises(BrokenKey, match="never opened"):
+        await Writer(store, mine.binding, 6).fence(TOPIC)
+    assert await Writer(store, mine.binding, 9).fence(OTHER) is Outcome.DONE
+    world.move_end(OTHER, Position(9, 50))  # a ledger that there is: a later one will do
+    assert await Writer(store, mine.binding, 9).fence(OTHER) is Outcome.DONE
+    assert await Writer(store, mine.binding, 8).fence(OTHER) is Outcome.FENCED
+
+
+# --- everything else
+
+
+async def test_every_write_names_the_key_that_it_cannot_use(world: World, store: LogStore) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    binding, token, end = mine.binding, mine.token, Position(5, 1)
+    writes: dict[str, list[Callable[[], Awaitable[object]]]] = {
+        STATE: [
+            lambda: store.set_state(binding, TOPIC, token, {"cursor": "5-1"}),
+            lambda: store.trim(binding, TOPIC, token, end, {}),
+        ],
+        AUDIT: [lambda: store.write_audit(binding, {"event": "x"})],
+        CATALOG: [lambda: store.set_catalog(binding, {"topic": "{}"}, ["other"])],
+        UNIT: [
+            lambda: store.stamp(dataclasses.replace(binding, version=2)),
+            lambda: store.set_state(binding, TOPIC, token, {"cursor": "5-1"}),
+        ],
+    }
+    for key, calls in writes.items():
+        world.put_foreign_key(key)
+        for call in calls:
+            with pytest.raises(BrokenKey) as caught:
+                await call()
+            assert key in str(caught.value)
+
+
+async def test_a_trim_that_cannot_read_the_log_changes_no_state(
+    world: World, store: LogStore
+) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    world.put_foreign_key(LOG)
+    with pytest.raises(BrokenKey, match="WRONGTYPE"):
+        await store.trim(mine.binding, TOPIC, mine.token, Position(5, 1), {"trimmed": "5-1"})
+    assert "trimmed" not in await store.read_state(TOPIC)
+
+
+async def test_every_read_names_the_key_that_it_cannot_use(world: World, store: LogStore) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    replid = mine.binding.replid
+    reads: dict[str, list[Callable[[], Awaitable[object]]]] = {
+        LOG: [
+            lambda: store.read_blocks(TOPIC, EARLIEST, count=1),
+            lambda: store.read_blocks(TOPIC, EARLIEST, count=1, reverse=True, replid=replid),
+        ],
+        STATE: [lambda: store.read_state(TOPIC), lambda: store.read_state(TOPIC, replid=replid)],
+        CATALOG: [lambda: store.read_catalog(0)],
+        AUDIT: [lambda: store.read_audit(0, count=1)],
+        UNIT: [lambda: store.observe([0])],
+    }
+    for key, calls in reads.items():
+        world.put_foreign_key(key)
+        for call in calls:
+            with pytest.raises(BrokenKey) as caught:
+                await call()
+            assert key in str(caught.value)
+    assert (await store.observe([1])).is_primary

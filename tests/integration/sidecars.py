@@ -1,0 +1,179 @@
+"""Real sidecars for tests: processes on free ports, signals by process id, their HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.integration.http_calls import Http
+
+from onewriter_broker.testing import free_ports
+
+SECONDS_MAX = 30.0
+PROGRAM = "from onewriter.sidecar.cli import sidecar; sidecar()"
+
+
+class Sidecar:
+    """One process. ``with`` it runs; at the end it is stopped as by SIGTERM, or killed."""
+
+    def __init__(
+        self, directory: Path, url: str, topic: str, name: str, **settings: object
+    ) -> None:
+        self.name = name
+        self.topic = topic
+        self.port = free_ports(1)
+        self.http = Http(f"http://127.0.0.1:{self.port}")
+        self.log_path = directory / f"{name}.log"
+        chosen = {
+            "topic": topic,
+            "service_url": url,
+            "port": self.port,
+            "identity": name,
+        } | settings
+        self._environment = os.environ | {
+            f"ONEWRITER_SIDECAR_{key.upper()}": str(value) for key, value in chosen.items()
+        }
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self.log_path.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-c", PROGRAM], env=self._environment, stdout=log, stderr=log
+            )
+
+    def restart(self) -> None:
+        """Begin again, after it ended, as the same pod's container would."""
+        self.process = self._start()
+
+    # ------------------------------------------------------------ asking
+
+    def standing(self) -> dict[str, Any]:
+        status, body = self.http("GET", "/leadership")
+        assert status == 200, body
+        return dict(body)
+
+    def until(self, phase: str, *, connected: bool = True) -> dict[str, Any]:
+        """Wait until it is there; the standing then."""
+        deadline = time.monotonic() + SECONDS_MAX
+        while True:
+            with contextlib.suppress(OSError):
+                _, body = self.http("GET", f"/leadership?until={phase}&timeoutSeconds=5")
+                if body["phase"] == phase and body["connected"] is connected:
+                    return dict(body)
+            assert time.monotonic() < deadline, f"{self.name} is not {phase}:\n{self.log}"
+            time.sleep(0.01)
+
+    def lead(self) -> str:
+        """Wait until it leads; the session."""
+        return str(self.until("leading")["session"])
+
+    def publish(self, content: bytes, session: str, **headers: str) -> tuple[int, Any]:
+        return self.http("POST", "/publish", content, Onewriter_Session=session, **headers)
+
+    def stream(self, contents: list[bytes], session: str) -> list[Any]:
+        """The lines of a length-prefixed stream's answer."""
+        body = b"".join(len(each).to_bytes(4, "big") + each for each in contents)
+        kind = "application/vnd.onewriter.messages"
+        request = (
+            f"POST /publish HTTP/1.1\r\nHost: sidecar\r\nConnection: close\r\n"
+            f"Onewriter-Session: {session}\r\nContent-Type: {kind}\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        ).encode()
+        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as link:
+            link.sendall(request + body)
+            received = b"".join(iter(lambda: link.recv(65536), b""))
+        head, _, rest = received.partition(b"\r\n\r\n")
+        assert b" 200 " in head.splitlines()[0], received[:500]
+        return [json.loads(line) for line in _unchunked(rest).splitlines()]
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    # ------------------------------------------------------------ its life
+
+    def signal(self, which: signal.Signals) -> None:
+        self.process.send_signal(which)
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        self.process.terminate()
+        return self.process.wait(SECONDS_MAX)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Events(threading.Thread):
+    """A reader of leadership events; ``seen`` is what came, with the time at which it did."""
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        super().__init__(daemon=True)
+        self.seen: list[tuple[float, dict[str, Any]]] = []
+        self._link = socket.create_connection(("127.0.0.1", sidecar.port), timeout=SECONDS_MAX)
+        self._link.sendall(
+            b"GET /leadership HTTP/1.1\r\nHost: sidecar\r\nAccept: text/event-stream\r\n\r\n"
+        )
+        self.start()
+
+    def run(self) -> None:
+        with contextlib.suppress(OSError), self._link.makefile("rb") as lines:
+            for line in lines:
+                if line.startswith(b"data: "):
+                    standing = json.loads(line.removeprefix(b"data: "))
+                    self.seen.append((time.monotonic(), standing))
+
+    def phases(self) -> list[tuple[str, bool]]:
+        return [(standing["phase"], standing["connected"]) for _, standing in self.seen]
+
+    def close(self) -> None:
+        self._link.close()
+
+
+@contextlib.contextmanager
+def sidecars(
+    directory: Path, url: str, topic: str, *names: str, **settings: object
+) -> Iterator[list[Sidecar]]:
+    """So many sidecars of one topic, each in line before the next one starts."""
+    with contextlib.ExitStack() as stack:
+        found: list[Sidecar] = []
+        for name in names:
+            sidecar = Sidecar(directory, url, topic, name, **settings)
+            stack.callback(_end, sidecar)
+            sidecar.until("leading" if not found else "queueing")
+            found.append(sidecar)
+        yield found
+
+
+def _end(sidecar: Sidecar) -> None:
+    if sidecar.process.poll() is None:
+        sidecar.signal(signal.SIGCONT)
+        sidecar.process.terminate()
+        try:
+            sidecar.process.wait(SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            sidecar.kill()
+
+
+def _unchunked(body: bytes) -> bytes:
+    """The content of a chunked HTTP body."""
+    content = b""
+    while body:
+        size, _, rest = body.partition(b"\r\n")
+        length = int(size, 16)
+        content += rest[:length]
+        body = rest[length + 2 :]
+        if length == 0:
+            break
+    return content

@@ -1,0 +1,136 @@
+"""``onewriter broker``: what a container runs. A supervisor, one broker, and nobody else's store."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.integration.http_calls import Http
+from tests.integration.raw import EXCLUSIVE, RawClient, eventually
+from tests.servers import StoreServer
+
+from onewriter_broker.testing import free_ports
+
+PROGRAM = """
+import sys
+from onewriter_broker.container import broker
+from onewriter_core.errors import ConfigurationError
+try:
+    broker(standalone_mode=False)
+except ConfigurationError as error:
+    sys.exit(f"{error}")
+"""
+"""The command without its dispatcher, which finds it by what is installed."""
+
+
+class Container:
+    """The command as a container's first process would be: settings in the environment only."""
+
+    def __init__(self, directory: Path, **settings: str) -> None:
+        self.port, self.http_port = free_ports(1), free_ports(1)
+        self.log = directory / "log"
+        chosen = {
+            "PORT": str(self.port),
+            "HTTP_PORT": str(self.http_port),
+            "DATA_DIR": str(directory / "data"),
+            "NAME": "onewriter-broker-0",
+            **settings,
+        }
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("ONEWRITER_")}
+        environment |= {f"ONEWRITER_{name}": value for name, value in chosen.items()}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM], stdout=log, stderr=log, env=environment
+            )
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    @property
+    def http(self) -> Http:
+        return Http(f"http://127.0.0.1:{self.http_port}")
+
+    def is_ready(self) -> bool:
+        if self.process.poll() is not None:
+            pytest.fail(self.said)
+        try:
+            return self.http("GET", "/readyz")[0] == 200
+        except OSError:
+            return False
+
+    def children(self) -> list[int]:
+        task = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(text) for text in task.read_text().split()]
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, as containers have it")
+def test_it_serves_is_restarted_and_stops_cleanly(valkey: StoreServer, tmp_path: Path) -> None:
+    container = Container(tmp_path, REDIS_URL=valkey.url)
+    try:
+        eventually(container.is_ready, 60)
+        (before,) = container.children()
+        with RawClient(("127.0.0.1", container.port)) as client:
+            client.lookup("t")  # waits for the bucket
+            producer = client.producer("t", EXCLUSIVE, name="w")
+            position = producer.publish(b"one")
+        os.kill(before, signal.SIGKILL)
+        eventually(lambda: container.children() not in ([], [before]), 60)
+        eventually(container.is_ready, 60)
+        with RawClient(("127.0.0.1", container.port)) as client:
+            client.lookup("t")
+            again = client.producer("t", EXCLUSIVE, name="w", epoch=producer.epoch)
+            assert again.epoch == producer.epoch, "the store and the epoch are as they were"
+            assert again.publish(b"two") != position
+        container.process.send_signal(signal.SIGTERM)
+        assert container.process.wait(30) == 0
+        assert '"broker.stopping"' in container.said
+    finally:
+        container.end()
+
+
+def test_it_wants_a_store_and_says_which_setting_is_wrong(tmp_path: Path) -> None:
+    for settings, words in (
+        ({}, "ONEWRITER_REDIS_URL"),
+        ({"REDIS_URL": "redis://x", "PORT": "many"}, "ONEWRITER_PORT: Input should be a valid"),
+        ({"REDIS_URL": "redis://x", "ANCHOR": "zookeeper"}, "ONEWRITER_ANCHOR: "),
+    ):
+        container = Container(tmp_path, **settings)
+        try:
+            assert container.process.wait(60) != 0
+            assert words in container.said
+            assert "Traceback" not in container.said
+        finally:
+            container.end()
+
+
+def test_outside_a_cluster_it_does_not_guess_an_api_server(
+    valkey: StoreServer, tmp_path: Path
+) -> None:
+    container = Container(tmp_path, REDIS_URL=valkey.url, ANCHOR="kubernetes")
+    try:
+        assert container.process.wait(60) != 0
+        assert "KUBERNETES_SERVICE_HOST" in container.said
+    finally:
+        container.end()
+
+
+def test_the_first_process_is_small(valkey: StoreServer, tmp_path: Path) -> None:
+    """It waits for months: what a broker needs is not loaded into it."""
+    container = Container(tmp_path, REDIS_URL=valkey.url)
+    try:
+        eventually(container.is_ready, 60)
+        maps = Path(f"/proc/{container.process.pid}/maps").read_text()
+        assert "uvloop" not in maps
+        assert "_rust" not in maps, "cryptography is the broker's"
+    finally:
+        container.end()

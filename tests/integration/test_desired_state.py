@@ -1,0 +1,283 @@
+"""What is wanted of topics changes while they are used: pushed over HTTP, or in files and SIGHUP."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from tests.integration.conftest import RawClients
+from tests.integration.http_calls import OWN, Http
+from tests.integration.raw import EXCLUSIVE, SHARED, RefusedByBroker, eventually
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_core.errors import ServerError
+
+DESIRED = "/onewriter/v1/desired"
+SECRET = "a secret of at least thirty-two bytes"  # noqa: S105 - a test's
+Json = dict[str, Any]
+
+
+def topic(name: str, **spec: Any) -> Json:
+    return {
+        "apiVersion": "onewriter.dev/v1alpha1",
+        "kind": "ExclusiveTopic",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"access": {"requireClaim": False}} | spec,
+    }
+
+
+def claim(name: str, for_topic: str, **spec: Any) -> Json:
+    return {
+        "apiVersion": "onewriter.dev/v1alpha1",
+        "kind": "ProducerClaim",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"topicRef": {"name": for_topic}, "subject": {"tokenSubject": "writer"}} | spec,
+    }
+
+
+@pytest.fixture(scope="module")
+def told() -> Iterator[LocalBrokers]:
+    """A broker whose desired state is pushed."""
+    with running_brokers() as brokers:
+        yield brokers
+
+
+class Pusher:
+    """Pushes whole states; each has another revision."""
+
+    def __init__(self, http: Http) -> None:
+        self.http = http
+        self.pushes = 0
+
+    def __call__(self, topics: list[Json], claims: list[Json] | None = None, **more: Any) -> Any:
+        self.pushes += 1
+        body = {"revision": f"r{self.pushes}", "topics": topics, "claims": claims or []} | more
+        return self.http("PUT", DESIRED, body)
+
+
+@pytest.fixture
+def push(told: LocalBrokers) -> Pusher:
+    return Pusher(Http(told.http_url))
+
+
+def status_of(http: Http, name: str) -> Json:
+    code, found = http("GET", f"{OWN}/{name}")
+    assert code == 200, found
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_pushed_topic_is_there_at_once(told: LocalBrokers, push: Pusher, raw: RawClients) -> None:
+    code, answer = push([topic("new", access={"modes": ["Exclusive"], "requireClaim": False})])
+    assert (code, answer["topics"], answer["warnings"]) == (200, 1, [])
+    client = raw(told.address())
+    with pytest.raises(RefusedByBroker) as found:
+        client.producer("new", SHARED)
+    assert found.value.code is ServerError.NOT_ALLOWED_ERROR
+    client.producer("new", EXCLUSIVE).publish(b"fine")
+    assert push.http("GET", DESIRED)[1] == {
+        "revision": answer["revision"],
+        "topics": 1,
+        "claims": 0,
+        "known": True,
+    }
+
+
+def test_a_wrong_push_says_why_and_changes_nothing(push: Pusher) -> None:
+    push([topic("kept", partitions=2)])
+    before = push.http("GET", DESIRED)[1]
+    code, answer = push([topic("kept"), topic("wrong", partitions="many"), topic("odd", typo=1)])
+    assert code == 400
+    assert any("ExclusiveTopic default/wrong, spec.partitions" in each for each in answer["errors"])
+    assert any("ExclusiveTopic default/odd, spec.typo" in each for each in answer["errors"])
+    assert push.http("PUT", DESIRED, b"{")[0] == 400
+    assert push.http("GET", DESIRED)[1] == before
+
+
+def test_a_claim_for_no_topic_is_a_warning(push: Pusher) -> None:
+    code, answer = push([], [claim("early", "not-yet")])
+    assert code == 200
+    assert "waits for it" in answer["warnings"][0]
+
+
+def test_waiters_are_put_in_another_order(
+    told: LocalBrokers, push: Pusher, raw: RawClients
+) -> None:
+    push([topic("line", promotion={"policy": "Fifo"})])
+    client = raw(told.address())
+    holder = client.producer("line", EXCLUSIVE)
+    for name, priority in (("first", "1"), ("second", "9")):
+        client.waiter("line", name=name, properties={"onewriter.queue-priority": priority})
+
+    def line() -> list[str]:
+        return [each["producerName"] for each in status_of(push.http, "line")["waiters"]]
+
+    assert line() == ["first", "second"]
+    push([topic("line", promotion={"policy": "Priority"})])
+    assert line() == ["second", "first"]
+    push([topic("line", promotion={"policy": "Fifo"})])
+    assert line() == ["first", "second"]
+    holder.publish(b"nobody noticed")
+
+
+def test_a_topic_that_is_used_gets_partitions(
+    told: LocalBrokers, push: Pusher, raw: RawClients
+) -> None:
+    push([topic("wide", partitions=2)])
+    client = raw(told.address())
+    client.producer("wide-partition-1", EXCLUSIVE).publish(b"there")
+    with pytest.raises(RefusedByBroker):
+        client.producer("wide-partition-3", EXCLUSIVE)
+    push([topic("wide", partitions=4)])
+    assert client.partitions("wide") == 4
+    eventually(lambda: len(status_of(push.http, "wide")["slots"]) == 4)
+    client.producer("wide-partition-3", EXCLUSIVE).publish(b"there too")
+
+
+def test_a_holder_is_watched_more_closely(
+    told: LocalBrokers, push: Pusher, raw: RawClients
+) -> None:
+    """It is frozen under a patient declaration, and silent under the one that comes meanwhile."""
+    patient = {"pingIntervalSeconds": 60, "pingFailures": 3}
+    push([topic("watched", detection=patient)])
+    frozen, other = raw(told.address()), raw(told.address())
+    frozen.producer("watched", EXCLUSIVE)
+    waiter = other.waiter("watched")
+    frozen.freeze()
+    push([topic("watched", detection={"pingIntervalSeconds": 0.3, "pingFailures": 2})])
+    waiter.ready_at_last()
+    assert status_of(push.http, "watched")["transitions"][-1]["cause"] == "Silent"
+
+
+def test_durability_is_shown_and_counts_from_the_next_ledger(
+    told: LocalBrokers, push: Pusher, raw: RawClients
+) -> None:
+    push([topic("safe", durability="Local")])
+    holder = raw(told.address()).producer("safe", EXCLUSIVE)
+    assert status_of(push.http, "safe")["durability"] == "Local"
+    push([topic("safe", durability="None")])
+    holder.close()
+    raw(told.address()).producer("safe", EXCLUSIVE).publish(b"x")
+    assert status_of(push.http, "safe")["durability"] == "None"
+
+
+def test_retention_counts_at_once(told: LocalBrokers, push: Pusher, raw: RawClients) -> None:
+    push([topic("short")])
+    client = raw(told.address())
+    for number in range(3):  # each in a ledger of its own
+        producer = client.producer("short", EXCLUSIVE, name=f"p{number}")
+        for _ in range(20):
+            producer.publish(b"x" * 100)
+        producer.close()
+    last = client.producer("short", EXCLUSIVE)
+    internal = "/admin/v2/persistent/public/default/short/internalStats"
+    before = push.http("GET", internal)[1]
+    push([topic("short", retention={"maxEntries": 5})])
+    told.wait_for_event("retention.trimmed", lambda event: "short" in str(event["topic"]))
+    last.publish(b"on it goes")
+    assert before != push.http("GET", internal)[1]
+
+
+def test_a_restarted_broker_goes_on_with_what_it_was_told(raw: RawClients) -> None:
+    with running_brokers() as brokers:
+        http = Http(brokers.http_url)
+        _, answer = Pusher(http)([topic("kept", partitions=3)])
+        process_id = brokers.kill()
+        brokers.wait_for_event("child.started", lambda event: event["process_id"] != process_id)
+        brokers.wait_ready()
+        assert http("GET", DESIRED)[1]["revision"] == answer["revision"]
+        assert raw(brokers.address()).partitions("kept") == 3
+
+
+def test_a_kept_state_that_cannot_be_read_is_said_and_left_aside() -> None:
+    with running_brokers() as brokers:
+        http = Http(brokers.http_url)
+        Pusher(http)([topic("kept")])
+        (kept,) = (brokers.data_directory / "desired").glob("*.json")
+        kept.write_text("{")
+        process_id = brokers.kill()
+        brokers.wait_for_event("desired.unreadable")
+        brokers.wait_for_event("child.started", lambda event: event["process_id"] != process_id)
+        brokers.wait_ready()
+        assert http("GET", DESIRED)[1]["revision"] is None
+
+
+def test_a_claim_edited_while_its_producer_writes_counts_for_the_next(
+    tmp_path: Path, raw: RawClients
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    token = jwt.encode({"sub": "writer"}, SECRET, algorithm="HS256")
+    settings = {"token_secret_file": str(secret), "admin_subjects": "writer"}
+    with running_brokers(settings=settings) as brokers:
+        push = Pusher(Http(brokers.http_url, token))
+        guarded = topic("guarded", access={"requireClaim": True})
+        push([guarded], [claim("writers", "guarded", priority=5)])
+        client = raw(brokers.address(), token=token)
+        holder = client.producer("guarded", EXCLUSIVE)
+        asked = {"onewriter.queue-priority": "9"}
+        client.waiter("guarded", name="before", properties=asked)
+        push([guarded], [claim("writers", "guarded", priority=7)])
+        client.waiter("guarded", name="after", properties=asked)
+        waiters = status_of(push.http, "guarded")["waiters"]
+        assert [(each["producerName"], each["priority"]) for each in waiters] == [
+            ("after", 7),
+            ("before", 5),
+        ]
+        push([guarded], [])
+        holder.publish(b"a writer goes on")
+        with pytest.raises(RefusedByBroker) as found:
+            client.producer("guarded", EXCLUSIVE)
+        assert found.value.code is ServerError.AUTHORIZATION_ERROR
+
+
+MANIFEST = """
+apiVersion: onewriter.dev/v1alpha1
+kind: ExclusiveTopic
+metadata: {{name: filed}}
+spec: {{partitions: {partitions}, access: {{requireClaim: false}}}}
+"""
+
+
+def hang_up(brokers: LocalBrokers) -> None:
+    """SIGHUP to the supervisor, as a person would send it."""
+    os.kill(brokers._processes[0].pid, signal.SIGHUP)
+
+
+def test_files_are_read_again_on_sighup(raw: RawClients) -> None:
+    with running_brokers(manifests=MANIFEST.format(partitions=2), brokers=2) as brokers:
+        client = raw(brokers.address(brokers.owner_of("filed")))
+        writer = client.producer("filed-partition-0", EXCLUSIVE)
+        file = brokers.directory / "manifests.yaml"
+        file.write_text(MANIFEST.format(partitions=5))
+        hang_up(brokers)
+        brokers.wait_for_event("desired.changed", count=2)
+        assert client.partitions("filed") == 5
+        for url in brokers.http_urls:
+            assert Http(url)("GET", DESIRED)[1]["revision"] == "manifests"
+
+        file.write_text(MANIFEST.format(partitions="lots"))
+        hang_up(brokers)
+        refused = brokers.wait_for_event("desired.refused", count=2)
+        assert "spec.partitions" in str(refused["reason"])
+        assert client.partitions("filed") == 5
+        writer.publish(b"all the while")
+        code, answer = Http(brokers.http_url)("PUT", DESIRED, {"revision": "r"})
+        assert (code, "manifest files" in answer["reason"]) == (409, True)
+
+
+def test_broken_files_do_not_keep_a_broker_from_coming_back(raw: RawClients) -> None:
+    """Somebody broke the manifests, and later a broker died: it goes on with what it had read."""
+    with running_brokers(manifests=MANIFEST.format(partitions=2)) as brokers:
+        (brokers.directory / "manifests.yaml").write_text(MANIFEST.format(partitions="lots"))
+        process_id = brokers.kill()
+        brokers.wait_for_event("child.started", lambda event: event["process_id"] != process_id)
+        refused = brokers.wait_for_event("desired.refused", seconds=30)
+        assert "spec.partitions" in str(refused["reason"])
+        brokers.wait_ready()
+        assert raw(brokers.address()).partitions("filed") == 2

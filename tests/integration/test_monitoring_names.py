@@ -1,0 +1,46 @@
+"""Alerts and the dashboard ask for metrics that broker and operator have."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+
+import yaml
+from charts.generator import dashboard
+from prometheus_client.parser import text_string_to_metric_families
+from tests.unit.charts.rendering import CHART
+
+from onewriter_broker.testing import LocalBrokers
+from onewriter_operator.metrics import Metrics
+
+SUFFIXES = {
+    "counter": ("_total",),
+    "histogram": ("_bucket", "_sum", "_count"),
+    "gauge": ("",),
+}
+"""What a family's samples are called."""
+
+
+def names(text: str) -> set[str]:
+    return {
+        f"{family.name}{suffix}"
+        for family in text_string_to_metric_families(text)
+        for suffix in SUFFIXES.get(family.type, ("",))
+    }
+
+
+def asked(text: str, container: str) -> set[str]:
+    return set(re.findall(rf'\b(onewriter_\w+)\{{[^}}]*container="{container}"', text))
+
+
+def test_every_metric_that_is_asked_for_exists(broker: LocalBrokers) -> None:
+    with urllib.request.urlopen(f"{broker.http_url}/metrics") as answer:  # noqa: S310 - ours
+        of_broker = names(answer.read().decode())
+    of_operator = names(Metrics().render().decode())
+    rules = yaml.safe_load((CHART / "alerts.yaml").read_text())
+    everything = "\n".join([*(rule["expr"] for rule in rules), *dashboard.queries()])
+    assert asked(everything, "broker") - of_broker == set()
+    assert asked(everything, "operator") - of_operator == set()
+    used = set(re.findall(r"\bonewriter_\w+", everything))
+    assert used == asked(everything, "broker") | asked(everything, "operator"), "whose is it?"
+    assert len(used) > 20

@@ -1,0 +1,496 @@
+"""Sidecars as processes beside a real broker: led, fenced, frozen, killed, handed over, verified."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pulsar
+import pytest
+from pulsar import ProducerAccessMode as Mode
+from tests.integration.conftest import ROUNDS, RawClients, StockClients
+from tests.integration.raw import EXCLUSIVE, FENCING, contents_of, entries_of, eventually
+from tests.integration.sidecars import Events, Sidecar, sidecars
+from tests.servers import running_server
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_core.wire.messages import parse_metadata
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "sidecar"
+
+Record = Callable[[str, object], None]
+
+
+@pytest.fixture
+def verified() -> Iterator[tuple[LocalBrokers, Callable[[str], None]]]:
+    """A broker on a store of its own, and ``onewriter verify`` of a topic straight from that store."""
+    with running_server() as store, running_brokers(redis_url=store.url) as brokers:
+
+        def verify(topic: str) -> None:
+            program = "from onewriter_broker.verify.cli import verify_command; verify_command()"
+            run = subprocess.run(
+                [sys.executable, "-c", program, topic, "--redis-url", store.url],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert run.returncode == 0, run.stdout + run.stderr
+
+        yield brokers, verify
+
+
+# ---------------------------------------------------------------- publishing
+
+
+def test_consumers_see_what_a_sidecar_publishes(
+    broker: LocalBrokers, stock: StockClients, topic: str, tmp_path: Path
+) -> None:
+    with sidecars(tmp_path, broker.service_url, topic, "writer-0") as (writer,):
+        session = writer.lead()
+        status, answer = writer.publish(
+            b"hello", session, Onewriter_Key="k", Onewriter_Properties='{"a": "b"}'
+        )
+        assert status == 200
+        reader = stock(broker.service_url).create_reader(topic, pulsar.MessageId.earliest)
+        message = reader.read_next(10_000)
+        assert (message.data(), message.partition_key()) == (b"hello", "k")
+        assert message.properties() == {"a": "b"}
+        position = message.message_id()
+        assert (position.ledger_id(), position.entry_id()) == (answer["ledger"], answer["entry"])
+        assert answer["epoch"] == writer.standing()["epoch"]
+
+
+def test_a_stream_across_the_death_of_the_broker_is_stored_once_each(
+    topic: str, tmp_path: Path
+) -> None:
+    contents = [b"%d" % number for number in range(5_000)]
+    with (
+        running_brokers() as brokers,
+        sidecars(tmp_path, brokers.service_url, topic, "writer-0", publish_timeout_seconds=30) as (
+            writer,
+        ),
+    ):
+        session = writer.lead()
+        killer = threading.Timer(0.1, brokers.kill)
+        killer.start()
+        lines: list[Any] = []
+        for start in range(0, len(contents), 500):
+            lines += writer.stream(contents[start : start + 500], session)[:-1]
+            time.sleep(0.02)
+        killer.join()
+        brokers.wait_ready()
+        assert {line["stored"] for line in lines} == {True}
+        assert contents_of(brokers.address(), topic) == contents
+        assert writer.lead() == session, "it resumed, under the same epoch"
+
+
+def test_two_brokers_and_the_owner_dies(topic: str, tmp_path: Path) -> None:
+    """The other broker takes the topic over; the writer goes on under its epoch."""
+    with (
+        running_server() as store,
+        running_brokers(brokers=2, redis_url=store.url, supervised=False) as brokers,
+        sidecars(tmp_path, brokers.service_url, topic, "writer-0", publish_timeout_seconds=30) as (
+            writer,
+        ),
+    ):
+        session = writer.lead()
+        assert writer.publish(b"before", session)[0] == 200
+        owner = brokers.owner_of(topic)
+        brokers.kill(owner)
+        status, answer = writer.publish(b"after", session)
+        assert status == 200, answer
+        assert contents_of(brokers.address(1 - owner), topic) == [b"before", b"after"]
+        brokers.restart(owner)
+
+
+# ---------------------------------------------------------------- changing hands
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "release"])
+def test_a_planned_handover(
+    broker: LocalBrokers, topic: str, tmp_path: Path, record_property: Record, how: str
+) -> None:
+    """The next one leads before the former is gone. Its speed is the benchmarks' to judge."""
+    with sidecars(tmp_path, broker.service_url, topic, "a", "b") as (leader, waiter):
+        session = leader.lead()
+        assert leader.publish(b"a's last", session)[0] == 200
+        events = Events(waiter)
+        begun = time.monotonic()
+        if how == "SIGTERM":
+            leader.process.terminate()
+        else:
+            assert leader.http("POST", "/release?rejoin=false")[0] == 200
+        successor = waiter.lead()
+        eventually(lambda: any(standing["leading"] for _, standing in events.seen))
+        led_at = next(at for at, standing in events.seen if standing["leading"])
+        events.close()
+        record_property("handover_ms", round((led_at - begun) * 1000, 1))
+        status, answer = waiter.publish(b"b's first", successor)
+        assert status == 200
+        assert answer["epoch"] > int(session.partition("-")[0])
+        if how == "SIGTERM":
+            assert leader.process.wait(20) == 0
+        else:
+            assert leader.publish(b"late", session)[0] == 409
+            assert leader.standing()["phase"] == "standing-aside"
+            assert leader.http("POST", "/rejoin")[0] == 200
+            leader.until("queueing")
+        assert contents_of(broker.address(), topic) == [b"a's last", b"b's first"]
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(120 + 10 * ROUNDS)
+def test_taking_turns_by_release(
+    broker: LocalBrokers, topic: str, tmp_path: Path, record_property: Record
+) -> None:
+    epochs: list[int] = []
+    seconds: list[float] = []
+    with sidecars(tmp_path, broker.service_url, topic, "a", "b") as pair:
+        for number in range(ROUNDS):
+            leader, waiter = pair[number % 2], pair[1 - number % 2]
+            epochs.append(int(leader.lead().partition("-")[0]))
+            waiter.until("queueing")
+            begun = time.monotonic()
+            assert leader.http("POST", "/release")[0] == 200
+            waiter.lead()
+            seconds.append(time.monotonic() - begun)
+    assert epochs == sorted(set(epochs))
+    record_property("handover_ms_median", round(sorted(seconds)[len(seconds) // 2] * 1000, 1))
+
+
+def test_the_leaders_sidecar_is_killed(
+    broker: LocalBrokers, topic: str, tmp_path: Path, record_property: Record
+) -> None:
+    with sidecars(tmp_path, broker.service_url, topic, "a", "b") as (leader, waiter):
+        session = leader.lead()
+        assert leader.publish(b"before", session)[0] == 200
+        begun = time.monotonic()
+        leader.kill()
+        successor = waiter.lead()
+        record_property("takeover_ms", round((time.monotonic() - begun) * 1000, 1))
+        assert waiter.publish(b"after", successor)[0] == 200
+        # The container starts again: what its application still holds is worth nothing.
+        leader.restart()
+        leader.until("queueing")
+        status, answer = leader.publish(b"under the former session", session)
+        assert (status, answer["stored"]) == (409, False)
+        assert waiter.publish(b"under a's session", session)[0] == 409
+        assert contents_of(broker.address(), topic) == [b"before", b"after"]
+
+
+def test_a_frozen_sidecar_wakes_up_and_publishes_nothing(
+    verified: tuple[LocalBrokers, Callable[[str], None]], topic: str, tmp_path: Path
+) -> None:
+    """Requests that it finds on waking, and later ones: 409 each, and nothing of them in the log."""
+    brokers, verify = verified
+    with sidecars(tmp_path, brokers.service_url, topic, "a", "b") as (frozen, waiter):
+        session = frozen.lead()
+        assert frozen.publish(b"before", session)[0] == 200
+        events = Events(frozen)
+        eventually(lambda: events.phases() == [("leading", True)])
+        frozen.signal(signal.SIGSTOP)
+        successor = waiter.lead()  # silent for 2.5 s
+        assert waiter.publish(b"successor", successor)[0] == 200
+        answers: list[tuple[int, Any]] = []
+        zombies = [
+            threading.Thread(
+                target=lambda number=number: answers.append(
+                    frozen.publish(b"zombie %d" % number, session)
+                )
+            )
+            for number in range(20)
+        ]
+        for each in zombies:
+            each.start()
+        time.sleep(0.3)  # they lie in its sockets
+        frozen.signal(signal.SIGCONT)
+        for each in zombies:
+            each.join()
+        epochs = tuple(int(each.partition("-")[0]) for each in (session, successor))
+        assert len(answers) == 20
+        for status, answer in answers:
+            assert (status, answer["stored"]) == (409, False), answer
+            assert (answer["sessionEpoch"], answer["epoch"]) == epochs
+        status, answer = frozen.publish(b"zombie", session)
+        assert (status, answer["stored"]) == (409, False)
+        frozen.until("queueing")
+        assert ("queueing", False) in events.phases() or ("queueing", True) in events.phases()
+        assert not any(standing["session"] not in {session, None} for _, standing in events.seen), (
+            "it was told of a term that it did not have"
+        )
+        events.close()
+        assert waiter.publish(b"undisturbed", successor)[0] == 200
+        log = contents_of(brokers.address(), topic)
+        assert log == [b"before", b"successor", b"undisturbed"]
+        verify(topic)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(120 + 20 * ROUNDS)
+def test_what_is_said_to_be_stored_is_and_what_is_said_not_to_be_is_not(
+    verified: tuple[LocalBrokers, Callable[[str], None]],
+    raw: RawClients,
+    topic: str,
+    tmp_path: Path,
+    record_property: Record,
+) -> None:
+    """Under load, the topic is taken away again and again; each answer is compared with the log."""
+    brokers, verify = verified
+    outcomes: dict[bytes, bool | None] = {}
+    with sidecars(tmp_path, brokers.service_url, topic, "a") as (writer,):
+        for number in range(ROUNDS):
+            session = writer.lead()
+            contents = [b"%d/%d" % (number, each) for each in range(2_000)]
+            taking = threading.Timer(0.02 + 0.01 * (number % 7), _take_over, [brokers, raw, topic])
+            taking.start()
+            lines = writer.stream(contents, session)
+            taking.join()
+            for content, line in zip(contents, lines[:-1], strict=False):
+                outcomes[content] = line["stored"]
+        writer.lead()
+    log = contents_of(brokers.address(), topic)
+    assert len(set(log)) == len(log), "a message stands twice"
+    said_stored = {content for content, stored in outcomes.items() if stored is True}
+    said_not_stored = {content for content, stored in outcomes.items() if stored is False}
+    assert said_stored <= set(log), "an acknowledged message is missing"
+    assert not said_not_stored & set(log), "a message that was refused is in the log"
+    record_property("unknown", sum(stored is None for stored in outcomes.values()))
+    record_property("refused", len(said_not_stored))
+    verify(topic)
+
+
+def _take_over(brokers: LocalBrokers, raw: RawClients, topic: str) -> None:
+    usurper = raw(brokers.address()).producer(topic, FENCING)
+    usurper.close()
+
+
+def test_priority_decides_who_is_next(broker: LocalBrokers, topic: str, tmp_path: Path) -> None:
+    url = broker.service_url
+    with (
+        sidecars(tmp_path, url, topic, "a") as (leader,),
+        _waiting(tmp_path, url, topic, "low", priority=1) as low,
+        _waiting(tmp_path, url, topic, "high", priority=10) as high,
+    ):
+        leader.stop()
+        high.lead()
+        low.until("queueing")
+
+
+@contextlib.contextmanager
+def _waiting(
+    directory: Path, url: str, topic: str, name: str, **settings: object
+) -> Iterator[Sidecar]:
+    sidecar = Sidecar(directory, url, topic, name, **settings)
+    try:
+        sidecar.until("queueing")
+        yield sidecar
+    finally:
+        sidecar.stop()
+
+
+def test_who_leads_is_published_with_each_takeover(
+    broker: LocalBrokers, topic: str, tmp_path: Path
+) -> None:
+    """PIP-440: identity, priority, epoch and resume info are a term's first message."""
+    with sidecars(tmp_path, broker.service_url, topic, "a", "b", announce="true") as (a, b):
+        assert b.http("PUT", "/resume-info", {"offset": 12})[0] == 200
+        assert a.publish(b"work", a.lead())[0] == 200
+        a.kill()
+        b.lead()
+        first, work, second = entries_of(broker.address(), topic)
+        assert parse_metadata(work).partition_key == ""
+        leaders = []
+        for entry in (first, second):
+            metadata = parse_metadata(entry)
+            assert metadata.partition_key == "onewriter.leader"
+            leaders.append({each.key: each.value for each in metadata.properties})
+        assert [each["onewriter.kind"] for each in leaders] == ["leader", "leader"]
+        announced = [json.loads(each) for each in contents_of(broker.address(), topic)[::2]]
+        assert [each["identity"] for each in announced] == ["a", "b"]
+        assert announced[1]["resumeInfo"] == {"offset": 12}
+        assert announced[1]["epoch"] == b.standing()["epoch"]
+
+
+# ---------------------------------------------------------------- who it is
+
+
+def test_a_rotated_token_keeps_the_writer(topic: str, tmp_path: Path) -> None:
+    secret = b"a secret of at least thirty-two bytes"
+    (tmp_path / "secret").write_bytes(secret)
+    token = tmp_path / "token"
+    is_over = threading.Event()
+
+    def rotate() -> None:
+        claims = {"sub": "writer", "exp": time.time_ns() / 1e9 + 2.0}
+        token.write_text(jwt.encode(claims, secret, algorithm="HS256"))
+
+    def rotate_on() -> None:
+        while not is_over.wait(0.5):
+            rotate()
+
+    rotate()
+    rotating = threading.Thread(target=rotate_on)
+    rotating.start()
+    settings = {"token_secret_file": str(tmp_path / "secret"), "authentication_required": True}
+    try:
+        with (
+            running_brokers(settings=settings) as brokers,
+            sidecars(tmp_path, brokers.service_url, topic, "a", token_file=token) as (writer,),
+        ):
+            session = writer.lead()
+            for number in range(12):  # six seconds: the first token expires three times over
+                assert writer.publish(b"%d" % number, session)[0] == 200
+                time.sleep(0.5)
+            brokers.kill()  # a new connection needs a token of now
+            status, answer = writer.publish(b"after", session)
+            assert status == 200, answer
+    finally:
+        is_over.set()
+        rotating.join()
+
+
+def test_a_token_that_is_no_good_is_said_and_asked_about_again(topic: str, tmp_path: Path) -> None:
+    secret = b"a secret of at least thirty-two bytes"
+    (tmp_path / "secret").write_bytes(secret)
+    token = tmp_path / "token"
+    token.write_text("nonsense")
+    settings = {"token_secret_file": str(tmp_path / "secret"), "authentication_required": True}
+    with running_brokers(settings=settings) as brokers:
+        sidecar = Sidecar(tmp_path, brokers.service_url, topic, "a", token_file=token)
+        try:
+            standing = sidecar.until("queueing", connected=False)
+            eventually(lambda: sidecar.standing()["trouble"] != "")
+            assert sidecar.http("GET", "/readyz")[0] == 503
+            assert standing["session"] is None
+            token.write_text(jwt.encode({"sub": "writer"}, secret, algorithm="HS256"))
+            sidecar.lead()
+        finally:
+            sidecar.stop()
+
+
+# ---------------------------------------------------------------- living with others
+
+
+def test_a_stock_clients_takeover_is_told_at_once(
+    broker: LocalBrokers, stock: StockClients, topic: str, tmp_path: Path
+) -> None:
+    with sidecars(tmp_path, broker.service_url, topic, "a") as (writer,):
+        session = writer.lead()
+        events = Events(writer)
+        eventually(lambda: len(events.seen) == 1)
+        usurper = stock(broker.service_url).create_producer(
+            topic, access_mode=Mode.ExclusiveWithFencing
+        )
+        eventually(lambda: any(standing["phase"] == "queueing" for _, standing in events.seen))
+        lost = next(standing for _, standing in events.seen if standing["phase"] == "queueing")
+        assert lost["session"] is None
+        assert lost["latestEpoch"] > int(session.partition("-")[0])
+        assert writer.publish(b"late", session)[0] == 409
+        usurper.send(b"mine now")
+        usurper.close()
+        writer.lead()
+        events.close()
+        assert contents_of(broker.address(), topic) == [b"mine now"]
+
+
+def test_a_broker_that_is_not_there_yet_is_waited_for(
+    raw: RawClients, topic: str, tmp_path: Path
+) -> None:
+    brokers = LocalBrokers(tmp_path / "brokers")
+    sidecar = Sidecar(tmp_path, brokers.service_url, topic, "a")
+    try:
+        standing = sidecar.until("queueing", connected=False)
+        assert standing["verified"] is False
+        status, answer = sidecar.publish(b"x", f"1-{'0' * 16}")
+        assert (status, answer["epoch"]) == (409, None)
+        brokers.start()
+        sidecar.lead()
+        assert raw(brokers.address()).lookup(topic).broker_service_url
+    finally:
+        sidecar.stop()
+        brokers.stop()
+
+
+def test_the_commands_beside_a_running_sidecar(
+    broker: LocalBrokers, topic: str, tmp_path: Path
+) -> None:
+    """``release`` is what a preStop hook calls; both find the sidecar by its environment."""
+    path = tmp_path / "sidecar.sock"
+    with sidecars(tmp_path, broker.service_url, topic, "a", socket=path) as (writer,):
+        socket = {"ONEWRITER_SIDECAR_SOCKET": str(path)}
+        shown = json.loads(sidecar_command("status", **socket))
+        assert (shown["phase"], shown["session"]) == ("leading", writer.lead())
+        port = {"ONEWRITER_SIDECAR_PORT": str(writer.port)}
+        assert "standing-aside" in sidecar_command("release", **port)
+        assert writer.standing()["leading"] is False
+        assert path.stat().st_mode & 0o777 == 0o660
+    assert not path.exists()
+
+
+def sidecar_command(*words: str, **environment: str) -> str:
+    """What ``onewriter sidecar WORDS`` says."""
+    program = "from onewriter.sidecar.cli import sidecar; sidecar()"
+    run = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return run.stdout
+
+
+def run_example(*command: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | environment,
+    )
+
+
+@pytest.mark.parametrize("example", ["leader.sh", "leader.py"])
+def test_the_examples_lead_and_step_back(
+    broker: LocalBrokers, raw: RawClients, topic: str, tmp_path: Path, example: str
+) -> None:
+    with sidecars(tmp_path, broker.service_url, topic, "a") as (writer,):
+        program = EXAMPLES / example
+        if example == "leader.sh":
+            process = run_example(
+                str(program), SIDECAR=writer.http.url, NAME="example", INTERVAL="0.05"
+            )
+        else:
+            options = ["--port", str(writer.port), "--name", "example", "--interval", "0.05"]
+            process = run_example(sys.executable, "-u", str(program), *options)
+        try:
+            assert process.stdout is not None
+            _read_until(process, "wrote 3")
+            usurper = raw(broker.address()).producer(topic, FENCING)
+            _read_until(process, "not in the log", "queueing")
+            usurper.close()
+            writer.lead()
+            _read_until(process, "leading")
+            _read_until(process, "wrote")
+        finally:
+            process.kill()
+            process.communicate()
+    assert raw(broker.address()).producer(topic, EXCLUSIVE).epoch
+
+
+def _read_until(process: subprocess.Popen[str], *words: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if any(word in line for word in words):
+            return
+    raise AssertionError(f"the example ended without saying {words}")

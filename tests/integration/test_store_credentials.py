@@ -1,0 +1,71 @@
+"""The store's user and password: from a file, with no right too many, and rotated while we run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.conftest import RawClients
+from tests.integration.raw import EXCLUSIVE
+from tests.servers import StoreServer, running_server
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_core.store_rights import broker_acl_rules
+
+USER = "broker"
+
+
+@pytest.fixture
+def guarded() -> Iterator[StoreServer]:
+    """A store that lets nobody in but its users; the test itself comes by the socket as admin."""
+    with running_server(listens_on_tcp=True) as store:
+        store.command("ACL", "SETUSER", USER, "on", ">first", *broker_acl_rules().split())
+        store.command("ACL", "SETUSER", "admin", "on", "nopass", "~*", "+@all")
+        store.command("ACL", "SETUSER", "default", "off")
+        yield store
+
+
+def settings(password_file: Path) -> dict[str, object]:
+    return {"redis_username": USER, "redis_password_file": str(password_file)}
+
+
+def test_a_rotated_password_counts_from_the_next_connection_on(
+    guarded: StoreServer, tmp_path: Path, raw: RawClients
+) -> None:
+    file = tmp_path / "password"
+    file.write_text("first\n")
+    url = f"redis://127.0.0.1:{guarded.port}"
+    with running_brokers(redis_url=url, settings=settings(file)) as brokers:
+        producer = raw(brokers.address()).producer("t", EXCLUSIVE)
+        producer.publish(b"before")
+        guarded.command("ACL", "SETUSER", USER, "resetpass", ">second")
+        producer.publish(b"who is in stays in")
+        guarded.command("CLIENT", "KILL", "USER", USER)
+        sent = producer.send(b"nobody can get in for a moment")
+        file.write_text("second")
+        producer.receipt(sent)
+        producer.publish(b"after")
+        assert "first" not in brokers.log()
+        assert "second" not in brokers.log().replace("seconds", "")
+
+
+def test_a_missing_password_is_waited_for_and_said(
+    guarded: StoreServer, tmp_path: Path, raw: RawClients
+) -> None:
+    file = tmp_path / "password"
+    url = f"redis://127.0.0.1:{guarded.port}"
+    brokers = LocalBrokers(tmp_path / "brokers", redis_url=url, settings=settings(file))
+    try:
+        brokers.start(wait=False)
+        waiting = brokers.wait_for_event("store.waiting", seconds=30)
+        assert "password: No such file" in str(waiting["reason"])
+        file.write_text("wrong")
+        brokers.wait_for_event(
+            "store.waiting", lambda event: "invalid username" in str(event["reason"])
+        )
+        file.write_text("first")
+        brokers.wait_ready()
+        raw(brokers.address()).producer("t", EXCLUSIVE).publish(b"fine")
+    finally:
+        brokers.stop()

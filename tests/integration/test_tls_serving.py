@@ -1,0 +1,164 @@
+"""TLS beside plain: both protocols, look-ups that stay on TLS, and certificates that are renewed."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pulsar
+import pytest
+from cryptography import x509
+from tests.cluster.pki import Authority
+from tests.integration.conftest import RawClients, StockClients
+from tests.integration.raw import EXCLUSIVE, eventually
+
+from onewriter_broker.testing import LocalBrokers, free_ports, running_brokers
+
+NAMES = [f"tls-{number}" for number in range(8)]
+"""Topics, of both brokers some."""
+
+
+class Site:
+    """Two brokers with a certificate, and the authority that made it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.authority = Authority(directory)
+        self.authority.server("broker", ["127.0.0.1", "localhost"])
+        self.port, self.https_port = free_ports(2), free_ports(2)
+        self.settings: dict[str, object] = {
+            "tls_cert_file": str(directory / "broker.crt"),
+            "tls_key_file": str(directory / "broker.key"),
+            "tls_port": self.port,
+            "https_port": self.https_port,
+        }
+
+    def shown(self, port: int) -> x509.Certificate:
+        """The certificate that a newcomer sees."""
+        context = ssl.create_default_context(cafile=str(self.authority.certificate))
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as link,
+        ):
+            found = link.getpeercert(binary_form=True)
+        assert found is not None
+        return x509.load_der_x509_certificate(found)
+
+    def get(self, path: str, broker: int = 0) -> bytes:
+        context = ssl.create_default_context(cafile=str(self.authority.certificate))
+        url = f"https://127.0.0.1:{self.https_port + broker}{path}"
+        with urllib.request.urlopen(url, timeout=30, context=context) as answer:
+            content: bytes = answer.read()
+        return content
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return Site(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def secured(site: Site) -> Iterator[LocalBrokers]:
+    with running_brokers(brokers=2, settings=site.settings) as brokers:
+        eventually(lambda: {brokers.owner_of(name) for name in NAMES} == {0, 1}, 60)
+        yield brokers
+
+
+def test_a_stock_client_stays_on_tls_from_broker_to_broker(
+    site: Site, secured: LocalBrokers, stock: StockClients, raw: RawClients
+) -> None:
+    """Each broker is asked for topics of both: what it answers leads on to a TLS port."""
+    client = stock(
+        f"pulsar+ssl://127.0.0.1:{site.port}",
+        tls_trust_certs_file_path=str(site.authority.certificate),
+        tls_validate_hostname=True,
+    )
+    for name in NAMES:
+        producer = client.create_producer(name, access_mode=pulsar.ProducerAccessMode.Exclusive)
+        consumer = client.subscribe(name, "test", initial_position=pulsar.InitialPosition.Earliest)
+        producer.send(b"over tls")
+        assert consumer.receive(timeout_millis=20_000).data() == b"over tls"
+    found = raw(secured.address()).lookup(NAMES[0])
+    assert found.broker_service_url in secured.service_urls
+    assert found.broker_service_url_tls == (
+        f"pulsar+ssl://127.0.0.1:{site.port + secured.owner_of(NAMES[0])}"
+    )
+
+
+def test_a_stock_client_that_trusts_nobody_does_not_get_in(
+    site: Site, secured: LocalBrokers, stock: StockClients
+) -> None:
+    client = stock(f"pulsar+ssl://127.0.0.1:{site.port}", operation_timeout_seconds=3)
+    with pytest.raises(pulsar.PulsarException):
+        client.create_producer("tls-0")
+
+
+def test_https_answers_as_http_does_and_redirects_to_https(
+    site: Site, secured: LocalBrokers, raw: RawClients
+) -> None:
+    name = next(name for name in NAMES if secured.owner_of(name) == 1)
+    raw(secured.address(1)).producer(name, EXCLUSIVE).publish(b"x")
+    path = f"/onewriter/v1/topics/public/default/{name}"
+    status = json.loads(site.get(path, broker=0))  # urllib follows, and https only
+    assert status["broker"].startswith("broker-1~")
+    found = json.loads(site.get(f"/lookup/v2/topic/persistent/public/default/{name}"))
+    assert found["brokerUrlTls"] == f"pulsar+ssl://127.0.0.1:{site.port + 1}"
+    assert found["httpUrlTls"] == f"https://127.0.0.1:{site.https_port + 1}"
+
+
+def test_what_is_no_tls_is_turned_away(site: Site, secured: LocalBrokers) -> None:
+    for port in (site.port, site.https_port):
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as link:
+            link.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            answer = link.recv(1000)
+            assert not answer.startswith(b"HTTP")
+    site.get("/healthz")
+
+
+def test_a_renewed_certificate_is_shown_to_newcomers_and_disturbs_nobody(
+    site: Site, secured: LocalBrokers, stock: StockClients
+) -> None:
+    client = stock(
+        f"pulsar+ssl://127.0.0.1:{site.port}",
+        tls_trust_certs_file_path=str(site.authority.certificate),
+    )
+    producer = client.create_producer("renewed")
+    producer.send(b"before")
+    before = site.shown(site.port)
+    metrics = site.get("/metrics").decode().splitlines()
+    name = "onewriter_tls_certificate_not_after_seconds"
+    (value,) = [line.split()[1] for line in metrics if line.startswith(f"{name} ")]
+    assert float(value) == before.not_valid_after_utc.timestamp()
+    site.authority.server("broker", ["127.0.0.1", "localhost"])
+    secured.wait_for_event("tls.renewed", count=2, seconds=30)
+    after = site.shown(site.port)
+    assert after.serial_number != before.serial_number
+    assert site.shown(site.https_port).serial_number == after.serial_number
+    producer.send(b"after")
+
+
+def test_files_that_do_not_fit_together_change_nothing_and_are_said(
+    site: Site, secured: LocalBrokers
+) -> None:
+    before = site.shown(site.port).serial_number
+    certificate = Path(str(site.settings["tls_cert_file"]))
+    good = certificate.read_bytes()
+    certificate.write_bytes(site.authority.certificate.read_bytes())  # not the key's
+    refused = secured.wait_for_event("tls.unusable", count=2, seconds=30)
+    assert "broker.crt" in str(refused["reason"])
+    assert site.shown(site.port).serial_number == before
+    certificate.write_bytes(good)
+
+
+def test_wrong_files_are_refused_at_the_start(tmp_path: Path, site: Site) -> None:
+    settings = site.settings | {"tls_key_file": str(tmp_path / "none"), "tls_port": free_ports(1)}
+    brokers = LocalBrokers(tmp_path / "brokers", settings=settings)
+    try:
+        brokers.start(wait=False)
+        refused = brokers.wait_for_event("broker.refused", seconds=30)
+        assert "none: No such file" in str(refused["reason"])
+    finally:
+        brokers.stop()

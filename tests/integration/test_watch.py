@@ -1,0 +1,251 @@
+"""The watch: what a broker serves and every change of it, as lines; and a story that outlives brokers."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import jwt
+import pytest
+from tests.integration.conftest import RawClients
+from tests.integration.http_calls import ADMIN, OWN, Http, epoch_of
+from tests.integration.raw import EXCLUSIVE, FENCING, eventually
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
+
+WATCH = "/onewriter/v1/watch"
+SECRET = "a secret of at least thirty-two bytes"  # noqa: S105 - a test's
+Json = dict[str, Any]
+
+
+class Watching:
+    """One watcher; ``lines`` is all it was told."""
+
+    def __init__(self, url: str, token: str = "") -> None:
+        self.lines: list[Json] = []
+        self.is_ended = False
+        where = urlsplit(url)
+        assert where.hostname is not None
+        self._connection = http.client.HTTPConnection(where.hostname, where.port, timeout=60)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._connection.request("GET", WATCH, headers=headers)
+        self.answer = self._connection.getresponse()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            for line in self.answer:
+                self.lines.append(json.loads(line))
+        self.is_ended = True
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._connection.sock is not None:
+                self._connection.sock.shutdown(2)
+        self._reader.join(10)
+        self._connection.close()
+
+    def of(self, topic: str) -> list[Json]:
+        return [line for line in self.lines if line.get("topic", "").endswith(f"/{topic}")]
+
+    def wait(self, holds: Callable[[list[Json]], object]) -> None:
+        eventually(lambda: bool(holds(self.lines)))
+
+    def status(self, topic: str) -> Json:
+        found = self.of(topic)
+        assert found, f"nothing was told of {topic}"
+        status: Json = found[-1]["status"]
+        return status
+
+
+@pytest.fixture
+def watch(broker: LocalBrokers) -> Iterator[Callable[..., Watching]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(url: str = broker.http_url, token: str = "") -> Watching:
+            watching = Watching(url, token)
+            stack.callback(watching.close)
+            return watching
+
+        yield make
+
+
+def is_synced(lines: list[Json]) -> bool:
+    return any(line["type"] == "SYNCED" for line in lines)
+
+
+def test_what_is_there_comes_first_then_each_change(
+    broker: LocalBrokers, topic: str, raw: RawClients, watch: Callable[..., Watching]
+) -> None:
+    holder = raw(broker.address()).producer(topic, EXCLUSIVE, name="holder")
+    watching = watch()
+    watching.wait(is_synced)
+    assert watching.answer.headers["Content-Type"] == "application/x-ndjson"
+    synced = next(line for line in watching.lines if line["type"] == "SYNCED")
+    assert (synced["broker"].partition("~")[0], synced["revision"]) == ("broker-0", None)
+    assert watching.status(topic)["holders"][0]["producerName"] == "holder"
+    heir = raw(broker.address()).waiter(topic, name="heir")
+    watching.wait(lambda _: watching.status(topic)["waiting"] == 1)
+    holder.close()
+    heir.ready_at_last()
+    watching.wait(lambda _: (watching.status(topic)["holder"] or {}).get("producerName") == "heir")
+    status = watching.status(topic)
+    last = status["transitions"][-1]
+    assert (last["cause"], last["previous"]["producerName"], last["holder"]["producerName"]) == (
+        "Released",
+        "holder",
+        "heir",
+    )
+    assert last["previous"]["epoch"] == epoch_of(holder) < last["epoch"]
+    told = Http(broker.http_url)("GET", f"{OWN}/{topic}")[1]
+    assert told.keys() == status.keys()
+    assert told["transitions"] == status["transitions"]
+    assert told["slots"][0]["epoch"] == status["slots"][0]["epoch"]
+
+
+def test_an_idle_broker_says_no_more_than_that_it_is_there(
+    broker: LocalBrokers, topic: str, raw: RawClients, watch: Callable[..., Watching]
+) -> None:
+    producer = raw(broker.address()).producer(topic, EXCLUSIVE)
+    watching = watch()
+    watching.wait(is_synced)
+    before = len(watching.of(topic))
+    for _ in range(50):
+        producer.publish(b"messages are no change of a topic")
+    watching.wait(lambda lines: lines[-1]["type"] == "PING")
+    assert len(watching.of(topic)) == before
+
+
+def test_a_storm_of_changes_is_told_in_few_lines(
+    broker: LocalBrokers, topic: str, raw: RawClients, watch: Callable[..., Watching]
+) -> None:
+    client = raw(broker.address())
+    client.producer(topic, EXCLUSIVE)
+    watching = watch()
+    watching.wait(is_synced)
+    before = len(watching.of(topic))
+    started = time.monotonic()
+    for number in range(300):
+        client.ask_producer(topic, 2, name=f"w{number}")  # WaitForExclusive
+    watching.wait(lambda _: watching.status(topic)["waiting"] == 300)
+    rounds = (time.monotonic() - started) / 0.1 + 1
+    assert len(watching.of(topic)) - before <= rounds
+
+
+def test_a_topic_that_goes_is_told(
+    broker: LocalBrokers, topic: str, raw: RawClients, watch: Callable[..., Watching]
+) -> None:
+    producer = raw(broker.address()).producer(topic, EXCLUSIVE)
+    watching = watch()
+    watching.wait(is_synced)
+    producer.close()
+    code, said = Http(broker.http_url)("DELETE", f"{ADMIN}/persistent/public/default/{topic}")
+    assert code == 204, said
+    watching.wait(lambda _: watching.of(topic)[-1]["type"] == "GONE")
+
+
+def test_only_so_many_may_watch(watch: Callable[..., Watching]) -> None:
+    with running_brokers() as brokers:
+        watchers = [watch(brokers.http_url) for _ in range(16)]
+        for each in watchers:
+            each.wait(is_synced)
+        assert watch(brokers.http_url).answer.status == 429
+        watchers[0].close()
+        eventually(lambda: watch(brokers.http_url).answer.status == 200)
+
+
+def test_a_watch_ends_with_its_token_and_with_the_broker(
+    tmp_path: Any, raw: RawClients, watch: Callable[..., Watching]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+
+    def token(seconds: float) -> str:
+        claims = {"sub": "operator", "exp": time.time_ns() / 1e9 + seconds}
+        return jwt.encode(claims, SECRET, algorithm="HS256")
+
+    settings = {"token_secret_file": str(secret), "authentication_required": True}
+    with running_brokers(settings=settings) as brokers:
+        assert watch(brokers.http_url).answer.status == 401
+        brief, lasting = watch(brokers.http_url, token(3)), watch(brokers.http_url, token(600))
+        lasting.wait(is_synced)
+        brief.wait(is_synced)
+        eventually(lambda: brief.is_ended)
+        assert not lasting.is_ended
+        started = time.monotonic()
+        brokers.stop()
+        lasting.wait(lambda _: lasting.is_ended)
+        assert time.monotonic() - started < 20, "the stop did not wait for the watcher"
+
+
+# The story.
+
+
+def causes(broker: LocalBrokers, topic: str) -> list[str]:
+    told = Http(broker.http_url)("GET", f"{OWN}/{topic}")[1]
+    return [each["cause"] for each in told["transitions"]]
+
+
+def test_a_takeover_that_the_loser_answers_is_no_force(
+    broker: LocalBrokers, topic: str, raw: RawClients
+) -> None:
+    loser = raw(broker.address()).producer(topic, EXCLUSIVE, name="loser")
+    raw(broker.address()).producer(topic, FENCING, name="winner")
+    loser.closed_by_broker()
+    time.sleep(3.5)  # longer than a silence is waited for
+    assert causes(broker, topic) == ["Initial", "TakenOver"]
+
+
+def test_a_takeover_that_the_loser_does_not_answer_is_one_by_force(
+    broker: LocalBrokers, topic: str, raw: RawClients, watch: Callable[..., Watching]
+) -> None:
+    frozen = raw(broker.address())
+    loser = frozen.producer(topic, EXCLUSIVE, name="loser")
+    frozen.freeze()
+    watching = watch()
+    raw(broker.address()).producer(topic, FENCING, name="winner")
+    eventually(lambda: causes(broker, topic) == ["Initial", "Forced"])
+    watching.wait(lambda _: watching.status(topic)["transitions"][-1]["cause"] == "Forced")
+    last = watching.status(topic)["transitions"][-1]
+    assert (last["previous"]["producerName"], last["previous"]["epoch"]) == (
+        "loser",
+        epoch_of(loser),
+    )
+
+
+def test_the_story_outlives_the_broker(topic: str, raw: RawClients) -> None:
+    """Everything that was told before the broker died is told after it, who was forced included."""
+    with running_brokers() as brokers:
+        client = raw(brokers.address())
+        for name in ("a", "b"):
+            client.producer(topic, EXCLUSIVE, name=name).close()
+        frozen = raw(brokers.address())
+        frozen.producer(topic, EXCLUSIVE, name="c")
+        frozen.freeze()
+        raw(brokers.address()).producer(topic, FENCING, name="d")
+        eventually(lambda: causes(brokers, topic)[-1] == "Forced")
+        before = Http(brokers.http_url)("GET", f"{OWN}/{topic}")[1]["transitions"]
+        assert [each["holder"]["producerName"] for each in before] == ["a", "b", "c", "d"]
+        process_id = brokers.kill()
+        brokers.wait_for_event("child.started", lambda event: event["process_id"] != process_id)
+        brokers.wait_ready()
+        again = raw(brokers.address())
+        again.ask_producer(topic, 2, name="e").ready_at_last()
+
+        def told() -> list[Json]:
+            found: list[Json] = Http(brokers.http_url)("GET", f"{OWN}/{topic}")[1]["transitions"]
+            return found
+
+        eventually(lambda: len(told()) == 5)
+        for old, new in zip(before, told(), strict=False):
+            fits = {name: new[name] for name in ("kind", "cause", "epoch", "holder", "previous")}
+            assert {name: old[name] for name in fits} == fits
+        assert told()[-1]["previous"]["producerName"] == "d"
+        assert told()[-1]["cause"] == "BrokerChanged"

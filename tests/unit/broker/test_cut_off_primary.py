@@ -1,0 +1,118 @@
+"""A primary that was cut off still answers: what it has beyond its successor is never used.
+
+The broker has fenced the successor, and its reads still go to the old primary until that drops
+them, as a connection of its own does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+import pytest
+from tests.stamps import stamp_anew
+from tests.unit.broker.verify_histories import BUCKETS, Story, entry, waiter
+
+from onewriter_broker.dispatch.finding import (
+    last_message_id,
+    learn_ledger_ends,
+    position_before_time,
+)
+from onewriter_broker.dispatch.ledgers import LedgerGaps
+from onewriter_broker.dispatch.limits import Limits
+from onewriter_broker.log.api import Outcome
+from onewriter_broker.log.memory import MemoryLogStore
+from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.topic.retention import Retention
+from onewriter_core.api.topic import Retention as RetentionPolicy
+from onewriter_core.errors import Undecided
+from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.topic.model import Purpose
+from onewriter_core.wire.hot import MessageId
+
+SHARED_ENTRIES = 6
+EXTRA_ENTRIES = 10
+STARTED_MS = 1_700_000_000_000
+
+
+@dataclass
+class Failover:
+    """A log bound to the successor, whose reads still go to the old primary."""
+
+    server: MemoryServer
+    log: TopicLog
+
+    def reconnect(self) -> None:
+        """The old primary drops its connections; discovery names the successor."""
+        self.server.nodes["node-0"].drop_connections()
+
+
+@pytest.fixture
+async def failover() -> Failover:
+    server = MemoryServer()
+    replica = server.add_replica("node-1")
+    old = MemoryLogStore(server.resolve, buckets=BUCKETS)
+    story = await Story.begin(old)
+    await story.fence(Purpose.GRANT, waiter("alice"))
+    for number in range(SHARED_ENTRIES):
+        await story.publish(entry("alice", number))
+    replica.holds_replication = True
+    for number in range(SHARED_ENTRIES, SHARED_ENTRIES + EXTRA_ENTRIES):
+        await story.publish(entry("alice", number))
+    server.promote(replica)
+    new = MemoryLogStore(server.resolve, buckets=BUCKETS)
+    binding = replace(story.binding, replid=replica.replid, generation=2, version=2)
+    assert await stamp_anew(new, binding) is Outcome.DONE
+    story.store, story.binding, story.ledger = new, binding, story.ledger + 10
+    await story.fence(Purpose.REFENCE)
+    story.log.forget_tail()
+    assert story.log.store is old
+    return Failover(server, story.log)
+
+
+async def last_message(log: TopicLog) -> MessageId:
+    return (await last_message_id(log))[0]
+
+
+async def by_time(log: TopicLog) -> Position:
+    """From after the last message that the successor has."""
+    return await position_before_time(
+        log, STARTED_MS + SHARED_ENTRIES - 1, Limits(clock_skew_ms=-10 * SHARED_ENTRIES)
+    )
+
+
+async def ledger_end(log: TopicLog) -> Position | None:
+    gaps = LedgerGaps()
+    await learn_ledger_ends(log, gaps, Position(1, 0))
+    return gaps.before_ledger(log.ledger)
+
+
+LAST = Position(5, SHARED_ENTRIES)
+
+
+@pytest.mark.parametrize(
+    ("find", "expected"),
+    [
+        (last_message, MessageId(*LAST)),
+        (by_time, LAST.previous),
+        (ledger_end, LAST),
+    ],
+)
+async def test_nothing_is_found_in_what_the_successor_never_had(
+    failover: Failover, find: Callable[[TopicLog], Awaitable[object]], expected: object
+) -> None:
+    with pytest.raises(Undecided, match="read from dataset"):
+        await find(failover.log)
+    failover.reconnect()
+    assert await find(failover.log) == expected
+
+
+async def test_retention_does_not_count_what_the_successor_never_had(failover: Failover) -> None:
+    retention, bound = Retention(), RetentionPolicy(max_entries=SHARED_ENTRIES)
+    with pytest.raises(Undecided, match="read from dataset"):
+        await retention.sweep(failover.log, bound, None, STARTED_MS)
+    failover.reconnect()
+    assert await retention.sweep(failover.log, bound, None, STARTED_MS) == 0
+    first, *_ = await failover.log.read_blocks(EARLIEST, count=1)
+    assert first.position == Position(5, 0), "all that there is is within the bound"

@@ -1,0 +1,124 @@
+"""A look-up waits for a bucket on its way, and tells at last, or at once, why there is none."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from onewriter_broker.access import UndeclaredTopics
+from onewriter_broker.anchor.api import Addresses
+from onewriter_broker.connection.lookups import (
+    HINDERED_WAIT_SECONDS,
+    NO_OWNER,
+    OWNER_POLL_SECONDS,
+    OWNER_WAIT_SECONDS,
+    Lookups,
+)
+from onewriter_broker.topic.topics import Topics
+from onewriter_core.api.manifests import DesiredState
+from onewriter_core.errors import ServerError, Undecided
+from onewriter_core.ids import TopicName
+from onewriter_core.wire.commands import decode_command
+from onewriter_core.wire.frames import FrameReader
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+pytestmark = pytest.mark.looptime
+
+HERE = Addresses("pulsar://here:6650", "http://here:8080")
+TOPIC = "persistent://public/default/orders"
+
+
+class Ownership:
+    """Somebody else's opinion of who owns what."""
+
+    def __init__(self) -> None:
+        self.owner: Addresses | None = None
+        self.reason = ""
+
+    def owner_of(self, bucket: int) -> Addresses | None:
+        return self.owner
+
+    def waiting_reason(self, bucket: int) -> str:
+        return self.reason
+
+
+class World:
+    """Look-ups at a broker; ``answers`` is what they wrote."""
+
+    def __init__(self) -> None:
+        self.ownership = Ownership()
+        self.answers: list[bytes] = []
+        topics = SimpleNamespace(
+            ownership=self.ownership,
+            desired=DesiredState(),
+            bucket_of=lambda _name: 3,
+            partitions_of=self._partitions_of,
+        )
+        self.lookups = Lookups(cast("Topics", topics), UndeclaredTopics())
+
+    async def _partitions_of(self, name: TopicName) -> int | None:
+        raise Undecided("the store does not answer")
+
+    async def look_up(self) -> tuple[pb.CommandLookupResponse, float]:
+        """The answer, and after how many seconds it came."""
+        clock = asyncio.get_running_loop()
+        asked_at = clock.time()
+        await self.lookups.lookup(pb.CommandLookup(topic=TOPIC, request_id=7), self.answers.append)
+        answer = self.answer()
+        assert isinstance(answer, pb.CommandLookupResponse)
+        return answer, clock.time() - asked_at
+
+    def answer(self) -> object:
+        ((frame, _),) = FrameReader().feed(self.answers.pop())
+        return decode_command(bytes(frame))
+
+
+async def test_the_owner_is_named_as_soon_as_there_is_one() -> None:
+    world = World()
+    asyncio.get_running_loop().call_later(2.0, setattr, world.ownership, "owner", HERE)
+    answer, seconds = await world.look_up()
+    assert answer.response == pb.CommandLookupResponse.CONNECT
+    assert answer.broker_service_url == HERE.broker_url
+    assert 2.0 <= seconds <= 2.0 + 2 * OWNER_POLL_SECONDS
+
+
+async def test_a_look_up_that_waited_in_vain_may_be_repeated_on_the_same_connection() -> None:
+    """ServiceNotReady would make Java's and Go's clients close it, with all that leads on it."""
+    answer, seconds = await World().look_up()
+    assert answer.response == pb.CommandLookupResponse.FAILED
+    assert ServerError(answer.error) is ServerError.METADATA_ERROR
+    assert answer.message.startswith(NO_OWNER)
+    assert seconds == pytest.approx(OWNER_WAIT_SECONDS, abs=2 * OWNER_POLL_SECONDS)
+
+
+async def test_a_look_up_does_not_wait_long_for_what_is_known_not_to_come() -> None:
+    world = World()
+    world.ownership.reason = "the store holds nothing of bucket 3"
+    answer, seconds = await world.look_up()
+    assert ServerError(answer.error) is ServerError.METADATA_ERROR
+    assert answer.message.endswith("has no owner now: the store holds nothing of bucket 3")
+    assert seconds == pytest.approx(HINDERED_WAIT_SECONDS, abs=2 * OWNER_POLL_SECONDS)
+
+
+async def test_a_listener_that_does_not_exist_is_refused_in_the_words_that_clients_know() -> None:
+    world = World()
+    world.ownership.owner = HERE
+    command = pb.CommandLookup(topic=TOPIC, request_id=7, advertised_listener_name="test")
+    await world.lookups.lookup(command, world.answers.append)
+    answer = world.answer()
+    assert isinstance(answer, pb.CommandLookupResponse)
+    assert ServerError(answer.error) is ServerError.NOT_ALLOWED_ERROR
+    assert answer.message == "the broker do not have test listener"
+
+
+async def test_partitions_that_cannot_be_read_may_be_asked_for_again() -> None:
+    world = World()
+    command = pb.CommandPartitionedMetadata(topic=TOPIC, request_id=8)
+    await world.lookups.partitions(command, world.answers.append)
+    answer = world.answer()
+    assert isinstance(answer, pb.CommandPartitionedMetadataResponse)
+    assert ServerError(answer.error) is ServerError.METADATA_ERROR
+    assert "the store does not answer" in answer.message

@@ -1,0 +1,188 @@
+"""A connection's proof of identity ends, is renewed, or cannot be judged for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from onewriter_broker.authentication import Authenticated
+from onewriter_broker.connection import listener
+from onewriter_broker.connection.clients import Clients
+from onewriter_broker.connection.listener import ClientProtocol
+from onewriter_broker.settings import Settings
+from onewriter_core.api.manifests import DesiredState
+from onewriter_core.errors import Refused, ServerError, Unavailable
+from onewriter_core.ids import Identity
+from onewriter_core.wire.client import ClientConnection
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+POD = Identity("system:serviceaccount:shop:writer", "u1")
+NOW_MS = 1_000_000
+
+
+class Judge:
+    """Says what a test wants of the next proof."""
+
+    def __init__(self) -> None:
+        self.says: Authenticated | Exception = Authenticated(POD)
+        self.asked: list[bytes] = []
+
+    async def authenticate(self, method: str, data: bytes) -> Authenticated:
+        self.asked.append(data)
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says
+
+
+class Pipe(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.is_closed = False
+
+    def writelines(self, parts: Any) -> None:
+        for part in parts:
+            self.written += part
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return None
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+
+class World:
+    """One connection, its client, and the timers that it set (seconds from now)."""
+
+    def __init__(self) -> None:
+        self.judge = Judge()
+        self.works: list[Coroutine[object, object, None]] = []
+        clients = Clients(
+            settings=Settings(),
+            topics=cast("Any", SimpleNamespace(desired=DesiredState(), loaded={})),
+            appender=cast("Any", SimpleNamespace(gathered=None)),
+            authenticator=self.judge,
+            addresses=cast("Any", SimpleNamespace()),
+            incarnation="broker-0~one",
+            undeclared=cast("Any", SimpleNamespace()),
+            now=lambda: 100.0,
+            wall_ms=lambda: NOW_MS,
+        )
+        self.link = ClientProtocol(clients, "c1", self.works.append)
+        self.pipe = Pipe()
+        self.link.connection_made(self.pipe)
+        self.client = ClientConnection()
+
+    async def hear(self, data: bytes) -> None:
+        """Bytes of the client, and all the work that they cause."""
+        view = self.link.get_buffer(len(data))
+        view[: len(data)] = data
+        self.link.buffer_updated(len(data))
+        for work in self.works:
+            await work
+        self.works.clear()
+        await asyncio.sleep(0)
+
+    async def connect(self) -> None:
+        await self.hear(self.client.connect("test", auth_method="token", auth_data=b"first"))
+        assert self.said(pb.CommandConnected)
+
+    async def renew(self) -> None:
+        data = pb.AuthData(auth_method_name="token", auth_data=b"second")
+        await self.hear(self.client.encode(pb.CommandAuthResponse(response=data)))
+
+    def said(self, kind: type) -> bool:
+        """Whether the broker has said that since the last question."""
+        data, self.pipe.written = bytes(self.pipe.written), bytearray()
+        return any(isinstance(command, kind) for command, _ in self.client.feed(data))
+
+    @property
+    def asks_in(self) -> float | None:
+        """In how many seconds the connection is asked again, or closed."""
+        timer = self.link._expiry
+        return None if timer is None else timer.when() - asyncio.get_running_loop().time()
+
+
+def in_seconds(seconds: float) -> float:
+    return NOW_MS / 1000 + seconds
+
+
+async def test_the_earlier_of_renewal_and_end_counts() -> None:
+    world = World()
+    world.judge.says = Authenticated(POD, in_seconds(600), in_seconds(20), may_only_resume=True)
+    await world.connect()
+    assert world.link.may_only_resume
+    assert world.asks_in == pytest.approx(20, abs=2)
+
+
+async def test_a_confirmed_identity_may_do_everything_again() -> None:
+    world = World()
+    world.judge.says = Authenticated(POD, in_seconds(600), in_seconds(20), may_only_resume=True)
+    await world.connect()
+    world.link._ask_again(in_seconds(600))
+    await asyncio.sleep(0)
+    assert world.said(pb.CommandAuthChallenge)
+    world.judge.says = Authenticated(POD, in_seconds(600))
+    await world.renew()
+    assert not world.link.may_only_resume
+    assert world.asks_in == pytest.approx(600, abs=2)
+    assert world.judge.asked == [b"first", b"second"]
+
+
+async def test_while_nobody_can_judge_it_the_connection_goes_on() -> None:
+    """Its token has expired, and nobody could have renewed it either."""
+    world = World()
+    world.judge.says = Authenticated(POD, in_seconds(0))
+    await world.connect()
+    world.link._ask_again(in_seconds(0))
+    world.judge.says = Unavailable("the API server is away")
+    await world.renew()
+    assert not world.pipe.is_closed
+    assert not world.link.may_only_resume, "what was proved once stays proved"
+    assert world.asks_in == pytest.approx(listener.RETRY_SECONDS, abs=2)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Refused(ServerError.AUTHENTICATION_ERROR, "the pod is gone"),
+        Authenticated(Identity("somebody else")),
+        Authenticated(Identity(POD.subject, "u2")),
+    ],
+)
+async def test_another_or_refused_identity_ends_the_connection(
+    answer: Authenticated | Exception,
+) -> None:
+    world = World()
+    await world.connect()
+    world.link._ask_again(None)
+    world.judge.says = answer
+    await world.renew()
+    assert world.pipe.is_closed
+
+
+async def test_a_client_that_cannot_renew_is_closed_when_its_token_ends_and_not_before() -> None:
+    world = World()
+    await world.connect()
+    peer = world.link._wire.peer
+    assert peer is not None
+    peer.feature_flags.supports_auth_refresh = False
+    world.link._ask_again(in_seconds(300))
+    assert not world.pipe.is_closed
+    assert world.asks_in == pytest.approx(300, abs=2)
+    world.link._ask_again(in_seconds(0))
+    assert world.pipe.is_closed

@@ -1,0 +1,464 @@
+"""The chart: what Helm makes of it, and that it stays in step with models, rights and objects."""
+
+from __future__ import annotations
+
+import base64
+import os
+import tomllib
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import helm_python
+import pydantic
+import pytest
+import yaml
+from charts.generator.__main__ import files
+from charts.generator.values import Values
+from cryptography import x509
+from tests.unit.charts.rendering import (
+    ALL,
+    CHART,
+    EVERYTHING,
+    LEAST,
+    ROOT,
+    as_model,
+    chart,
+    configuration,
+    named,
+    of_kind,
+    pod_templates,
+    rendered,
+    stable,
+)
+
+from onewriter_operator.configuration import MANAGED_SETTINGS
+from onewriter_operator.installation import created_once, objects
+
+Json = dict[str, Any]
+
+GOLDEN = ROOT / "tests" / "unit" / "charts" / "golden"
+
+
+# ------------------------------------------------------------ in step
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.name)
+def test_what_is_generated_is_as_the_models_are(path: Any) -> None:
+    assert path.read_text(encoding="utf-8") == files()[path], "run python -m charts.generator"
+
+
+def test_values_are_the_models_defaults() -> None:
+    written = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert as_model(written) == Values()
+
+
+def test_the_chart_is_of_the_projects_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert about["appVersion"] == project["version"]
+    assert about["kubeVersion"].startswith(">=1.33")
+
+
+def test_it_passes_helms_own_lint() -> None:
+    for values in ALL.values():
+        report = helm_python.lint(
+            CHART, values, strict=True, namespace="system", kube_version="v1.36.3"
+        )
+        assert report["errors"] == []
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_it_renders_as_it_did(case: str) -> None:
+    path = GOLDEN / f"{case}.yaml"
+    documents = [each for each in rendered(ALL[case]) if each["kind"] != "CustomResourceDefinition"]
+    text = stable(documents)
+    if os.environ.get("ONEWRITER_GOLDEN") == "write":
+        path.write_text(text)
+    assert text == path.read_text(), "ONEWRITER_GOLDEN=write pytest tests/unit/charts writes it"
+
+
+# ------------------------------------------------------------ values
+
+WRONG: dict[str, Json] = {
+    "an unknown section": {"broker": {}},
+    "an unknown value": {"brokers": {"replicaz": 3}},
+    "a text for a number": {"brokers": {"replicas": "3"}},
+    "no broker": {"brokers": {"replicas": 0}},
+    "an unknown setting": {"brokers": {"settings": {"silentAfter": 1}}},
+    "a setting of the wrong type": {"brokers": {"settings": {"rollBytes": "many"}}},
+    "an unknown word": {"image": {"pullPolicy": "Sometimes"}},
+    "a digest that is none": {"image": {"digest": "sha256:1"}},
+    "an amount that is none": {"valkey": {"resources": {"limits": {"memory": "much"}}}},
+    "an unknown source": {"certificates": {"brokers": "Elsewhere"}},
+    "a long wait of every pod": {"webhook": {"timeoutSeconds": 30}},
+    "a namespace that cannot be": {"operator": {"namespaces": ["A_B"]}},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_values_are_refused(case: str) -> None:
+    with pytest.raises(helm_python.HelmValuesError):
+        chart().validate_schema(WRONG[case])
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_right_values_are_taken(case: str) -> None:
+    chart().validate_schema(ALL[case])
+    as_model(ALL[case])
+
+
+def test_a_parent_chart_may_hand_down_values() -> None:
+    chart().validate_schema({"global": {"anything": 1}})
+
+
+def test_what_only_models_can_say_is_said_by_them() -> None:
+    with pytest.raises(pydantic.ValidationError, match="without a volume"):
+        as_model({"valkey": {"storage": {"size": ""}}})
+
+
+def test_every_setting_of_the_brokers_is_either_offered_or_managed() -> None:
+    from charts.generator.schema import settings
+
+    from onewriter_broker.settings import Settings
+
+    assert len(settings()) + len(MANAGED_SETTINGS & _camel(Settings.model_fields)) == len(
+        Settings.model_fields
+    )
+    assert {"silentAfterSeconds", "minimumDurability", "stopSeconds"} <= set(settings())
+
+
+def _camel(names: Any) -> set[str]:
+    from pydantic.alias_generators import to_camel
+
+    return {to_camel(name) for name in names}
+
+
+# ------------------------------------------------------------ what the operator reads
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_the_operator_can_read_its_configuration(case: str) -> None:
+    found = configuration(rendered(ALL[case]))
+    values = as_model(ALL[case])
+    assert found.brokers.replicas == values.brokers.replicas
+    assert found.valkey == values.valkey
+    assert found.operator.namespaces == values.operator.namespaces
+    assert found.namespace == "system"
+
+
+def test_an_image_by_digest_counts_for_all_parts() -> None:
+    documents = rendered(EVERYTHING)
+    reference = f"mirror/onewriter@sha256:{'0' * 64}"
+    assert configuration(documents).image.reference == reference
+    for template in pod_templates(documents):
+        assert [each["image"] for each in template["spec"]["containers"]] == [reference]
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_pods_run_as_nobody(case: str) -> None:
+    for template in pod_templates(rendered(ALL[case])):
+        pod = template["spec"]
+        assert pod["securityContext"]["runAsUser"] == 65532
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for each in pod["containers"]:
+            assert each["securityContext"]["readOnlyRootFilesystem"] is True
+            assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert each["resources"]["limits"]["memory"]
+
+
+def test_a_changed_configuration_replaces_the_operators_pods() -> None:
+    def noted(values: Json) -> Any:
+        template = named(rendered(values), "Deployment", "onewriter-operator")["spec"]["template"]
+        return template["metadata"]["annotations"]["onewriter.dev/configuration"]
+
+    assert noted({}) == noted({"operator": {"replicas": 3}})
+    assert noted({}) != noted({"brokers": {"replicas": 4}})
+
+
+def test_another_name_names_everything() -> None:
+    documents = rendered({"fullnameOverride": "queue"}, name="anything")
+    for each in documents:
+        name = each["metadata"]["name"]
+        if each["kind"] != "CustomResourceDefinition":
+            assert name.startswith("queue"), name
+
+
+# ------------------------------------------------------------ rights
+
+
+def rules(documents: list[Json], kind: str, name: str) -> list[Json]:
+    found: list[Json] = named(documents, kind, name)["rules"]
+    return found
+
+
+def allows(granted: list[Json], group: str, resource: str, verb: str, name: str = "") -> bool:
+    return any(
+        group in rule["apiGroups"]
+        and resource in rule["resources"]
+        and verb in rule["verbs"]
+        and (not rule.get("resourceNames") or name in rule["resourceNames"])
+        for rule in granted
+    )
+
+
+PLURALS = {
+    "ConfigMap": ("", "configmaps"),
+    "Secret": ("", "secrets"),
+    "Service": ("", "services"),
+    "StatefulSet": ("apps", "statefulsets"),
+    "PodDisruptionBudget": ("policy", "poddisruptionbudgets"),
+    "NetworkPolicy": ("networking.k8s.io", "networkpolicies"),
+}
+
+
+@pytest.mark.parametrize("case", ["defaults", "everything"])
+def test_the_operator_may_install_what_it_installs(case: str) -> None:
+    documents = rendered(ALL[case])
+    wanted = configuration(documents)
+    granted = rules(documents, "Role", "onewriter-operator")
+    for each in objects(wanted):
+        group, plural = PLURALS[each["kind"]]
+        name = each["metadata"]["name"]
+        for verb in ("create", "patch", "get"):
+            assert allows(granted, group, plural, verb, name), f"{verb} {plural} {name}"
+    for each in created_once(wanted):
+        assert allows(granted, "", "secrets", "create")
+        assert allows(granted, "", "secrets", "get", each["metadata"]["name"])
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_nobody_may_do_everything_nor_read_secrets(case: str) -> None:
+    for role in of_kind(rendered(ALL[case]), "Role", "ClusterRole"):
+        for rule in role["rules"]:
+            assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+            if "secrets" in rule["resources"] and rule["verbs"] != ["create"]:
+                assert rule["resourceNames"] == ["onewriter-valkey-password"]
+                assert rule["verbs"] == ["get"]
+
+
+def test_brokers_may_write_their_anchor_and_have_tokens_judged() -> None:
+    documents = rendered()
+    found = rules(documents, "Role", "onewriter-broker")
+    assert {each for rule in found for each in rule["resources"]} == {"bucketanchors"}
+    (review,) = rules(documents, "ClusterRole", "onewriter-system-token-review")
+    assert (review["resources"], review["verbs"]) == (["tokenreviews"], ["create"])
+    for kind in ("RoleBinding", "ClusterRoleBinding"):
+        for binding in of_kind(documents, kind):
+            names = {subject["name"] for subject in binding["subjects"]}
+            if "onewriter-broker" in names:
+                assert binding["roleRef"]["name"] in {
+                    "onewriter-broker",
+                    "onewriter-system-token-review",
+                }
+
+
+def test_some_namespaces_alone() -> None:
+    documents = rendered(EVERYTHING)
+    cluster_wide = {
+        each["metadata"]["name"]
+        for each in of_kind(documents, "ClusterRole")
+        if "aggregate" not in str(each["metadata"]["labels"])
+    }
+    assert cluster_wide == {"onewriter-system-token-review"}
+    places = {
+        each["metadata"]["namespace"]
+        for each in of_kind(documents, "Role")
+        if each["metadata"]["name"] == "onewriter-system-topics"
+    }
+    assert places == {"shop", "bank"}
+
+
+def test_editors_of_a_namespace_declare_topics_and_nobody_writes_anchors() -> None:
+    documents = rendered()
+    edit = named(documents, "ClusterRole", "onewriter-system-edit")
+    assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
+    assert allows(edit["rules"], "onewriter.dev", "exclusivetopics", "create")
+    assert not allows(edit["rules"], "onewriter.dev", "bucketanchors", "update")
+    view = named(documents, "ClusterRole", "onewriter-system-view")
+    assert {verb for rule in view["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
+
+
+def test_the_pods_accounts_exist() -> None:
+    for case in ("defaults", "everything"):
+        documents = rendered(ALL[case])
+        accounts = {each["metadata"]["name"] for each in of_kind(documents, "ServiceAccount")}
+        used = {template["spec"]["serviceAccountName"] for template in pod_templates(documents)}
+        installed = of_kind(objects(configuration(documents)), "StatefulSet")
+        used |= {
+            each["spec"]["template"]["spec"].get("serviceAccountName", "onewriter-broker")
+            for each in installed
+        }
+        assert used <= accounts
+
+
+def test_every_binding_has_its_role() -> None:
+    for values in ALL.values():
+        documents = rendered(values)
+        for kind in ("RoleBinding", "ClusterRoleBinding"):
+            for each in of_kind(documents, kind):
+                reference = each["roleRef"]
+                assert any(
+                    role["metadata"]["name"] == reference["name"]
+                    for role in of_kind(documents, reference["kind"])
+                )
+
+
+# ------------------------------------------------------------ definitions
+
+
+def test_definitions_stay_unless_somebody_wants_them_to_go() -> None:
+    for keep in (True, False):
+        found = of_kind(rendered({"crds": {"keep": keep}}), "CustomResourceDefinition")
+        assert len(found) == 3
+        for each in found:
+            kept = each["metadata"].get("annotations", {}).get("helm.sh/resource-policy")
+            assert kept == ("keep" if keep else None)
+    assert of_kind(rendered(LEAST), "CustomResourceDefinition") == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "crds").glob("*.yaml")), ids=lambda path: path.stem)
+def test_definitions_are_those_of_the_crds_directory(path: Any) -> None:
+    wanted = yaml.safe_load(path.read_text())
+    found = named(rendered(), "CustomResourceDefinition", wanted["metadata"]["name"])
+    assert found["spec"] == wanted["spec"]
+
+
+def test_where_definitions_go_the_objects_go_first() -> None:
+    def command(values: Json) -> Any:
+        job = named(rendered(values), "Job", "onewriter-clean-up")
+        return job["spec"]["template"]["spec"]["containers"][0]["command"]
+
+    assert "--delete-objects" not in command({})
+    assert "--delete-objects" in command({"crds": {"keep": False}})
+
+
+# ------------------------------------------------------------ certificates
+
+
+def certificate(secret: Json, key: str = "tls.crt") -> x509.Certificate:
+    return x509.load_pem_x509_certificate(base64.b64decode(secret["data"][key]))
+
+
+def names_of(found: x509.Certificate) -> set[str]:
+    extension = found.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    return set(extension.value.get_values_for_type(x509.DNSName))
+
+
+def test_self_signed_certificates_are_of_one_authority_that_the_webhook_knows() -> None:
+    documents = rendered()
+    secrets = of_kind(documents, "Secret")
+    authority = certificate(named(secrets, "Secret", "onewriter-ca"), "ca.crt")
+    for name in ("onewriter-webhook-tls", "onewriter-broker-tls"):
+        secret = named(secrets, "Secret", name)
+        leaf = certificate(secret)
+        leaf.verify_directly_issued_by(authority)
+        assert certificate(secret, "ca.crt") == authority
+        assert "ca.key" not in secret["data"], "brokers must not sign for others"
+        assert leaf.not_valid_after_utc > datetime.now(UTC) + timedelta(days=3600)
+    (webhook,) = of_kind(documents, "MutatingWebhookConfiguration")[0]["webhooks"]
+    bundle = base64.b64decode(webhook["clientConfig"]["caBundle"])
+    assert x509.load_pem_x509_certificate(bundle) == authority
+
+
+def test_certificates_are_made_out_to_the_names_that_are_used() -> None:
+    documents = rendered()
+    webhook = names_of(certificate(named(documents, "Secret", "onewriter-webhook-tls")))
+    (hook,) = of_kind(documents, "MutatingWebhookConfiguration")[0]["webhooks"]
+    service = hook["clientConfig"]["service"]
+    assert f"{service['name']}.{service['namespace']}.svc" in webhook
+    brokers = names_of(certificate(named(documents, "Secret", "onewriter-broker-tls")))
+    assert "onewriter-broker.system.svc.cluster.local" in brokers
+    assert "*.onewriter-broker-pods.system.svc.cluster.local" in brokers, "what look-ups answer"
+
+
+def test_cert_manager_may_make_them() -> None:
+    documents = rendered(EVERYTHING)
+    assert of_kind(documents, "Secret") == []
+    found = {each["metadata"]["name"]: each for each in of_kind(documents, "Certificate")}
+    assert found["onewriter-brokers"]["spec"]["secretName"] == "onewriter-broker-tls"
+    (webhook,) = of_kind(documents, "MutatingWebhookConfiguration")
+    noted = webhook["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
+    assert noted == "system/onewriter-webhook"
+    assert noted.partition("/")[2] in found
+    given = {"certificates": {**EVERYTHING["certificates"], "issuerRef": {"name": "company"}}}
+    documents = rendered(given)
+    assert of_kind(documents, "Issuer") == []
+    for each in of_kind(documents, "Certificate"):
+        assert each["spec"]["issuerRef"]["name"] == "company"
+
+
+def test_given_certificates_are_used_as_they_are() -> None:
+    documents = rendered(
+        {
+            "certificates": {"webhook": "Secret", "brokers": "Secret"},
+            "webhook": {"secretName": "mine", "caBundle": "PEM"},
+            "brokers": {"tls": {"secretName": "brokers"}},
+        }
+    )
+    assert of_kind(documents, "Secret", "Certificate") == []
+    (webhook,) = of_kind(documents, "MutatingWebhookConfiguration")[0]["webhooks"]
+    assert base64.b64decode(webhook["clientConfig"]["caBundle"]) == b"PEM"
+    operator = named(documents, "Deployment", "onewriter-operator")["spec"]["template"]["spec"]
+    secrets = [each["secret"]["secretName"] for each in operator["volumes"] if "secret" in each]
+    assert secrets == ["mine", "brokers"]
+    assert configuration(documents).brokers.tls.secret_name in secrets
+
+
+def test_the_operator_sees_the_brokers_authority_and_not_their_key() -> None:
+    pod = named(rendered(), "Deployment", "onewriter-operator")["spec"]["template"]["spec"]
+    (volume,) = [each for each in pod["volumes"] if each["name"] == "broker-ca"]
+    assert volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+    assert configuration(rendered()).operator.broker_ca_file == "/etc/onewriter/broker-ca/ca.crt"
+    assert configuration(rendered(LEAST)).operator.broker_ca_file == ""
+
+
+# ------------------------------------------------------------ webhook, network, hooks
+
+
+def test_only_pods_that_ask_for_it_are_shown_to_the_webhook() -> None:
+    (webhook,) = of_kind(rendered(EVERYTHING), "MutatingWebhookConfiguration")[0]["webhooks"]
+    assert webhook["objectSelector"] == {"matchLabels": {"onewriter.dev/inject": "true"}}
+    assert (webhook["failurePolicy"], webhook["reinvocationPolicy"]) == ("Fail", "IfNeeded")
+    assert webhook["timeoutSeconds"] <= 5
+    left_out, within = webhook["namespaceSelector"]["matchExpressions"]
+    assert left_out["values"] == ["kube-system", "system"]
+    assert within["values"] == ["shop", "bank"]
+    assert of_kind(rendered(LEAST), "MutatingWebhookConfiguration") == []
+
+
+def test_policies_select_the_pods_that_there_are() -> None:
+    documents = rendered()
+    pods = [template["metadata"]["labels"] for template in pod_templates(documents)]
+    pods += [
+        each["spec"]["template"]["metadata"]["labels"]
+        for each in of_kind(objects(configuration(documents)), "StatefulSet")
+    ]
+    for policy in of_kind(documents, "NetworkPolicy", "PodDisruptionBudget"):
+        spec = policy["spec"]
+        selector = spec.get("podSelector") or spec["selector"]
+        wanted = selector["matchLabels"].items()
+        assert any(wanted <= labels.items() for labels in pods), policy["metadata"]["name"]
+
+
+def test_hooks_go_when_they_are_done() -> None:
+    documents = rendered()
+    hooks = [
+        each for each in documents if "helm.sh/hook" in each["metadata"].get("annotations", {})
+    ]
+    kinds = {each["metadata"]["annotations"]["helm.sh/hook"] for each in hooks}
+    assert kinds == {"post-install,post-upgrade,post-rollback", "pre-delete", "test"}
+    for each in hooks:
+        policy = each["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
+        assert policy == "before-hook-creation,hook-succeeded"
+
+
+def test_helm_test_claims_its_own_topic_over_tls() -> None:
+    documents = rendered()
+    topic = named(documents, "ExclusiveTopic", "onewriter-test")
+    claim = named(documents, "ProducerClaim", "onewriter-test")
+    pod = named(documents, "Pod", "onewriter-test")
+    assert claim["spec"]["topicRef"] == {"name": topic["metadata"]["name"]}
+    assert claim["spec"]["subject"] == {"serviceAccountName": pod["spec"]["serviceAccountName"]}
+    command = pod["spec"]["containers"][0]["command"]
+    assert command[2] == topic["spec"]["topic"]
+    assert "--service-url=pulsar+ssl://onewriter-broker.system.svc.cluster.local:6651" in command

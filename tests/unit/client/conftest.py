@@ -1,0 +1,40 @@
+"""Fixtures of the SDK's and the sidecar's stories with a scripted broker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.unit.client.fake_broker import Clock, FakeBroker, fake_broker
+from tests.unit.client.sidecar_world import SidecarWorld, running_sidecar
+
+from onewriter import _connection
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[FakeBroker]:
+    async with fake_broker() as started:
+        yield started
+
+
+@pytest.fixture
+async def pulsar_broker() -> AsyncIterator[FakeBroker]:
+    """One that says it is Apache Pulsar."""
+    async with fake_broker(server_version="Pulsar Server 4.0.7") as started:
+        yield started
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of all connections that are opened from now on."""
+    clock = Clock()
+    monkeypatch.setattr(_connection.Connection.__init__, "__defaults__", (clock,))
+    return clock
+
+
+@pytest.fixture
+async def sidecar(broker: FakeBroker, tmp_path: Path) -> AsyncIterator[SidecarWorld]:
+    """A sidecar of the scripted broker."""
+    async with running_sidecar(broker, tmp_path) as world:
+        yield world

@@ -1,0 +1,106 @@
+"""Configurations that the tests of what is installed share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onewriter_operator.configuration import Configuration
+
+Json = dict[str, Any]
+
+OWNER: Json = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "onewriter-config", "uid": "u-1", "resourceVersion": "7"},
+}
+PEER = {"namespaceSelector": {"matchLabels": {"team": "shop"}}}
+MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+
+EVERYTHING: Json = {
+    "version": "1.2.3",
+    "image": {
+        "reference": "localhost/onewriter:dev",
+        "pullPolicy": "Never",
+        "pullSecrets": ["mirror"],
+    },
+    "brokers": {
+        "replicas": 5,
+        "storage": {"size": "1Gi", "className": "fast", "accessMode": "ReadWriteOncePod"},
+        "labels": {"team": "platform", "app.kubernetes.io/name": "other"},
+        "annotations": {"note": "yes"},
+        "nodeSelector": {"disk": "ssd"},
+        "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "high",
+        "spread": {"zones": "DoNotSchedule", "nodes": "None"},
+        "tls": {"enabled": True, "secretName": "given-tls", "plain": False},
+        "authentication": {"adminSubjects": ["alice"]},
+        "service": {"annotations": {"a": "b"}},
+        "podDisruptionBudget": {"maxUnavailable": 2},
+        "settings": {"silentAfterSeconds": 1.5, "stopSeconds": 20, "requireDeclared": True},
+    },
+    "valkey": {
+        "image": "valkey/valkey:9",
+        "storage": {"size": "20Gi", "className": "-"},
+        "passwordSecret": {"name": "given", "key": "secret"},
+        "settings": {"hz": 50, "io-threads": 2, "lazyfree-lazy-expire": True},
+    },
+    "networkPolicies": {"clients": [PEER], "monitoring": [MONITORING], "apiServerPorts": [6443]},
+}
+"""Every choice made otherwise than by default."""
+
+EXTERNAL: Json = {
+    "externalStore": {
+        "url": "rediss://store.example:7000",
+        "username": "broker",
+        "passwordSecret": {"name": "store"},
+        "replicas": 2,
+    }
+}
+SENTINEL: Json = {"externalStore": {"sentinels": ["one:26379", "two:26379"]}}
+WITHOUT: Json = {
+    "brokers": {
+        "tls": {"enabled": False},
+        "podDisruptionBudget": {"enabled": False},
+        "settings": {"minimumDurability": "None"},
+    },
+    "valkey": {"storage": {"size": ""}, "podDisruptionBudget": {"enabled": False}},
+    "networkPolicies": {"enabled": False},
+}
+
+ALL = {
+    "defaults": {},
+    "everything": EVERYTHING,
+    "external": EXTERNAL,
+    "sentinel": SENTINEL,
+    "without": WITHOUT,
+}
+
+
+def configured(more: Json | None = None, *, namespace: str = "system") -> Configuration:
+    base: Json = {
+        "release": "onewriter",
+        "namespace": namespace,
+        "image": {"reference": "localhost/onewriter:dev"},
+    }
+    return Configuration.from_document({**base, **(more or {})})
+
+
+def only(documents: list[Json], kind: str, name: str) -> Json:
+    (found,) = [
+        each for each in documents if (each["kind"], each["metadata"]["name"]) == (kind, name)
+    ]
+    return found
+
+
+def container(stateful_set: Json | None) -> Json:
+    assert stateful_set is not None
+    (found,) = stateful_set["spec"]["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def environment(stateful_set: Json) -> dict[str, str]:
+    return {
+        each["name"]: each.get("value", "<from the pod>") for each in container(stateful_set)["env"]
+    }

@@ -1,0 +1,240 @@
+"""Which objects the brokers are told of, and as what."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from onewriter_core.api.desired import read_desired
+from onewriter_operator.declarations import Declarations, Desired
+from onewriter_operator.documents import Key
+from onewriter_operator.store import Store
+
+Json = dict[str, Any]
+
+
+def topic(name: str, *, made: int = 1, generation: int = 1, **more: Any) -> Json:
+    about = {
+        "name": name,
+        "namespace": "shop",
+        "uid": f"uid-{name}",
+        "creationTimestamp": f"2026-01-01T00:00:{made:02}Z",
+        "generation": generation,
+        "annotations": more.pop("annotations", {}),
+    }
+    if more.pop("going", False):
+        about["deletionTimestamp"] = "2026-01-01T00:01:00Z"
+    return {
+        "apiVersion": "onewriter.dev/v1alpha1",
+        "kind": "ExclusiveTopic",
+        "metadata": about,
+        "spec": more,
+        "status": {"observedGeneration": 1},
+    }
+
+
+def claim(name: str, of: str = "orders", **subject: Any) -> Json:
+    return {
+        "apiVersion": "onewriter.dev/v1alpha1",
+        "kind": "ProducerClaim",
+        "metadata": {"name": name, "namespace": "shop", "uid": f"uid-{name}", "generation": 1},
+        "spec": {"topicRef": {"name": of}, "subject": subject or {"serviceAccountName": "writer"}},
+    }
+
+
+def pod(name: str, phase: str = "Running", **labels: str) -> Json:
+    labels = {"onewriter.dev/claim": "x", **labels}
+    about = {"name": name, "namespace": "shop", "uid": f"uid-{name}", "labels": labels}
+    return {"kind": "Pod", "metadata": about, "status": {"phase": phase}}
+
+
+class World:
+    def __init__(self, *documents: Json) -> None:
+        self.store = Store()
+        self.declarations = Declarations(self.store)
+        self.put(*documents)
+
+    def put(self, *documents: Json) -> None:
+        for document in documents:
+            self.store.put(document)
+
+    def word(self, name: str, kind: str = "ExclusiveTopic") -> str:
+        return self.declarations.standing(Key(kind, "shop", name)).word
+
+    def passed_on(self) -> dict[str, Json]:
+        """Name to spec of what the brokers are told; they must be able to read it."""
+        desired: Desired = self.declarations.compose()
+        read_desired(desired.body)
+        body = json.loads(desired.body)
+        assert body["revision"] == desired.revision
+        return {
+            each["metadata"]["name"]: each["spec"] for each in (*body["topics"], *body["claims"])
+        }
+
+    def pods(self) -> Json:
+        found: Json = json.loads(self.declarations.compose().body)["pods"]
+        return found
+
+
+def test_topics_and_claims_are_passed_on() -> None:
+    world = World(topic("orders"), claim("primary"))
+    assert set(world.passed_on()) == {"orders", "primary"}
+    assert world.word("primary", "ProducerClaim") == "Accepted"
+
+
+def test_the_same_state_has_the_same_revision_whoever_puts_it_together() -> None:
+    documents = [topic("orders"), topic("audit"), claim("b"), claim("a")]
+    one, other = World(*documents), World(*reversed(documents))
+    assert one.declarations.compose() == other.declarations.compose()
+
+
+def test_any_change_of_a_spec_is_another_revision() -> None:
+    world = World(topic("orders"))
+    before = world.declarations.compose().revision
+    world.put(topic("orders", generation=2, partitions=3))
+    assert world.declarations.compose().revision != before
+
+
+def test_a_status_alone_is_not() -> None:
+    world = World(topic("orders"))
+    before = world.declarations.compose().revision
+    world.put(topic("orders") | {"status": {"observedGeneration": 1, "epoch": 5}})
+    assert world.declarations.compose().revision == before
+
+
+def test_of_two_objects_for_one_topic_the_older_counts() -> None:
+    name = "persistent://shop/default/orders"
+    world = World(topic("younger", made=5, topic=name), topic("older", made=1, topic=name))
+    assert world.word("older") == "Accepted"
+    assert world.word("younger") == "ResourceConflict"
+    found = world.declarations.standing(Key("ExclusiveTopic", "shop", "younger"))
+    assert found.rival == "shop/older"
+    assert "shop/older" in found.message
+    assert set(world.passed_on()) == {"older"}
+
+
+def test_in_the_same_second_the_uid_decides() -> None:
+    name = "persistent://shop/default/orders"
+    world = World(topic("b", topic=name), topic("a", topic=name))
+    assert (world.word("a"), world.word("b")) == ("Accepted", "ResourceConflict")
+
+
+def test_the_younger_takes_over_when_the_older_goes() -> None:
+    name = "persistent://shop/default/orders"
+    older = topic("older", made=1, topic=name)
+    world = World(topic("younger", made=5, topic=name), older)
+    world.store.remove(older)
+    assert world.word("younger") == "Accepted"
+    assert set(world.passed_on()) == {"younger"}
+
+
+def test_a_claim_waits_for_its_topic_and_shares_its_fate() -> None:
+    name = "persistent://shop/default/orders"
+    world = World(claim("primary"))
+    assert world.word("primary", "ProducerClaim") == "TopicMissing"
+    world.put(topic("older", made=1, topic=name), topic("orders", made=2, topic=name))
+    assert world.word("primary", "ProducerClaim") == "NotServed"
+    assert set(world.passed_on()) == {"older"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "word"),
+    [
+        ({"partitions": -1}, "Invalid"),
+        ({"topic": "orders"}, "Invalid"),
+        ({"nonsense": 1}, "Invalid"),
+    ],
+)
+def test_what_is_wrong_is_not_passed_on_and_keeps_nothing_else_back(spec: Json, word: str) -> None:
+    world = World(topic("bad", **spec), topic("good"))
+    assert world.word("bad") == word
+    assert set(world.passed_on()) == {"good"}
+
+
+def test_a_topic_whose_new_spec_is_wrong_keeps_its_old_one() -> None:
+    world = World(topic("orders", partitions=2))
+    world.put(topic("orders", generation=2, partitions=-1))
+    assert world.word("orders") == "Invalid"
+    assert world.passed_on()["orders"]["partitions"] == 2
+
+
+@pytest.mark.parametrize("switch", ["onewriter.dev/paused", "onewriter.dev/unmanaged"])
+def test_a_paused_topic_keeps_its_spec_until_it_goes_on(switch: str) -> None:
+    world = World(topic("orders", partitions=2))
+    world.put(topic("orders", generation=2, partitions=3, annotations={switch: "true"}))
+    assert world.passed_on()["orders"]["partitions"] == 2
+    document = world.store.get(Key("ExclusiveTopic", "shop", "orders"))
+    assert document is not None
+    assert world.declarations.is_held_back(document)
+    world.put(topic("orders", generation=2, partitions=3))
+    assert world.passed_on()["orders"]["partitions"] == 3
+
+
+def test_a_topic_that_goes_with_its_log_lets_nobody_in() -> None:
+    access = {"requireClaim": False, "modes": ["Shared"]}
+    world = World(
+        topic("orders", deletionPolicy="Delete", going=True, access=access), claim("primary")
+    )
+    assert world.word("orders") == "Closing"
+    passed = world.passed_on()
+    assert set(passed) == {"orders"}
+    assert passed["orders"]["access"] == {"requireClaim": True, "modes": ["Shared"]}
+
+
+def test_one_that_goes_without_its_log_is_used_until_it_is_gone() -> None:
+    world = World(topic("orders", going=True), claim("primary"))
+    assert set(world.passed_on()) == {"orders", "primary"}
+
+
+def test_a_new_topic_waits_until_it_was_looked_up() -> None:
+    new = topic("orders") | {"status": {"observedGeneration": -1}}
+    world = World(new)
+    assert world.passed_on() == {}
+    world.declarations.admit(new)
+    assert set(world.passed_on()) == {"orders"}
+
+
+def test_pods_are_resolved_by_their_labels() -> None:
+    world = World(
+        topic("orders"),
+        claim("primary", podSelector={"matchLabels": {"app": "writer"}}),
+        pod("a", app="writer"),
+        pod("b", app="reader"),
+        pod("done", "Succeeded", app="writer"),
+    )
+    assert world.pods() == {"shop/primary": ["uid-a"]}
+    world.put(pod("c", app="writer"))
+    assert world.pods() == {"shop/primary": ["uid-a", "uid-c"]}
+
+
+def test_a_pod_without_the_label_is_not_seen() -> None:
+    plain = pod("a", app="writer")
+    del plain["metadata"]["labels"]["onewriter.dev/claim"]
+    world = World(
+        topic("orders"), claim("primary", podSelector={"matchLabels": {"app": "writer"}}), plain
+    )
+    assert world.pods() == {"shop/primary": []}
+
+
+def test_a_piece_that_a_broker_refused_can_be_left_out() -> None:
+    world = World(topic("orders"), topic("audit"))
+    key = Key("ExclusiveTopic", "shop", "audit")
+    desired = world.declarations.compose({(key, world.declarations.piece(key))})
+    assert [each.name for each in desired.pieces] == ["orders"]
+    world.put(topic("audit", generation=2, partitions=1))
+    again = world.declarations.compose({(key, "an older piece")})
+    assert key in again.pieces
+
+
+def test_what_is_remembered_goes_with_the_objects() -> None:
+    world = World()
+    for number in range(500):
+        found = topic(f"t{number}")
+        world.put(found)
+        world.store.remove(found)
+    assert len(world.declarations._read) < 200
+    assert len(world.declarations._held) < 200
+    assert world.declarations._pieces == {}
+    assert world.declarations._by_topic == {}

@@ -1,0 +1,176 @@
+"""The recorder of Events: few, aggregated, never in anybody's way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from onewriter_core.api.common import API_VERSION
+from onewriter_operator import events
+from onewriter_operator.documents import Key
+from onewriter_operator.events import Recorder
+from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
+from onewriter_operator.plan.actions import Tell
+
+Json = dict[str, Any]
+
+TOPIC = {
+    "apiVersion": API_VERSION,
+    "kind": "ExclusiveTopic",
+    "metadata": {"name": "orders", "namespace": "shop", "uid": "u1", "resourceVersion": "7"},
+}
+
+
+class Server:
+    """Takes Events, or does not."""
+
+    def __init__(self) -> None:
+        self.created: list[Json] = []
+        self.merged: list[tuple[str, Json]] = []
+        self.failures: list[Exception] = []
+
+    async def create(self, kind: Any, document: Json) -> Json:
+        self._fail()
+        self.created.append(document)
+        return document
+
+    async def merge(self, kind: Any, key: Key, change: Json) -> Json:
+        self._fail()
+        self.merged.append((key.name, change))
+        return change
+
+    def _fail(self) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+
+
+class World:
+    def __init__(self) -> None:
+        self.server = Server()
+        self.dropped = 0
+        self.recorder = Recorder(
+            cast("Kube", self.server), "operator-0", lambda: 1000.5, self._dropped
+        )
+
+    def _dropped(self) -> None:
+        self.dropped += 1
+
+    def tell(self, reason: str = "EpochAdvanced", note: str = "Epoch 3", **more: Any) -> None:
+        self.recorder.tell(TOPIC, Tell(reason, note, **more))
+
+
+@contextlib.asynccontextmanager
+async def running() -> AsyncIterator[World]:
+    world = World()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(world.recorder.run())
+        yield world
+        task.cancel()
+
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_an_event_says_what_happened_to_what() -> None:
+    async with running() as world:
+        world.tell(is_warning=True)
+        await asyncio.sleep(1)
+        (event,) = world.server.created
+        assert event["apiVersion"] == "events.k8s.io/v1"
+        assert event["type"] == "Warning"
+        assert (event["reason"], event["note"]) == ("EpochAdvanced", "Epoch 3")
+        assert event["regarding"]["uid"] == "u1"
+        assert event["metadata"]["namespace"] == "shop"
+        assert event["eventTime"] == "1970-01-01T00:16:40.500000Z"
+        assert event["reportingInstance"] == "operator-0"
+        assert event["reportingController"] == "onewriter.dev/operator"
+        assert "series" not in event
+
+
+async def test_the_same_said_again_is_counted() -> None:
+    async with running() as world:
+        world.tell()
+        await asyncio.sleep(1)
+        for _ in range(100):
+            world.tell()
+            await asyncio.sleep(1)
+        assert len(world.server.created) == 1
+        assert 1 <= len(world.server.merged) <= 4
+        name, change = world.server.merged[-1]
+        assert name == world.server.created[0]["metadata"]["name"]
+        assert 60 <= change["series"]["count"] <= 101
+
+
+async def test_after_a_while_a_new_one_begins() -> None:
+    async with running() as world:
+        world.tell()
+        await asyncio.sleep(events.SERIES_SECONDS + 1)
+        world.tell()
+        await asyncio.sleep(1)
+        assert len(world.server.created) == 2
+
+
+async def test_many_alike_become_one() -> None:
+    async with running() as world:
+        for epoch in range(500):
+            world.tell(note=f"Epoch {epoch}")
+            await asyncio.sleep(0.1)
+        assert len(world.server.created) <= events.ALIKE_MAX
+        assert world.server.created[-1]["note"].startswith("(and others alike)")
+        world.tell(reason="PodEvicted", note="Pod writer-0")
+        await asyncio.sleep(1)
+        assert world.server.created[-1]["reason"] == "PodEvicted"
+
+
+async def test_an_event_that_expired_begins_anew() -> None:
+    async with running() as world:
+        world.tell()
+        await asyncio.sleep(events.COUNT_SECONDS + 1)
+        world.server.failures = [ApiRefused(404, "gone")]
+        world.tell()
+        await asyncio.sleep(1)
+        assert len(world.server.created) == 2
+        assert world.server.created[1]["series"]["count"] == 2
+
+
+async def test_a_busy_server_is_asked_again_and_then_no_more() -> None:
+    async with running() as world:
+        world.server.failures = [ApiRefused(429, "busy"), ApiUnreachable("away")]
+        world.tell()
+        await asyncio.sleep(60)
+        assert len(world.server.created) == 1
+        world.server.failures = [ApiRefused(500, "x") for _ in range(events.ATTEMPTS_MAX)]
+        world.tell(note="another")
+        await asyncio.sleep(60)
+        assert world.dropped == 1
+
+
+async def test_a_refusal_for_good_is_not_repeated() -> None:
+    async with running() as world:
+        world.server.failures = [ApiRefused(403, "forbidden")]
+        world.tell()
+        await asyncio.sleep(60)
+        assert world.server.created == []
+        assert world.server.failures == []
+
+
+async def test_what_is_too_much_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "ALIKE_MAX", 10_000)
+    world = World()
+    for number in range(events.WAITING_MAX + 5):
+        world.tell(note=str(number))
+    assert world.dropped == 5
+
+
+async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "REMEMBERED_MAX", 50)
+    async with running() as world:
+        for number in range(200):
+            world.tell(reason=f"Reason{number}")
+            await asyncio.sleep(0.1)
+        assert len(world.recorder._series) <= 50
+        assert len(world.recorder._recent) <= 50

@@ -1,0 +1,384 @@
+"""The fleet against brokers that speak HTTP: telling, hearing, merging, losing, finding again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.kube.fake_broker import FakeBroker, contender, status
+
+from onewriter_operator.brokers import client, fleet
+from onewriter_operator.brokers.client import BrokerRefused, BrokerUnreachable, Credentials
+from onewriter_operator.brokers.fleet import Fleet
+from onewriter_operator.brokers.views import Views, claims_in
+from onewriter_operator.declarations import Declarations
+from onewriter_operator.documents import Key
+from onewriter_operator.store import Store
+
+TOPIC = "persistent://shop/default/orders"
+KEY = Key("ExclusiveTopic", "shop", "orders")
+
+
+def topic(name: str = "orders", generation: int = 1, **spec: Any) -> dict[str, Any]:
+    about = {"name": name, "namespace": "shop", "uid": f"uid-{name}", "generation": generation}
+    return {
+        "apiVersion": "onewriter.dev/v1alpha1",
+        "kind": "ExclusiveTopic",
+        "metadata": about,
+        "spec": spec,
+        "status": {"observedGeneration": 1},
+    }
+
+
+class Heard:
+    """A listener that notes what it hears."""
+
+    def __init__(self) -> None:
+        self.topics: list[tuple[str, set[str] | None]] = []
+        self.applied_keys: list[Key] = []
+        self.fleet_changes = 0
+        self.drifts: list[str] = []
+
+    def topic_changed(self, topic: str, claims: Collection[str] | None) -> None:
+        self.topics.append((topic, None if claims is None else set(claims)))
+
+    def applied(self, keys: Collection[Key]) -> None:
+        self.applied_keys += keys
+
+    def fleet_changed(self) -> None:
+        self.fleet_changes += 1
+
+    def drifted(self, broker: str) -> None:
+        self.drifts.append(broker)
+
+
+class World:
+    def __init__(self, *brokers: FakeBroker, credentials: Credentials | None = None) -> None:
+        self.store = Store()
+        self.declarations = Declarations(self.store)
+        self.heard = Heard()
+        urls = {broker.name: broker.url for broker in brokers}
+        self.fleet = Fleet(urls, credentials or Credentials(None), self.declarations, self.heard)
+
+    def declare(self, *documents: dict[str, Any]) -> None:
+        for document in documents:
+            self.store.put(document)
+        self.fleet.declare()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[World]:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self.fleet.run())
+            yield self
+            task.cancel()
+
+    def is_everywhere(self) -> bool:
+        return self.fleet.applied(KEY, self.declarations.piece(KEY)).is_everywhere
+
+
+async def until(holds: Callable[[], Any], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "RETRY_SECONDS_MIN", 0.02)
+    monkeypatch.setattr(fleet, "RETRY_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(fleet, "GATHER_SECONDS", 0.01)
+    monkeypatch.setattr(fleet, "GRACE_SECONDS", 0.3)
+
+
+async def test_every_broker_is_told_what_is_declared() -> None:
+    one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
+    async with one.running(), two.running(), World(one, two).running() as world:
+        world.declare(topic())
+        await until(world.is_everywhere)
+        assert one.topics() == two.topics() == [TOPIC]
+        assert one.revision == two.revision
+        assert KEY in world.heard.applied_keys
+        assert world.fleet.state().all_synced
+
+
+async def test_a_burst_is_told_in_few_calls() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        for number in range(200):
+            world.declare(topic(f"t{number}"))
+            await asyncio.sleep(0)
+        await until(lambda: len(broker.topics()) == 200)
+        assert len(broker.bodies) <= 20
+
+
+async def test_the_same_state_is_not_told_twice() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        world.declare(topic())
+        await until(world.is_everywhere)
+        world.fleet.declare()
+        world.declare(topic() | {"status": {"observedGeneration": 1, "epoch": 4}})
+        await asyncio.sleep(0.2)
+        assert len(broker.bodies) == 1
+
+
+async def test_a_broker_that_is_away_is_told_when_it_comes() -> None:
+    one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
+    two.is_down = True
+    async with one.running(), two.running(), World(one, two).running() as world:
+        world.declare(topic())
+        await until(world.is_everywhere)  # of those that can be reached
+        state = world.fleet.state()
+        assert (state.expected, state.synced) == (2, 1)
+        assert "broker-1: 503" in state.problems[0]
+        two.is_down = False
+        await until(lambda: two.topics() == [TOPIC])
+        await until(lambda: world.fleet.state().all_synced)
+
+
+async def test_a_broker_that_lost_its_state_is_told_again() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        world.declare(topic())
+        await until(world.is_everywhere)
+        broker.revision, broker.desired, broker.incarnation = None, None, "broker-0/2"
+        broker.cut()
+        await until(lambda: broker.topics() == [TOPIC])
+        assert world.heard.drifts == []  # a restart is no drift
+
+
+async def test_a_state_that_somebody_else_handed_over_is_drift(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet, "CHECK_SECONDS", 0.05)
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        world.declare(topic())
+        await until(world.is_everywhere)
+        broker.revision = "by hand"
+        await until(lambda: world.heard.drifts == ["broker-0"])
+        await until(lambda: broker.revision != "by hand")
+
+
+async def test_one_object_that_a_broker_refuses_keeps_no_other_back() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        put = broker._put
+
+        async def picky(request: Any) -> Any:
+            body = await request.json()
+            bad = [each for each in body["topics"] if each["metadata"]["name"] == "bad"]
+            broker.refuse_put = ["ExclusiveTopic shop/bad, spec: no"] if bad else None
+            return await put(request)
+
+        monkeypatched = broker._runner
+        assert monkeypatched is not None
+        for route in monkeypatched.app.router.routes():
+            if route.method == "PUT":
+                route._handler = picky
+        world.declare(topic(), topic("bad"), topic("badger"))
+        await until(world.is_everywhere)
+        await until(lambda: len(broker.topics()) == 2)
+        bad = Key("ExclusiveTopic", "shop", "bad")
+        found = world.fleet.applied(bad, world.declarations.piece(bad))
+        assert found.refusal == "broker-0: ExclusiveTopic shop/bad, spec: no"
+        assert not found.is_everywhere
+        badger = Key("ExclusiveTopic", "shop", "badger")
+        assert world.fleet.applied(badger, world.declarations.piece(badger)).is_everywhere
+
+
+async def test_a_refusal_that_names_nobody_is_everybodys() -> None:
+    broker = FakeBroker()
+    broker.refuse_put = ["this broker reads manifest files"]
+    async with broker.running(), World(broker).running() as world:
+        world.declare(topic())
+        await until(lambda: world.fleet.applied(KEY, world.declarations.piece(KEY)).refusal)
+        broker.refuse_put = None
+        world.declare(topic(generation=2, partitions=2))
+        await until(world.is_everywhere)
+
+
+async def test_what_brokers_serve_is_heard() -> None:
+    broker = FakeBroker()
+    holder = contender("w1", "primary", "writer-0")
+    async with broker.running(), World(broker).running() as world:
+        await until(lambda: world.fleet.state().all_synced)
+        broker.serve(TOPIC, status(1, "Vacant"))
+        await until(lambda: world.fleet.view(TOPIC))
+        broker.serve(TOPIC, status(2, holders=[holder]))
+        await until(lambda: (TOPIC, {"primary"}) in world.heard.topics)
+        view = world.fleet.view(TOPIC)
+        assert view is not None
+        assert view.status["epoch"] == 2
+        broker.drop(TOPIC)
+        await until(lambda: world.fleet.view(TOPIC) is None)
+        assert not world.fleet.is_lost(TOPIC)
+
+
+async def test_the_broker_with_the_later_ledger_counts() -> None:
+    frozen, owner = FakeBroker("broker-0"), FakeBroker("broker-1")
+    async with frozen.running(), owner.running(), World(frozen, owner).running() as world:
+        frozen.served[TOPIC] = status(7)
+        owner.served[TOPIC] = status(8)
+        await until(lambda: world.fleet.state().all_synced)
+        await until(lambda: world.fleet.view(TOPIC) is not None)
+        view = world.fleet.view(TOPIC)
+        assert view is not None
+        assert (view.broker, view.status["epoch"]) == ("broker-1", 8)
+        frozen.serve(TOPIC, status(7, waiters=[contender("w2")]))
+        await asyncio.sleep(0.1)
+        view = world.fleet.view(TOPIC)
+        assert view is not None
+        assert view.broker == "broker-1"
+
+
+async def test_a_short_break_is_forgiven() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        broker.serve(TOPIC)
+        await until(lambda: world.fleet.view(TOPIC))
+        changes = world.heard.fleet_changes
+        broker.cut()
+        await asyncio.sleep(0.6)
+        assert world.fleet.view(TOPIC) is not None
+        assert world.heard.fleet_changes == changes
+
+
+async def test_a_longer_one_makes_unknown_what_the_broker_served_and_nothing_else() -> None:
+    one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
+    other = "persistent://shop/default/other"
+    async with one.running(), two.running(), World(one, two).running() as world:
+        one.served[TOPIC] = status()
+        two.served[other] = status()
+        await until(lambda: world.fleet.view(TOPIC) and world.fleet.view(other))
+        one.is_down = True
+        one.cut()
+        await until(lambda: world.fleet.view(TOPIC) is None)
+        assert world.fleet.is_lost(TOPIC)
+        assert world.fleet.view(other) is not None
+        assert not world.fleet.is_lost("persistent://shop/default/idle")
+        two.serve(TOPIC, status(2))
+        await until(lambda: world.fleet.view(TOPIC))
+        assert not world.fleet.is_lost(TOPIC)
+
+
+async def test_what_a_broker_no_longer_serves_after_a_break_is_dropped() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        broker.serve(TOPIC)
+        await until(lambda: world.fleet.view(TOPIC))
+        broker.served.clear()
+        broker.cut()
+        await until(lambda: world.fleet.view(TOPIC) is None)
+
+
+async def test_questions_go_to_the_broker_that_serves_the_topic() -> None:
+    one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
+    async with one.running(), two.running(), World(one, two).running() as world:
+        two.served[TOPIC] = status(5)
+        await until(lambda: world.fleet.state().all_synced)
+        await until(lambda: world.fleet.view(TOPIC))
+        await world.fleet.fence(TOPIC, 5)
+        assert (one.fences, two.fences) == ([], [(TOPIC, 5)])
+        with pytest.raises(BrokerRefused) as refused:
+            await world.fleet.fence(TOPIC, 4)
+        assert refused.value.status == 412
+
+
+async def test_a_question_is_passed_on_until_somebody_answers() -> None:
+    one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
+    async with one.running(), two.running(), World(one, two).running() as world:
+        await until(lambda: world.fleet.state().all_synced)
+        two.served[TOPIC] = status(5)  # and nobody has heard of it yet
+        await world.fleet.fence(TOPIC, 5)
+        assert one.fences == [(TOPIC, 5)]
+        assert two.fences == [(TOPIC, 5)]
+
+
+async def test_nobody_to_ask() -> None:
+    broker = FakeBroker()
+    broker.is_down = True
+    async with broker.running(), World(broker).running() as world:
+        with pytest.raises(BrokerUnreachable):
+            await world.fleet.fence(TOPIC, 5)
+        assert not (await world.fleet.stored(TOPIC)).is_known
+
+
+async def test_what_is_stored_of_a_topic() -> None:
+    broker = FakeBroker()
+    broker.stored[TOPIC] = status(7, "Idle")
+    async with broker.running(), World(broker).running() as world:
+        await until(lambda: world.fleet.state().all_synced)
+        found = await world.fleet.stored(TOPIC)
+        assert (found.exists, found.is_declared, found.epoch) == (True, False, 7)
+        assert not (await world.fleet.stored("persistent://shop/default/new")).exists
+
+
+async def test_a_log_is_deleted_only_if_it_is_to_be() -> None:
+    broker = FakeBroker()
+    broker.entries[TOPIC] = 3
+    broker.stored[TOPIC] = status(7, "Idle")
+    async with broker.running(), World(broker).running() as world:
+        await until(lambda: world.fleet.state().all_synced)
+        assert await world.fleet.delete(TOPIC, 0, only_if_empty=True) == 3
+        assert broker.deletions == []
+        broker.entries[TOPIC] = 0
+        broker.connected.add(TOPIC)
+        with pytest.raises(BrokerRefused):
+            await world.fleet.delete(TOPIC, 0, only_if_empty=True)
+        broker.connected.clear()
+        assert await world.fleet.delete(TOPIC, 0, only_if_empty=True) == 0
+        assert await world.fleet.delete(TOPIC, 0, only_if_empty=False) == 0
+        assert broker.deletions == [(TOPIC, False), (TOPIC, True)]
+
+
+async def test_the_token_is_shown_and_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "TOKEN_SECONDS", 0.05)
+    file = tmp_path / "token"
+    file.write_text("one\n")
+    credentials = Credentials(file)
+    assert await credentials.headers() == {"Authorization": "Bearer one"}
+    file.write_text("two\n")
+    await asyncio.sleep(0.06)
+    assert await credentials.headers() == {"Authorization": "Bearer two"}
+    file.unlink()
+    await asyncio.sleep(0.06)
+    with pytest.raises(BrokerUnreachable):
+        await credentials.headers()
+
+
+def test_views_remember_who_served_last() -> None:
+    views = Views()
+    views.put("a", TOPIC, status(1), 0)
+    assert views.server(TOPIC) == "a"
+    views.drop("a", TOPIC)
+    assert views.server(TOPIC) == ""
+    views.put("b", TOPIC, status(2), 0)
+    assert views.lose("b") == [TOPIC]
+    assert views.server(TOPIC) == "b"
+    assert views.best(TOPIC) is None
+
+
+def test_views_know_since_when_a_topic_is_as_it_is() -> None:
+    views = Views()
+    views.put("a", TOPIC, status(1, "Held"), 10)
+    views.put("a", TOPIC, status(1, "Held", waiters=[contender("w")]), 20)
+    found = views.best(TOPIC)
+    assert found is not None
+    assert found.since == 10
+    views.put("a", TOPIC, status(1, "ChangingHands"), 30)
+    found = views.best(TOPIC)
+    assert found is not None
+    assert found.since == 30
+
+
+def test_claims_of_a_view() -> None:
+    found = status(1, holders=[contender("a", "x")], waiters=[contender("b", "y"), contender("c")])
+    assert claims_in(found) == {"x", "y"}
+    assert claims_in(None) == set()

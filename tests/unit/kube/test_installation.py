@@ -1,0 +1,342 @@
+"""What is installed, object by object."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Any
+
+import pytest
+from tests.unit.kube.installation_configurations import (
+    ALL,
+    EVERYTHING,
+    EXTERNAL,
+    MONITORING,
+    OWNER,
+    PEER,
+    SENTINEL,
+    WITHOUT,
+    configured,
+    container,
+    environment,
+    only,
+)
+
+from onewriter_core.store_rights import broker_acl_rules
+from onewriter_operator.installation import created_once, objects
+from onewriter_operator.installation.brokers import DRAIN_SECONDS, SLACK_SECONDS
+from onewriter_operator.installation.pods import USER
+
+Json = dict[str, Any]
+
+
+def kinds(documents: list[Json]) -> list[str]:
+    return [f"{each['kind']}/{each['metadata']['name']}" for each in documents]
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_every_object_is_owned_labelled_and_in_the_namespace(case: str) -> None:
+    found = objects(configured(ALL[case]), OWNER) + created_once(configured(ALL[case]), OWNER)
+    for each in found:
+        metadata = each["metadata"]
+        assert metadata["namespace"] == "system"
+        assert metadata["labels"]["app.kubernetes.io/managed-by"] == "onewriter-operator"
+        (reference,) = metadata["ownerReferences"]
+        assert (reference["kind"], reference["name"]) == ("ConfigMap", "onewriter-config")
+        assert reference["uid"] == "u-1"
+    assert len(set(kinds(found))) == len(found)
+
+
+def test_the_same_configuration_gives_the_same_objects() -> None:
+    assert objects(configured(), OWNER) == objects(configured(), OWNER)
+
+
+def test_without_an_owner_nothing_is_owned() -> None:
+    assert all("ownerReferences" not in each["metadata"] for each in objects(configured()))
+
+
+def test_what_is_installed_by_default() -> None:
+    assert kinds(objects(configured())) == [
+        "ConfigMap/onewriter-valkey",
+        "Service/onewriter-valkey",
+        "Service/onewriter-broker",
+        "Service/onewriter-broker-pods",
+        "NetworkPolicy/onewriter-broker",
+        "NetworkPolicy/onewriter-valkey",
+        "PodDisruptionBudget/onewriter-broker",
+        "PodDisruptionBudget/onewriter-valkey",
+        "StatefulSet/onewriter-valkey",
+        "StatefulSet/onewriter-broker",
+    ]
+
+
+@pytest.mark.parametrize("case", [EXTERNAL, SENTINEL])
+def test_a_store_of_others_is_not_installed(case: Json) -> None:
+    found = objects(configured(case))
+    assert not [each for each in kinds(found) if "valkey" in each]
+    assert created_once(configured(case)) == []
+
+
+def test_nothing_that_was_turned_off_is_installed() -> None:
+    found = kinds(objects(configured(WITHOUT)))
+    assert not [each for each in found if each.startswith(("NetworkPolicy", "PodDisruption"))]
+
+
+# ------------------------------------------------------------ all pods
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_pods_run_as_nobody_on_a_file_system_that_they_cannot_write(case: str) -> None:
+    for each in objects(configured(ALL[case])):
+        if each["kind"] != "StatefulSet":
+            continue
+        pod = each["spec"]["template"]["spec"]
+        security = pod["securityContext"]
+        assert security["runAsNonRoot"]
+        assert security["runAsUser"] == security["fsGroup"] == USER
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container(each)["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+def test_pods_are_selected_by_labels_that_nobody_can_take_away() -> None:
+    found = only(objects(configured(EVERYTHING)), "StatefulSet", "onewriter-broker")
+    labels = found["spec"]["template"]["metadata"]["labels"]
+    assert labels["app.kubernetes.io/name"] == "onewriter"
+    assert labels["team"] == "platform"
+    assert found["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_another_release_alone_replaces_no_pod() -> None:
+    versions = [objects(configured({"version": each})) for each in ("1.0.0", "1.0.1")]
+    for older, newer in zip(*versions, strict=True):
+        assert older["metadata"]["labels"] != newer["metadata"]["labels"]
+        assert older.get("spec") == newer.get("spec")
+
+
+def test_where_pods_run_is_passed_on() -> None:
+    found = only(objects(configured(EVERYTHING)), "StatefulSet", "onewriter-broker")
+    template = found["spec"]["template"]
+    pod = template["spec"]
+    assert template["metadata"]["annotations"] == {"note": "yes"}
+    assert pod["nodeSelector"] == {"disk": "ssd"}
+    assert pod["tolerations"] == [{"key": "dedicated", "operator": "Exists"}]
+    assert pod["affinity"] == {"nodeAffinity": {}}
+    assert pod["priorityClassName"] == "high"
+    assert pod["imagePullSecrets"] == [{"name": "mirror"}]
+    (zones,) = pod["topologySpreadConstraints"]
+    assert (zones["topologyKey"], zones["whenUnsatisfiable"]) == (
+        "topology.kubernetes.io/zone",
+        "DoNotSchedule",
+    )
+
+
+# ------------------------------------------------------------ brokers
+
+
+def brokers(more: Json | None = None) -> Json:
+    return only(objects(configured(more)), "StatefulSet", "onewriter-broker")
+
+
+def test_a_broker_is_told_who_it_is_and_where_its_store_is() -> None:
+    found = environment(brokers())
+    host = "onewriter-broker-pods.system.svc.cluster.local"
+    assert found["ONEWRITER_ADVERTISED_HOST"] == f"$(ONEWRITER_NAME).{host}"
+    assert found["ONEWRITER_ANCHOR"] == "kubernetes"
+    assert found["ONEWRITER_AUTHENTICATION_REQUIRED"] == "true"
+    assert found["ONEWRITER_ADMIN_SUBJECTS"] == "system:serviceaccount:system:onewriter-operator"
+    store = "onewriter-valkey.system.svc.cluster.local"
+    assert found["ONEWRITER_REDIS_URL"] == f"redis://{store}:6379"
+    assert found["ONEWRITER_REDIS_USERNAME"] == "onewriter"
+    assert found["ONEWRITER_REDIS_PASSWORD_FILE"].endswith("/store/password")
+    first = container(brokers())["env"][0]
+    assert first["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}, "before its use"
+
+
+def test_settings_are_passed_on_as_the_broker_reads_them() -> None:
+    found = environment(brokers(EVERYTHING))
+    assert found["ONEWRITER_SILENT_AFTER_SECONDS"] == "1.5"
+    assert found["ONEWRITER_REQUIRE_DECLARED"] == "true"
+    assert found["ONEWRITER_ADMIN_SUBJECTS"].endswith(",alice")
+
+
+def test_a_store_of_others_is_named_without_its_password() -> None:
+    found = environment(brokers(EXTERNAL))
+    assert found["ONEWRITER_REDIS_URL"] == "rediss://store.example:7000"
+    assert (found["ONEWRITER_REDIS_USERNAME"], found["ONEWRITER_REDIS_REPLICAS"]) == ("broker", "2")
+    found = environment(brokers(SENTINEL))
+    assert found["ONEWRITER_REDIS_SENTINELS"] == "one:26379,two:26379"
+    assert "ONEWRITER_REDIS_URL" not in found
+    assert "ONEWRITER_REDIS_PASSWORD_FILE" not in found
+
+
+def test_a_broker_that_goes_has_time_to_hand_over() -> None:
+    for more, stop_seconds in (({}, 10), (EVERYTHING, 20)):
+        pod = brokers(more)["spec"]["template"]["spec"]
+        assert container(brokers(more))["lifecycle"]["preStop"]["sleep"]["seconds"] == DRAIN_SECONDS
+        wanted = DRAIN_SECONDS + stop_seconds + SLACK_SECONDS
+        assert pod["terminationGracePeriodSeconds"] == wanted
+
+
+def test_brokers_are_replaced_one_by_one_and_each_settles_first() -> None:
+    spec = brokers()["spec"]
+    assert spec["updateStrategy"] == {"type": "RollingUpdate"}, "no partition"
+    assert spec["minReadySeconds"] > 0
+    assert container(brokers())["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert container(brokers())["livenessProbe"]["httpGet"]["path"] == "/healthz"
+
+
+def test_tls_is_served_beside_plain_or_alone() -> None:
+    documents = objects(configured())
+    ports = only(documents, "Service", "onewriter-broker")["spec"]["ports"]
+    assert [each["port"] for each in ports] == [6650, 8080, 6651, 8443]
+    documents = objects(configured(EVERYTHING))
+    for name in ("onewriter-broker", "onewriter-broker-pods"):
+        ports = only(documents, "Service", name)["spec"]["ports"]
+        assert [each["port"] for each in ports] == [6651, 8443]
+    volumes = brokers(EVERYTHING)["spec"]["template"]["spec"]["volumes"]
+    assert {"secretName": "given-tls", "defaultMode": 0o440} in [
+        each.get("secret") for each in volumes
+    ]
+    assert "ONEWRITER_TLS_PORT" not in environment(brokers(WITHOUT))
+
+
+def test_a_brokers_name_leads_to_it_also_when_it_is_not_ready() -> None:
+    spec = only(objects(configured()), "Service", "onewriter-broker-pods")["spec"]
+    assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
+    assert brokers()["spec"]["serviceName"] == "onewriter-broker-pods"
+
+
+def test_a_volume_for_what_the_operator_told_if_it_is_wanted() -> None:
+    assert "volumeClaimTemplates" not in brokers()["spec"]
+    spec = brokers(EVERYTHING)["spec"]
+    (claim,) = spec["volumeClaimTemplates"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteOncePod"]
+    assert claim["spec"]["storageClassName"] == "fast"
+    assert spec["persistentVolumeClaimRetentionPolicy"]["whenScaled"] == "Retain"
+
+
+# ------------------------------------------------------------ the store
+
+
+def valkey(more: Json | None = None) -> Json:
+    return only(objects(configured(more)), "StatefulSet", "onewriter-valkey")
+
+
+def directives(more: Json | None = None) -> dict[str, str]:
+    text = only(objects(configured(more)), "ConfigMap", "onewriter-valkey")["data"]["valkey.conf"]
+    return dict(line.split(" ", 1) for line in text.splitlines())
+
+
+def test_the_store_keeps_what_it_acknowledged() -> None:
+    found = directives()
+    assert (found["appendonly"], found["appendfsync"]) == ("yes", "always")
+    assert found["maxmemory-policy"] == "noeviction"
+    assert int(found["maxmemory"]) == int(2 * 2**30 * 0.6)
+    spec = valkey()["spec"]
+    assert spec["persistentVolumeClaimRetentionPolicy"]["whenDeleted"] == "Retain"
+    assert spec["volumeClaimTemplates"][0]["spec"]["resources"] == {"requests": {"storage": "8Gi"}}
+    assert "storageClassName" not in spec["volumeClaimTemplates"][0]["spec"], "the default one"
+
+
+def test_volumes_made_by_hand() -> None:
+    (claim,) = valkey(EVERYTHING)["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["storageClassName"] == ""
+
+
+def test_further_directives_do_not_change_what_promises_depend_on() -> None:
+    found = directives(EVERYTHING)
+    assert (found["hz"], found["io-threads"], found["lazyfree-lazy-expire"]) == ("50", "2", "yes")
+    assert found["appendfsync"] == "always"
+
+
+def test_brokers_may_do_no_more_in_the_store_than_they_need() -> None:
+    data = only(objects(configured()), "ConfigMap", "onewriter-valkey")["data"]
+    assert data["rights"].strip() == broker_acl_rules()
+    assert "password" not in data["valkey.conf"]
+
+
+def test_the_server_is_started_anew_when_its_configuration_changes_and_only_then() -> None:
+    def noted(more: Json) -> Any:
+        return valkey(more)["spec"]["template"]["metadata"]["annotations"]
+
+    assert noted({}) != noted({"valkey": {"settings": {"hz": 10}}})
+    assert noted({}) == noted({"brokers": {"replicas": 2}})
+
+
+def test_the_store_has_no_token_of_the_api() -> None:
+    assert valkey()["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+
+
+def test_a_password_is_made_once_and_mounted_with_its_predecessor() -> None:
+    made, again = (created_once(configured())[0]["data"]["password"] for _ in range(2))
+    assert made != again
+    assert re.fullmatch(r"[0-9a-f]{64}", base64.b64decode(made).decode())
+    (volume,) = [
+        each
+        for each in valkey()["spec"]["template"]["spec"]["volumes"]
+        if each["name"] == "store-password"
+    ]
+    present, previous = (each["secret"] for each in volume["projected"]["sources"])
+    assert present["name"] == previous["name"] == "onewriter-valkey-password"
+    assert previous["optional"] is True
+    assert [each["items"][0]["path"] for each in (present, previous)] == [
+        "password",
+        "previous-password",
+    ]
+
+
+def test_a_given_password_is_not_made() -> None:
+    assert created_once(configured(EVERYTHING)) == []
+    for each in (valkey(EVERYTHING), brokers(EVERYTHING)):
+        (volume,) = [
+            volume
+            for volume in each["spec"]["template"]["spec"]["volumes"]
+            if volume["name"] == "store-password"
+        ]
+        source = volume["projected"]["sources"][0]["secret"]
+        assert source == {"name": "given", "items": [{"key": "secret", "path": "password"}]}
+
+
+# ------------------------------------------------------------ who may talk to whom, drains
+
+
+def test_nobody_but_brokers_reaches_the_store_and_it_reaches_nobody() -> None:
+    spec = only(objects(configured()), "NetworkPolicy", "onewriter-valkey")["spec"]
+    ((peer,),) = [each["from"] for each in spec["ingress"]]
+    assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "broker"
+    assert spec["egress"] == []
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+
+
+def test_clients_and_monitoring_can_be_named() -> None:
+    spec = only(objects(configured(EVERYTHING)), "NetworkPolicy", "onewriter-broker")["spec"]
+    clients, monitoring, own = spec["ingress"]
+    assert clients["from"][0] == PEER
+    assert len(clients["from"]) == 2, "and the chart's own test"
+    assert [each["port"] for each in clients["ports"]] == [6651, 8443], "plain ports are shut"
+    assert monitoring["from"] == [MONITORING]
+    parts = {
+        each["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for each in own["from"]
+    }
+    assert parts == {"operator", "broker"}
+
+
+def test_brokers_reach_names_store_and_api_server() -> None:
+    def ports(more: Json) -> list[list[int]]:
+        spec = only(objects(configured(more)), "NetworkPolicy", "onewriter-broker")["spec"]
+        return [[each["port"] for each in rule["ports"]] for rule in spec["egress"]]
+
+    assert ports({}) == [[53, 53], [6379], [443, 6443]]
+    assert ports(EXTERNAL) == [[53, 53], [7000], [443, 6443]]
+    assert ports(SENTINEL) == [[53, 53], [6379, 26379], [443, 6443]]
+
+
+def test_a_pod_that_does_not_work_holds_up_no_drain() -> None:
+    for name in ("onewriter-broker", "onewriter-valkey"):
+        spec = only(objects(configured()), "PodDisruptionBudget", name)["spec"]
+        assert spec["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+        assert spec["maxUnavailable"] == 1

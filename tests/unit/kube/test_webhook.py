@@ -1,0 +1,143 @@
+"""The webhook over HTTPS: reviews in, answers out, certificates that are renewed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.cluster.pki import Authority
+
+from onewriter_broker.testing import free_ports
+from onewriter_operator.admission import INJECT_LABEL, Injection, NotInjectable
+from onewriter_operator.webhook import Webhook
+
+Json = dict[str, Any]
+
+
+def review(annotations: Json | None = None, labels: Json | None = None) -> Json:
+    return {
+        "request": {
+            "uid": "r1",
+            "namespace": "shop",
+            "object": {
+                "metadata": {
+                    "labels": labels if labels is not None else {INJECT_LABEL: "true"},
+                    "annotations": annotations or {},
+                },
+                "spec": {"containers": []},
+            },
+        }
+    }
+
+
+class World:
+    def __init__(self, directory: Path) -> None:
+        self.authority = Authority(directory / "pki")
+        self.directory = self.authority.directory
+        self.authority.server("webhook", ["localhost", "127.0.0.1"])
+        self.port = free_ports(1)
+        self.trouble = ""
+        self.webhook = Webhook(
+            self.directory / "webhook.crt", self.directory / "webhook.key", self._injection
+        )
+
+    async def _injection(self) -> Injection:
+        if self.trouble:
+            raise NotInjectable(self.trouble)
+        return Injection("image", "Never", "pulsar://broker:6650")
+
+    async def post(self, body: Any, path: str = "/inject") -> tuple[int, Json]:
+        context = ssl.create_default_context(cafile=str(self.directory / "ca.crt"))
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(
+                f"https://localhost:{self.port}{path}", data=json.dumps(body), ssl=context
+            ) as answer,
+        ):
+            return answer.status, await answer.json(content_type=None)
+
+    async def serial(self) -> bytes:
+        """The certificate that a new connection is shown."""
+        context = ssl.create_default_context(cafile=str(self.directory / "ca.crt"))
+        _, writer = await asyncio.open_connection("localhost", self.port, ssl=context)
+        try:
+            found: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+            return found
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def running(directory: Path) -> AsyncIterator[World]:
+    world = World(directory)
+    await world.webhook.start("127.0.0.1", world.port)
+    try:
+        yield world
+    finally:
+        await world.webhook.stop()
+
+
+async def test_a_pod_is_injected(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        status, answer = await world.post(review({"onewriter.dev/topic": "orders"}))
+        assert status == 200
+        assert answer["kind"] == "AdmissionReview"
+        response = answer["response"]
+        assert (response["uid"], response["allowed"]) == ("r1", True)
+        assert response["patchType"] == "JSONPatch"
+        patch = json.loads(base64.b64decode(response["patch"]))
+        assert patch[0] == {"op": "add", "path": "/spec/initContainers", "value": []}
+
+
+async def test_other_pods_are_let_through_as_they_are(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        _, answer = await world.post(review(labels={}))
+        assert answer["response"] == {"uid": "r1", "allowed": True}
+
+
+async def test_what_cannot_be_injected_is_refused_with_a_reason(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        _, answer = await world.post(review())
+        assert answer["response"]["allowed"] is False
+        assert "onewriter.dev/topic is missing" in answer["response"]["status"]["message"]
+        world.trouble = "Kubernetes 1.28 has no native sidecars"
+        _, answer = await world.post(review({"onewriter.dev/topic": "orders"}))
+        assert world.trouble in answer["response"]["status"]["message"]
+
+
+@pytest.mark.parametrize("body", [[], {}, {"request": {}}, "text", {"request": {"uid": "x"}}])
+async def test_what_is_no_review_is_refused(tmp_path: Path, body: Any) -> None:
+    async with running(tmp_path) as world:
+        status, answer = await world.post(body)
+        assert status == 400
+        assert "AdmissionReview" in answer["reason"]
+
+
+async def test_a_renewed_certificate_is_taken_over_without_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        first = await world.serial()
+        world.authority.server("webhook", ["localhost", "127.0.0.1"])
+        await world.webhook.refresh()
+        assert await world.serial() != first
+        assert world.webhook.problem == ""
+
+
+async def test_a_certificate_that_cannot_be_read_changes_nothing_and_is_said(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as world:
+        first = await world.serial()
+        (world.directory / "webhook.crt").write_text("nonsense")
+        await world.webhook.refresh()
+        assert "cannot be read" in world.webhook.problem
+        assert await world.serial() == first
