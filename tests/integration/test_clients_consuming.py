@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pulsar
@@ -251,3 +252,16 @@ def test_dead_letters_find_their_topic_and_its_subscription(
     time.sleep(0.5)
     eventually(all_three, what="three dead letters")
     assert sorted(found) == [0, 1, 2]
+
+
+def test_delayed_messages_wait_in_shared_subscriptions_only(
+    broker: LocalBrokers, stock: StockClients, topic: str
+) -> None:
+    client = stock(broker.service_url)
+    shared = client.subscribe(topic, "shared", consumer_type=pulsar.ConsumerType.Shared)
+    ordered = client.subscribe(topic, "ordered", consumer_type=pulsar.ConsumerType.Exclusive)
+    producer = client.create_producer(topic)
+    producer.send(b"later", deliver_after=timedelta(seconds=2))
+    producer.send(b"now")
+    assert [ordered.receive(10_000).data() for _ in range(2)] == [b"later", b"now"]
+    assert [shared.receive(20_000).data() for _ in range(2)] == [b"now", b"later"]

@@ -85,7 +85,11 @@ def entry_checksum_ok(entry: Bytes) -> bool:
 
 def entry_checksum(entry: Bytes) -> int:
     """The CRC32C that an entry announces, or of all of it where it announces none."""
-    if len(entry) < _CHECKED_START or entry[0] != CHECKSUM_MAGIC[0] or entry[1] != CHECKSUM_MAGIC[1]:
+    if (
+        len(entry) < _CHECKED_START
+        or entry[0] != CHECKSUM_MAGIC[0]
+        or entry[1] != CHECKSUM_MAGIC[1]
+    ):
         return _crc32c(bytes(entry))
     announced: int = _U32.unpack_from(entry, 2)[0]
     return announced

@@ -153,6 +153,7 @@ def _environment(configuration: Configuration) -> list[Json]:
         "tokenAudience": AUDIENCE,
         "authenticationRequired": options.authentication.required,
         "adminSubjects": ",".join(admins),
+        "requireDeclared": True,
         **_store(configuration),
         **options.settings,
     }

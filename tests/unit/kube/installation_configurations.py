@@ -37,7 +37,7 @@ EVERYTHING: Json = {
         "authentication": {"adminSubjects": ["alice"]},
         "service": {"annotations": {"a": "b"}},
         "podDisruptionBudget": {"maxUnavailable": 2},
-        "settings": {"silentAfterSeconds": 1.5, "stopSeconds": 20, "requireDeclared": True},
+        "settings": {"silentAfterSeconds": 1.5, "stopSeconds": 20, "requireDeclared": False},
     },
     "valkey": {
         "image": "valkey/valkey:9",

@@ -159,7 +159,8 @@ def test_a_broker_is_told_who_it_is_and_where_its_store_is() -> None:
 def test_settings_are_passed_on_as_the_broker_reads_them() -> None:
     found = environment(brokers(EVERYTHING))
     assert found["ONEWRITER_SILENT_AFTER_SECONDS"] == "1.5"
-    assert found["ONEWRITER_REQUIRE_DECLARED"] == "true"
+    assert found["ONEWRITER_REQUIRE_DECLARED"] == "false", "what a person says counts"
+    assert environment(brokers())["ONEWRITER_REQUIRE_DECLARED"] == "true"
     assert found["ONEWRITER_ADMIN_SUBJECTS"].endswith(",alice")
 
 
