@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.machine import describe_machine
 from tests.cluster.control_plane import ControlPlane
@@ -82,7 +83,8 @@ class Lab:
     def operator(self, namespace: str) -> OperatorProcess:
         urls = dict(zip(self.brokers.names, self.brokers.http_urls, strict=True))
         name = f"operator-{namespace}"
-        options = {"lease": {}}  # the defaults: a busy machine must not end the leadership
+        # The Lease's defaults: a busy machine must not end the leadership.
+        options: dict[str, Any] = {"lease": {}}
         return OperatorProcess(
             self.directory, self.cluster, namespace, urls, name=name, options=options
         )

@@ -41,6 +41,9 @@ PORT_MIN, PORT_END = 10_000, 32_768
 
 PORT_ATTEMPTS_MAX = 100
 
+NOT_OWNED, REFUSED = "nobody", "refused"
+"""What stands for an owner where a look-up names none."""
+
 LOG_BYTES_SHOWN = 16 * 1024
 """How much of the log is shown when something goes wrong."""
 
@@ -123,7 +126,7 @@ class LocalBrokers:
     def owner_of(self, topic: str, *, asked: int = 0) -> int:
         """The broker that a look-up at ``asked`` names. Raises Unavailable when it names none."""
         url = next(iter(self._look_up(asked, [topic])), "")
-        if not url:
+        if url in {"", NOT_OWNED, REFUSED}:
             raise Unavailable(f"no broker serves {topic}")
         return self.service_urls.index(url)
 
@@ -159,7 +162,8 @@ class LocalBrokers:
         for number in numbers or range(len(self.names)):
             while True:
                 with contextlib.suppress(OSError):
-                    if all(self._look_up(number, topics.values())):
+                    answers = self._look_up(number, topics.values())
+                    if NOT_OWNED not in answers and (answers or self.events("buckets.held")):
                         break
                 ended = [p.returncode for p in self._processes if p.poll() is not None]
                 if ended or time.monotonic() > deadline:
@@ -309,9 +313,9 @@ class LocalBrokers:
         return process_id
 
     def _look_up(self, number: int, topics: Collection[str]) -> list[str]:
-        """What the broker answers to look-ups, by topic; nothing if it wants credentials first.
+        """The owners of topics in their order; nothing if the broker wants credentials first.
 
-        Raises OSError.
+        NOT_OWNED stands for nobody, REFUSED for a topic that may not be. Raises OSError.
         """
         with socket.create_connection(self.address(number), timeout=STOP_SECONDS_MAX) as link:
             wire = ClientConnection()
@@ -325,7 +329,9 @@ class LocalBrokers:
             found: dict[int, str] = {}
             for command in commands:
                 if isinstance(command, pb.CommandLookupResponse):
-                    found[command.request_id] = command.broker_service_url
+                    is_owned = command.error != pb.METADATA_ERROR
+                    owner = command.broker_service_url or REFUSED
+                    found[command.request_id] = owner if is_owned else NOT_OWNED
                 if len(found) == len(topics):
                     return [found[request_id] for request_id in sorted(found)]
         raise ConnectionError("the broker closed the connection")

@@ -86,6 +86,7 @@ class Declarations:
         self._held: dict[str, Json] = {}
         self._admitted: set[str] = set()
         self._selecting: set[Key] = set()
+        self._standings: dict[Key, Standing] = {}
         store.listen(self._changed)
 
     # ------------------------------------------------------------ one object
@@ -181,6 +182,8 @@ class Declarations:
         if key.kind == TOPIC.kind:
             topic = "" if document is None else self._look(document).topic
             former = self._topic_of.pop(key, "")
+            for each in (key, *self._by_topic.get(former, ()), *self._by_topic.get(topic, ())):
+                self._standings.pop(each, None)
             if former and former != topic:
                 self._by_topic[former].discard(key)
                 if not self._by_topic[former]:
@@ -224,6 +227,12 @@ class Declarations:
         return known
 
     def _topic_standing(self, key: Key, document: Json) -> Standing:
+        known = self._standings.get(key)
+        if known is None:
+            known = self._standings[key] = self._judged(key, document)
+        return known
+
+    def _judged(self, key: Key, document: Json) -> Standing:
         read = self._look(document)
         if read.problem:
             word: Word = "Unsupported" if read.is_unsupported else "Invalid"
@@ -288,6 +297,8 @@ class Declarations:
 
 
 def _is_paused(document: Json) -> bool:
+    if not metadata(document).get("annotations"):
+        return False
     return is_set(document, PAUSED) or is_set(document, UNMANAGED)
 
 

@@ -20,10 +20,10 @@ from onewriter_broker.testing import free_ports
 
 PROGRAM = "from onewriter_operator.cli import operator; operator()"
 
-START_SECONDS = 30.0
-STOP_SECONDS = 20.0
+START_SECONDS = 60.0
+STOP_SECONDS = 30.0
 
-QUICK_LEASE = {"durationSeconds": 3, "renewSeconds": 2, "retrySeconds": 0.5}
+LEASE = {"durationSeconds": 15, "renewSeconds": 10, "retrySeconds": 0.5}
 
 
 class OperatorProcess:
@@ -51,7 +51,7 @@ class OperatorProcess:
             "release": "onewriter",
             "namespace": namespace,
             "image": {"reference": "localhost/onewriter:dev"},
-            "operator": {"namespaces": [namespace], "lease": QUICK_LEASE, **(options or {})},
+            "operator": {"namespaces": [namespace], "lease": LEASE, **(options or {})},
             **(configuration or {}),
         }
         self._file = directory / f"{name}.yaml"
@@ -167,7 +167,7 @@ def running(*operators: OperatorProcess) -> Iterator[Sequence[OperatorProcess]]:
 
 
 def wait_until(
-    holds: Callable[[], Any], seconds: float = 20.0, explain: Callable[[], object] = lambda: ""
+    holds: Callable[[], Any], seconds: float = 60.0, explain: Callable[[], object] = lambda: ""
 ) -> Any:
     """What ``holds`` says, as soon as it is true of anything."""
     deadline = time.monotonic() + seconds

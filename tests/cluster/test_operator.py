@@ -527,7 +527,7 @@ def test_two_operators_take_turns(world: World, tmp_path: Path) -> None:
         world.until("Ready", "True/Ready")
         assert not second.leads
         assert world.operator.stop() == 0
-        wait_until(lambda: second.leads, 5)
+        wait_until(lambda: second.leads)
         world.writes(epoch=5)
         wait_until(lambda: world.status().get("epoch") == 5)
         world.operator.start()

@@ -126,9 +126,9 @@ def test_history_is_read_in_pages_oldest_first(
     assert [each["id"] for each in newest["records"]] == [each["id"] for each in everything[-2:]]
     assert newest["earlierOmitted"] is True
     walked, after = [], "0-0"
-    while page := http("GET", f"{path}?limit=2&after={after}")[1]["records"]:
-        walked += page
-        after = page[-1]["id"]
+    while (page := http("GET", f"{path}?limit=2&after={after}")[1])["records"]:
+        walked += page["records"]
+        after = page["next"]
     assert walked == everything
     assert http("GET", f"{path}?after=yesterday")[0] == 400
     assert http("GET", f"{OWN}/never-made/history")[0] == 404

@@ -19,6 +19,7 @@ from onewriter_broker.connection.schemas import check_schema
 from onewriter_broker.dispatch.api import check_properties
 from onewriter_broker.log.termination import terminated_at
 from onewriter_broker.log.topic_log import ENTRY_BYTES
+from onewriter_broker.topic.deduplication import INVENTED_PREFIX
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.producer import Producer
 from onewriter_core.errors import ProtocolError, Refused, ServerError
@@ -220,7 +221,7 @@ class Producing:
         return Request(
             registration=registration,
             connection=self._name,
-            producer_name=command.producer_name or f"onewriter-{registration}",
+            producer_name=command.producer_name or f"{INVENTED_PREFIX}{registration}",
             mode=mode,
             slot=slot,
             alone=topic.entry.partitions == 0 or str(name) in self._named_partitions,

@@ -69,11 +69,12 @@ async def following(store: LogStore, bucket: int, topic: str, after: str, limit:
     while len(records) < limit and scanned < SCANNED_MAX:
         found = await store.read_audit(bucket, after=after, count=READ_RECORDS)
         for record_id, fields in found:
-            after = record_id
             if _is_of(fields, topic):
-                _tell(records, shown(record_id, fields))
-                if len(records) == limit:
+                # What ends the page's last grant is still told with it.
+                if len(records) == limit and fields.get("kind") != READY:
                     break
+                _tell(records, shown(record_id, fields))
+            after = record_id
         scanned += len(found)
         if len(found) < READ_RECORDS:
             break

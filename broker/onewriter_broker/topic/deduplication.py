@@ -42,8 +42,11 @@ FIELD = "deduplication"
 sequence id as JSON, those that published latest last. Absent or empty: not deduplicated."""
 
 PRODUCERS_MAX = 1_000
-"""Producer names that one log remembers; of more, those that published latest. The others begin
-anew, as they do in Pulsar behind its own limit."""
+"""Producer names that one log remembers; of more, those that published latest, and before all the
+invented ones those that somebody chose. The others begin anew, as in Pulsar behind its own limit."""
+
+INVENTED_PREFIX = "onewriter-"
+"""How the names begin that the broker invents: whoever gets one never had a number before."""
 
 SNAPSHOT_ENTRIES = 10_000
 """Entries after which a snapshot is written: about what the next broker has to read."""
@@ -85,7 +88,9 @@ class Deduplication:
         number = max(number, self._stored.pop(producer_name, NOTHING_STORED))
         self._stored[producer_name] = number  # the latest last
         if len(self._stored) > PRODUCERS_MAX:
-            del self._stored[next(iter(self._stored))]
+            oldest = next(iter(self._stored))
+            invented = (name for name in self._stored if name.startswith(INVENTED_PREFIX))
+            del self._stored[next(invented, oldest)]
 
     def snapshot(self) -> dict[str, str]:
         """The state field as of now."""

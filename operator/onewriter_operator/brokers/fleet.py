@@ -211,11 +211,16 @@ class Fleet:
 
     async def _compose(self) -> None:
         """Put the desired state together when something has changed, and wake who hands it over."""
+        pause = GATHER_SECONDS
         while True:
             await self._dirty.wait()
-            await asyncio.sleep(GATHER_SECONDS)
+            await asyncio.sleep(pause)
             self._dirty.clear()
+            started = asyncio.get_running_loop().time()
             self._desired = self._declarations.compose()
+            took = asyncio.get_running_loop().time() - started
+            # Of a burst no more than a fifth of the time goes into this, however much there is.
+            pause = max(GATHER_SECONDS, 4 * took)
             for broker in self._brokers.values():
                 broker.is_wanted.set()
 

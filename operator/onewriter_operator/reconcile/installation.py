@@ -108,7 +108,9 @@ class Installation:
         version = "" if found is None else str(metadata(found).get("resourceVersion", ""))
         known = self._applied.get(name)
         if not what or known == (digest(document), version):
-            return  # what still differs is the API server's own way of writing the same
+            # What may still differ is the API server's own way of writing the same.
+            self._applied[name] = (digest(document), version)
+            return
         if known is not None and known[0] == digest(document):
             change = f"{name} was changed outside and put right: {what}"
             log.warning("installation.drifted", object=name, path=what)

@@ -418,6 +418,22 @@ async def test_so_many_names_are_remembered_and_the_latest_stay(
         assert numbers == [1, -1, 0]
 
 
+async def test_names_that_the_broker_invented_are_forgotten_before_chosen_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deduplication, "PRODUCERS_MAX", 2)
+    async with serving() as world:
+        runner = await world.load(is_deduplicated=True)
+        for name in ("chosen", "onewriter-broker-0~1", "onewriter-broker-0~2"):
+            writer, _ = await ready(world, runner, name=name)
+            world.send(writer, 7)
+            await until(lambda sender=writer: not sender.pending)  # type: ignore[misc]  # the loop's
+        numbers = runner.deduplications.of(WHOLE)
+        assert numbers is not None
+        assert numbers.last_sequence_id("chosen") == 7
+        assert numbers.last_sequence_id("onewriter-broker-0~1") == -1
+
+
 # ---------------------------------------------------------------- on and off
 
 

@@ -79,11 +79,14 @@ async def test_the_gap_before_a_winner_could_write_is_told_with_its_grant() -> N
     page = await newest(store, 0, MINE, 10)
     shown_gaps = [(record["kind"], record["leaderlessMs"]) for record in page.records]
     assert shown_gaps == [("grant", 41), ("grant", 0)]
-    # Cut between the two, the second stands alone.
     first = await following(store, 0, MINE, "0-0", 1)
+    assert [(r["kind"], r["leaderlessMs"]) for r in first.records] == [("grant", 41)]
     assert first.next is not None
     rest = await following(store, 0, MINE, first.next, 10)
-    assert [(r["kind"], r["ledger"]) for r in rest.records] == [("ready", 5), ("grant", 7)]
+    assert [(r["kind"], r["ledger"]) for r in rest.records] == [("grant", 7)]
+    # Read before it was written, it stands alone.
+    late = await following(store, 0, MINE, first.records[0]["id"], 10)
+    assert [(r["kind"], r["ledger"]) for r in late.records] == [("ready", 5), ("grant", 7)]
 
 
 def test_what_cannot_be_read_stays_as_it_was_written() -> None:

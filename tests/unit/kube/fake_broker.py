@@ -19,6 +19,8 @@ from onewriter_core.errors import ConfigurationError
 
 Json = dict[str, Any]
 
+PING_SECONDS = 5.0
+
 AT = "2026-01-01T00:00:00.000Z"
 
 
@@ -207,11 +209,19 @@ class FakeBroker:
         queue.put_nowait({"type": "SYNCED", "broker": self.incarnation, "revision": self.revision})
         self._watchers.append(queue)
         try:
-            while (line := await queue.get()) is not None:
+            while (line := await self._next(queue)) is not None:
                 await response.write(json.dumps(line).encode() + b"\n")
         finally:
             self._watchers.remove(queue)
         return response
+
+    @staticmethod
+    async def _next(queue: asyncio.Queue[Json | None]) -> Json | None:
+        try:
+            async with asyncio.timeout(PING_SECONDS):
+                return await queue.get()
+        except TimeoutError:
+            return {"type": "PING"}
 
     async def _topic(self, request: web.Request) -> web.Response:
         name = _name(request)

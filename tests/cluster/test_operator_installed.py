@@ -1,0 +1,309 @@
+"""The operator as the chart installs it: with the chart's rights alone, and what it installs itself."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.cluster.binaries import program
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.faulty_api import FaultyApi
+from tests.cluster.operators import OperatorProcess, running, wait_until
+from tests.cluster.pki import Authority
+from tests.cluster.test_operator import World, leads_to
+from tests.cluster.test_operator_eviction import QUICK_FENCING, fence, outcomes
+from tests.cluster.test_operator_eviction import pod as ready_pod
+from tests.unit.kube.fake_broker import ThreadedBroker, contender, status
+
+Json = dict[str, Any]
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "onewriter"
+RELEASE = "onewriter"
+NAMESPACE = "system"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane with the chart in it. Nothing runs its pods: there is no node."""
+    with ControlPlane(tmp_path_factory.mktemp("installed"), workloads=True) as found:
+        found.kubectl("create", "namespace", NAMESPACE)
+        command = [str(program("helm")), f"--kubeconfig={found.kubeconfig}", f"-n={NAMESPACE}"]
+        # Hooks are pods.
+        done = subprocess.run(
+            [*command, "upgrade", "--install", RELEASE, str(CHART), "--no-hooks"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        # Its own webhook would ask pods that do not run.
+        found.kubectl("delete", "mutatingwebhookconfigurations", "--all")
+        yield found
+
+
+@pytest.fixture
+def broker() -> Iterator[ThreadedBroker]:
+    with ThreadedBroker() as found:
+        yield found
+
+
+def account(cluster: ControlPlane, directory: Path) -> Path:
+    """A kubeconfig of the operator's ServiceAccount."""
+    name = f"{RELEASE}-operator"
+    token = cluster.kubectl("create", "token", name, namespace=NAMESPACE).stdout.strip()
+    file = directory / "operator.kubeconfig"
+    context = {"cluster": "lab", "user": name}
+    authority = str(cluster.authority.certificate)
+    server = {"server": cluster.url, "certificate-authority": authority}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "lab",
+        "clusters": [{"name": "lab", "cluster": server}],
+        "users": [{"name": name, "user": {"token": token}}],
+        "contexts": [{"name": "lab", "context": context}],
+    }
+    file.write_text(yaml.safe_dump(document))
+    return file
+
+
+def configuration(cluster: ControlPlane) -> Json:
+    found = cluster.get("configmap", f"{RELEASE}-config", namespace=NAMESPACE)
+    document: Json = yaml.safe_load(found["data"]["configuration.yaml"])
+    document["operator"].pop("brokerCaFile", None)
+    return document
+
+
+class Installed(World):
+    """The operator with the rights that the chart gives it."""
+
+    def installed(self, kind: str, name: str) -> Json:
+        return self.cluster.get(kind, name, namespace=NAMESPACE)
+
+    def names(self, kind: str) -> list[str]:
+        return sorted(self.cluster.names(kind, namespace=NAMESPACE))
+
+
+@pytest.fixture
+def world(cluster: ControlPlane, broker: ThreadedBroker, tmp_path: Path) -> Iterator[Installed]:
+    namespace = f"shop-{time.time_ns()}"
+    cluster.kubectl("create", "namespace", namespace)
+    operator = OperatorProcess(
+        tmp_path,
+        cluster,
+        namespace,
+        {"broker-0": broker.url},
+        kubeconfig=account(cluster, tmp_path),
+        configuration=configuration(cluster),
+        settings={"ONEWRITER_OPERATOR_INSTALLS": "true"},
+        program=QUICK_FENCING,
+    )
+    with running(operator):
+        yield Installed(cluster, namespace, broker, operator)
+
+
+def test_the_charts_rights_are_enough_for_all_that_it_does(world: Installed) -> None:
+    world.topic(
+        deletionPolicy="Delete",
+        fencing={"minIntervalSeconds": 0},
+        leaderService={"name": "leader", "ports": [{"port": 80}]},
+    )
+    world.claim(podSelector={"matchLabels": {"app": "writer"}})
+    world.until("Ready", "True/Ready")
+    world.until("Ready", "True/Ready", "pclaim", "primary")
+    uid = ready_pod(world, "writer-1")
+    writer = contender("w1", "primary", "writer-1", epoch=1) | {"podUID": uid}
+    world.broker.serve(world.name("orders"), status(1, holders=[writer]))
+    leads_to(world, ["10.1.0.9"], 1)
+    fence(world, "writer-1", uid, epoch=1)
+    wait_until(lambda: outcomes(world) == {"writer-1": "Evicted"})
+    world.topic(
+        deletionPolicy="Delete",
+        fencing={"podPolicy": "Delete", "minIntervalSeconds": 0},
+    )
+    fence(world, "writer-2", ready_pod(world, "writer-2"), epoch=2)
+    wait_until(lambda: outcomes(world).get("writer-2") == "Evicted")
+    wait_until(lambda: "leader" not in world.cluster.names("service", namespace=world.namespace))
+    wait_until(lambda: world.events("PodEvicted"))
+    world.cluster.kubectl("delete", "xt", "orders", "--timeout=30s", namespace=world.namespace)
+    assert "orbidden" not in world.operator.log()
+    assert '"visit.failed"' not in world.operator.log()
+
+
+def test_store_and_brokers_are_installed_and_kept_as_they_are_to_be(world: Installed) -> None:
+    wait_until(lambda: len(world.names("statefulset")) == 2)
+    assert world.names("statefulset") == ["onewriter-broker", "onewriter-valkey"]
+    wait_until(lambda: "onewriter-valkey-password" in world.names("secret"))
+    wait_until(lambda: "onewriter-broker-pods" in world.names("service"))
+    brokers = world.installed("statefulset", "onewriter-broker")
+    owner = brokers["metadata"]["ownerReferences"][0]
+    assert (owner["kind"], owner["name"]) == ("ConfigMap", "onewriter-config")
+    assert "installation.incomplete" not in world.operator.log()
+
+
+def test_outside_changes_of_the_installation_are_reverted(
+    cluster: ControlPlane,
+    broker: ThreadedBroker,
+    tmp_path: Path,
+) -> None:
+    program_text = QUICK_FENCING.replace(
+        "from onewriter_operator.cli",
+        "from onewriter_operator.reconcile import installation\n"
+        "installation.EVERY_SECONDS = 1.0\n"
+        "from onewriter_operator.cli",
+    )
+    with FaultyApi(cluster, tmp_path) as proxy:
+        operator = OperatorProcess(
+            tmp_path,
+            cluster,
+            NAMESPACE,
+            {"broker-0": broker.url},
+            kubeconfig=proxy.kubeconfig,
+            configuration=configuration(cluster),
+            settings={"ONEWRITER_OPERATOR_INSTALLS": "true"},
+            program=program_text,
+        )
+        with running(operator):
+            world = Installed(cluster, NAMESPACE, broker, operator)
+            wait_until(lambda: len(world.names("statefulset")) == 2)
+            wait_until(lambda: len(world.names("poddisruptionbudget")) >= 2)
+            time.sleep(4)
+            proxy.counted()
+            time.sleep(5)
+            assert proxy.counted() == []  # nothing differs, nothing is written
+            secret = world.installed("secret", "onewriter-valkey-password")["data"]
+            replicas = world.installed("statefulset", "onewriter-broker")["spec"]["replicas"]
+            cluster.kubectl(
+                "scale", "statefulset", "onewriter-broker", "--replicas=7", namespace=NAMESPACE
+            )
+            cluster.kubectl(
+                "set", "env", "statefulset/onewriter-broker", "INTRUDER=1", namespace=NAMESPACE
+            )
+            cluster.kubectl("delete", "service", "onewriter-broker", namespace=NAMESPACE)
+
+            def is_back() -> bool:
+                spec = world.installed("statefulset", "onewriter-broker")["spec"]
+                text = json.dumps(spec)
+                is_there = "onewriter-broker" in world.names("service")
+                return spec["replicas"] == replicas and "INTRUDER" not in text and is_there
+
+            wait_until(is_back)
+            assert world.installed("secret", "onewriter-valkey-password")["data"] == secret
+            wait_until(lambda: operator.metric("onewriter_drift_repaired_total"))
+
+
+# ------------------------------------------------------------ the webhook
+
+
+@pytest.fixture
+def injecting(
+    cluster: ControlPlane, broker: ThreadedBroker, tmp_path: Path
+) -> Iterator[tuple[Installed, OperatorProcess]]:
+    """Two replicas that serve the webhook, and the API server told of the second, which waits."""
+    authority = Authority(tmp_path / "webhook-pki")
+    authority.server("webhook", ["localhost", "127.0.0.1"])
+    files = {
+        "ONEWRITER_OPERATOR_WEBHOOK_CERT_FILE": str(authority.directory / "webhook.crt"),
+        "ONEWRITER_OPERATOR_WEBHOOK_KEY_FILE": str(authority.directory / "webhook.key"),
+    }
+    namespace = f"shop-{time.time_ns()}"
+    cluster.kubectl("create", "namespace", namespace)
+    first, second = (
+        OperatorProcess(
+            tmp_path,
+            cluster,
+            namespace,
+            {"broker-0": broker.url},
+            name=f"operator-{number}",
+            configuration=configuration(cluster),
+            settings=files,
+        )
+        for number in (0, 1)
+    )
+    with running(first), running(second):
+        wait_until(lambda: first.leads)
+        wait_until(lambda: second.get("/readyz"))
+        text = subprocess.run(
+            [str(program("helm")), "template", RELEASE, str(CHART), f"-n={NAMESPACE}",
+             "--kube-version=1.36.3"],
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        documents = [each for each in yaml.safe_load_all(text) if each]
+        (hook,) = [each for each in documents if each["kind"] == "MutatingWebhookConfiguration"]
+        path = hook["webhooks"][0]["clientConfig"]["service"]["path"]
+        hook["webhooks"][0]["clientConfig"] = {
+            "url": f"https://127.0.0.1:{second.http_port + 1}{path}",
+            "caBundle": base64.b64encode(authority.certificate.read_bytes()).decode(),
+        }
+        cluster.apply(hook)
+        try:
+            yield Installed(cluster, namespace, broker, first), second
+        finally:
+            cluster.kubectl("delete", "mutatingwebhookconfigurations", "--all")
+
+
+def pod(name: str, **annotations: str) -> Json:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "labels": {"onewriter.dev/inject": "true"},
+            "annotations": {f"onewriter.dev/{key}": value for key, value in annotations.items()},
+        },
+        "spec": {"containers": [{"name": "app", "image": "app"}]},
+    }
+
+
+def test_a_replica_that_waits_injects_sidecars(
+    injecting: tuple[Installed, OperatorProcess],
+) -> None:
+    world, second = injecting
+    assert not second.leads
+
+    def is_injected() -> bool:
+        said = world.cluster.apply(
+            pod("writer", topic="orders"), namespace=world.namespace, check=False
+        )
+        return "created" in said or "unchanged" in said
+
+    wait_until(is_injected)  # the API server takes a moment to know the webhook
+    found = world.get("pod", "writer")
+    (sidecar,) = found["spec"]["initContainers"]
+    assert (sidecar["name"], sidecar["restartPolicy"]) == ("onewriter-sidecar", "Always")
+    assert found["metadata"]["labels"]["onewriter.dev/claim"] == "injected"
+
+
+def test_a_pod_that_says_no_topic_is_refused_in_words(
+    injecting: tuple[Installed, OperatorProcess],
+) -> None:
+    world, _ = injecting
+
+    def said() -> str:
+        return world.cluster.apply(pod("nobody"), namespace=world.namespace, check=False)
+
+    wait_until(lambda: "annotation onewriter.dev/topic is missing" in said(), explain=said)
+
+
+def test_with_the_webhook_down_only_labelled_pods_wait(
+    injecting: tuple[Installed, OperatorProcess],
+) -> None:
+    world, second = injecting
+    second.stop()
+    plain = pod("plain", topic="orders")
+    plain["metadata"]["labels"] = {}
+    world.apply(plain)
+
+    def said() -> str:
+        return world.cluster.apply(pod("asks", topic="a"), namespace=world.namespace, check=False)
+
+    wait_until(lambda: "inject.onewriter.dev" in said(), explain=said)
+    assert "asks" not in world.cluster.names("pod", namespace=world.namespace)
