@@ -23,6 +23,7 @@ from onewriter_operator.documents import (
     uid_of,
 )
 from onewriter_operator.metrics import Metrics
+from onewriter_operator.plan.topic import BROKER_DRIFT
 from onewriter_operator.reconcile.topics import TopicVisitor
 from onewriter_operator.store import Store
 from onewriter_operator.workqueue import WorkQueue
@@ -164,7 +165,7 @@ class Controller:
         self._metrics.drift.labels("Broker").inc()
         for document in self._store.all(TOPIC.kind):
             key = key_of(document)
-            self._topics.drifted(key, f"desired state of {broker}")
+            self._topics.drifted(key, f"{BROKER_DRIFT} {broker}")
             self._queue.add(key)
 
 

@@ -29,7 +29,6 @@ from onewriter_operator.documents import (
     CLAIM,
     CLAIM_LABEL,
     PAUSED,
-    POD,
     TOPIC,
     UNMANAGED,
     Json,
@@ -136,12 +135,8 @@ class Declarations:
         if selector is None:
             return None
         wanted = selector.get("matchLabels") or {}
-        namespace = metadata(claim)["namespace"]
-        return sorted(
-            uid_of(pod)
-            for pod in self._store.all(POD.kind)
-            if metadata(pod).get("namespace") == namespace and _matches(pod, wanted)
-        )
+        pods = self._store.pods_in(metadata(claim)["namespace"])
+        return sorted(uid_of(pod) for pod in pods if _matches(pod, wanted))
 
     def selecting(self, namespace: str) -> list[Json]:
         """The claims of a namespace that select pods."""

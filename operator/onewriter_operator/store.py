@@ -37,6 +37,7 @@ class Store:
         self._claims_of: dict[Key, set[Key]] = {}
         self._owned_by: dict[str, set[Key]] = {}
         self._pods: dict[str, Key] = {}
+        self._pods_in: dict[str, set[Key]] = {}
         self._listeners: list[Listener] = []
         self._removed: OrderedDict[str, None] = OrderedDict()
 
@@ -71,6 +72,11 @@ class Store:
         """A watched pod by its uid."""
         key = self._pods.get(uid)
         return None if key is None else self.get(key)
+
+    def pods_in(self, namespace: str) -> list[Json]:
+        """The watched pods of a namespace."""
+        keys = self._pods_in.get(namespace, ())
+        return [found for key in keys if (found := self.get(key)) is not None]
 
     # ------------------------------------------------------------ filling
 
@@ -146,6 +152,7 @@ class Store:
             topic = Key(TOPIC.kind, key.namespace, str(name))
             _mark(self._claims_of, topic, key, present=present)
         elif key.kind == POD.kind:
+            _mark(self._pods_in, key.namespace, key, present=present)
             if present:
                 self._pods[uid_of(document)] = key
             else:

@@ -485,6 +485,25 @@ def test_selected_pods_reach_the_broker_as_uids(world: World) -> None:
     wait_until(lambda: world.broker.fake.bodies[-1]["pods"] == {name: []})
 
 
+def test_many_claims_for_one_topic(world: World) -> None:
+    names = [f"claim-{number:03}" for number in range(200)]
+    spec = {"topicRef": {"name": "orders"}, "subject": {"serviceAccountName": "writer"}}
+    world.topic()
+    world.apply(
+        *(
+            {"apiVersion": API, "kind": "ProducerClaim", "metadata": {"name": name}, "spec": spec}
+            for name in names
+        )
+    )
+    waiters = [contender(name, name, place=place) for place, name in enumerate(names[1:], 1)]
+    writer = contender("w", names[0], epoch=2)
+    world.broker.serve(world.name("orders"), status(2, holders=[writer], waiters=waiters))
+    world.until("Granted", "True/Granted", "pclaim", names[0])
+    world.until("Granted", "False/Waiting", "pclaim", names[-1])
+    assert world.status()["waiting"] == 199
+    wait_until(lambda: len(world.broker.fake.claims()) == 200)
+
+
 # ------------------------------------------------------------ the operator's own life
 
 
@@ -616,6 +635,20 @@ def test_retry_after_is_honoured(
         wait_until(lambda: fault.count)
         time.sleep(3)
         assert fault.count == 1
+
+
+def test_a_slow_answer_about_one_object_holds_up_no_other(
+    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
+) -> None:
+    with faulty(api_server, namespace, broker, tmp_path) as (world, proxy):
+        wait_until(lambda: world.operator.leads)
+        slow = proxy.fail("PATCH", "/exclusivetopics/slow/status", 0, delay_seconds=20)
+        world.topic("slow")
+        wait_until(lambda: slow.count)
+        world.topic("quick")
+        world.until("Ready", "True/Ready", name="quick")
+        assert world.condition("Ready", name="slow") == ""
+        world.until("Ready", "True/Ready", name="slow")
 
 
 def test_a_watch_that_is_cut_misses_nothing(

@@ -128,6 +128,16 @@ class BrokerClient:
         """Fence the holder of this very epoch. Raises BrokerRefused 412 for another one."""
         return await self._call("POST", f"{_topic_path(name)}/fence", json={"ifEpoch": epoch})
 
+    async def partitions(self, name: str) -> int:
+        """How many partitions a topic really has; 0 for one without, and for none."""
+        try:
+            found = await self._call("GET", f"{_pulsar_path(name)}/partitions")
+        except BrokerRefused as refused:
+            if refused.status == 404:
+                return 0
+            raise
+        return int(found.get("partitions", 0))
+
     async def entries(self, name: str, partitions: int) -> int:
         """The entries that a topic's log has."""
         names = [f"{name}-partition-{n}" for n in range(partitions)] if partitions else [name]

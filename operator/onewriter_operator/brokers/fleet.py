@@ -171,13 +171,14 @@ class Fleet:
         """Fence this very epoch. Raises BrokerRefused, BrokerUnreachable."""
         await self._ask(topic, lambda client: client.fence(topic, epoch))
 
-    async def delete(self, topic: str, partitions: int, *, only_if_empty: bool) -> int:
+    async def delete(self, topic: str, *, only_if_empty: bool) -> int:
         """Delete a topic's log. 0: it is gone; else so many entries kept it.
 
         Raises BrokerRefused (412: somebody is connected), BrokerUnreachable.
         """
 
         async def erase(client: BrokerClient) -> int:
+            partitions = await client.partitions(topic)
             if only_if_empty:
                 entries = await client.entries(topic, partitions)
                 if entries:

@@ -44,7 +44,6 @@ class DeleteLog:
     """Delete the topic's log; its epochs survive. Answer: facts.deletion."""
 
     topic: str
-    partitions: int
     only_if_empty: bool
 
 

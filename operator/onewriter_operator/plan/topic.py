@@ -58,6 +58,9 @@ DELETION_RETRY_SECONDS: Final = 5.0
 FLICKER_SECONDS: Final = 1.0
 """A topic that changes hands is written about only if it takes longer than this."""
 
+BROKER_DRIFT: Final = "desired state of"
+"""How drift begins that concerns every topic: it is shown by each, and told by none."""
+
 KINDS_SHOWN: Final = frozenset({"grant", "share", "fence"})
 """Kinds of transitions that are a change of hands."""
 
@@ -99,7 +102,8 @@ def plan_topic(facts: TopicFacts) -> TopicPlan:
     is_early = settles_soon(facts.applied, facts.brokers, facts.pending_seconds)
     if facts.standing.is_passed_on and is_early:
         return TopicPlan((*actions, Visit(PATIENCE_SECONDS)), None, tuple(drift))
-    actions += [Tell("DriftRepaired", "; ".join(drift))] if drift else []
+    own = [each for each in drift if not each.startswith(BROKER_DRIFT)]
+    actions += [Tell("DriftRepaired", "; ".join(own))] if own else []
     actions += _news(facts, status)
     left = verdicts.drift_left_seconds({"status": status}, facts.now)
     actions += [] if left is None else [Visit(left)]
@@ -338,9 +342,8 @@ def _deleting(facts: TopicFacts) -> TopicPlan:
         return TopicPlan((Tell("DeletionGivenUp", note, is_warning=True), *_let_go(facts)), None)
     if is_set(facts.document, PAUSED) or answer is not None or not facts.applied.is_everywhere:
         return TopicPlan((Visit(DELETION_RETRY_SECONDS),), status)
-    spec = spec_of(facts.document)
-    only_if_empty = spec["deletionPolicy"] == "DeleteIfEmpty"
-    return TopicPlan((DeleteLog(topic, int(spec.get("partitions", 0)), only_if_empty),), status)
+    only_if_empty = spec_of(facts.document)["deletionPolicy"] == "DeleteIfEmpty"
+    return TopicPlan((DeleteLog(topic, only_if_empty),), status)
 
 
 # ------------------------------------------------------------ the leader's Service

@@ -318,9 +318,7 @@ class TopicVisitor:
 
     async def _delete(self, action: DeleteLog) -> Deletion:
         try:
-            left = await self._fleet.delete(
-                action.topic, action.partitions, only_if_empty=action.only_if_empty
-            )
+            left = await self._fleet.delete(action.topic, only_if_empty=action.only_if_empty)
         except (BrokerRefused, BrokerUnreachable) as error:
             return Deletion("Failed", str(error))
         return Deletion("NotEmpty", f"{left} entries") if left else Deletion("Deleted")

@@ -153,6 +153,7 @@ class FakeBroker:
         app.router.add_post(topic + "/fence", self._fence)
         pulsar = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
         app.router.add_get(pulsar + "/internalStats", self._stats)
+        app.router.add_get(pulsar + "/partitions", self._partitions)
         app.router.add_delete(pulsar, self._delete)
         app.router.add_delete(pulsar + "/partitions", self._delete)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
@@ -247,6 +248,9 @@ class FakeBroker:
         if name not in self.entries:
             return web.json_response({"reason": "no such topic"}, status=404)
         return web.json_response({"numberOfEntries": self.entries[name]})
+
+    async def _partitions(self, request: web.Request) -> web.Response:
+        return web.json_response({"partitions": 0, "deleted": False})
 
     async def _delete(self, request: web.Request) -> web.Response:
         name = _name(request)

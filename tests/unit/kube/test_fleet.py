@@ -324,15 +324,15 @@ async def test_a_log_is_deleted_only_if_it_is_to_be() -> None:
     broker.stored[TOPIC] = status(7, "Idle")
     async with broker.running(), World(broker).running() as world:
         await until(lambda: world.fleet.state().all_synced)
-        assert await world.fleet.delete(TOPIC, 0, only_if_empty=True) == 3
+        assert await world.fleet.delete(TOPIC, only_if_empty=True) == 3
         assert broker.deletions == []
         broker.entries[TOPIC] = 0
         broker.connected.add(TOPIC)
         with pytest.raises(BrokerRefused):
-            await world.fleet.delete(TOPIC, 0, only_if_empty=True)
+            await world.fleet.delete(TOPIC, only_if_empty=True)
         broker.connected.clear()
-        assert await world.fleet.delete(TOPIC, 0, only_if_empty=True) == 0
-        assert await world.fleet.delete(TOPIC, 0, only_if_empty=False) == 0
+        assert await world.fleet.delete(TOPIC, only_if_empty=True) == 0
+        assert await world.fleet.delete(TOPIC, only_if_empty=False) == 0
         assert broker.deletions == [(TOPIC, False), (TOPIC, True)]
 
 
