@@ -12,6 +12,7 @@ that *began* recently: a PONG to our PING, a receipt for our SEND, an answer to 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import math
 import time
@@ -145,7 +146,7 @@ class Connection(asyncio.BufferedProtocol):
                     address.host,
                     address.port,
                     ssl=context,
-                    happy_eyeballs_delay=ADDRESS_HEAD_START_SECONDS,
+                    happy_eyeballs_delay=_head_start_seconds(address.host),
                 )
                 await connection._shake_hands()
         except TimeoutError as error:
@@ -441,3 +442,12 @@ class Connection(asyncio.BufferedProtocol):
                 version = self._options.version
                 self.write(self._wire.auth_response(version, _AUTH_METHOD, token.encode()))
             return
+
+
+def _head_start_seconds(host: str) -> float | None:
+    """None for an address: there is nothing to race, and a cancelled race may leave its socket open."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return ADDRESS_HEAD_START_SECONDS
+    return None
