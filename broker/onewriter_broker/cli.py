@@ -135,7 +135,12 @@ async def _run(
             store = {"redis_url": embedded.url, "redis_is_alone": True}
         return [broker_child(one.model_copy(update=store)) for one in each]
 
-    supervisor = Supervisor(settings.data_dir, children, server=embedded)
+    supervisor = Supervisor(
+        settings.data_dir,
+        children,
+        server=embedded,
+        silent_seconds_max=settings.frozen_after_seconds,
+    )
     try:
         async with asyncio.TaskGroup() as tasks:
             greeting = tasks.create_task(_greet(each, desired))

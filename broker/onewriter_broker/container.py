@@ -29,7 +29,11 @@ def broker() -> None:
     """
     configure_logging()
     settings = settings_from_environment()
-    supervisor = Supervisor(settings.data_dir, lambda: [broker_child(settings)])
+    supervisor = Supervisor(
+        settings.data_dir,
+        lambda: [broker_child(settings)],
+        silent_seconds_max=settings.frozen_after_seconds,
+    )
     sys.exit(asyncio.run(supervisor.run()))
 
 

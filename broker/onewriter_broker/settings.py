@@ -117,6 +117,11 @@ class Settings(BaseSettings):
         ge=0,
         description="after a bucket moved: time for the holder to come back before a waiter",
     )
+    frozen_after_seconds: float = Field(
+        1.5,
+        gt=0,
+        description="a broker whose event loop stands still for so long is killed by its supervisor",
+    )
     connect_timeout_seconds: float = Field(
         10.0, gt=0, description="time for a new connection's CONNECT"
     )

@@ -74,12 +74,13 @@ class Controller:
 
     # ------------------------------------------------------------ the store
 
-    def changed(self, key: Key) -> None:
-        """An object in the store is new, different or gone."""
+    def changed(self, key: Key, is_own: bool) -> None:
+        """An object in the store is new, different or gone; see store.Listener."""
         if not self._is_complete:
             return
         if key.kind in {TOPIC.kind, CLAIM.kind}:
-            self._queue.add(key)
+            if not is_own:
+                self._queue.add(key)
             if self._is_news(key):
                 self._fleet.declare()
                 if key.kind == TOPIC.kind:

@@ -170,7 +170,8 @@ class Declarations:
 
     # ------------------------------------------------------------ inside
 
-    def _changed(self, key: Key) -> None:
+    def _changed(self, key: Key, is_own: bool) -> None:
+        del is_own
         if key.kind not in {TOPIC.kind, CLAIM.kind}:
             return
         document = self._store.get(key)

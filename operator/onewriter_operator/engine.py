@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -51,8 +52,17 @@ class Engine:
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
 
+        waiting: deque[tuple[str, Json]] = deque()
+
+        def take_in() -> None:
+            for _ in range(len(waiting)):
+                self._intake(*waiting.popleft())
+
         def deliver(kind: str, document: Json) -> None:
-            loop.call_soon_threadsafe(self._intake, kind, document)
+            waiting.append((kind, document))
+            # One call for many events: each wakes the other loop, and waits for the interpreter.
+            if len(waiting) == 1:
+                loop.call_soon_threadsafe(take_in)
 
         def work() -> None:
             try:

@@ -23,7 +23,8 @@ from onewriter_operator.documents import (
     version_number,
 )
 
-Listener = Callable[[Key], None]
+Listener = Callable[[Key, bool], None]
+"""Takes the key of what changed, and whether it was our own writing of its status."""
 
 REMOVED_MAX: Final = 10_000
 """Removed objects that are remembered, so that a late answer to a write does not bring one back."""
@@ -80,8 +81,11 @@ class Store:
 
     # ------------------------------------------------------------ filling
 
-    def put(self, document: Json) -> bool:
-        """An object as it is now; older news about the same object is ignored. Whether it counted."""
+    def put(self, document: Json, *, is_own: bool = False) -> bool:
+        """An object as it is now; older news about the same object is ignored. Whether it counted.
+
+        ``is_own``: it answers our own writing of its status.
+        """
         key = key_of(document)
         known = self.get(key)
         if uid_of(document) in self._removed:
@@ -90,7 +94,7 @@ class Store:
             mine, theirs = version_number(known), version_number(document)
             if mine is not None and theirs is not None and theirs <= mine:
                 return False
-        self._replace(key, document)
+        self._replace(key, document, is_own=is_own)
         return True
 
     def remove(self, document: Json) -> None:
@@ -133,7 +137,7 @@ class Store:
 
     # ------------------------------------------------------------ inside
 
-    def _replace(self, key: Key, document: Json | None) -> None:
+    def _replace(self, key: Key, document: Json | None, *, is_own: bool = False) -> None:
         objects = self._objects.setdefault(key.kind, {})
         known = objects.pop(key, None)
         if known is not None:
@@ -142,7 +146,7 @@ class Store:
             objects[key] = document
             self._index(key, document, present=True)
         for listener in self._listeners:
-            listener(key)
+            listener(key, is_own)
 
     def _index(self, key: Key, document: Mapping[str, Any], *, present: bool) -> None:
         for owner in metadata(document).get("ownerReferences") or ():

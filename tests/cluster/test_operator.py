@@ -513,6 +513,7 @@ def test_with_the_operator_gone_nothing_is_lost_and_nothing_said_twice(world: Wo
     world.writes(epoch=1)
     world.until("WriterActive", "True/Held")
     world.operator.kill()
+    world.broker.do(world.broker.fake.bodies.clear)
     world.writes(epoch=2)
     world.topic("later")
     world.operator.start()

@@ -33,6 +33,20 @@ class Stage:
         self.brokers = brokers
         self.directory = directory
 
+    def writer(self, client: pulsar.Client, name: str) -> pulsar.Producer:
+        """The only producer, as soon as the topic may be had: it may be kept for another's return."""
+
+        def created() -> pulsar.Producer | None:
+            try:
+                return client.create_producer(
+                    self.world.name("orders"), producer_name=name, access_mode=EXCLUSIVE
+                )
+            except (pulsar.ProducerFenced, pulsar.ProducerBusy):
+                return None
+
+        found: pulsar.Producer = wait_until(created)
+        return found
+
     def client(self) -> pulsar.Client:
         return pulsar.Client(self.brokers.service_url, operation_timeout_seconds=10)
 
@@ -61,9 +75,7 @@ def test_the_story_of_a_topic_from_manifest_to_status(stage: Stage) -> None:
     world.until("WriterActive", "False/Vacant")
     client = stage.client()
     try:
-        producer = client.create_producer(
-            world.name("orders"), producer_name="one", access_mode=EXCLUSIVE
-        )
+        producer = stage.writer(client, "one")
         producer.send(b"x")
         world.until("WriterActive", "True/Held")
         first = world.status()
@@ -72,9 +84,7 @@ def test_the_story_of_a_topic_from_manifest_to_status(stage: Stage) -> None:
         assert first["transitions"][0]["producerName"] == "one"
         producer.close()
         world.until("WriterActive", "False/Vacant")
-        again = client.create_producer(
-            world.name("orders"), producer_name="two", access_mode=EXCLUSIVE
-        )
+        again = stage.writer(client, "two")
         wait_until(lambda: world.status().get("holder", {}).get("producerName") == "two")
         second = world.status()
         assert second["epoch"] > first["epoch"]
@@ -90,7 +100,7 @@ def test_a_person_fences_by_annotation(stage: Stage) -> None:
     world.until("Ready", "True/Ready")
     client = stage.client()
     try:
-        client.create_producer(world.name("orders"), producer_name="one", access_mode=EXCLUSIVE)
+        stage.writer(client, "one")
         world.until("WriterActive", "True/Held")
         epoch = world.status()["epoch"]
         world.annotate(f"onewriter.dev/fence={epoch}")
@@ -179,9 +189,7 @@ def test_a_broker_that_dies_is_bridged(stage: Stage) -> None:
     world.until("Ready", "True/Ready")
     client = stage.client()
     try:
-        producer = client.create_producer(
-            world.name("orders"), producer_name="one", access_mode=EXCLUSIVE
-        )
+        producer = stage.writer(client, "one")
         world.until("WriterActive", "True/Held")
         epoch = world.status()["epoch"]
         stage.brokers.kill(stage.brokers.owner_of(world.name("orders")))

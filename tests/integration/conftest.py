@@ -17,6 +17,9 @@ from onewriter_broker.testing import RUNNING, LocalBrokers, running_brokers
 ROUNDS = int(os.environ.get("ONEWRITER_ROUNDS", "10"))
 """How often a campaign's round is played: about ten times in CI, hundreds of times in a soak."""
 
+os.environ.setdefault("ONEWRITER_FROZEN_AFTER_SECONDS", "30")
+# On a slow machine a broker may get no processor for a while; who tests that says what he wants.
+
 StockClients = Callable[..., Any]
 RawClients = Callable[..., RawClient]
 

@@ -45,7 +45,7 @@ def bare(request: pytest.FixtureRequest) -> Iterator[LocalBrokers]:
 
 @pytest.fixture(scope="module")
 def supervised() -> Iterator[LocalBrokers]:
-    with running_brokers(brokers=2) as brokers:
+    with running_brokers(brokers=2, settings={"frozen_after_seconds": 1.5}) as brokers:
         yield brokers
 
 

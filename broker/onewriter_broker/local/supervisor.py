@@ -33,7 +33,7 @@ BEAT_SECONDS = 0.25
 """Between two bytes of a child."""
 
 SILENT_SECONDS = 1.5
-"""A child that beat before and has not for so long is frozen."""
+"""A child that beat before and has not for so long is frozen, unless the setting says otherwise."""
 
 FIRST_BEAT_SECONDS = 60.0
 """A child that never beat for so long is frozen."""
@@ -99,7 +99,8 @@ class Heartbeat:
 class Watch:
     """Whether one child is frozen: pure, fed with beats and with each look's time (seconds)."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, silent_seconds_max: float = SILENT_SECONDS) -> None:
+        self._silent_seconds_max = silent_seconds_max
         self._looked_at = now
         self._silent_seconds = 0.0
         self._has_beaten = False
@@ -122,7 +123,8 @@ class Watch:
             self._silent_seconds = 0.0
             return False
         self._silent_seconds += gap
-        return self._silent_seconds >= (SILENT_SECONDS if self._has_beaten else FIRST_BEAT_SECONDS)
+        most = self._silent_seconds_max if self._has_beaten else FIRST_BEAT_SECONDS
+        return self._silent_seconds >= most
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +157,9 @@ class ChildFailed(ConfigurationError):
 class Supervisor:
     """Runs ``children`` and, if given, the embedded ``server`` on ``data_directory``.
 
-    ``children`` is called once the server answers (its URL is known then). ``on_event`` is told
-    what happens to whom, with the process id.
+    ``children`` is called once the server answers (its URL is known then). One that gives no sign of
+    life for ``silent_seconds_max`` is killed. ``on_event`` is told what happens to whom, with the
+    process id.
     """
 
     def __init__(
@@ -165,11 +168,13 @@ class Supervisor:
         children: Callable[[], Sequence[ChildSpec]],
         *,
         server: EmbeddedServer | None = None,
+        silent_seconds_max: float = SILENT_SECONDS,
         on_event: Callable[[str, ChildEvent, int], None] = lambda _name, _event, _pid: None,
     ) -> None:
         self._lock = DirectoryLock(data_directory, what="onewriter")
         self._children = children
         self._server = server
+        self._silent_seconds_max = silent_seconds_max
         self._on_event = on_event
         self._to_hang_up: set[str] = set()
         self._has_terminal = False
@@ -279,7 +284,7 @@ class Supervisor:
     async def _watch(self, child: ChildSpec, process: Process, reading: int) -> bool:
         """Look at a child until it has ended, and kill it when it is frozen."""
         loop = asyncio.get_running_loop()
-        watch = Watch(loop.time())
+        watch = Watch(loop.time(), self._silent_seconds_max)
         while process.returncode is None:
             try:
                 async with asyncio.timeout(LOOK_SECONDS):

@@ -64,5 +64,5 @@ async def write(kube: Kube, store: Store, kind: Kind, document: Json, status: Js
     left = strays(status, status_of(written))
     if left:
         written = await asked(kube.mend_status(kind, written, left))
-    store.put(taken_in(written))
+    store.put(taken_in(written), is_own=True)
     return True

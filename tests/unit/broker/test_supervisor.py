@@ -28,6 +28,7 @@ from onewriter_broker.local.supervisor import (
     Supervisor,
     Watch,
 )
+from onewriter_broker.settings import Settings
 from onewriter_core.errors import ConfigurationError
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -405,6 +406,14 @@ def test_silence_counts_from_the_last_beat() -> None:
     watch.beat()
     assert not looks(watch, SILENT_SECONDS, SILENT_SECONDS - 4 * LOOK_SECONDS)
     assert looks(watch, 2 * SILENT_SECONDS, 2 * SILENT_SECONDS)
+
+
+def test_how_long_a_silence_may_last_is_a_setting() -> None:
+    watch = Watch(0.0, 10.0)
+    watch.beat()
+    assert not looks(watch, 0.0, 9.5)
+    assert looks(watch, 9.5, 1.0)
+    assert Settings.model_fields["frozen_after_seconds"].default == SILENT_SECONDS
 
 
 def test_a_child_has_longer_for_its_first_beat() -> None:
