@@ -309,6 +309,10 @@ class EmbeddedServer:
             f"appendfsync {self._settings.append_sync}",
             "no-appendfsync-on-rewrite no",
             "aof-load-truncated yes",
+            # A log has no garbage but what was trimmed: rewriting it often, or compressing what
+            # clients compressed already, costs more processor time than all appends.
+            "auto-aof-rewrite-min-size 256mb",
+            "rdbcompression no",
             'save ""',
             f"maxmemory {self._settings.memory_bytes_max}",
             "maxmemory-policy noeviction",

@@ -57,6 +57,8 @@ def directives(configuration: Configuration) -> str:
         "appendfsync": options.append_sync.value,
         "no-appendfsync-on-rewrite": "no",
         "aof-load-truncated": "yes",
+        # Clients compress; doing it again in each rewrite costs more than all appends together.
+        "rdbcompression": "no",
         "save": '""',
         "maxmemory": options.memory_bytes,
         "maxmemory-policy": "noeviction",
