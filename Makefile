@@ -7,10 +7,10 @@ STAMP := $(VENV)/.installed
 DATA ?= var
 SEEDS ?= 300
 
-.PHONY: run test check model sim soak bench compare-pulsar image chart clean help
+.PHONY: run test check model sim soak bench bench-operator compare-pulsar e2e kind image chart clean help
 
 help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "onewriter needs Python 3.11 or later (set PYTHON=)"; exit 1; }
@@ -42,8 +42,17 @@ soak: $(STAMP)  ## Campaigns at full length: hundreds of failovers and kills
 bench: $(STAMP)  ## Benchmarks, side by side with Pulsar, into docs/benchmarks.md
 	$(BIN)/python -m bench.run
 
+bench-operator: $(STAMP)  ## The operator at scale, takeover through pods (root), into the same page
+	$(BIN)/python -m bench.operator_run
+
 compare-pulsar: $(STAMP)  ## The same scenarios on Pulsar and here, into docs/comparison.md
 	$(BIN)/python -m bench.compare
+
+e2e: $(STAMP)  ## The whole product on two nodes, or on KUBECONFIG's cluster (USE_EXISTING_CLUSTER=true)
+	$(BIN)/python tests/run.py e2e
+
+kind: $(STAMP)  ## A cluster of kind with the images loaded, for make e2e (needs Docker)
+	$(BIN)/python -m e2e.kind
 
 image: $(STAMP)  ## The container image as dist/onewriter-image.tar, with Docker or without
 	$(BIN)/python -m tests.cluster.images

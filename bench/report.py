@@ -1,12 +1,17 @@
 """The page that a benchmark run leaves: tables of figures, and each goal with its verdict.
 
-Knows nothing of what is measured.
+Knows nothing of what is measured. The page has two halves: ``make bench`` writes the first and
+leaves the second alone, ``make bench-operator`` the other way round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+OPERATOR_HEADING = "## The operator"
+"""Begins the second half."""
 
 _MISSING = "-"
 
@@ -59,6 +64,23 @@ def number(figure: float | None, unit: str, digits: int | None = None) -> str:
         digits = 0 if figure >= 100 else 1
     separator = "" if unit.startswith("/") else " "
     return f"{figure:,.{digits}f}{separator}{unit}"
+
+
+def verdict_word(holds: bool | None) -> str:
+    """How a goal's verdict is called."""
+    return {True: "holds", False: "**missed**", None: "not measured"}[holds]
+
+
+def halves(page: str) -> tuple[str, str]:
+    """What each of the two commands wrote; empty for one that has not run."""
+    before, heading, after = f"\n{page}".partition(f"\n{OPERATOR_HEADING}\n")
+    return before.removeprefix("\n"), f"{heading}{after}".removeprefix("\n")
+
+
+def put_first_half(path: Path, text: str) -> None:
+    """Write what `make bench` says into the page."""
+    kept = halves(path.read_text())[1] if path.exists() else ""
+    path.write_text(f"{text}\n{kept}" if kept else text)
 
 
 class Page:
@@ -125,8 +147,9 @@ class Page:
         """The whole page, goals first."""
         self._end_table()
         goals = ["", "## Goals", "", "| goal | this run | |", "|---|---|---|"]
-        words = {True: "holds", False: "**missed**", None: "not measured"}
-        goals += [f"| {text} | {seen} | {words[holds]} |" for text, holds, seen in self._goals]
+        goals += [
+            f"| {text} | {seen} | {verdict_word(holds)} |" for text, holds, seen in self._goals
+        ]
         return "\n".join([*self._head, *goals, *self._body]) + "\n"
 
     def _end_table(self) -> None:

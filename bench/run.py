@@ -23,7 +23,7 @@ from bench.idle_topics import TOPICS_DEFAULT, measure_idle_topics
 from bench.machine import LabUnavailable, describe_machine, process_usage
 from bench.onewriter_lab import Onewriter
 from bench.pulsar_lab import PULSAR_VERSION, PulsarStandalone
-from bench.report import Page, Ratio, Value
+from bench.report import Page, Ratio, Value, put_first_half
 from bench.restart import measure_restart
 
 PARTS = ("publish", "read", "takeover", "memory", "topics")
@@ -45,6 +45,7 @@ class Side:
 
     name: str
     service_url: str
+    admin_url: str
     pids: tuple[int, ...]
 
 
@@ -121,6 +122,7 @@ def publish(samples: Samples, sides: list[Side], options: Options, *, with_go: b
                 samples.add("go unbatched", side.name, figures.rate)
                 figures = go_perf.produce(url, scenarios.new_topic("go-batched"), windows=1)
                 samples.add("go batched", side.name, figures.rate)
+            scenarios.delete_topics(side.admin_url)
 
 
 def read(samples: Samples, sides: list[Side], options: Options) -> None:
@@ -130,6 +132,7 @@ def read(samples: Samples, sides: list[Side], options: Options) -> None:
             say(f"read {repetition + 1}/{options.repetitions}: {side.name}")
             rate = scenarios.raw_catch_up(side.service_url, messages=CATCH_UP_MESSAGES)
             samples.add("catch-up", side.name, rate.per_second)
+            scenarios.delete_topics(side.admin_url)
 
 
 def takeovers(samples: Samples, sides: list[Side], options: Options) -> None:
@@ -281,7 +284,7 @@ def start_sides(
     """Start the servers: those for everything, and those for publishing. Notes what they weigh."""
     ours = stack.enter_context(Onewriter())
     pids = (ours.pid_of("broker"), ours.pid_of("store"))
-    sides = [Side(OURS, ours.service_url, pids)]
+    sides = [Side(OURS, ours.service_url, ours.admin_url, pids)]
     resident = process_usage(pids).resident_bytes / 1e6
     samples.add("idle", OURS, resident)
     samples.add("supervisor", OURS, process_usage([ours.pid]).resident_bytes / 1e6 - resident)
@@ -289,7 +292,7 @@ def start_sides(
     if "publish" in options.parts:
         everysec = stack.enter_context(Onewriter(fsync="everysec"))
         pids = (everysec.pid_of("broker"), everysec.pid_of("store"))
-        publishing.append(Side(OURS_EVERYSEC, everysec.service_url, pids))
+        publishing.append(Side(OURS_EVERYSEC, everysec.service_url, everysec.admin_url, pids))
     try:
         pulsar = stack.enter_context(PulsarStandalone())
     except LabUnavailable as missing:
@@ -297,7 +300,7 @@ def start_sides(
         page.skipped(f"Pulsar's column: {missing}")
     else:
         samples.add("idle", THEIRS, pulsar.usage().resident_bytes / 1e6)
-        theirs = Side(THEIRS, pulsar.service_url, (pulsar.pid,))
+        theirs = Side(THEIRS, pulsar.service_url, pulsar.admin_url, (pulsar.pid,))
         sides.append(theirs)
         publishing.append(theirs)
     return sides, publishing
@@ -311,6 +314,7 @@ def compare(samples: Samples, options: Options, page: Page) -> None:
             for side in publishing:
                 say(f"warming up: {side.name}")
                 scenarios.warm_up(side.service_url, messages=WARM_UP_MESSAGES)
+                scenarios.delete_topics(side.admin_url)
         if "publish" in options.parts:
             with_go = has_go()
             if not with_go:
@@ -351,7 +355,7 @@ def run(options: Options, output: Path, command: str) -> None:
             Value(idle.broker_bytes_per_topic / 1000, "KB", at_most=8),
         )
     page.disturbed(LOADS, machine.cores)
-    output.write_text(page.text())
+    put_first_half(output, page.text())
     say(page.text())
 
 

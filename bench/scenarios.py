@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import statistics
 import threading
 import time
+import urllib.parse
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,10 +29,15 @@ from bench.machine import ProcessUsage, describe_machine, process_usage
 
 Figures = TypeVar("Figures")
 
+NAMESPACE = "public/default"
 MESSAGE_BYTES = 1024
 CLIENT_TIMEOUT_SECONDS = 60
 FRAMES_IN_MEMORY_MAX = 50_000
 """Messages that a raw publisher builds before it sends the first; 55 MB."""
+
+
+_LOOPBACK = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+# A proxy from the environment is no way to a server on this machine.
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +80,20 @@ class Rate:
 
 def new_topic(label: str) -> str:
     """A topic name nobody used before, in the namespace both brokers have."""
-    return f"persistent://public/default/bench-{label}-{uuid.uuid4().hex[:8]}"
+    return f"persistent://{NAMESPACE}/bench-{label}-{uuid.uuid4().hex[:8]}"
+
+
+def delete_topics(admin_url: str) -> None:
+    """Delete all that was measured so far: several servers share this machine's memory and disk."""
+    base = f"{admin_url}/admin/v2/persistent"
+    with _LOOPBACK.open(f"{base}/{NAMESPACE}", timeout=CLIENT_TIMEOUT_SECONDS) as response:
+        topics = json.load(response)
+    for topic in topics:
+        name = urllib.parse.quote(topic.rpartition("/")[2])
+        request = urllib.request.Request(  # noqa: S310 - the URL of a server that we started
+            f"{base}/{NAMESPACE}/{name}?force=true", method="DELETE"
+        )
+        _LOOPBACK.open(request, timeout=CLIENT_TIMEOUT_SECONDS).close()
 
 
 @contextlib.contextmanager

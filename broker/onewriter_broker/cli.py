@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 import click
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from onewriter_broker.authentication import authenticator
+from onewriter_broker.authenticators import authenticator
 from onewriter_broker.desired import read_manifests
 from onewriter_broker.local.brokers import broker_child
-from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
+from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings, half_of_memory
 from onewriter_broker.local.supervisor import ChildSpec, Supervisor
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.settings import Settings
@@ -26,7 +27,28 @@ BROKERS_MAX = 16
 START_SECONDS = 60.0
 """How long ``up`` waits for its brokers before it stops telling when they are there."""
 
+STORE_MEMORY_BYTES_MIN = 16 * 1024 * 1024
+"""The server alone takes a few of them."""
+
 POLL_SECONDS = 0.1
+
+
+def _memory_size(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> int | None:
+    """Bytes with or without a unit: ``536870912``, ``512MiB``, ``4GB``."""
+    if value is None:
+        return None
+    try:
+        size = TypeAdapter(ByteSize).validate_python(value)
+    except ValidationError:
+        message = f"{value!r} is no size; write it as 512MiB or 4GiB"
+        raise click.BadParameter(message, context, parameter) from None
+    if size < STORE_MEMORY_BYTES_MIN:
+        least = ByteSize(STORE_MEMORY_BYTES_MIN).human_readable()
+        message = f"{value!r} is too little; a store needs {least}"
+        raise click.BadParameter(message, context, parameter)
+    return int(size)
 
 
 @click.command()
@@ -64,6 +86,13 @@ POLL_SECONDS = 0.1
     help="When the embedded server syncs its log to disk; everysec needs --minimum-durability None.",
 )
 @click.option(
+    "--store-memory",
+    metavar="SIZE",
+    callback=_memory_size,
+    help="Memory of the embedded server, as 512MiB or 4GiB; near it, producers are held back."
+    "  [default: half of this machine's]",
+)
+@click.option(
     "-f",
     "--manifests",
     multiple=True,
@@ -93,7 +122,12 @@ POLL_SECONDS = 0.1
     help="Refuse a store weaker than this: None, Local, Replicated, AllReplicas.",
 )
 def up(
-    brokers: int, server: str, fsync: str, manifests: tuple[Path, ...], **options: object
+    brokers: int,
+    server: str,
+    fsync: str,
+    store_memory: int | None,
+    manifests: tuple[Path, ...],
+    **options: object,
 ) -> None:
     """Start brokers on this machine, with an embedded Valkey unless a store is named.
 
@@ -105,17 +139,21 @@ def up(
     settings = Settings(manifests=manifests, **given)  # type: ignore[arg-type]  # pydantic judges
     desired = read_manifests(settings.manifests)
     authenticator(settings)  # wrong keys are found here, before anything is started
-    sys.exit(asyncio.run(_run(settings, desired, brokers, server, fsync)))
+    store = None
+    if not settings.redis_url and not settings.redis_sentinels:
+        store = EmbeddedSettings(
+            settings.data_dir / "valkey",
+            program=server,
+            append_sync=fsync,
+            memory_bytes_max=store_memory or half_of_memory(),
+        )
+    sys.exit(asyncio.run(_run(settings, desired, brokers, store)))
 
 
 async def _run(
-    settings: Settings, desired: DesiredState, brokers: int, program: str, fsync: str
+    settings: Settings, desired: DesiredState, brokers: int, store: EmbeddedSettings | None
 ) -> int:
-    embedded = None
-    if not settings.redis_url and not settings.redis_sentinels:
-        embedded = EmbeddedServer(
-            EmbeddedSettings(settings.data_dir / "valkey", program=program, append_sync=fsync)
-        )
+    embedded = EmbeddedServer(store) if store else None
     each = [
         settings.model_copy(
             update={
@@ -130,10 +168,10 @@ async def _run(
     ]
 
     def children() -> list[ChildSpec]:
-        store: dict[str, object] = {}
+        address: dict[str, object] = {}
         if embedded is not None:
-            store = {"redis_url": embedded.url, "redis_is_alone": True}
-        return [broker_child(one.model_copy(update=store)) for one in each]
+            address = {"redis_url": embedded.url, "redis_is_alone": True}
+        return [broker_child(one.model_copy(update=address)) for one in each]
 
     supervisor = Supervisor(
         settings.data_dir,

@@ -27,8 +27,8 @@ from onewriter_broker.authentication import (
     AnonymousAuthenticator,
     Authenticator,
     EitherAuthenticator,
-    authenticator,
 )
+from onewriter_broker.authenticators import authenticator
 from onewriter_broker.desired import read_initial
 from onewriter_broker.kubernetes_api import ApiServer, KubernetesApi, in_cluster
 from onewriter_broker.local.supervisor import REFUSED_CODE, Heartbeat

@@ -12,6 +12,7 @@ _COLUMNS: Final = 24
 _HEIGHT: Final = 8
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 _WHERE: Final = 'namespace="$namespace", container="broker"'
+_OPERATOR: Final = 'namespace="$namespace", container="operator"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,70 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
             Panel("Connections", ((_sum("connections", "pod"), "{{pod}}"),)),
             Panel("Producers", ((_sum("producers", "pod"), "{{pod}}"),)),
             Panel("Buckets", ((_sum("buckets_owned", "pod"), "{{pod}}"),)),
+        ),
+    ),
+    (
+        "The operator",
+        (
+            Panel(
+                "Leading",
+                ((f"sum(onewriter_leader{{{_OPERATOR}}})", "leading"),),
+                kind="stat",
+                columns=4,
+                text="One, or nobody looks after topics just now; writing goes on.",
+            ),
+            Panel(
+                "Topics not ready",
+                (
+                    (
+                        (
+                            f'count(onewriter_topic_condition{{{_OPERATOR}, condition="Ready"}} < 1)'
+                            " or vector(0)"
+                        ),
+                        "not ready",
+                    ),
+                ),
+                kind="stat",
+                columns=4,
+            ),
+            Panel(
+                "In line",
+                ((f"max(onewriter_workqueue_depth{{{_OPERATOR}}})", "objects"),),
+                kind="stat",
+                columns=4,
+            ),
+            Panel(
+                "Claims",
+                ((f"sum by (state) (onewriter_claims{{{_OPERATOR}}})", "{{state}}"),),
+                columns=12,
+            ),
+            Panel(
+                "Pods of fenced writers",
+                (
+                    (
+                        (
+                            "sum by (outcome) (rate(onewriter_fenced_pods_total"
+                            f"{{{_OPERATOR}}}[$__rate_interval]))"
+                        ),
+                        "{{outcome}}",
+                    ),
+                ),
+                columns=12,
+            ),
+            Panel(
+                "Visits, p99",
+                (
+                    (
+                        (
+                            "histogram_quantile(0.99, sum by (le, kind) (rate("
+                            f"onewriter_reconcile_seconds_bucket{{{_OPERATOR}}}[$__rate_interval])))"
+                        ),
+                        "{{kind}}",
+                    ),
+                ),
+                unit="s",
+                columns=12,
+            ),
         ),
     ),
 )

@@ -148,16 +148,21 @@ def onewriter() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run one verb and exit; without ``arguments`` those of the process count.
+    """Run one verb and exit; without ``arguments`` those of the process count."""
+    run(onewriter, "onewriter", arguments)
+
+
+def run(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command under the name that people call it by, and exit.
 
     An OnewriterError ends in one line on the error stream (a ConfigurationError in one per mistake)
     and its exit code; anything else that is raised is a defect and shows its traceback.
     """
     try:
-        onewriter.main(args=None if arguments is None else list(arguments), prog_name="onewriter")
+        command.main(args=None if arguments is None else list(arguments), prog_name=name)
     except OnewriterError as error:
         for line in str(error).splitlines() or [type(error).__name__]:
-            click.echo(f"onewriter: {line}", err=True)
+            click.echo(f"{name}: {line}", err=True)
         sys.exit(_exit_code(error))
 
 

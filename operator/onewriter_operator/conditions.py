@@ -21,11 +21,12 @@ Status = Literal["True", "False", "Unknown"]
 
 _CANNOT: Final = frozenset({"Invalid", "Unsupported", "RefusedByBroker"})
 _BROKERS: Final = frozenset({"BrokersUnreachable"})
+_SERVICE: Final = frozenset({"ServiceTaken", "ServiceRefused"})
 
 TOPIC_REASONS: Final[Mapping[str, frozenset[str]]] = {
     "Ready": frozenset(
-        {"Ready", "ResourceConflict", "ServiceTaken", "Pending", "Paused", "Unmanaged", "Deleting"}
-        | {"BucketWaiting"}
+        {"Ready", "ResourceConflict", "Pending", "Paused", "Unmanaged", "Deleting", "BucketWaiting"}
+        | _SERVICE
         | _CANNOT
         | _BROKERS
     ),
@@ -38,15 +39,15 @@ TOPIC_REASONS: Final[Mapping[str, frozenset[str]]] = {
         {"Held", "Shared", "Vacant", "TakingOver", "NotServed", "Unmanaged"} | _BROKERS
     ),
     "PolicyApplied": frozenset(
-        {"Applied", "Adopted", "Pending", "Paused", "Unmanaged", "Deleting", "ServiceTaken"}
-        | {"ResourceConflict"}
+        {"Applied", "Adopted", "Pending", "Paused", "Unmanaged", "Deleting", "ResourceConflict"}
+        | _SERVICE
         | _CANNOT
         | _BROKERS
     ),
     "Conflict": frozenset({"ResourceConflict", "NoConflict"}),
     "Drifted": frozenset({"Repaired", "NoDrift"}),
     "Reconciling": frozenset({"Progressing", "Settled"}),
-    "Stalled": frozenset({"ResourceConflict", "ServiceTaken", "Settled"} | _CANNOT),
+    "Stalled": frozenset({"ResourceConflict", "Settled"} | _SERVICE | _CANNOT),
 }
 """The conditions of an ExclusiveTopic, in the order in which they are written, and their reasons."""
 

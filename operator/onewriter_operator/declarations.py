@@ -8,7 +8,8 @@ asks for it many times.
 * What the models refuse, or this version cannot do, is never passed on: one wrong object must not
   keep all others from the brokers.
 * A topic that is being deleted together with its log is passed on closed: nobody new is let in.
-* A paused or unmanaged object is passed on as it was before, and so is one whose new spec is wrong.
+* A paused or unmanaged object is passed on as it was before, and so is one whose new spec is wrong,
+  with its claims; after a start, which forgets what was before, without what cannot be done.
 * A new topic is passed on only once it is known whether the brokers had it before (``admit``).
 """
 
@@ -17,12 +18,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from onewriter_core.api import ExclusiveTopic, ProducerClaim, unsupported
+from onewriter_core.api import ExclusiveTopic, ProducerClaim, unsupported, without_unsupported
 from onewriter_core.api.violations import in_words
 from onewriter_core.ids import InvalidTopicName
 from onewriter_operator.documents import (
@@ -98,11 +99,6 @@ class Declarations:
         if key.kind == TOPIC.kind:
             return self._topic_standing(key, document)
         return self._claim_standing(document)
-
-    def rivals(self, key: Key) -> list[Key]:
-        """The other objects for the same topic."""
-        topic = self._topic_of.get(key, "")
-        return sorted(self._by_topic.get(topic, set()) - {key})
 
     def keys_of(self, topic: str) -> list[Key]:
         """The ExclusiveTopics for a Pulsar topic."""
@@ -195,10 +191,22 @@ class Declarations:
         if document is None:
             self._pieces.pop(key, None)
             self._forget_gone()
+        else:
+            self._hold(document)
+
+    def _hold(self, document: Json) -> None:
+        """Remember what is passed on of an object while what it says later is not."""
+        uid, read = uid_of(document), self._look(document)
+        if read.is_unsupported and status_of(document).get("epoch") is not None:
+            # It was served before this process began, by a spec that nobody knows any more.
+            possible = without_unsupported(spec_of(document))
+            self._held.setdefault(uid, document | {"spec": possible})
+        elif read.problem:
+            return
         elif _is_paused(document):
-            self._held.setdefault(uid_of(document), document)
-        elif not self._look(document).problem:
-            self._held[uid_of(document)] = document
+            self._held.setdefault(uid, document)
+        else:
+            self._held[uid] = document
 
     def _forget_gone(self) -> None:
         """What is remembered by uid goes with the objects, now and then."""
@@ -219,7 +227,10 @@ class Declarations:
         uid, generation = uid_of(document), generation_of(document)
         known = self._read.get(uid)
         if known is None or known.generation != generation:
-            known = self._read[uid] = _parsed(document, generation)
+            former = "" if known is None else known.topic
+            known = _parsed(document, generation)
+            # A topic's name never changes, whatever else is wrong.
+            known = self._read[uid] = replace(known, topic=known.topic or former)
         return known
 
     def _topic_standing(self, key: Key, document: Json) -> Standing:
@@ -230,8 +241,9 @@ class Declarations:
 
     def _judged(self, key: Key, document: Json) -> Standing:
         read = self._look(document)
-        if read.problem:
-            word: Word = "Unsupported" if read.is_unsupported else "Invalid"
+        is_kept = bool(read.problem and read.topic) and uid_of(document) in self._held
+        word: Word = "Unsupported" if read.is_unsupported else "Invalid"
+        if read.problem and not is_kept:
             return Standing(word, read.problem, read.topic)
         rivals = [self._store.get(each) for each in self._by_topic.get(read.topic, ())]
         oldest = min((each for each in rivals if each is not None), key=_age, default=document)
@@ -241,11 +253,15 @@ class Declarations:
             return Standing("ResourceConflict", message, read.topic, rival)
         if is_going(document) and spec_of(document).get("deletionPolicy", "Retain") != "Retain":
             return Standing("Closing", "it is being deleted together with its log", read.topic)
+        if is_kept:
+            message = f"{read.problem}; brokers go on with what they have of it"
+            return Standing(word, message, read.topic, is_kept=True)
         return Standing("Accepted", "", read.topic)
 
     def _claim_standing(self, document: Json) -> Standing:
         read = self._look(document)
-        if read.problem:
+        is_kept = uid_of(document) in self._held
+        if read.problem and not is_kept:
             return Standing("Invalid", read.problem)
         key = Key(TOPIC.kind, metadata(document)["namespace"], topic_of(document))
         topic = self._store.get(key)
@@ -253,15 +269,16 @@ class Declarations:
             message = f"there is no ExclusiveTopic {key.name} in namespace {key.namespace}"
             return Standing("TopicMissing", message)
         found = self._topic_standing(key, topic)
-        if found.word == "Accepted":
+        is_served = found.is_kept or found.word == "Accepted"
+        if is_served and read.problem:
+            return Standing("Invalid", read.problem, found.topic, is_kept=True)
+        if is_served:
             return Standing("Accepted", "", found.topic)
         message = f"ExclusiveTopic {key.name}: {found.message}"
         return Standing("NotServed", message, found.topic)
 
     def _is_passed_on(self, key: Key, document: Json) -> bool:
-        standing = self.standing(key)
-        is_kept = standing.word in {"Invalid", "Unsupported"} and uid_of(document) in self._held
-        if not standing.is_passed_on and not is_kept:
+        if not self.standing(key).is_passed_on:
             return False
         return key.kind != TOPIC.kind or self.is_admitted(document)
 

@@ -30,6 +30,7 @@ PAUSED: Final = "onewriter.dev/paused"
 UNMANAGED: Final = "onewriter.dev/unmanaged"
 RECONCILE_AT: Final = "onewriter.dev/reconcile-at"
 FENCE: Final = "onewriter.dev/fence"
+HANDOVER: Final = "onewriter.dev/handover"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,11 @@ def key_of(document: Mapping[str, Any]) -> Key:
     """The key of an object."""
     metadata = document["metadata"]
     return Key(document["kind"], metadata.get("namespace", ""), metadata["name"])
+
+
+def named(key: Key) -> str:
+    """What tells an object from the others of its namespace: ``kind/name``."""
+    return f"{key.kind}/{key.name}"
 
 
 def metadata(document: Mapping[str, Any]) -> Mapping[str, Any]:

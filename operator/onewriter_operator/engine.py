@@ -22,6 +22,15 @@ from onewriter_operator.documents import Json
 STOP_SECONDS: Final = 5.0
 """kopf may take so long to end; it holds nothing that would be lost."""
 
+WAITING_MAX: Final = 10_000
+"""Events that wait to be taken in; beyond that kopf waits, and the API server with it."""
+
+FULL_SECONDS: Final = 0.05
+"""Then it looks again after so long."""
+
+TURN_MAX: Final = 500
+"""Events that are taken in at a time, before others have their turn."""
+
 Intake = Callable[[str, Json], None]
 """Takes the type of a watch event and the object, in the loop that owns the store."""
 
@@ -30,6 +39,42 @@ log = structlog.get_logger(__name__)
 
 class EngineFailed(Exception):
     """kopf ended by itself: nothing is watched any more, so the process must not go on."""
+
+
+class Handover:
+    """Carries events from kopf's thread into another loop: in order, bounded, none left behind.
+
+    Only one thread may deliver. Whoever finds the line empty wakes the taker, and the taker does not
+    rest before it has found it empty: so the line is never left with events and nobody to come.
+    """
+
+    def __init__(self, intake: Intake, loop: asyncio.AbstractEventLoop) -> None:
+        self._intake = intake
+        self._loop = loop
+        self._waiting: deque[tuple[str, Json]] = deque()
+
+    async def deliver(self, kind: str, document: Json) -> None:
+        """Hand one event over; called in the delivering thread's loop."""
+        while len(self._waiting) >= WAITING_MAX:  # noqa: ASYNC110 - another thread makes room
+            await asyncio.sleep(FULL_SECONDS)
+        self._waiting.append((kind, document))
+        # One call for many events: each wakes the other loop, and waits for the interpreter.
+        if len(self._waiting) == 1:
+            self._loop.call_soon_threadsafe(self.take_in)
+
+    def take_in(self) -> None:
+        """Take in what waits; called in the receiving loop."""
+        for _ in range(TURN_MAX):
+            try:
+                event = self._waiting.popleft()
+            except IndexError:
+                return
+            try:
+                self._intake(*event)
+            except Exception:
+                # A defect that one object brings to light must not keep all others from coming in.
+                log.exception("event.not_taken_in", type=event[0])
+        self._loop.call_soon(self.take_in)
 
 
 class Engine:
@@ -52,21 +97,11 @@ class Engine:
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
 
-        waiting: deque[tuple[str, Json]] = deque()
-
-        def take_in() -> None:
-            for _ in range(len(waiting)):
-                self._intake(*waiting.popleft())
-
-        def deliver(kind: str, document: Json) -> None:
-            waiting.append((kind, document))
-            # One call for many events: each wakes the other loop, and waits for the interpreter.
-            if len(waiting) == 1:
-                loop.call_soon_threadsafe(take_in)
+        handover = Handover(self._intake, loop)
 
         def work() -> None:
             try:
-                asyncio.run(self._watch(deliver))
+                asyncio.run(self._watch(handover.deliver))
             except BaseException as error:  # noqa: BLE001 - handed over to who waits for this thread
                 self._error = error
             loop.call_soon_threadsafe(ended.set)

@@ -7,7 +7,7 @@ timers: those keep state on the objects and write to the API server for every on
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -28,7 +28,7 @@ from onewriter_operator.documents import (
     Kind,
 )
 
-Deliver = Callable[[str, Json], None]
+Deliver = Callable[[str, Json], Awaitable[None]]
 """Takes the type of a watch event (None: from a listing) and the object."""
 
 
@@ -84,7 +84,7 @@ def registry(deliver: Deliver, configuration: client.Configuration | None) -> ko
     found = kopf.OperatorRegistry()
 
     async def event(event: Mapping[str, Any], **_: Any) -> None:
-        deliver(str(event["type"]), dict(event["object"]))
+        await deliver(str(event["type"]), dict(event["object"]))
 
     for watched in WATCHED:
         kind = watched.kind

@@ -49,8 +49,6 @@ class OperatorSettings(BaseSettings):
     )
     webhook_key_file: Path | None = Field(None, description="the key to it")
 
-    stop_seconds: float = Field(10.0, gt=0, description="time for a clean stop")
-
     def brokers(self) -> dict[str, str]:
         """Name to URL of the brokers that are given by hand."""
         pairs = (each.partition("=") for each in self.broker_urls.split(",") if each.strip())

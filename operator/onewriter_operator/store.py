@@ -40,7 +40,7 @@ class Store:
         self._pods: dict[str, Key] = {}
         self._pods_in: dict[str, set[Key]] = {}
         self._listeners: list[Listener] = []
-        self._removed: OrderedDict[str, None] = OrderedDict()
+        self._removed: OrderedDict[str, int | None] = OrderedDict()
 
     def listen(self, listener: Listener) -> None:
         """Have it told of every change, after the change."""
@@ -88,7 +88,7 @@ class Store:
         """
         key = key_of(document)
         known = self.get(key)
-        if uid_of(document) in self._removed:
+        if not self._is_back(document):
             return False
         if known is not None and uid_of(known) == uid_of(document):
             mine, theirs = version_number(known), version_number(document)
@@ -98,14 +98,25 @@ class Store:
         return True
 
     def remove(self, document: Json) -> None:
-        """An object is gone; a later one of the same name stays."""
+        """An object is gone, or out of what is watched; a later one of the same name stays."""
         key = key_of(document)
-        self._removed[uid_of(document)] = None
+        self._removed[uid_of(document)] = version_number(document)
         while len(self._removed) > REMOVED_MAX:
             self._removed.popitem(last=False)
         known = self.get(key)
         if known is not None and uid_of(known) == uid_of(document):
             self._replace(key, None)
+
+    def _is_back(self, document: Json) -> bool:
+        """Whether an object may be there: it never went, or got its watched label again since."""
+        uid = uid_of(document)
+        if uid not in self._removed:
+            return True
+        then, now = self._removed[uid], version_number(document)
+        if then is None or now is None or now <= then:
+            return False
+        del self._removed[uid]
+        return True
 
     def sweep(self, listed: Iterable[Json], since: Mapping[Key, str]) -> list[Key]:
         """Put right what the watch missed, by a full listing; the keys of what it had missed.

@@ -18,6 +18,9 @@ from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.store import Store
 
+FIRST_SECONDS: Final = 10.0
+"""The first sweep: it finds what went between the first listing and the beginning of the watches."""
+
 RETRY_SECONDS: Final = 2.0
 """Until the API server answers, and knows our kinds."""
 
@@ -63,9 +66,11 @@ class Sweeper:
 
     async def run(self) -> None:
         """Sweep for ever."""
+        pause = min(FIRST_SECONDS, self._every_seconds)
         while True:
             spread = random.uniform(0.8, 1.2)  # noqa: S311 - spreads load, guards nothing
-            await asyncio.sleep(self._every_seconds * spread)
+            await asyncio.sleep(pause * spread)
+            pause = self._every_seconds
             for watched in WATCHED:
                 try:
                     missed = await self._sweep(watched)

@@ -6,7 +6,8 @@ The rules, all bounded:
 * a visit that raises is repeated after an exponential, jittered delay, or as ``RetryLater`` says;
 * a visit may ask to be repeated after a while; without that every key is visited again at the
   jittered resync interval, so that nothing depends on having heard of every event;
-* two visits of one key are at least ``spacing_seconds`` apart, so that what flaps costs little.
+* two visits of one key are at least ``spacing_seconds`` apart, so that what flaps costs little, and
+  as far as a firm ``RetryLater`` says, even if the key changes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ BACKOFF_SECONDS_MIN: Final = 0.2
 BACKOFF_SECONDS_MAX: Final = 120.0
 BACKOFF_DOUBLINGS_MAX: Final = 16
 
+LATER_SECONDS_MAX: Final = 300.0
+"""However long a visit wants to wait for its repetition, it is not longer than this."""
+
 RESOLUTION_SECONDS: Final = 0.001
 """What is due so soon is due now."""
 
@@ -40,11 +44,17 @@ log = structlog.get_logger(__name__)
 
 
 class RetryLater(Exception):
-    """The visit could not be completed; ``after_seconds`` overrides the queue's own delay."""
+    """The visit could not be completed; ``after_seconds`` overrides the queue's own delay.
 
-    def __init__(self, reason: str, after_seconds: float | None = None) -> None:
+    ``is_firm``: whoever was asked wants to be left alone for so long, whatever happens meanwhile.
+    """
+
+    def __init__(
+        self, reason: str, after_seconds: float | None = None, *, is_firm: bool = False
+    ) -> None:
         super().__init__(reason)
         self.after_seconds = after_seconds
+        self.is_firm = is_firm
 
 
 Visit = Callable[[Key], Awaitable[float | None]]
@@ -61,14 +71,17 @@ class Observer(Protocol):
 
 @dataclass(slots=True)
 class _Entry:
-    """What is known of one key. ``due``: when it is visited next, None while it is in line."""
+    """What is known of one key.
+
+    ``due``: when it is visited next, None while it is in line. ``free_at``: not before then.
+    """
 
     due: float | None = None
     is_in_line: bool = False
     is_visited: bool = False
     is_dirty: bool = False
     failures: int = 0
-    left_at: float = field(default=-1e9)
+    free_at: float = field(default=-1e9)
 
 
 class WorkQueue:
@@ -133,7 +146,7 @@ class WorkQueue:
                 return
             entry = self._entries[key] = _Entry()
         now = self._now()
-        due = max(now + seconds, entry.left_at + self._spacing)
+        due = max(now + seconds, entry.free_at)
         if entry.is_in_line:
             return
         if entry.is_visited and seconds <= 0:
@@ -195,7 +208,7 @@ class WorkQueue:
                 after = await self._visited(key, entry)
             finally:
                 entry.is_visited = False
-                entry.left_at = self._now()
+                entry.free_at = max(entry.free_at, self._now() + self._spacing)
             self._settle(key, entry, after)
 
     def _settle(self, key: Key, entry: _Entry, after: float | None) -> None:
@@ -217,11 +230,12 @@ class WorkQueue:
             result = "later"
             log.info("visit.later", key=str(key), kind=key.kind, reason=str(later))
             entry.failures = min(entry.failures + 1, BACKOFF_DOUBLINGS_MAX)
-            return (
-                self._backoff(entry.failures)
-                if later.after_seconds is None
-                else later.after_seconds
-            )
+            if later.after_seconds is None:
+                return self._backoff(entry.failures)
+            seconds = min(later.after_seconds, LATER_SECONDS_MAX)
+            if later.is_firm:
+                entry.free_at = self._now() + seconds
+            return seconds
         except Exception:
             # A defect in one visit must not stop the others; it is shown, counted and repeated.
             result = "error"

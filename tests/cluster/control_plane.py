@@ -49,11 +49,15 @@ class Cluster:
         """The command that goes to where the API server can be reached; nothing: from here."""
         return []
 
+    def tool(self, name: str) -> Path:
+        """kubectl or helm, of the cluster's own version."""
+        return program(name)
+
     def kubectl(
         self, *arguments: str, stdin: str = "", check: bool = True, namespace: str = ""
     ) -> subprocess.CompletedProcess[str]:
         """Run kubectl as the administrator. Raises ClusterError when it fails."""
-        command = [*self.enter(), str(program("kubectl")), f"--kubeconfig={self.kubeconfig}"]
+        command = [*self.enter(), str(self.tool("kubectl")), f"--kubeconfig={self.kubeconfig}"]
         if namespace:
             command.append(f"--namespace={namespace}")
         done = subprocess.run(

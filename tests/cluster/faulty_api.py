@@ -11,6 +11,7 @@ import contextlib
 import re
 import ssl
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +22,22 @@ import yaml
 from aiohttp import web
 from tests.cluster.control_plane import ControlPlane
 
+QUIET_SECONDS_MAX = 60.0
+
 
 @dataclass
 class Fault:
-    """Answer requests that match with this status, ``times`` of them."""
+    """Answer requests that match with this status, ``times`` of them; 0: as the server does.
+
+    While ``is_held`` they wait for their answer.
+    """
 
     method: str
     path: str
     status: int
     times: int
     headers: dict[str, str]
-    delay_seconds: float = 0.0
+    is_held: bool = False
     count: int = 0
 
 
@@ -88,10 +94,10 @@ class FaultyApi:
         *,
         times: int = 1,
         headers: dict[str, str] | None = None,
-        delay_seconds: float = 0.0,
+        is_held: bool = False,
     ) -> Fault:
         """Answer the next requests like that; ``path`` is a regular expression."""
-        fault = Fault(method, path, status, times, headers or {}, delay_seconds)
+        fault = Fault(method, path, status, times, headers or {}, is_held)
         self._do(lambda: self.faults.append(fault))
         return fault
 
@@ -101,9 +107,23 @@ class FaultyApi:
 
     def counted(self, ignoring: str = "/leases") -> list[tuple[str, str, int]]:
         """The writes since the last time, less some."""
-        found = [each for each in self.writes if ignoring not in each[1]]
+        found = self._written(ignoring)
         self.writes.clear()
         return found
+
+    def until_quiet(self, seconds: float = 1.5, ignoring: str = "/leases") -> None:
+        """Wait until nobody has written anything, less some, for so long. Raises TimeoutError."""
+        deadline = time.monotonic() + QUIET_SECONDS_MAX
+        seen, since = -1, time.monotonic()
+        while time.monotonic() - since < seconds:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"still writing: {self._written(ignoring)[-5:]}")
+            count = len(self._written(ignoring))
+            seen, since = (seen, since) if count == seen else (count, time.monotonic())
+            time.sleep(0.05)
+
+    def _written(self, ignoring: str) -> list[tuple[str, str, int]]:
+        return [each for each in self.writes if ignoring not in each[1]]
 
     def _do(self, action: Callable[[], Any]) -> None:
         async def done() -> None:
@@ -140,7 +160,8 @@ class FaultyApi:
             is_meant = request.method == fault.method and re.search(fault.path, request.path)
             if is_meant and fault.count < fault.times:
                 fault.count += 1
-                await asyncio.sleep(fault.delay_seconds)
+                while fault.is_held:  # noqa: ASYNC110 - a test's thread lets go of it
+                    await asyncio.sleep(0.02)
                 if fault.status:
                     return web.json_response(
                         {"kind": "Status", "message": "injected", "code": fault.status},

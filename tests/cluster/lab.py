@@ -31,6 +31,7 @@ from tests.cluster.control_plane import API_NAMES, Cluster, ClusterError
 from tests.cluster.pki import SERVICE_ADDRESS, Authority
 
 API_ADDRESS = "10.88.0.1"
+SERVICES = "10.96.0.0/16"
 NODE2_ADDRESS = "10.87.0.2"
 CABLE_ADDRESS = "10.87.0.1"
 START_SECONDS = 120.0
@@ -192,7 +193,9 @@ class Lab(Cluster):
         self.shell(
             "hostname lab; ip link set lo up; sysctl -qw net.ipv4.ip_forward=1;"
             f"ip link add cni0 type bridge; ip addr add {API_ADDRESS}/16 dev cni0;"
-            "ip link set cni0 up"
+            "ip link set cni0 up;"
+            # The API server asks webhooks by their Services' addresses, which kube-proxy replaces.
+            f"ip route add {SERVICES} dev cni0"
         )
 
     def run(self, name: str, command: Sequence[str | Path], node: str = "lab") -> None:
@@ -244,7 +247,7 @@ class Lab(Cluster):
             f"--client-ca-file={pki}/ca.crt", f"--service-account-key-file={pki}/sa.pub",
             f"--service-account-signing-key-file={pki}/sa.key",
             f"--service-account-issuer={issuer}", f"--api-audiences={issuer}",
-            "--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=Node,RBAC",
+            f"--service-cluster-ip-range={SERVICES}", "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
             f"--requestheader-client-ca-file={pki}/ca.crt",
             "--requestheader-allowed-names=front-proxy",
@@ -429,6 +432,14 @@ class Lab(Cluster):
     def heal_node2(self) -> None:
         """Plug it in again."""
         self.shell(f"ip link set v1 up; ip route replace 10.89.0.0/16 via {NODE2_ADDRESS}")
+
+    def signal_program(self, name: str, which: signal.Signals) -> None:
+        """Signal a program by the name that it was started under, not the ``nsenter`` around it."""
+        entering, *own = _descendants(self.processes[name].pid)
+        for process in own:
+            os.kill(process, which)
+        if which is signal.SIGCONT:  # it stands still together with its child
+            os.kill(entering, which)
 
     def processes_of(self, pod_uid: str) -> list[int]:
         """The processes of a pod's containers, as this machine numbers them; not its pause."""

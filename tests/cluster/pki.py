@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-VALID_DAYS = 7
+LIFE = dt.timedelta(days=7)
+EXPIRED = dt.timedelta(minutes=-1)
 SERVICE_ADDRESS = "10.96.0.1"
 """The API server's own Service."""
 
@@ -41,7 +42,7 @@ class Authority:
     def certificate(self) -> Path:
         return self.directory / "ca.crt"
 
-    def server(self, name: str, hosts: list[str]) -> None:
+    def server(self, name: str, hosts: list[str], *, is_expired: bool = False) -> None:
         """A server's certificate for these host names and addresses."""
         names: list[x509.GeneralName] = []
         for host in hosts:
@@ -49,7 +50,8 @@ class Authority:
                 names.append(x509.IPAddress(ipaddress.ip_address(host)))
             except ValueError:
                 names.append(x509.DNSName(host))
-        self._issue(name, _name(name), names, ExtendedKeyUsageOID.SERVER_AUTH)
+        life = EXPIRED if is_expired else LIFE
+        self._issue(name, _name(name), names, ExtendedKeyUsageOID.SERVER_AUTH, life)
 
     def client(self, name: str, user: str, group: str = "") -> None:
         """A client's certificate: Kubernetes reads the user off CN and its group off O."""
@@ -98,16 +100,19 @@ class Authority:
         subject: x509.Name,
         hosts: list[x509.GeneralName],
         usage: x509.ObjectIdentifier,
+        life: dt.timedelta = LIFE,
     ) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = self._builder(subject, key).add_extension(
+        builder = self._builder(subject, key, life).add_extension(
             x509.ExtendedKeyUsage([usage]), critical=False
         )
         if hosts:
             builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         self._write(name, builder.sign(self._key, hashes.SHA256()), key)
 
-    def _builder(self, subject: x509.Name, key: Key) -> x509.CertificateBuilder:
+    def _builder(
+        self, subject: x509.Name, key: Key, life: dt.timedelta = LIFE
+    ) -> x509.CertificateBuilder:
         now = dt.datetime.now(dt.UTC)
         return (
             x509.CertificateBuilder()
@@ -116,7 +121,7 @@ class Authority:
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - dt.timedelta(minutes=5))
-            .not_valid_after(now + dt.timedelta(days=VALID_DAYS))
+            .not_valid_after(now + life)
         )
 
     def _write(self, name: str, certificate: x509.Certificate, key: Key) -> None:

@@ -2,115 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import signal
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.faulty_api import FaultyApi
-from tests.cluster.operators import OperatorProcess, running, wait_until
-from tests.unit.kube.fake_broker import ThreadedBroker, contender, status, transition
+from tests.cluster.operators import wait_until
+from tests.cluster.worlds import API, World, endpoints, leads_to, one_world, pod
+from tests.unit.kube.fake_broker import contender, status
 
 Json = dict[str, Any]
 
-API = "onewriter.dev/v1alpha1"
 
-
-class World:
-    """An operator, a namespace of its own, and one broker."""
-
-    def __init__(
-        self,
-        cluster: ControlPlane,
-        namespace: str,
-        broker: ThreadedBroker,
-        operator: OperatorProcess,
-    ) -> None:
-        self.cluster = cluster
-        self.namespace = namespace
-        self.broker = broker
-        self.operator = operator
-
-    def name(self, topic: str) -> str:
-        return f"persistent://{self.namespace}/default/{topic}"
-
-    def apply(self, *documents: Json) -> str:
-        return self.cluster.apply(*documents, namespace=self.namespace)
-
-    def topic(
-        self, name: str = "orders", annotations: Mapping[str, str] | None = None, **spec: Any
-    ) -> None:
-        about = {"name": name, "annotations": dict(annotations or {})}
-        self.apply({"apiVersion": API, "kind": "ExclusiveTopic", "metadata": about, "spec": spec})
-
-    def claim(self, name: str = "primary", topic: str = "orders", **subject: Any) -> None:
-        subject = subject or {"serviceAccountName": "writer"}
-        spec = {"topicRef": {"name": topic}, "subject": subject}
-        about = {"name": name}
-        self.apply({"apiVersion": API, "kind": "ProducerClaim", "metadata": about, "spec": spec})
-
-    def get(self, kind: str, name: str = "orders") -> Json:
-        return self.cluster.get(kind, name, namespace=self.namespace)
-
-    def status(self, kind: str = "xt", name: str = "orders") -> Json:
-        found: Json = self.get(kind, name).get("status", {})
-        return found
-
-    def condition(self, of: str, kind: str = "xt", name: str = "orders") -> str:
-        for each in self.status(kind, name).get("conditions", ()):
-            if each["type"] == of:
-                return f"{each['status']}/{each['reason']}"
-        return ""
-
-    def until(self, of: str, expected: str, kind: str = "xt", name: str = "orders") -> None:
-        wait_until(
-            lambda: self.condition(of, kind, name) == expected,
-            explain=lambda: self.status(kind, name),
-        )
-
-    def events(self, reason: str) -> list[Json]:
-        found = self.cluster.kubectl(
-            "get", "events.events.k8s.io", "-o", "json", namespace=self.namespace
-        ).stdout
-        return [each for each in json.loads(found)["items"] if each["reason"] == reason]
-
-    def annotate(self, *annotations: str, kind: str = "xt", name: str = "orders") -> None:
-        self.cluster.kubectl(
-            "annotate", "--overwrite", kind, name, *annotations, namespace=self.namespace
-        )
-
-    def writes(self, topic: str = "orders", **more: Any) -> None:
-        """The broker serves a topic with a writer under claim ``primary``."""
-        epoch = more.pop("epoch", 1)
-        writer = contender(f"w{epoch}", "primary", f"writer-{epoch}", epoch=epoch)
-        found = status(
-            epoch,
-            holders=[writer],
-            transitions=[transition(epoch, "Initial", writer, None)],
-            **more,
-        )
-        self.broker.serve(self.name(topic), found)
-
-
-@pytest.fixture
-def broker() -> Iterator[ThreadedBroker]:
-    with ThreadedBroker() as found:
+@pytest.fixture(scope="module")
+def shared(api_server: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with one_world(api_server, tmp_path_factory.mktemp("operator")) as found:
         yield found
 
 
 @pytest.fixture
-def world(
-    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
-) -> Iterator[World]:
-    operator = OperatorProcess(tmp_path, api_server, namespace, {"broker-0": broker.url})
-    with running(operator):
-        yield World(api_server, namespace, broker, operator)
+def world(shared: World) -> Iterator[World]:
+    yield shared
+    shared.clear()
 
 
 # ------------------------------------------------------------ the way there and back
@@ -145,6 +60,23 @@ def test_a_changed_spec_reaches_the_broker(world: World) -> None:
     wait_until(lambda: world.status()["observedGeneration"] == 2)
     world.until("PolicyApplied", "True/Applied")
     assert world.broker.fake.bodies[-1]["topics"][0]["spec"]["partitions"] == 4
+
+
+def test_a_field_that_is_taken_out_again_counts_no_more(world: World) -> None:
+    world.topic(partitions=2, retention={"maxEntries": 7}, deletionPolicy="Delete")
+    world.until("Ready", "True/Ready")
+    wait_until(lambda: world.get("xt")["metadata"].get("finalizers"))
+
+    def entries_max() -> int | None:
+        spec = world.broker.fake.bodies[-1]["topics"][0]["spec"]
+        found: int | None = spec.get("retention", {}).get("maxEntries")
+        return found
+
+    assert entries_max() == 7
+    world.topic(partitions=2)
+    wait_until(lambda: entries_max() is None)
+    world.until("PolicyApplied", "True/Applied")
+    wait_until(lambda: not world.get("xt")["metadata"].get("finalizers"))
 
 
 def test_a_deleted_topic_leaves_the_broker_and_its_log_stays(world: World) -> None:
@@ -379,7 +311,7 @@ def test_the_service_leads_to_the_writer_and_to_nobody_else(world: World) -> Non
 
 def test_a_leader_service_that_was_changed_or_deleted_comes_back(world: World) -> None:
     world.topic(leaderService={"name": "leader", "ports": [{"port": 80}]})
-    wait_until(lambda: world.cluster.names("endpointslice", namespace=world.namespace))
+    wait_until(lambda: world.names("endpointslice"))
     world.until("Ready", "True/Ready")
     world.cluster.kubectl(
         "patch", "service", "leader", "--type=merge", "-p",
@@ -393,11 +325,7 @@ def test_a_leader_service_that_was_changed_or_deleted_comes_back(world: World) -
     world.cluster.kubectl(
         "delete", "endpointslice", "leader-leader-ipv4", namespace=world.namespace
     )
-    wait_until(
-        lambda: (
-            "leader-leader-ipv4" in world.cluster.names("endpointslice", namespace=world.namespace)
-        )
-    )
+    wait_until(lambda: "leader-leader-ipv4" in world.names("endpointslice"))
 
 
 def test_a_service_of_somebody_else_is_not_taken_over(world: World) -> None:
@@ -412,59 +340,10 @@ def test_a_service_of_somebody_else_is_not_taken_over(world: World) -> None:
 
 def test_another_name_takes_the_old_service_away(world: World) -> None:
     world.topic(leaderService={"name": "one", "ports": [{"port": 80}]})
-    wait_until(lambda: "one" in world.cluster.names("service", namespace=world.namespace))
+    wait_until(lambda: "one" in world.names("service"))
     world.topic(leaderService={"name": "two", "ports": [{"port": 80}]})
-    wait_until(lambda: list(world.cluster.names("service", namespace=world.namespace)) == ["two"])
-    wait_until(
-        lambda: (
-            list(world.cluster.names("endpointslice", namespace=world.namespace))
-            == ["two-leader-ipv4"]
-        )
-    )
-
-
-def pod(world: World, name: str, address: str = "", labels: Json | None = None) -> Json:
-    """A pod with an address, as if a kubelet ran it."""
-    number = int(name.rpartition("-")[2])
-    world.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name, "labels": labels or {"onewriter.dev/claim": "primary"}},
-            "spec": {"containers": [{"name": "app", "image": "app"}]},
-        }
-    )
-    ip = address or f"10.1.0.{number}"
-    found = {"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}}
-    world.cluster.kubectl(
-        "patch", "pod", name, "--subresource=status", "--type=merge", "-p", json.dumps(found),
-        namespace=world.namespace,
-    )  # fmt: skip
-    return world.get("pod", name)
-
-
-def leads_to(world: World, addresses: list[str], epoch: int) -> None:
-    """Wait until the Service leads there, and Service and slice say so."""
-
-    def labelled(kind: str, name: str) -> bool:
-        labels = world.get(kind, name)["metadata"]["labels"]
-        return bool(labels["onewriter.dev/epoch"] == str(epoch))
-
-    wait_until(lambda: endpoints(world) == addresses, explain=lambda: endpoints(world))
-    wait_until(lambda: labelled("endpointslice", "leader-leader-ipv4"))
-    wait_until(lambda: labelled("service", "leader"))
-
-
-def epoch_is(world: World, epoch: int) -> None:
-    """Wait until the status shows an epoch."""
-    wait_until(lambda: world.status().get("epoch") == epoch, explain=world.status)
-
-
-def endpoints(world: World) -> list[str]:
-    if "leader-leader-ipv4" not in world.cluster.names("endpointslice", namespace=world.namespace):
-        return ["none yet"]
-    found = world.get("endpointslice", "leader-leader-ipv4")
-    return [address for each in found.get("endpoints") or () for address in each["addresses"]]
+    wait_until(lambda: list(world.names("service")) == ["two"])
+    wait_until(lambda: list(world.names("endpointslice")) == ["two-leader-ipv4"])
 
 
 # ------------------------------------------------------------ pods selected by label
@@ -502,213 +381,3 @@ def test_many_claims_for_one_topic(world: World) -> None:
     world.until("Granted", "False/Waiting", "pclaim", names[-1])
     assert world.status()["waiting"] == 199
     wait_until(lambda: len(world.broker.fake.claims()) == 200)
-
-
-# ------------------------------------------------------------ the operator's own life
-
-
-def test_with_the_operator_gone_nothing_is_lost_and_nothing_said_twice(world: World) -> None:
-    world.topic()
-    world.claim()
-    world.writes(epoch=1)
-    world.until("WriterActive", "True/Held")
-    world.operator.kill()
-    world.broker.do(world.broker.fake.bodies.clear)
-    world.writes(epoch=2)
-    world.topic("later")
-    world.operator.start()
-    wait_until(lambda: world.status().get("epoch") == 2)
-    world.until("Ready", "True/Ready", name="later")
-    assert len(world.broker.fake.topics()) == 2
-    assert all(len(body["topics"]) >= 1 for body in world.broker.fake.bodies)
-
-
-def test_a_state_with_some_of_the_topics_is_never_handed_over(world: World) -> None:
-    for number in range(30):
-        world.topic(f"t{number}")
-    wait_until(lambda: len(world.broker.fake.topics()) == 30)
-    for _ in range(3):
-        world.operator.kill()
-        world.broker.do(world.broker.fake.bodies.clear)
-        world.operator.start()
-        wait_until(lambda: world.operator.leads)
-        world.annotate("x=y", name="t0")
-        world.topic("t0", retention={"maxEntries": len(world.broker.fake.bodies) + 1})
-        time.sleep(1)
-    assert all(len(body["topics"]) == 30 for body in world.broker.fake.bodies)
-
-
-def test_two_operators_take_turns(world: World, tmp_path: Path) -> None:
-    second = OperatorProcess(
-        tmp_path, world.cluster, world.namespace, {"broker-0": world.broker.url}, name="operator-1"
-    )
-    with running(second):
-        world.topic()
-        world.until("Ready", "True/Ready")
-        assert not second.leads
-        assert world.operator.stop() == 0
-        wait_until(lambda: second.leads)
-        world.writes(epoch=5)
-        wait_until(lambda: world.status().get("epoch") == 5)
-        world.operator.start()
-        second.kill()
-        wait_until(lambda: world.operator.leads)
-        world.writes(epoch=6)
-        wait_until(lambda: world.status().get("epoch") == 6)
-
-
-def test_an_operator_that_was_frozen_ends_and_does_no_harm(world: World, tmp_path: Path) -> None:
-    second = OperatorProcess(
-        tmp_path, world.cluster, world.namespace, {"broker-0": world.broker.url}, name="operator-1"
-    )
-    with running(second):
-        world.topic()
-        world.until("Ready", "True/Ready")
-        world.operator.signal(signal.SIGSTOP)
-        wait_until(lambda: second.leads)
-        world.writes(epoch=5)
-        wait_until(lambda: world.status().get("epoch") == 5)
-        world.operator.signal(signal.SIGCONT)
-        assert world.operator.wait_ended() == 1
-        assert "operator.ends" in world.operator.log()
-        world.writes(epoch=6)
-        wait_until(lambda: world.status().get("epoch") == 6)
-
-
-def test_two_operators_that_both_believe_to_lead_agree(world: World, tmp_path: Path) -> None:
-    second = OperatorProcess(
-        tmp_path,
-        world.cluster,
-        world.namespace,
-        {"broker-0": world.broker.url},
-        name="operator-1",
-        configuration={"release": "other"},  # a Lease of its own
-    )
-    with running(second):
-        wait_until(lambda: second.leads and world.operator.leads)
-        world.topic(
-            deletionPolicy="Delete", leaderService={"name": "leader", "ports": [{"port": 80}]}
-        )
-        world.claim()
-        for epoch in range(1, 6):
-            world.writes(epoch=epoch)
-            epoch_is(world, epoch)
-        world.until("Drifted", "False/NoDrift")
-        world.cluster.kubectl("delete", "xt", "orders", "--timeout=20s", namespace=world.namespace)
-
-
-# ------------------------------------------------------------ an API server that fails
-
-
-@contextlib.contextmanager
-def faulty(
-    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
-) -> Iterator[tuple[World, FaultyApi]]:
-    with FaultyApi(api_server, tmp_path) as proxy:
-        operator = OperatorProcess(
-            tmp_path, api_server, namespace, {"broker-0": broker.url}, kubeconfig=proxy.kubeconfig
-        )
-        with running(operator):
-            yield World(api_server, namespace, broker, operator), proxy
-
-
-@pytest.mark.parametrize("code", [409, 422, 429, 500, 503])
-def test_a_status_that_is_refused_is_written_again(
-    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path, code: int
-) -> None:
-    with faulty(api_server, namespace, broker, tmp_path) as (world, proxy):
-        wait_until(lambda: world.operator.leads)
-        fault = proxy.fail("PATCH", "/exclusivetopics/orders/status", code, times=3)
-        world.topic()
-        world.until("Ready", "True/Ready")
-        assert fault.count == 3
-
-
-def test_retry_after_is_honoured(
-    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
-) -> None:
-    with faulty(api_server, namespace, broker, tmp_path) as (world, proxy):
-        wait_until(lambda: world.operator.leads)
-        fault = proxy.fail(
-            "PATCH", "/exclusivetopics/orders/status", 429, times=100, headers={"Retry-After": "60"}
-        )
-        world.topic()
-        wait_until(lambda: fault.count)
-        time.sleep(3)
-        assert fault.count == 1
-
-
-def test_a_slow_answer_about_one_object_holds_up_no_other(
-    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
-) -> None:
-    with faulty(api_server, namespace, broker, tmp_path) as (world, proxy):
-        wait_until(lambda: world.operator.leads)
-        slow = proxy.fail("PATCH", "/exclusivetopics/slow/status", 0, delay_seconds=20)
-        world.topic("slow")
-        wait_until(lambda: slow.count)
-        world.topic("quick")
-        world.until("Ready", "True/Ready", name="quick")
-        assert world.condition("Ready", name="slow") == ""
-        world.until("Ready", "True/Ready", name="slow")
-
-
-def test_a_watch_that_is_cut_misses_nothing(
-    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
-) -> None:
-    with faulty(api_server, namespace, broker, tmp_path) as (world, proxy):
-        for number in range(5):
-            world.topic(f"t{number}")
-            proxy.cut_streams()
-            world.until("Ready", "True/Ready", name=f"t{number}")
-            world.cluster.kubectl("delete", "xt", f"t{number}", namespace=world.namespace)
-            proxy.cut_streams()
-            wait_until(lambda: world.broker.fake.topics() == [])
-
-
-def test_a_server_that_is_away_ends_leadership_and_comes_back_to_everything(
-    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
-) -> None:
-    with faulty(api_server, namespace, broker, tmp_path) as (world, proxy):
-        world.topic()
-        world.until("Ready", "True/Ready")
-        bodies = len(world.broker.fake.bodies)
-        proxy.is_down = True
-        assert world.operator.wait_ended() == 1
-        assert len(world.broker.fake.bodies) == bodies  # the brokers go on with what they have
-        world.writes(epoch=4)
-        proxy.is_down = False
-        world.operator.start()
-        wait_until(lambda: world.status().get("epoch") == 4)
-
-
-def test_nothing_is_written_while_nothing_happens(
-    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
-) -> None:
-    with FaultyApi(api_server, tmp_path) as proxy:
-        operator = OperatorProcess(
-            tmp_path,
-            api_server,
-            namespace,
-            {"broker-0": broker.url},
-            kubeconfig=proxy.kubeconfig,
-            options={"resyncSeconds": 10},
-        )
-        with running(operator):
-            world = World(api_server, namespace, broker, operator)
-            for number in range(20):
-                world.topic(
-                    f"t{number}",
-                    deletionPolicy="Delete",
-                    leaderService={"name": f"leader-{number}", "ports": [{"port": 80}]},
-                )
-                world.claim(f"c{number}", f"t{number}")
-            world.writes("t0", epoch=2)
-            for number in range(20):
-                world.until("Ready", "True/Ready", name=f"t{number}")
-            world.until("WriterActive", "True/Held", name="t0")
-            time.sleep(3)
-            proxy.counted()
-            visits = operator.metric("onewriter_reconcile_seconds_count")
-            time.sleep(13)  # longer than a resync
-            assert operator.metric("onewriter_reconcile_seconds_count") >= visits + 40
-            assert proxy.counted() == []

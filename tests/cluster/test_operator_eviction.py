@@ -13,8 +13,8 @@ import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import OperatorProcess, running, wait_until
 from tests.cluster.plugin import CRDS
-from tests.cluster.test_operator import World
-from tests.unit.kube.fake_broker import ThreadedBroker, contender, status, transition
+from tests.cluster.worlds import World, one_world
+from tests.unit.kube.fake_broker import contender, status, transition
 
 Json = dict[str, Any]
 
@@ -27,29 +27,25 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
         yield cluster
 
 
-@pytest.fixture
-def broker() -> Iterator[ThreadedBroker]:
-    with ThreadedBroker() as found:
+@pytest.fixture(scope="module")
+def shared(
+    control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    with one_world(control_plane, tmp_path_factory.mktemp("operator"), QUICK_FENCING) as found:
         yield found
 
 
 @pytest.fixture
-def world(
-    control_plane: ControlPlane,
-    broker: ThreadedBroker,
-    tmp_path: Path,
-) -> Iterator[World]:
-    namespace = f"test-{uuid.uuid4().hex[:10]}"
-    control_plane.kubectl("create", "namespace", namespace)
-    operator = OperatorProcess(
-        tmp_path,
-        control_plane,
-        namespace,
-        {"broker-0": broker.url},
-        program=QUICK_FENCING,
-    )
-    with running(operator):
-        yield World(control_plane, namespace, broker, operator)
+def world(shared: World) -> Iterator[World]:
+    yield shared
+    shared.clear()
+
+
+@pytest.fixture
+def own_world(control_plane: ControlPlane, tmp_path: Path) -> Iterator[World]:
+    """An operator of the test's own, which it may end."""
+    with one_world(control_plane, tmp_path, QUICK_FENCING) as found:
+        yield found
 
 
 QUICK_FENCING = """
@@ -122,11 +118,12 @@ def declare(world: World, **fencing: Any) -> None:
 
 
 def is_there(world: World, name: str) -> bool:
-    return name in world.cluster.names("pod", namespace=world.namespace)
+    return name in world.names("pod")
 
 
 def test_a_stale_pod_is_evicted_and_status_tells_it(world: World) -> None:
     declare(world)
+    fenced = world.operator.metric("onewriter_fenced_total")
     fence(world, "writer-0", pod(world, "writer-0"))
     wait_until(lambda: outcomes(world) == {"writer-0": "Pending"})
     assert is_there(world, "writer-0")
@@ -134,7 +131,7 @@ def test_a_stale_pod_is_evicted_and_status_tells_it(world: World) -> None:
     wait_until(lambda: not is_there(world, "writer-0"))
     world.until("FencedPodEvicted", "True/Evicted", "pclaim", "primary")
     wait_until(lambda: world.events("PodEvicted"))
-    assert world.operator.metric("onewriter_fenced_total") == 1
+    assert world.operator.metric("onewriter_fenced_total") == fenced + 1
 
 
 @pytest.mark.parametrize("cause", ["Handover", "Released", "ConnectionLost", "TakenOver"])
@@ -234,7 +231,8 @@ def test_evictions_of_one_topic_are_spaced(world: World) -> None:
     assert time.monotonic() - evicted >= 2.5  # `since` has whole seconds
 
 
-def test_an_operator_that_dies_forgets_nobody_and_evicts_nobody_twice(world: World) -> None:
+def test_an_operator_that_dies_forgets_nobody_and_evicts_nobody_twice(own_world: World) -> None:
+    world = own_world
     declare(world)
     uids = {name: pod(world, name) for name in ("writer-0", "writer-1")}
     fence(world, "writer-0", uids["writer-0"])
@@ -277,28 +275,27 @@ def test_two_operators_at_once_evict_one_pod_once(world: World, tmp_path: Path) 
 def test_two_pods_of_one_claim_that_take_turns_are_left_alone(world: World) -> None:
     declare(world)
     uids = [pod(world, f"writer-{number}") for number in (0, 1)]
-    for turn in range(100):
+    for turn in range(300):
         names = (f"writer-{turn % 2}", f"writer-{(turn + 1) % 2}")
         former = contender("w", "primary", names[0], epoch=turn + 1) | {"podUID": uids[turn % 2]}
         now = contender("w", "primary", names[1], epoch=turn + 2) | {"podUID": uids[(turn + 1) % 2]}
         story = [transition(turn + 2, "TakenOver", now, former)]
         found = status(turn + 2, holders=[now], waiters=[former], transitions=story)
         world.broker.serve(world.name("orders"), found)
-    wait_until(lambda: world.status().get("epoch") == 101)
+    wait_until(lambda: world.status().get("epoch") == 301)
     time.sleep(2)
     assert outcomes(world) == {}
     assert is_there(world, "writer-0")
     assert is_there(world, "writer-1")
 
 
-def test_dependents_go_with_their_topic_and_namespaces_are_not_stuck(world: World) -> None:
+def test_dependents_go_with_their_topic_and_namespaces_are_not_stuck(own_world: World) -> None:
+    world = own_world
     world.topic(deletionPolicy="Delete", leaderService={"name": "leader", "ports": [{"port": 80}]})
     world.until("Ready", "True/Ready")
-    wait_until(lambda: "leader" in world.cluster.names("service", namespace=world.namespace))
+    wait_until(lambda: "leader" in world.names("service"))
     world.cluster.kubectl("delete", "xt", "orders", "--timeout=20s", namespace=world.namespace)
-    wait_until(
-        lambda: "leader" not in world.cluster.names("service", namespace=world.namespace), 30
-    )
+    wait_until(lambda: "leader" not in world.names("service"), 30)
     world.topic("another", deletionPolicy="Delete")
     wait_until(lambda: world.get("xt", "another")["metadata"].get("finalizers"))
     world.cluster.kubectl("delete", "namespace", world.namespace, "--timeout=60s")

@@ -17,9 +17,9 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.faulty_api import FaultyApi
 from tests.cluster.operators import OperatorProcess, running, wait_until
 from tests.cluster.pki import Authority
-from tests.cluster.test_operator import World, leads_to
 from tests.cluster.test_operator_eviction import QUICK_FENCING, fence, outcomes
 from tests.cluster.test_operator_eviction import pod as ready_pod
+from tests.cluster.worlds import World, leads_to
 from tests.unit.kube.fake_broker import ThreadedBroker, contender, status
 
 Json = dict[str, Any]
@@ -88,7 +88,7 @@ class Installed(World):
     def installed(self, kind: str, name: str) -> Json:
         return self.cluster.get(kind, name, namespace=NAMESPACE)
 
-    def names(self, kind: str) -> list[str]:
+    def installed_names(self, kind: str) -> list[str]:
         return sorted(self.cluster.names(kind, namespace=NAMESPACE))
 
 
@@ -131,7 +131,7 @@ def test_the_charts_rights_are_enough_for_all_that_it_does(world: Installed) -> 
     )
     fence(world, "writer-2", ready_pod(world, "writer-2"), epoch=2)
     wait_until(lambda: outcomes(world).get("writer-2") == "Evicted")
-    wait_until(lambda: "leader" not in world.cluster.names("service", namespace=world.namespace))
+    wait_until(lambda: "leader" not in world.names("service"))
     wait_until(lambda: world.events("PodEvicted"))
     world.cluster.kubectl("delete", "xt", "orders", "--timeout=30s", namespace=world.namespace)
     assert "orbidden" not in world.operator.log()
@@ -139,10 +139,10 @@ def test_the_charts_rights_are_enough_for_all_that_it_does(world: Installed) -> 
 
 
 def test_store_and_brokers_are_installed_and_kept_as_they_are_to_be(world: Installed) -> None:
-    wait_until(lambda: len(world.names("statefulset")) == 2)
-    assert world.names("statefulset") == ["onewriter-broker", "onewriter-valkey"]
-    wait_until(lambda: "onewriter-valkey-password" in world.names("secret"))
-    wait_until(lambda: "onewriter-broker-pods" in world.names("service"))
+    wait_until(lambda: len(world.installed_names("statefulset")) == 2)
+    assert world.installed_names("statefulset") == ["onewriter-broker", "onewriter-valkey"]
+    wait_until(lambda: "onewriter-valkey-password" in world.installed_names("secret"))
+    wait_until(lambda: "onewriter-broker-pods" in world.installed_names("service"))
     brokers = world.installed("statefulset", "onewriter-broker")
     owner = brokers["metadata"]["ownerReferences"][0]
     assert (owner["kind"], owner["name"]) == ("ConfigMap", "onewriter-config")
@@ -173,8 +173,8 @@ def test_outside_changes_of_the_installation_are_reverted(
         )
         with running(operator):
             world = Installed(cluster, NAMESPACE, broker, operator)
-            wait_until(lambda: len(world.names("statefulset")) == 2)
-            wait_until(lambda: len(world.names("poddisruptionbudget")) >= 2)
+            wait_until(lambda: len(world.installed_names("statefulset")) == 2)
+            wait_until(lambda: len(world.installed_names("poddisruptionbudget")) >= 2)
             time.sleep(4)
             proxy.counted()
             time.sleep(5)
@@ -192,7 +192,7 @@ def test_outside_changes_of_the_installation_are_reverted(
             def is_back() -> bool:
                 spec = world.installed("statefulset", "onewriter-broker")["spec"]
                 text = json.dumps(spec)
-                is_there = "onewriter-broker" in world.names("service")
+                is_there = "onewriter-broker" in world.installed_names("service")
                 return spec["replicas"] == replicas and "INTRUDER" not in text and is_there
 
             wait_until(is_back)
@@ -306,4 +306,4 @@ def test_with_the_webhook_down_only_labelled_pods_wait(
         return world.cluster.apply(pod("asks", topic="a"), namespace=world.namespace, check=False)
 
     wait_until(lambda: "inject.onewriter.dev" in said(), explain=said)
-    assert "asks" not in world.cluster.names("pod", namespace=world.namespace)
+    assert "asks" not in world.names("pod")

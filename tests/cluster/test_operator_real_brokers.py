@@ -7,20 +7,23 @@ import json
 import re
 import time
 import urllib.parse
+import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pulsar
 import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import OperatorProcess, running, wait_until
-from tests.cluster.test_operator import World
+from tests.cluster.worlds import World
 from tests.unit.kube.fake_broker import ThreadedBroker, contender, status, transition
 
 from onewriter_broker.testing import LocalBrokers, running_brokers
 
 Json = dict[str, Any]
+
+STAGES_MAX = 16
+"""Tests that may have one."""
 
 EXCLUSIVE = pulsar.ProducerAccessMode.Exclusive
 
@@ -28,10 +31,9 @@ EXCLUSIVE = pulsar.ProducerAccessMode.Exclusive
 class Stage:
     """An operator between a real API server and real brokers."""
 
-    def __init__(self, world: World, brokers: LocalBrokers, directory: Path) -> None:
+    def __init__(self, world: World, brokers: LocalBrokers) -> None:
         self.world = world
         self.brokers = brokers
-        self.directory = directory
 
     def writer(self, client: pulsar.Client, name: str) -> pulsar.Producer:
         """The only producer, as soon as the topic may be had: it may be kept for another's return."""
@@ -57,15 +59,28 @@ def brokers() -> Iterator[LocalBrokers]:
         yield found
 
 
-@pytest.fixture
-def stage(
-    api_server: ControlPlane, namespace: str, brokers: LocalBrokers, tmp_path: Path
-) -> Iterator[Stage]:
+@pytest.fixture(scope="module")
+def stages(
+    api_server: ControlPlane, brokers: LocalBrokers, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Iterator[Stage]]:
+    """A namespace and its topics for each test, and one operator for all."""
+    names = [f"stage-{uuid.uuid4().hex[:10]}" for _ in range(STAGES_MAX)]
+    for name in names:
+        api_server.kubectl("create", "namespace", name)
     urls = dict(zip(brokers.names, brokers.http_urls, strict=True))
-    operator = OperatorProcess(tmp_path, api_server, namespace, urls)
+    directory = tmp_path_factory.mktemp("operator")
+    options = {"namespaces": names}
+    operator = OperatorProcess(directory, api_server, names[0], urls, options=options)
     with running(operator):
-        world = World(api_server, namespace, None, operator)  # type: ignore[arg-type]
-        yield Stage(world, brokers, tmp_path)
+        yield (
+            Stage(World(api_server, name, None, operator), brokers)  # type: ignore[arg-type]
+            for name in names
+        )
+
+
+@pytest.fixture
+def stage(stages: Iterator[Stage]) -> Stage:
+    return next(stages)
 
 
 def test_the_story_of_a_topic_from_manifest_to_status(stage: Stage) -> None:
@@ -173,6 +188,8 @@ def test_a_log_with_entries_stays_if_only_an_empty_one_may_go(stage: Stage) -> N
         producer = client.create_producer(world.name("orders"), access_mode=EXCLUSIVE)
         producer.send(b"kept")
         producer.close()
+        # The next writer's ledger has no entry: it is the earlier one that counts.
+        client.create_producer(world.name("orders"), access_mode=EXCLUSIVE).close()
         world.cluster.kubectl("delete", "xt", "orders", "--timeout=30s", namespace=world.namespace)
         world.topic(access={"requireClaim": False})
         world.until("Ready", "True/Ready")

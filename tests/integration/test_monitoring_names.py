@@ -1,4 +1,4 @@
-"""Alerts and the dashboard ask for metrics that broker and operator have."""
+"""Alerts, the dashboard and the guides speak of metrics that broker and operator have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import urllib.request
 import yaml
 from charts.generator import dashboard
 from prometheus_client.parser import text_string_to_metric_families
-from tests.unit.charts.rendering import CHART
+from tests.unit.charts.rendering import CHART, ROOT
 
 from onewriter_broker.testing import LocalBrokers
 from onewriter_operator.metrics import Metrics
@@ -33,9 +33,27 @@ def asked(text: str, container: str) -> set[str]:
     return set(re.findall(rf'\b(onewriter_\w+)\{{[^}}]*container="{container}"', text))
 
 
-def test_every_metric_that_is_asked_for_exists(broker: LocalBrokers) -> None:
+PACKAGES = frozenset({"onewriter_core", "onewriter_broker", "onewriter_operator"})
+
+CONDITIONAL = frozenset({"onewriter_tls_certificate_not_after_seconds"})
+"""What a broker shows only with a certificate."""
+
+
+def shown_by(broker: LocalBrokers) -> set[str]:
     with urllib.request.urlopen(f"{broker.http_url}/metrics") as answer:  # noqa: S310 - ours
-        of_broker = names(answer.read().decode())
+        return names(answer.read().decode()) | CONDITIONAL
+
+
+def test_every_metric_that_a_guide_names_exists(broker: LocalBrokers) -> None:
+    known = shown_by(broker) | names(Metrics().render().decode()) | PACKAGES
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        named = set(re.findall(r"`(onewriter_[a-z_]+[a-z])\b(?!\*)", page.read_text()))
+        unknown = {each for each in named - known if f"{each}_bucket" not in known}
+        assert unknown == set(), page.name
+
+
+def test_every_metric_that_is_asked_for_exists(broker: LocalBrokers) -> None:
+    of_broker = shown_by(broker)
     of_operator = names(Metrics().render().decode())
     rules = yaml.safe_load((CHART / "alerts.yaml").read_text())
     everything = "\n".join([*(rule["expr"] for rule in rules), *dashboard.queries()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import ssl
@@ -14,12 +15,15 @@ import pytest
 from cryptography import x509
 from tests.cluster.pki import Authority
 from tests.integration.conftest import RawClients, StockClients
-from tests.integration.raw import EXCLUSIVE, eventually
+from tests.integration.raw import EXCLUSIVE, contents_of, eventually
 
+from onewriter import AccessMode, Client, Limits, ProducerOptions, Tls, Unavailable
 from onewriter_broker.testing import LocalBrokers, free_ports, running_brokers
 
 NAMES = [f"tls-{number}" for number in range(8)]
 """Topics, of both brokers some."""
+
+ALONE = ProducerOptions(access_mode=AccessMode.EXCLUSIVE)
 
 
 class Site:
@@ -86,6 +90,29 @@ def test_a_stock_client_stays_on_tls_from_broker_to_broker(
     assert found.broker_service_url_tls == (
         f"pulsar+ssl://127.0.0.1:{site.port + secured.owner_of(NAMES[0])}"
     )
+
+
+async def test_the_sdk_stays_on_tls_from_broker_to_broker(
+    site: Site, secured: LocalBrokers
+) -> None:
+    trusting = Tls(ca_file=site.authority.certificate)
+    async with Client(f"pulsar+ssl://127.0.0.1:{site.port}", tls=trusting) as client:
+        for name in NAMES:
+            producer = await client.create_producer(f"sdk-{name}", ALONE)
+            await producer.send(b"over tls")
+            await producer.close()
+    for name in NAMES:
+        owner = secured.address(secured.owner_of(f"sdk-{name}"))
+        assert await asyncio.to_thread(contents_of, owner, f"sdk-{name}") == [b"over tls"]
+
+
+async def test_the_sdk_that_trusts_nobody_does_not_get_in(
+    site: Site, secured: LocalBrokers
+) -> None:
+    limits = Limits(operation_timeout_seconds=3)
+    async with Client(f"pulsar+ssl://127.0.0.1:{site.port}", limits=limits) as client:
+        with pytest.raises(Unavailable, match="certificate"):
+            await client.create_producer("tls-0", ALONE)
 
 
 def test_a_stock_client_that_trusts_nobody_does_not_get_in(

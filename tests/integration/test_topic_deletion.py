@@ -14,11 +14,11 @@ BLOCKS = 2_500
 """More than the store drops in one call."""
 
 
-def delete(brokers: LocalBrokers, topic: str) -> int:
+def delete(brokers: LocalBrokers, topic: str, switch: str = "force") -> int:
     host, _, port = brokers.http_url.removeprefix("http://").partition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=20)
     try:
-        connection.request("DELETE", f"/admin/v2/persistent/public/default/{topic}?force=true")
+        connection.request("DELETE", f"/admin/v2/persistent/public/default/{topic}?{switch}=true")
         return connection.getresponse().status
     finally:
         connection.close()
@@ -42,3 +42,27 @@ def test_nothing_of_it_is_read_again_and_epochs_rise(
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     assert reader.read_next(5_000).data() == b"new"
     assert first.ledger_id() > last.ledger_id()
+
+
+def test_one_with_entries_in_an_earlier_ledger_is_not_empty(
+    broker: LocalBrokers, stock: Callable[..., Any], topic: str
+) -> None:
+    client = stock(broker.service_url)
+
+    def producer() -> pulsar.Producer:
+        return client.create_producer(topic, access_mode=pulsar.ProducerAccessMode.Exclusive)
+
+    producer().close()
+    assert delete(broker, topic, "onlyIfEmpty") == 204
+    first = producer()
+    first.send(b"kept")
+    first.close()
+    assert delete(broker, topic, "onlyIfEmpty") == 409
+    producer().close()  # a ledger of its own, without an entry
+    assert delete(broker, topic, "onlyIfEmpty") == 409
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    assert reader.read_next(5_000).data() == b"kept"
+    reader.close()
+    assert delete(broker, topic) == 204
+    producer().close()
+    assert delete(broker, topic, "onlyIfEmpty") == 204

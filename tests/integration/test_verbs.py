@@ -86,7 +86,9 @@ def test_fence_and_handover_say_what_they_did_or_why_not(
     alone = onewriter("handover", topic, *at(broker))
     assert (alone.code, alone.err) == (EXIT_REFUSED, "onewriter: nobody is waiting\n")
     waiter = raw(broker.address()).waiter(topic, name="two")
-    done = onewriter("handover", topic, "--to", "two", *at(broker))
+    over = onewriter("handover", topic, "--if-epoch", epoch_of(holder) + 1, *at(broker))
+    assert (over.code, over.out) == (EXIT_REFUSED, "")
+    done = onewriter("handover", topic, "--to", "two", "--if-epoch", holder.epoch, *at(broker))
     assert done.code == 0
     waiter.ready()
     assert f"epoch {waiter.epoch} is two" in done.out

@@ -144,7 +144,8 @@ def _event(verb: str, words: list[str], topic: Topic, now: float) -> Event:
         case "tick":
             return ClockTicked(now)
         case "handover":
-            return HandoverRequested("admin", given.get("to", ""), now)
+            if_epoch = _number(given.get("if-epoch"))
+            return HandoverRequested("admin", given.get("to", ""), now, if_epoch)
         case "fence":
             return FenceRequested("admin", _number(given.get("if-epoch")), now)
         case "full":

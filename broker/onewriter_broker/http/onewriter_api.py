@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Mapping
 from typing import Any, Final
 
 import structlog
@@ -166,17 +167,14 @@ def _add_story(router: web.UrlDispatcher, site: Site) -> None:
 def _add_orders(router: web.UrlDispatcher, site: Site) -> None:
     async def fence(request: web.Request) -> web.Response:
         body = await object_body(request)
-        if_epoch = body.get("ifEpoch")
-        if if_epoch is not None and (type(if_epoch) is not int or not 0 <= if_epoch <= NUMBER_MAX):
-            raise Refusal(400, "ifEpoch is a topic epoch")
+        if_epoch = _if_epoch(body)
         topic = await _served(site, request)
         before = topic.runner.topic.epoch
         identifier = uuid.uuid4().hex
         event = FenceRequested(identifier, if_epoch, site.clients.now())
         answer = await _decided(topic, event, identifier, DECISION_SECONDS)
         if answer.refusal:
-            is_stale = if_epoch is not None and if_epoch != answer.epoch
-            raise Refusal(412 if is_stale else 409, answer.refusal)
+            raise _refusal(answer, if_epoch)
         log.info("topic.fenced_by_order", topic=str(topic.name), epoch=answer.epoch)
         return web.json_response(
             {"topic": str(topic.name), "oldEpoch": before, "epoch": answer.epoch}
@@ -187,15 +185,16 @@ def _add_orders(router: web.UrlDispatcher, site: Site) -> None:
         to = body.get("to") or ""
         if not isinstance(to, str) or len(to) > NAME_LENGTH_MAX:
             raise Refusal(400, "to is the name of a waiting producer, or of its claim")
+        if_epoch = _if_epoch(body)
         topic = await _served(site, request)
         declared = topic.declared
         seconds = declared.spec.handover.timeout_seconds if declared else DECISION_SECONDS
         before = topic.runner.topic.epoch
         identifier = uuid.uuid4().hex
-        event = HandoverRequested(identifier, to, site.clients.now())
+        event = HandoverRequested(identifier, to, site.clients.now(), if_epoch)
         answer = await _decided(topic, event, identifier, seconds)
         if answer.refusal:
-            raise Refusal(409, answer.refusal)
+            raise _refusal(answer, if_epoch)
         holders = topic.runner.topic.holders
         return web.json_response(
             {
@@ -208,6 +207,19 @@ def _add_orders(router: web.UrlDispatcher, site: Site) -> None:
 
     router.add_post(_TOPIC + "/fence", fence)
     router.add_post(_TOPIC + "/handover", handover)
+
+
+def _if_epoch(body: Mapping[str, Any]) -> int | None:
+    """The epoch that an order is about; None: whichever. Raises Refusal."""
+    if_epoch = body.get("ifEpoch")
+    if if_epoch is not None and (type(if_epoch) is not int or not 0 <= if_epoch <= NUMBER_MAX):
+        raise Refusal(400, "ifEpoch is a topic epoch")
+    return if_epoch
+
+
+def _refusal(answer: Answer, if_epoch: int | None) -> Refusal:
+    is_stale = if_epoch is not None and if_epoch != answer.epoch
+    return Refusal(412 if is_stale else 409, answer.refusal)
 
 
 async def _served(site: Site, request: web.Request) -> LoadedTopic:

@@ -35,9 +35,9 @@ from onewriter_broker.http.site import (
     object_body,
 )
 from onewriter_broker.namespaces import text_of
-from onewriter_broker.topic import policies
 from onewriter_broker.topic.catalog import CatalogEntry
-from onewriter_broker.topic.policies import DEDUPLICATION
+from onewriter_broker.topic.own_policies import set_own
+from onewriter_broker.topic.policies import DEDUPLICATION, deduplicates
 from onewriter_core.ids import TopicName
 
 NAMESPACE_PATH: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
@@ -196,7 +196,7 @@ async def _change(
             text_of(value)  # raises Invalid for what is too large
         return value
 
-    await policies.set_own(site.topics, name.base, policy, bounded)
+    await set_own(site.topics, name.base, policy, bounded)
 
 
 def _add_topic_policy(router: web.UrlDispatcher, site: Site, policy: Policy) -> None:
@@ -229,7 +229,7 @@ def _add_topic_policy(router: web.UrlDispatcher, site: Site, policy: Policy) -> 
 def _applied(site: Site, name: TopicName, policy: Policy) -> object:
     """What counts for a topic that has no policy of its own."""
     if policy.path == DEDUPLICATION.of_topic:
-        return policies.deduplicates(name, CatalogEntry(), site.namespaces)
+        return deduplicates(name, CatalogEntry(), site.namespaces)
     from_namespace = inherited(policy)
     if from_namespace is None:
         return None

@@ -27,7 +27,7 @@ from onewriter_broker.http.site import (
 )
 from onewriter_broker.topic.deletion import delete as delete_topic
 from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.policies import set_own
+from onewriter_broker.topic.own_policies import set_own
 from onewriter_core.api.topic import PARTITIONS_MAX
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import TopicName
@@ -175,7 +175,7 @@ async def _has_log(site: Site, name: TopicName) -> bool:
 
 
 async def _delete(site: Site, request: web.Request, topic: LoadedTopic) -> None:
-    """Delete it unless somebody is connected; by force, all the same."""
+    """Delete it unless somebody is connected (by force, all the same), or if it is empty."""
     if not flag(request, "force"):
         connected = sum(
             len(producers_of(topic, slot)) + consumers_of(topic, slot)
@@ -183,7 +183,9 @@ async def _delete(site: Site, request: web.Request, topic: LoadedTopic) -> None:
         )
         if connected:
             raise Refusal(412, f"Topic has {connected} connected producers/consumers")
-    await delete_topic(site.topics, topic.name)
+    only_if_empty = flag(request, "onlyIfEmpty")
+    if not await delete_topic(site.topics, topic.name, only_if_empty=only_if_empty):
+        raise Refusal(409, "Topic has entries")
 
 
 def _add_partitions(router: web.UrlDispatcher, site: Site) -> None:

@@ -11,6 +11,7 @@ empty: a file written at the first start says that there was a dataset.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import importlib
 import os
@@ -55,6 +56,12 @@ PROBE_SECONDS = 0.01
 PROBE_SECONDS_MAX = 0.25
 """Between two looks whether it answers."""
 
+_MEMORY_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Where Linux says what this control group may have, of either version."""
+
 VERSION_MIN = (7, 0)
 """The oldest server; Valkey began above it."""
 
@@ -88,6 +95,18 @@ class EmbeddedSettings:
     program: str = ""
     append_sync: str = "always"
     memory_bytes_max: int = 0
+
+
+def half_of_memory() -> int:
+    """Bytes: half of what this machine has, or of what its control group allows if that is less.
+
+    The other half is for a copy's changed pages while the server rewrites its log, and for brokers.
+    """
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in _MEMORY_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max", or another kind of control groups
+            most = min(most, int(path.read_text()))
+    return most // 2
 
 
 async def find_program(configured: str = "") -> Program:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from onewriter_broker.dispatch.saving import STATE_PREFIX as CURSOR_PREFIX
 from onewriter_broker.log.api import Outcome
 from onewriter_broker.log.termination import TERMINATED
@@ -13,18 +15,35 @@ from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, Position, TopicName
 
 
-async def delete(topics: Topics, base: TopicName) -> None:
+async def delete(topics: Topics, base: TopicName, *, only_if_empty: bool = False) -> bool:
     """Delete a topic: trim its logs to nothing, leave tombstones that keep the epochs.
 
     Producers and consumers are closed; whoever looks the topic up meanwhile is told to come again,
-    and then finds a new one. Raises Refused, Unavailable, Undecided; for the latter two call it
-    again.
+    and then finds a new one. False: it has entries, was to be deleted ``only_if_empty``, and keeps
+    them. Raises Refused, Unavailable, Undecided; for the latter two call it again.
     """
     topic = await topics.serve_existing(base)
+    if only_if_empty and not await _is_empty(topic.runner.logs.values()):
+        return False
     async with topics.shut(topic, "the topic was deleted") as runner:
-        for topic_log in runner.logs.values():
+        logs = list(runner.logs.values())
+        # Once more behind the fence: from here on nobody appends.
+        if only_if_empty and not await _is_empty(logs):
+            return False
+        for topic_log in logs:
             await erase(topic_log)
         await topics.write_entry(topic, CatalogEntry(is_deleted=True))
+    return True
+
+
+async def _is_empty(logs: Iterable[TopicLog]) -> bool:
+    """Whether no ledger of any of them has an entry left. Raises Undecided."""
+    for topic_log in logs:
+        if topic_log.undecided or topic_log.waiting:
+            return False
+        if await topic_log.read(EARLIEST, 1, 1):
+            return False
+    return True
 
 
 async def erase(topic_log: TopicLog) -> None:

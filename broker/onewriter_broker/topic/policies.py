@@ -6,20 +6,12 @@ have none. What an ExclusiveTopic declares stands beside them and does not come 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import TopicName
-
-if TYPE_CHECKING:
-    from onewriter_broker.topic.topics import Topics
-
-OWN_MAX: Final = 50
-"""Policies of one topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +68,6 @@ def effective(
 def deduplicates(name: TopicName, entry: CatalogEntry, namespaces: NamespacePolicies) -> bool:
     """Whether a topic is deduplicated; it is not by default, as in Pulsar."""
     return effective(DEDUPLICATION, name, entry, namespaces) is True
-
-
-async def set_own(
-    topics: Topics, base: TopicName, name: str, change: Callable[[object], object]
-) -> None:
-    """Set a topic's own policy to what ``change`` makes of the present one; None removes it.
-
-    Raises what ``change`` raises; Refused when the topic does not exist, Unavailable, Undecided.
-    """
-    topic = await topics.serve_existing(base)
-    async with topic.growing:
-        entry = topic.entry.with_policy(name, change(topic.entry.policies.get(name)))
-        if len(entry.policies) > OWN_MAX:
-            text = f"{base} has {OWN_MAX} policies already"
-            raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
-        await topics.write_entry(topic, entry)
-        follow(topic, topics.namespaces)
 
 
 def follow(topic: LoadedTopic, namespaces: NamespacePolicies) -> None:

@@ -17,8 +17,8 @@ from onewriter_broker.logs import configure_logging
 from onewriter_broker.ownership.claims import Forced, adopt_force
 from onewriter_broker.process import api_of, is_single_node, open_anchor, redis_settings
 from onewriter_broker.settings import Settings
-from onewriter_broker.verbs import tables
 from onewriter_broker.verbs.offline import reachable
+from onewriter_core import tables
 from onewriter_core.errors import ConfigurationError
 
 REASON_LENGTH_MAX = 500

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from onewriter_broker.verbs import tables
-from onewriter_broker.verbs.client import Broker, broker_options, topic_path
+from onewriter_broker.verbs.options import broker_options
+from onewriter_core import tables
+from onewriter_core.broker_http import Broker, topic_path
 
 
 @click.command()
@@ -32,10 +33,18 @@ def fence(topic: str, if_epoch: int | None, http_url: str, token: str, output: s
 @click.option(
     "--to", default="", help="Name of a waiting producer or its claim; default: the first."
 )
+@click.option(
+    "--if-epoch", type=click.IntRange(min=0), help="Only if TOPIC's epoch still is this number."
+)
 @broker_options
-def handover(topic: str, to: str, http_url: str, token: str, output: str) -> None:
+def handover(
+    topic: str, to: str, if_epoch: int | None, http_url: str, token: str, output: str
+) -> None:
     """Hand TOPIC to a waiter, without a gap between the two writers."""
-    answer = Broker(http_url, token).post(topic_path(topic) + "/handover", {"to": to} if to else {})
+    body: dict[str, object] = {"to": to} if to else {}
+    if if_epoch is not None:
+        body["ifEpoch"] = if_epoch
+    answer = Broker(http_url, token).post(topic_path(topic) + "/handover", body)
     if output == "json":
         tables.as_json(answer)
     else:

@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from onewriter_broker.verbs import tables
-from onewriter_broker.verbs.client import Broker, broker_options, topic_path
+from onewriter_broker.verbs.options import broker_options
+from onewriter_core import tables
+from onewriter_core.broker_http import Broker, topic_path
 from onewriter_core.errors import Unavailable, Undecided
 
 PAGES_MAX = 1_000

@@ -16,7 +16,7 @@ from onewriter_core.api.claim import (
     TopicReference,
 )
 from onewriter_core.api.common import API_VERSION, AccessModeWord, Metadata
-from onewriter_core.api.support import unsupported
+from onewriter_core.api.support import unsupported, without_unsupported
 from onewriter_core.api.topic import (
     Access,
     Compaction,
@@ -61,4 +61,5 @@ __all__ = [
     "ServicePort",
     "TopicReference",
     "unsupported",
+    "without_unsupported",
 ]

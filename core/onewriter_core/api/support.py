@@ -7,6 +7,9 @@ Kubernetes (``fencing``, ``leaderService``), nothing needs to be said.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from onewriter_core.api.claim import ProducerClaim
 from onewriter_core.api.topic import ExclusiveTopic, PromotionPolicy
 
@@ -21,6 +24,15 @@ def unsupported(
     if isinstance(resource, ExclusiveTopic):
         return _unsupported_topic(resource)
     return () if knows_pods else _unsupported_claim(resource)
+
+
+def without_unsupported(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A topic's spec, as it is written, less what ``unsupported`` objects to; defaults count there."""
+    found = {name: value for name, value in spec.items() if name != "compaction"}
+    promotion = dict(found.pop("promotion", None) or {})
+    if promotion.get("policy") == PromotionPolicy.BALANCED.value:
+        del promotion["policy"]
+    return found | ({"promotion": promotion} if promotion else {})
 
 
 def _unsupported_topic(topic: ExclusiveTopic) -> tuple[str, ...]:

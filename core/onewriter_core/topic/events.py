@@ -56,12 +56,14 @@ class ClockTicked:
 class HandoverRequested:
     """An administrator asked for a planned change of hands, perhaps to a named waiter.
 
-    ``to`` matches a waiter's producer name or claim; empty: the first in line.
+    ``to`` matches a waiter's producer name or claim; empty: the first in line. ``if_epoch`` makes
+    it conditional.
     """
 
     identifier: str
     to: str
     now: float
+    if_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

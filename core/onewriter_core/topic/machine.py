@@ -110,8 +110,8 @@ def step(topic: Topic, event: Event) -> Step:
             return _and_settle(fence_refused(topic, number, reason, now), now)
         case ClockTicked(now):
             return _and_settle(_ticked(topic, now), now)
-        case HandoverRequested(identifier, to, _):
-            return _handed_over(topic, identifier, to)
+        case HandoverRequested(identifier, to, _, if_epoch):
+            return _handed_over(topic, identifier, to, if_epoch)
         case FenceRequested(identifier, if_epoch, _):
             return _fenced(topic, identifier, if_epoch)
         case LedgerFull(number, _):
@@ -308,10 +308,11 @@ def _ticked(topic: Topic, now: float) -> Step:
     return topic, effects
 
 
-def _handed_over(topic: Topic, identifier: str, to: str) -> Step:
+def _handed_over(topic: Topic, identifier: str, to: str, if_epoch: int | None) -> Step:
     """A planned change of hands: one fence from the holder to a waiter, without a gap."""
-    if topic.claim is not None or topic.is_closed:
-        return topic, (Answer(identifier, topic.epoch, "a change of hands is in progress"),)
+    refusal = _no_order_now(topic, if_epoch)
+    if refusal:
+        return topic, (Answer(identifier, topic.epoch, refusal),)
     for waiter in in_order(topic.queue, topic.policy):
         if not to or to in {waiter.producer_name, waiter.claim}:
             queue = tuple(w for w in topic.queue if w.group != waiter.group)
@@ -329,13 +330,20 @@ def _handed_over(topic: Topic, identifier: str, to: str) -> Step:
 
 def _fenced(topic: Topic, identifier: str, if_epoch: int | None) -> Step:
     """An administrator deposes whoever holds the topic; the waiters stay."""
-    if topic.claim is not None or topic.is_closed:
-        return topic, (Answer(identifier, topic.epoch, "a change of hands is in progress"),)
-    if if_epoch is not None and if_epoch != topic.epoch:
-        refusal = f"the topic epoch is {topic.epoch}, not {if_epoch}"
+    refusal = _no_order_now(topic, if_epoch)
+    if refusal:
         return topic, (Answer(identifier, topic.epoch, refusal),)
     slots = tuple(slot.number for slot in topic.slots)
     return start_claim(topic, Purpose.DEPOSE, slots, None, Departure.FENCED, answers=identifier)
+
+
+def _no_order_now(topic: Topic, if_epoch: int | None) -> str:
+    """Why an administrator's order, about ``if_epoch`` if that is given, comes to nothing."""
+    if topic.claim is not None or topic.is_closed:
+        return "a change of hands is in progress"
+    if if_epoch is not None and if_epoch != topic.epoch:
+        return f"the topic epoch is {topic.epoch}, not {if_epoch}"
+    return ""
 
 
 def _rolled(topic: Topic, number: int) -> Step:

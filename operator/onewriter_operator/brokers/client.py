@@ -66,7 +66,7 @@ class Credentials:
         if now - self._read_at >= TOKEN_SECONDS:
             try:
                 self._token = (await asyncio.to_thread(self._token_file.read_text)).strip()
-            except OSError as error:
+            except (OSError, UnicodeDecodeError) as error:
                 raise BrokerUnreachable(f"the token cannot be read: {error}") from error
             self._read_at = now
         return {"Authorization": f"Bearer {self._token}"}
@@ -100,9 +100,10 @@ class BrokerClient:
 
     async def close(self) -> None:
         """End all connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        # Taken away first: who calls meanwhile is told that there is no connection.
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     # ------------------------------------------------------------ calls
 
@@ -128,6 +129,11 @@ class BrokerClient:
         """Fence the holder of this very epoch. Raises BrokerRefused 412 for another one."""
         return await self._call("POST", f"{_topic_path(name)}/fence", json={"ifEpoch": epoch})
 
+    async def hand_over(self, name: str, epoch: int, to: str) -> Json:
+        """Hand over from the holder of this very epoch. Raises BrokerRefused 412, 409: nobody waits."""
+        body = {"ifEpoch": epoch} | ({"to": to} if to else {})
+        return await self._call("POST", f"{_topic_path(name)}/handover", json=body)
+
     async def partitions(self, name: str) -> int:
         """How many partitions a topic really has; 0 for one without, and for none."""
         try:
@@ -136,10 +142,10 @@ class BrokerClient:
             if refused.status == 404:
                 return 0
             raise
-        return int(found.get("partitions", 0))
+        return _count(found, "partitions")
 
     async def entries(self, name: str, partitions: int) -> int:
-        """The entries that a topic's log has."""
+        """The entries that a topic's present ledgers have; earlier ones are counted by nobody."""
         names = [f"{name}-partition-{n}" for n in range(partitions)] if partitions else [name]
         total = 0
         for each in names:
@@ -149,21 +155,25 @@ class BrokerClient:
                 if refused.status != 404:
                     raise
                 continue
-            total += int(found.get("numberOfEntries", 0))
+            total += _count(found, "numberOfEntries")
         return total
 
-    async def delete(self, name: str, partitions: int, *, force: bool) -> bool:
-        """Delete a topic's log; its epochs stay. False when there was none.
+    async def delete(self, name: str, partitions: int, *, only_if_empty: bool) -> bool:
+        """Delete a topic's log; its epochs stay. False: it has entries, which keep it.
 
-        Without ``force`` a topic that somebody is connected to is refused (412).
+        To be deleted only if empty, one that somebody is connected to is refused (412).
         """
         path = f"{_pulsar_path(name)}{'/partitions' if partitions else ''}"
+        switches = {"force": not only_if_empty, "onlyIfEmpty": only_if_empty}
         try:
-            await self._call("DELETE", path, params={"force": str(force).lower()})
+            await self._call(
+                "DELETE", path, params={k: str(v).lower() for k, v in switches.items()}
+            )
         except BrokerRefused as refused:
-            if refused.status == 404:
+            if refused.status == 409 and only_if_empty:
                 return False
-            raise
+            if refused.status != 404:
+                raise
         return True
 
     async def watch(self) -> AsyncIterator[Json]:
@@ -212,9 +222,9 @@ class BrokerClient:
                 if answer.status >= 400:
                     raise await _refused(answer)
                 text = await answer.read()
+                return _object(text) if text.strip() else {}
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise BrokerUnreachable(_words(error)) from error
-        return _object(text) if text.strip() else {}
 
 
 def _topic_path(name: str) -> str:
@@ -250,8 +260,16 @@ async def _refused(answer: aiohttp.ClientResponse) -> Exception:
 def _object(text: bytes) -> Json:
     found = json.loads(text)
     if not isinstance(found, dict):
-        raise TypeError("not a JSON object")
+        raise ValueError("not a JSON object")  # noqa: TRY004 - what a broker said, not our mistake
     return found
+
+
+def _count(found: Json, name: str) -> int:
+    """A number of an answer. Raises BrokerUnreachable when it says none: nothing rests on a guess."""
+    value = found.get(name)
+    if not isinstance(value, int):
+        raise BrokerUnreachable(f"the answer has no number {name}")
+    return value
 
 
 def _words(error: Exception) -> str:

@@ -31,6 +31,12 @@ from onewriter_operator.plan.facts import Applied, Brokers, Stored
 GRACE_SECONDS: Final = 10.0
 """A broker whose stream broke counts as followed for so long."""
 
+SETTLE_SECONDS: Final = 10.0
+"""At the start all brokers may take so long to be heard, before one counts as away."""
+
+CATCH_UP_SECONDS: Final = 5.0
+"""A broker that came back with another desired state is given ours within this time."""
+
 RETRY_SECONDS_MIN: Final = 0.2
 RETRY_SECONDS_MAX: Final = 5.0
 """Between two attempts to reach a broker."""
@@ -40,6 +46,9 @@ GATHER_SECONDS: Final = 0.05
 
 CHECK_SECONDS: Final = 30.0
 """How often a broker is asked whether it still has the desired state that it was given."""
+
+AGE_SECONDS_MAX: Final = 3_600.0
+"""What is older than anybody asks for, or of unknown age, is as old as this."""
 
 REFUSED_PIECES_MAX: Final = 1_000
 """Objects that one broker may refuse; beyond that all of it counts as refused."""
@@ -65,14 +74,20 @@ class Listener(Protocol):
 
 @dataclass(slots=True)
 class _Broker:
-    """One broker, and what is known of it."""
+    """One broker, and what is known of it.
+
+    ``revision`` and ``pieces`` are what it was given, or had already; ``reported`` is what it said
+    that it had. Until ``behind_until`` nobody expects it to have anything.
+    """
 
     client: BrokerClient
     is_synced: bool = False
     problem: str = "not connected yet"
     incarnation: str = ""
+    reported: str = ""
     revision: str = ""
     pieces: Mapping[Key, str] = field(default_factory=dict)
+    behind_until: float = 0.0
     refused: dict[Key, tuple[str, str]] = field(default_factory=dict)
     general_refusal: str = ""
     is_wanted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -104,6 +119,7 @@ class Fleet:
         self._views = Views()
         self._desired: Desired | None = None
         self._dirty = asyncio.Event()
+        self._is_settling = bool(urls)
         self._brokers = {
             name: _Broker(BrokerClient(name, url, credentials)) for name, url in urls.items()
         }
@@ -111,6 +127,7 @@ class Fleet:
     async def run(self) -> None:
         """Follow and tell until cancelled."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._settle_in_time())
             group.create_task(self._compose())
             for broker in self._brokers.values():
                 group.create_task(self._follow(broker))
@@ -130,11 +147,17 @@ class Fleet:
             if broker.problem
         ]
         synced = sum(broker.is_synced for broker in self._brokers.values())
-        return Brokers(len(self._brokers), synced, tuple(problems))
+        return Brokers(len(self._brokers), synced, tuple(problems), self._is_settling)
 
     def view(self, topic: str) -> View | None:
         """What the broker that serves the topic says of it."""
         return self._views.best(topic)
+
+    def age_seconds(self, topic: str) -> float:
+        """How long the topic has been in its state, or has been served by nobody, as far as known."""
+        view = self._views.best(topic)
+        since = self._views.gone_at(topic) if view is None else view.since
+        return AGE_SECONDS_MAX if since is None else asyncio.get_running_loop().time() - since
 
     def is_lost(self, topic: str) -> bool:
         """Whether the broker that served the topic last cannot be followed."""
@@ -145,6 +168,8 @@ class Fleet:
         """What the brokers took over of an object, as it is passed on now."""
         synced = [broker for broker in self._brokers.values() if broker.is_synced]
         having = [broker for broker in synced if piece and broker.pieces.get(key) == piece]
+        now = asyncio.get_running_loop().time()
+        is_catching_up = any(broker.behind_until > now for broker in synced)
         refusal = ""
         for broker in synced:
             digest, reason = broker.refused.get(key, ("", ""))
@@ -152,7 +177,8 @@ class Fleet:
                 refusal = f"{broker.client.name}: {reason}"
             elif broker.general_refusal and broker.pieces.get(key) != piece:
                 refusal = f"{broker.client.name}: {broker.general_refusal}"
-        return Applied(len(having), bool(synced) and len(having) == len(synced), refusal)
+        is_everywhere = bool(synced) and len(having) == len(synced)
+        return Applied(len(having), is_everywhere, refusal, is_catching_up=is_catching_up)
 
     # ------------------------------------------------------------ asking
 
@@ -171,22 +197,34 @@ class Fleet:
         """Fence this very epoch. Raises BrokerRefused, BrokerUnreachable."""
         await self._ask(topic, lambda client: client.fence(topic, epoch))
 
-    async def delete(self, topic: str, *, only_if_empty: bool) -> int:
-        """Delete a topic's log. 0: it is gone; else so many entries kept it.
+    async def hand_over(self, topic: str, epoch: int, to: str) -> None:
+        """Hand over from the holder of this very epoch. Raises BrokerRefused, BrokerUnreachable."""
+        await self._ask(topic, lambda client: client.hand_over(topic, epoch, to))
+
+    async def delete(self, topic: str, *, only_if_empty: bool) -> bool:
+        """Delete a topic's log. False: it has entries, which keep it.
 
         Raises BrokerRefused (412: somebody is connected), BrokerUnreachable.
         """
 
-        async def erase(client: BrokerClient) -> int:
+        async def erase(client: BrokerClient) -> bool:
             partitions = await client.partitions(topic)
-            if only_if_empty:
-                entries = await client.entries(topic, partitions)
-                if entries:
-                    return entries
-            await client.delete(topic, partitions, force=not only_if_empty)
-            return 0
+            # Brokers of an earlier version know nothing of onlyIfEmpty: they are asked beforehand.
+            if only_if_empty and await client.entries(topic, partitions):
+                return False
+            return await client.delete(topic, partitions, only_if_empty=only_if_empty)
 
         return await self._ask(topic, erase)
+
+    async def confirm(self, topic: str) -> Json | None:
+        """What the broker that serves the topic says of it at this very moment; None: no such topic.
+
+        Raises BrokerRefused, BrokerUnreachable (also when the one that answers does not serve it).
+        """
+        found = await self._ask(topic, lambda client: client.topic(topic))
+        if found is not None and not found.get("served", True):
+            raise BrokerUnreachable(str(found.get("waitingReason") or "nobody serves it just now"))
+        return found
 
     async def _ask(
         self, topic: str, question: Callable[[BrokerClient], Awaitable[_Answer]]
@@ -257,7 +295,7 @@ class Fleet:
             return
         if revision != broker.revision:
             self._listener.drifted(broker.client.name)
-            broker.revision, broker.pieces = "", {}
+            broker.revision, broker.pieces, broker.reported = "", {}, revision
 
     async def _give(self, broker: _Broker, desired: Desired) -> None:
         """Hand it over; what the broker refuses is left out, so that all else gets through."""
@@ -273,19 +311,18 @@ class Fleet:
             return
         if broker.revision == desired.revision and broker.pieces == desired.pieces:
             return
-        try:
-            answer = await broker.client.put_desired(desired.body)
-        except BrokerRefused as refused:
-            self._note_refusal(broker, desired, refused)
-            return
-        for warning in answer.get("warnings") or ():
-            log.info("desired.warning", broker=broker.client.name, warning=warning)
-        before = broker.pieces
-        broker.revision, broker.pieces, broker.general_refusal = (
-            desired.revision,
-            desired.pieces,
-            "",
-        )
+        if broker.reported != desired.revision:  # a revision is made of all that is in it
+            try:
+                answer = await broker.client.put_desired(desired.body)
+            except BrokerRefused as refused:
+                broker.behind_until = 0.0
+                self._note_refusal(broker, desired, refused)
+                return
+            for warning in answer.get("warnings") or ():
+                log.info("desired.warning", broker=broker.client.name, warning=warning)
+        before, broker.pieces = broker.pieces, desired.pieces
+        broker.revision = broker.reported = desired.revision
+        broker.general_refusal, broker.behind_until = "", 0.0
         changed = {key for key, digest in desired.pieces.items() if before.get(key) != digest}
         self._listener.applied(changed)
 
@@ -312,7 +349,7 @@ class Fleet:
     def _refuse_all(self, broker: _Broker, reason: str) -> None:
         """Nothing gets through to it until something changes."""
         desired = self._desired
-        broker.general_refusal = reason
+        broker.general_refusal, broker.behind_until = reason, 0.0
         if desired is not None:
             keys = {key for key, piece in desired.pieces.items() if broker.pieces.get(key) != piece}
             self._listener.applied(keys)
@@ -330,6 +367,9 @@ class Fleet:
                     broker.problem = await self._listen(broker)
                 except (BrokerUnreachable, BrokerRefused) as error:
                     broker.problem = str(error)
+                except (AttributeError, KeyError, TypeError, ValueError) as error:
+                    broker.problem = f"what it says is not understood: {error!r}"
+                    log.exception("broker.not_understood", broker=broker.client.name)
                 if broker.lines != lines:
                     pause.reset()
                 if broker.is_synced and broker.lost is None:
@@ -353,7 +393,8 @@ class Fleet:
                     self._heard(name, topic, line["status"])
                     told.add(topic)
                 case "GONE":
-                    self._tell_gone(topic, self._views.drop(name, topic))
+                    now = asyncio.get_running_loop().time()
+                    self._tell_gone(topic, self._views.drop(name, topic, now))
                     told.discard(topic)
                 case "SYNCED" if not is_complete:
                     is_complete = True
@@ -379,7 +420,8 @@ class Fleet:
 
     def _synced(self, broker: _Broker, line: Json, told: set[str]) -> None:
         """The broker has told all that it serves."""
-        for topic in self._views.keep_only(broker.client.name, told):
+        now = asyncio.get_running_loop().time()
+        for topic in self._views.keep_only(broker.client.name, told, now):
             self._listener.topic_changed(topic, None)
         incarnation, revision = str(line.get("broker", "")), str(line.get("revision") or "")
         is_same = broker.incarnation == incarnation
@@ -387,12 +429,21 @@ class Fleet:
             if broker.revision and is_same:
                 self._listener.drifted(broker.client.name)
             broker.revision, broker.pieces = "", {}
-        broker.incarnation = incarnation
+            broker.behind_until = now + CATCH_UP_SECONDS
+        broker.incarnation, broker.reported = incarnation, revision
         was_synced, broker.is_synced, broker.problem = broker.is_synced, True, ""
+        self._is_settling &= not self.state().all_synced
         log.info("broker.synced", broker=broker.client.name, topics=len(told), revision=revision)
         if not was_synced:
             self._listener.fleet_changed()
         broker.is_wanted.set()
+
+    async def _settle_in_time(self) -> None:
+        """Who has not been heard by then is away."""
+        await asyncio.sleep(SETTLE_SECONDS)
+        if self._is_settling:
+            self._is_settling = False
+            self._listener.fleet_changed()
 
     def _lose(self, broker: _Broker) -> None:
         """The broker did not come back in time: what it served is unknown now."""

@@ -6,11 +6,17 @@ at every change of hands, so the view with the highest ledger is the later one.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from onewriter_operator.documents import Json
+
+TOPICS_REMEMBERED_MAX: Final = 100_000
+"""Topics of which is remembered who served them last, and when nobody did any more."""
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,8 @@ class Views:
 
     def __init__(self) -> None:
         self._by_broker: dict[str, dict[str, View]] = {}
-        self._last_server: dict[str, str] = {}
+        self._last_server: OrderedDict[str, str] = OrderedDict()
+        self._gone_at: OrderedDict[str, float] = OrderedDict()
 
     def best(self, topic: str) -> View | None:
         """The view that counts; None when nobody serves the topic."""
@@ -38,6 +45,10 @@ class Views:
         """The broker that served the topic last, as far as is known; empty: none did."""
         return self._last_server.get(topic, "")
 
+    def gone_at(self, topic: str) -> float | None:
+        """When the topic's broker let go of it and nobody served it any more; None: long ago."""
+        return self._gone_at.get(topic)
+
     def put(self, broker: str, topic: str, status: Json, now: float) -> Json | None:
         """A broker tells of a topic; what counted before."""
         before = self.best(topic)
@@ -45,38 +56,33 @@ class Views:
         is_same = known is not None and known.status.get("state") == status.get("state")
         since = known.since if known is not None and is_same else now
         self._by_broker[broker][topic] = View(broker, status, since)
+        self._gone_at.pop(topic, None)
         best = self.best(topic)
         if best is not None:
-            self._last_server[topic] = best.broker
+            _remember(self._last_server, topic, best.broker)
         return None if before is None else before.status
 
-    def drop(self, broker: str, topic: str) -> Json | None:
+    def drop(self, broker: str, topic: str, now: float) -> Json | None:
         """A broker no longer serves a topic, and says so; what counted before."""
         before = self.best(topic)
         self._by_broker.get(broker, {}).pop(topic, None)
         if self._last_server.get(topic) == broker:
             del self._last_server[topic]
+        if before is not None and self.best(topic) is None:
+            _remember(self._gone_at, topic, now)
         return None if before is None else before.status
 
-    def keep_only(self, broker: str, topics: Iterable[str]) -> list[str]:
+    def keep_only(self, broker: str, topics: Iterable[str], now: float) -> list[str]:
         """A broker told all that it serves: what it no longer does goes. The topics that went."""
         kept = set(topics)
         gone = [topic for topic in self._by_broker.get(broker, {}) if topic not in kept]
         for topic in gone:
-            self.drop(broker, topic)
+            self.drop(broker, topic, now)
         return gone
 
     def lose(self, broker: str) -> list[str]:
         """Nothing is known of a broker any more; the topics that it served."""
         return list(self._by_broker.pop(broker, {}))
-
-    def forget(self, topic: str) -> None:
-        """The topic is declared no more."""
-        self._last_server.pop(topic, None)
-
-    def served_by(self, broker: str) -> list[str]:
-        """The topics that a broker serves."""
-        return list(self._by_broker.get(broker, {}))
 
 
 def claims_in(status: Mapping[str, Any] | None) -> set[str]:
@@ -89,6 +95,13 @@ def claims_in(status: Mapping[str, Any] | None) -> set[str]:
         *(status.get("sharedProducers") or ()),
     )
     return {str(each["claim"]) for each in contenders if each.get("claim")}
+
+
+def _remember(values: OrderedDict[str, _Value], topic: str, value: _Value) -> None:
+    values[topic] = value
+    values.move_to_end(topic)
+    while len(values) > TOPICS_REMEMBERED_MAX:
+        values.popitem(last=False)
 
 
 def _rank(view: View) -> tuple[bool, int, int, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from onewriter_operator.documents import Key, Kind
 
@@ -37,6 +37,17 @@ class Fence:
 
     topic: str
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Hand the topic over from the holder of this epoch, to ``to`` or, if that is empty, to the first
+    who waits. Answer: facts.handover_answer.
+    """
+
+    topic: str
+    epoch: int
+    to: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +89,29 @@ class Remove:
     uid: str
 
 
+EventReason = Literal[
+    "ClaimGranted",
+    "DeletionGivenUp",
+    "DriftRepaired",
+    "EpochAdvanced",
+    "EvictionBlocked",
+    "FencedByOrder",
+    "HandedOverByOrder",
+    "InstallationIncomplete",
+    "PodEvicted",
+    "ResourceConflict",
+    "TopicAdopted",
+    "TopicDeleted",
+    "TopicRetained",
+    "WriterFenced",
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Tell:
     """An Event about the declared object."""
 
-    reason: str
+    reason: EventReason
     note: str
     is_warning: bool = False
 
@@ -99,6 +128,7 @@ Action = (
     | LookUpTopic
     | LookUpPod
     | Fence
+    | HandOver
     | DeleteLog
     | RemovePod
     | Apply

@@ -18,7 +18,14 @@ from onewriter_operator.documents import (
     status_of,
 )
 from onewriter_operator.plan.actions import Action, Tell, Visit
-from onewriter_operator.plan.facts import PATIENCE_SECONDS, ClaimFacts, settles_soon
+from onewriter_operator.plan.facts import (
+    MOVING_SECONDS,
+    PATIENCE_SECONDS,
+    SETTLING_SECONDS,
+    ClaimFacts,
+    is_too_early,
+    settles_soon,
+)
 from onewriter_operator.plan.fenced import OPEN
 from onewriter_operator.plan.topic import TopicPlan
 from onewriter_operator.plan.verdicts import unreachable
@@ -29,6 +36,10 @@ _REFUSING: Final = frozenset({"TopicMissing", "NotServed", "Invalid"})
 
 def plan_claim(facts: ClaimFacts) -> TopicPlan:
     """Everything that one visit has to decide."""
+    if is_too_early(facts):
+        return TopicPlan((Visit(SETTLING_SECONDS),), None)
+    if facts.standing.is_passed_on and facts.is_moving:
+        return TopicPlan((Visit(MOVING_SECONDS),), None)
     producers, omitted = _producers(facts)
     before = status_of(facts.document)
     generation = generation_of(facts.document)
@@ -177,7 +188,8 @@ def _who_may(facts: ClaimFacts) -> str:
 
 
 def _granted(facts: ClaimFacts, producers: list[Json], ready: Verdict) -> Verdict:
-    if facts.standing.word in _REFUSING or facts.applied.refusal:
+    is_refused = facts.standing.word in _REFUSING and not facts.standing.is_kept
+    if is_refused or facts.applied.refusal:
         return no("Granted", "Rejected", ready.message)
     if facts.view is None and not facts.is_unserved:
         return unknown("Granted", "BrokersUnreachable", unreachable(facts.brokers))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from onewriter_operator.documents import Json
+from onewriter_operator.documents import Json, status_of
 
 Word = Literal[
     "Accepted", "Closing", "Invalid", "Unsupported", "ResourceConflict", "TopicMissing", "NotServed"
@@ -25,26 +25,32 @@ class Standing:
     """Whether the brokers are to know of an object, and why not.
 
     ``Closing``: they know it, and are to let nobody in any more. ``topic`` is the Pulsar topic,
-    empty when it cannot be told. ``rival`` is the object that has it instead.
+    empty when it cannot be told. ``rival`` is the object that has it instead. ``is_kept``: what it
+    says now is wrong, and the brokers go on with what it said before.
     """
 
     word: Word = "Accepted"
     message: str = ""
     topic: str = ""
     rival: str = ""
+    is_kept: bool = False
 
     @property
     def is_passed_on(self) -> bool:
-        return self.word in {"Accepted", "Closing"}
+        return self.is_kept or self.word in {"Accepted", "Closing"}
 
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """The brokers as a whole. ``synced``: whose streams tell all they serve."""
+    """The brokers as a whole. ``synced``: whose streams tell all they serve.
+
+    ``is_settling``: the operator has just begun to ask them, and not all have answered yet.
+    """
 
     expected: int = 1
     synced: int = 1
     problems: tuple[str, ...] = ()
+    is_settling: bool = False
 
     @property
     def all_synced(self) -> bool:
@@ -56,13 +62,15 @@ class Applied:
     """What the brokers took over of an object as it is now.
 
     ``is_everywhere``: every broker that can be reached has it, and one can. ``refusal``: why they
-    do not take it. ``is_held_back``: it is paused, and they have an earlier one.
+    do not take it. ``is_held_back``: it is paused, and they have an earlier one. ``is_catching_up``:
+    one of them has just come back, and is being told.
     """
 
     brokers: int = 0
     is_everywhere: bool = False
     refusal: str = ""
     is_held_back: bool = False
+    is_catching_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +98,15 @@ class PodFacts:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The last answer to the wish to remove a pod; ``age_seconds`` ago, the ``count``-th."""
+    """The last answer to the wish to remove a pod; ``age_seconds`` ago, the ``count``-th.
 
-    answer: Literal["Evicted", "PodGone", "BlockedByPDB", "EvictionFailed"]
+    ``CameBack``: its broker, asked before, knows it again. ``Unconfirmed``: no broker could say, and
+    the pod was not touched.
+    """
+
+    answer: Literal[
+        "Evicted", "PodGone", "BlockedByPDB", "EvictionFailed", "CameBack", "Unconfirmed"
+    ]
     count: int = 1
     age_seconds: float = 0.0
     retry_after_seconds: float | None = None
@@ -108,15 +122,16 @@ class Deletion:
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced:
-    """What came of fencing an epoch by order: the broker's words, empty when it was done.
+class Ordered:
+    """What came of a person's ``order`` (plan.orders.order): the broker's words, empty when done.
 
-    ``is_news``: it was asked in this very visit.
+    ``is_news``: it was asked in this very visit. ``is_open``: nobody knows whether it was done.
     """
 
-    epoch: int
+    order: str
     refusal: str = ""
     is_news: bool = False
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +139,17 @@ class TopicFacts:
     """All that is known about one ExclusiveTopic.
 
     ``view`` is what the broker that serves it says (``GET /onewriter/v1/topics/...``), None when
-    none serves it; ``view_age_seconds`` how long it has been in that state. ``is_lost``: the broker
-    that served it last cannot be followed. ``pending_seconds``: for how long the brokers have been
+    none serves it; ``view_age_seconds`` how long it has been in that state, or nobody has served it.
+    ``is_lost``: the broker that served it last cannot be followed. ``pending_seconds``: for how long
+    the brokers have been
     meant to have the object as it is now. ``epoch_seen`` is the
     highest epoch this process was ever told. ``status_editor`` is who changed the status besides
-    the operator, if somebody did. ``taken`` is what has a name that the leader's Service needs and belongs
-    to somebody else, ``service`` and ``slices`` what is there under the leader
-    Service's name, ``left_over`` what belongs to the topic under other names, ``written`` the digest
+    the operator, if somebody did, and ``fenced_before`` its list of fenced pods as the operator wrote
+    it last. ``taken`` is what has a name that the leader's Service needs and belongs
+    to somebody else, ``refused`` what the API server does not let us write and why, by ``kind/name``,
+    ``service`` and ``slices`` what is there under the leader
+    Service's name, ``ahead_seconds`` for how long that has spoken of a later epoch than is known,
+    ``left_over`` what belongs to the topic under other names, ``written`` the digest
     of what this process wrote last, by ``kind/name``. ``fenced_for`` says for how long each fenced
     pod (``uid@epoch``) is known.
     """
@@ -147,22 +166,31 @@ class TopicFacts:
     stored: Stored | None = None
     epoch_seen: int = 0
     status_editor: str = ""
+    fenced_before: tuple[Json, ...] | None = None
     pods: Mapping[str, PodFacts] = field(default_factory=lambda: NOTHING)
     fenced_for: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     attempts: Mapping[str, Attempt] = field(default_factory=lambda: NOTHING)
     taken: str = ""
+    refused: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    ahead_seconds: float = 0.0
     service: Json | None = None
     slices: tuple[Json, ...] = ()
     left_over: tuple[Json, ...] = ()
     written: Mapping[str, str] = field(default_factory=lambda: NOTHING)
-    fence_answer: Fenced | None = None
+    fence_answer: Ordered | None = None
+    handover_answer: Ordered | None = None
     deletion: Deletion | None = None
     drift: tuple[str, ...] = ()
 
     @property
+    def is_moving(self) -> bool:
+        """Whether its broker has just let go of it, with a writer that will ask for it again."""
+        return _is_moving(self, bool(status_of(self.document).get("holder")))
+
+    @property
     def is_unserved(self) -> bool:
         """Whether it is known that no broker serves the topic just now."""
-        return self.view is None and self.brokers.synced > 0 and not self.is_lost
+        return _is_unserved(self, bool(status_of(self.document).get("holder")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +204,36 @@ class ClaimFacts:
     brokers: Brokers = Brokers()
     topic: Json | None = None
     view: Json | None = None
+    view_age_seconds: float = 3600.0
     is_lost: bool = False
     pending_seconds: float = 3600.0
     pods_selected: int | None = None
     status_editor: str = ""
 
     @property
+    def is_moving(self) -> bool:
+        """Whether its topic's broker has just let go of it, with producers that will ask again."""
+        return _is_moving(self, bool(status_of(self.document).get("producers")))
+
+    @property
     def is_unserved(self) -> bool:
         """Whether it is known that no broker serves the topic just now."""
-        return self.view is None and self.brokers.synced > 0 and not self.is_lost
+        return _is_unserved(self, bool(status_of(self.document).get("producers")))
+
+
+MOVING_SECONDS = 3.0
+"""A topic that its broker let go of is looked up by its writer again, elsewhere, within this time."""
+
+
+def _is_moving(facts: TopicFacts | ClaimFacts, was_used: bool) -> bool:
+    return facts.view is None and was_used and facts.view_age_seconds < MOVING_SECONDS
+
+
+def _is_unserved(facts: TopicFacts | ClaimFacts, was_used: bool) -> bool:
+    """Who was there when it was last seen may still be, at a broker that nobody can ask."""
+    if facts.view is not None or facts.is_lost or facts.brokers.synced == 0:
+        return False
+    return not was_used or (facts.brokers.all_synced and not facts.is_moving)
 
 
 PATIENCE_SECONDS = 2.0
@@ -198,5 +247,19 @@ def settles_soon(applied: Applied, brokers: Brokers, pending_seconds: float) -> 
         and not applied.refusal
         and not applied.is_held_back
         and brokers.synced > 0
-        and pending_seconds < PATIENCE_SECONDS
+        and (applied.is_catching_up or pending_seconds < PATIENCE_SECONDS)
     )
+
+
+SETTLING_SECONDS = 1.0
+"""While the brokers are still being found, an object whose broker has not spoken waits so long."""
+
+
+def is_too_early(facts: TopicFacts | ClaimFacts) -> bool:
+    """Whether a broker that nobody has reached yet may be the one that serves the topic.
+
+    What is shown stays: an operator that starts must not rewrite every status, twice.
+    """
+    is_new = int(status_of(facts.document).get("observedGeneration", -1)) < 0
+    is_unheard = facts.standing.is_passed_on and facts.view is None
+    return is_unheard and facts.brokers.is_settling and not is_new

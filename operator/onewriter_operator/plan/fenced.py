@@ -6,7 +6,8 @@ has not registered for the topic again within ten seconds, and if it is still th
 handover, a release, a plain disconnect and a takeover that the loser answered remove nobody.
 
 What was decided is kept in ``status.fencedPods``: a new operator goes on from there, so that nothing
-is forgotten when the story scrolls on, and nothing is decided twice.
+is forgotten when the story scrolls on, and nothing is decided twice. Before a pod is touched its
+broker is asked once more (``Attempt``: ``CameBack``, ``Unconfirmed``), because a stream may be late.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ RETRY_SECONDS_MAX: Final = 60.0
 FAILED_RETRY_SECONDS: Final = 60.0
 """Between two attempts that fail for another reason (two budgets, missing rights)."""
 
+UNSEEN_RETRY_SECONDS: Final = 10.0
+"""More wait than are shown: the pod may be among them, and is looked for again after so long."""
+
 OPEN: Final = frozenset({"Pending", "BlockedByPDB", "EvictionFailed"})
 """Outcomes that are none yet."""
 
@@ -50,16 +54,34 @@ def identifier(pod: Mapping[str, Any]) -> str:
     return f"{pod['podUID']}@{pod['epoch']}"
 
 
-def registered(view: Mapping[str, Any] | None) -> frozenset[str]:
-    """The uids of the pods that hold the topic, share it or wait for it."""
+def known_pods(facts: TopicFacts) -> tuple[Json, ...]:
+    """The fenced pods that status lists; what somebody else made of the list does not count."""
+    if facts.status_editor and facts.fenced_before is not None:
+        return facts.fenced_before
+    return tuple(status_of(facts.document).get("fencedPods") or ())
+
+
+def came_back(view: Mapping[str, Any] | None, pod: Mapping[str, Any]) -> bool:
+    """Whether a fenced pod has registered again: it holds, shares or waits, or held later."""
     if view is None:
-        return frozenset()
+        return False
+    uid = pod["podUID"]
     contenders: Iterable[Mapping[str, Any]] = (
         *(view.get("holders") or ()),
         *(view.get("waiters") or ()),
         *(view.get("sharedProducers") or ()),
     )
-    return frozenset(str(each["podUID"]) for each in contenders if each.get("podUID"))
+    if any(each.get("podUID") == uid for each in contenders):
+        return True
+    return any(
+        (transition.get("holder") or {}).get("podUID") == uid and transition["epoch"] > pod["epoch"]
+        for transition in view.get("transitions") or ()
+    )
+
+
+def _shows_all(view: Mapping[str, Any] | None) -> bool:
+    """Whether the view names everybody who is registered: long lists are cut."""
+    return view is None or not (view.get("waitersOmitted") or view.get("holdersOmitted"))
 
 
 def open_fences(facts: TopicFacts) -> list[Json]:
@@ -80,9 +102,7 @@ def plan_fenced(facts: TopicFacts) -> FencedPlan:
 
 def _known(facts: TopicFacts) -> list[Json]:
     """What status already lists and what the story adds, oldest first."""
-    found = {
-        identifier(pod): dict(pod) for pod in status_of(facts.document).get("fencedPods") or ()
-    }
+    found = {identifier(pod): dict(pod) for pod in known_pods(facts)}
     for transition in (facts.view or {}).get("transitions") or ():
         former = transition.get("previous") or {}
         if transition.get("cause") not in STALE_CAUSES or not former.get("podUID"):
@@ -119,12 +139,11 @@ class _Judge:
         self.soonest: float | None = None
         self._facts = facts
         self._policy = policy
-        self._registered = registered(facts.view)
         self._wait = self._interval_left(min_interval_seconds)
 
     def _interval_left(self, min_interval_seconds: float) -> float:
         """Seconds until another pod may be removed for this topic."""
-        pods = status_of(self._facts.document).get("fencedPods") or ()
+        pods = known_pods(self._facts)
         moments = [seconds_of(pod.get("since")) for pod in pods if pod.get("outcome") == "Evicted"]
         last = max((moment for moment in moments if moment is not None), default=None)
         if any(attempt.answer == "Evicted" for attempt in self._facts.attempts.values()):
@@ -141,13 +160,17 @@ class _Judge:
             return self._settled(pod, "NotRequested", "its token names no pod")
         if self._policy == "None":
             return self._settled(pod, "NotRequested", "spec.fencing.podPolicy is None")
-        if pod["podUID"] in self._registered:
-            return self._settled(pod, "CameBack", "")
-        if self._facts.view is None and not self._facts.brokers.all_synced:
-            return pod  # nobody can say whether it has registered again
         attempt = self._facts.attempts.get(identifier(pod))
         if attempt is not None and attempt.answer in {"Evicted", "PodGone"}:
             return self._gone(pod, attempt)
+        has_returned = attempt is not None and attempt.answer == "CameBack"
+        if has_returned or came_back(self._facts.view, pod):
+            return self._settled(pod, "CameBack", "")
+        if self._facts.view is None and not self._facts.brokers.all_synced:
+            return pod  # nobody can say whether it has registered again
+        if not _shows_all(self._facts.view):
+            self._look_again(UNSEEN_RETRY_SECONDS)
+            return pod
         known = self._facts.pods.get(pod["podUID"])
         if known is not None and (not known.exists or known.is_going):
             message = "" if not known.exists else "it is being deleted already"
@@ -188,6 +211,8 @@ class _Judge:
         return pod
 
     def _blocked(self, pod: Json, attempt: Attempt) -> Json:
+        if attempt.answer == "Unconfirmed":
+            return pod
         if pod["outcome"] == attempt.answer and pod.get("message") == attempt.message:
             return pod
         note = f"Pod {pod['pod']}, fenced in epoch {pod['epoch']}, stays: {attempt.message}"

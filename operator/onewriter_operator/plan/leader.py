@@ -8,7 +8,7 @@ pings), not a probe's, so that no readiness gate can block a rollout.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from onewriter_operator.documents import (
@@ -109,6 +109,11 @@ def endpoints(
             for port in wanted["ports"]
         ],
     }
+
+
+def is_ahead(epoch: int, slices: Iterable[Json], service: Json | None) -> bool:
+    """Whether what is there speaks of a later epoch than this one."""
+    return any(epoch_of(each) > epoch for each in (*slices, service or {}))
 
 
 def epoch_of(document: Mapping[str, Any]) -> int:

@@ -13,14 +13,12 @@ from typing import Any, Final
 from onewriter_core.api.status import PARTITIONS_SHOWN_MAX, TRANSITIONS_SHOWN_MAX
 from onewriter_operator import conditions
 from onewriter_operator.documents import (
-    FENCE,
     PAUSED,
     SERVICE,
     SLICE,
     TOPIC_FINALIZER,
     UNMANAGED,
     Json,
-    annotation,
     finalizers_of,
     generation_of,
     is_going,
@@ -28,6 +26,7 @@ from onewriter_operator.documents import (
     is_set,
     key_of,
     metadata,
+    named,
     seconds_of,
     spec_of,
     status_of,
@@ -38,7 +37,6 @@ from onewriter_operator.plan.actions import (
     Action,
     Apply,
     DeleteLog,
-    Fence,
     LookUpPod,
     LookUpTopic,
     Remove,
@@ -47,8 +45,16 @@ from onewriter_operator.plan.actions import (
     Visit,
 )
 from onewriter_operator.plan.difference import difference, differs, digest
-from onewriter_operator.plan.facts import PATIENCE_SECONDS, TopicFacts, settles_soon
-from onewriter_operator.plan.fenced import FencedPlan, plan_fenced
+from onewriter_operator.plan.facts import (
+    MOVING_SECONDS,
+    PATIENCE_SECONDS,
+    SETTLING_SECONDS,
+    TopicFacts,
+    is_too_early,
+    settles_soon,
+)
+from onewriter_operator.plan.fenced import FencedPlan, identifier, known_pods, plan_fenced
+from onewriter_operator.plan.orders import plan_orders
 
 DELETION_DEADLINE_SECONDS: Final = 300.0
 """After so long an object lets go of its finalizer, whatever became of the log."""
@@ -58,8 +64,17 @@ DELETION_RETRY_SECONDS: Final = 5.0
 FLICKER_SECONDS: Final = 1.0
 """A topic that changes hands is written about only if it takes longer than this."""
 
+UNKNOWN_SECONDS: Final = 5.0
+"""Until brokers are asked again about a topic of which nothing is known."""
+
+AHEAD_SECONDS: Final = 30.0
+"""An operator that knows of a later writer shows it by then; an epoch that nobody knows is drift."""
+
 BROKER_DRIFT: Final = "desired state of"
 """How drift begins that concerns every topic: it is shown by each, and told by none."""
+
+_TOLD_ONCE: Final = (("PolicyApplied", "Adopted"), ("Conflict", "ResourceConflict"))
+"""Conditions and reasons that are worth an Event when they are new."""
 
 KINDS_SHOWN: Final = frozenset({"grant", "share", "fence"})
 """Kinds of transitions that are a change of hands."""
@@ -85,29 +100,53 @@ def plan_topic(facts: TopicFacts) -> TopicPlan:
         return _deleting(facts)
     if needs_look_up(facts):
         return TopicPlan((LookUpTopic(facts.standing.topic),), None)
-    taken = service_taken(facts)
+    if is_too_early(facts):
+        return TopicPlan((Visit(SETTLING_SECONDS),), None, facts.drift)
+    problem = service_problem(facts)
     drift = list(dict.fromkeys((*facts.drift, *_status_drift(facts))))
     actions = [*_finalizer(facts)]
-    fenced = FencedPlan(tuple(status_of(facts.document).get("fencedPods") or ()), ())
+    fenced = FencedPlan(known_pods(facts), ())
     if facts.standing.is_passed_on and not is_set(facts.document, PAUSED):
         fenced = plan_fenced(facts)
-        actions += [*_fence(facts), *fenced.actions]
-        if not taken:
+        actions += [*plan_orders(facts), *fenced.actions]
+        if problem is None or problem.reason != verdicts.SERVICE_TAKEN:
             service_actions, service_drift = _leader(facts)
             actions += service_actions
             drift += service_drift
-    status = _status(facts, verdicts.verdicts(facts, taken, drift), fenced.pods)
-    if _flickers(facts):
-        return TopicPlan((*actions, Visit(FLICKER_SECONDS)), None, tuple(drift))
-    is_early = settles_soon(facts.applied, facts.brokers, facts.pending_seconds)
-    if facts.standing.is_passed_on and is_early:
-        return TopicPlan((*actions, Visit(PATIENCE_SECONDS)), None, tuple(drift))
+    wait = _wait_seconds(facts)
+    if wait is not None:
+        # What is said of pods is said together with the status that shows it.
+        kept = [
+            each for each in actions if each not in fenced.actions or not isinstance(each, Tell)
+        ]
+        return TopicPlan((*kept, Visit(wait)), None, tuple(drift))
+    status = _status(facts, verdicts.verdicts(facts, problem, drift), fenced.pods)
     own = [each for each in drift if not each.startswith(BROKER_DRIFT)]
     actions += [Tell("DriftRepaired", "; ".join(own))] if own else []
     actions += _news(facts, status)
     left = verdicts.drift_left_seconds({"status": status}, facts.now)
     actions += [] if left is None else [Visit(left)]
     return TopicPlan(tuple(actions), status, tuple(drift))
+
+
+def _wait_seconds(facts: TopicFacts) -> float | None:
+    """How long the status is better left as it is; None when it may be written."""
+    if not facts.standing.is_passed_on:
+        return None
+    if facts.is_moving:
+        return MOVING_SECONDS
+    if _flickers(facts):
+        return FLICKER_SECONDS
+    is_unknown = facts.view is None and not _is_stored(facts) and not facts.epoch_seen
+    if facts.status_editor and is_unknown and facts.standing.word == "Accepted":
+        # Nobody can say which epoch is true: not the one that was written, nor a lower one.
+        return UNKNOWN_SECONDS
+    is_early = settles_soon(facts.applied, facts.brokers, facts.pending_seconds)
+    return PATIENCE_SECONDS if is_early else None
+
+
+def _is_stored(facts: TopicFacts) -> bool:
+    return facts.stored is not None and facts.stored.is_known
 
 
 def needs_look_up(facts: TopicFacts) -> bool:
@@ -135,8 +174,7 @@ def epoch_of(facts: TopicFacts) -> int | None:
     shown = status_of(facts.document).get("epoch")
     if shown is not None and not facts.status_editor:
         found.append(int(shown))
-    is_stored = facts.stored is not None and facts.stored.is_known
-    is_known = is_stored or facts.view is not None or shown is not None
+    is_known = _is_stored(facts) or facts.view is not None or shown is not None
     return max(found) if is_known else None
 
 
@@ -242,40 +280,26 @@ def _news(facts: TopicFacts, status: Json) -> list[Action]:
         last = status["transitions"][0]
         writer = last.get("producerName") or "nobody"
         told.append(Tell("EpochAdvanced", f"Epoch {epoch} ({last['cause']}): {writer} writes"))
-    known = {f"{pod['podUID']}@{pod['epoch']}" for pod in before.get("fencedPods") or ()}
+    known = {identifier(pod) for pod in known_pods(facts)}
     for pod in status.get("fencedPods") or ():
-        if f"{pod['podUID']}@{pod['epoch']}" not in known:
+        if identifier(pod) not in known:
             name = pod.get("pod") or pod["podUID"]
             note = f"The writer in pod {name} was fenced in epoch {pod['epoch']}: {pod['cause']}"
             told.append(Tell("WriterFenced", note, is_warning=True))
-    for kind, reason, is_warning in (
-        ("PolicyApplied", "Adopted", False),
-        ("Conflict", "ResourceConflict", True),
-    ):
-        now = conditions.condition(status, kind)
-        if now.get("reason") == reason != conditions.condition(before, kind).get("reason"):
-            name = "TopicAdopted" if reason == "Adopted" else reason
-            told.append(Tell(name, str(now["message"]), is_warning=is_warning))
+    adopted, conflict = (_new_message(before, status, *each) for each in _TOLD_ONCE)
+    told += [Tell("TopicAdopted", adopted)] if adopted else []
+    told += [Tell("ResourceConflict", conflict, is_warning=True)] if conflict else []
     return told
 
 
-# ------------------------------------------------------------ orders of a person
+def _new_message(before: Json, status: Json, kind: str, reason: str) -> str:
+    """What a condition says that has this reason for the first time; empty when it has not."""
+    now = conditions.condition(status, kind)
+    is_new = now.get("reason") == reason != conditions.condition(before, kind).get("reason")
+    return str(now["message"]) if is_new else ""
 
 
-def _fence(facts: TopicFacts) -> list[Action]:
-    """The annotation names the epoch that is to end; a later one is none of its business."""
-    text = annotation(facts.document, FENCE).strip()
-    if not (text.isascii() and text.isdecimal() and len(text) <= 16) or facts.view is None:
-        return []
-    epoch = int(text)
-    answer = facts.fence_answer
-    if answer is not None and answer.epoch == epoch:
-        note = f"Epoch {epoch} was to be fenced (annotation): {answer.refusal or 'done'}"
-        told = Tell("FencedByOrder", note, is_warning=bool(answer.refusal))
-        return [told] if answer.is_news else []
-    if facts.view.get("epoch") != epoch or not facts.view.get("holder"):
-        return []
-    return [Fence(facts.standing.topic, epoch)]
+# ------------------------------------------------------------ left alone
 
 
 def _unmanaged(facts: TopicFacts) -> TopicPlan:
@@ -319,8 +343,8 @@ def _deleting(facts: TopicFacts) -> TopicPlan:
     """The object was deleted and is held by a finalizer; perhaps by somebody else's only."""
     status = _status(
         facts,
-        verdicts.verdicts(facts, "", ()),
-        status_of(facts.document).get("fencedPods") or (),
+        verdicts.verdicts(facts, None, ()),
+        known_pods(facts),
     )
     if TOPIC_FINALIZER not in finalizers_of(facts.document):
         return TopicPlan((), status)
@@ -333,11 +357,12 @@ def _deleting(facts: TopicFacts) -> TopicPlan:
             (Tell("TopicDeleted", f"The log of {topic} is gone"), *_let_go(facts)), None
         )
     if answer is not None and answer.answer == "NotEmpty":
-        note = f"{topic} has entries and stays: {answer.message}"
+        note = f"{topic} has entries and stays"
         return TopicPlan((Tell("TopicRetained", note), *_let_go(facts)), None)
     since = seconds_of(metadata(facts.document).get("deletionTimestamp"))
     if since is not None and facts.now - since > DELETION_DEADLINE_SECONDS:
         why = answer.message if answer is not None else "the brokers cannot be reached"
+        why = "it is paused" if is_set(facts.document, PAUSED) else why
         note = f"{topic} was not deleted within {DELETION_DEADLINE_SECONDS:.0f} s and stays: {why}"
         return TopicPlan((Tell("DeletionGivenUp", note, is_warning=True), *_let_go(facts)), None)
     if is_set(facts.document, PAUSED) or answer is not None or not facts.applied.is_everywhere:
@@ -349,22 +374,30 @@ def _deleting(facts: TopicFacts) -> TopicPlan:
 # ------------------------------------------------------------ the leader's Service
 
 
-def service_taken(facts: TopicFacts) -> str:
-    """Why the leader Service cannot be had under its name; empty when it can."""
+def service_problem(facts: TopicFacts) -> verdicts.ServiceProblem | None:
+    """Why the leader Service is not as it ought to be; None when nothing stands in its way."""
     wanted = spec_of(facts.document).get("leaderService")
-    if wanted is None:
-        return ""
-    if facts.taken:
-        return f"{facts.taken} is there already and does not belong to this object"
-    if facts.service is None or is_owned_by(facts.service, uid_of(facts.document)):
-        return ""
-    return f"Service/{wanted['name']} is there already and does not belong to this object"
+    taken = facts.taken
+    if wanted is not None and facts.service is not None:
+        is_ours = is_owned_by(facts.service, uid_of(facts.document))
+        taken = taken or ("" if is_ours else f"Service/{wanted['name']}")
+    if wanted is not None and taken:
+        message = f"{taken} is there already and does not belong to this object"
+        return verdicts.ServiceProblem(verdicts.SERVICE_TAKEN, message)
+    if facts.refused:
+        message = "; ".join(f"{name}: {why}" for name, why in sorted(facts.refused.items()))
+        return verdicts.ServiceProblem(verdicts.SERVICE_REFUSED, message)
+    return None
 
 
 def _leader(facts: TopicFacts) -> tuple[list[Action], list[str]]:
     """Service and EndpointSlice as they ought to be, and what had been changed outside."""
     wanted = spec_of(facts.document).get("leaderService")
-    actions: list[Action] = [Remove(key_of(each), uid_of(each)) for each in facts.left_over]
+    actions: list[Action] = [
+        Remove(key_of(each), uid_of(each))
+        for each in facts.left_over
+        if not _is_refused(facts, each)
+    ]
     epoch = epoch_of(facts)
     if wanted is None or epoch is None:
         return actions, []
@@ -378,27 +411,37 @@ def _leader(facts: TopicFacts) -> tuple[list[Action], list[str]]:
         namespace = metadata(facts.document)["namespace"]
         actions.append(LookUpPod(namespace, writer["pod"], writer["podUID"]))
     drift: list[str] = []
-    if any(leader.epoch_of(each) > epoch for each in (*facts.slices, facts.service or {})):
-        return actions, []  # another operator knows of a later writer
+    if leader.is_ahead(epoch, facts.slices, facts.service) and facts.ahead_seconds < AHEAD_SECONDS:
+        # Another operator knows of a later writer.
+        return [*actions, Visit(AHEAD_SECONDS)], []
     service = leader.service(facts.document, wanted, epoch)
-    if facts.service is None or differs(service, facts.service):
+    is_other = facts.service is None or differs(service, facts.service)
+    if is_other and not _is_refused(facts, service):
         drift += _changed(facts, service, facts.service)
         actions.append(Apply(SERVICE, service))
     endpoints = leader.endpoints(facts.document, wanted, epoch, writer, pod)
     names = {metadata(each)["name"]: each for each in facts.slices}
     name = metadata(endpoints)["name"]
     there = names.pop(name, None)
-    if there is None or differs(endpoints, there):
+    if (there is None or differs(endpoints, there)) and not _is_refused(facts, endpoints):
         drift += _changed(facts, endpoints, there)
         version = "" if there is None else str(metadata(there).get("resourceVersion", ""))
         actions.append(Apply(SLICE, endpoints, version))
-    actions += [Remove(key_of(each), uid_of(each)) for each in names.values()]
+    actions += [
+        Remove(key_of(each), uid_of(each))
+        for each in names.values()
+        if not _is_refused(facts, each)
+    ]
     return actions, drift
+
+
+def _is_refused(facts: TopicFacts, document: Json) -> bool:
+    return named(key_of(document)) in facts.refused
 
 
 def _changed(facts: TopicFacts, wanted: Json, found: Json | None) -> list[str]:
     """What somebody changed since this process wrote exactly what is wanted now."""
-    name = f"{wanted['kind']}/{metadata(wanted)['name']}"
+    name = named(key_of(wanted))
     if facts.written.get(name) != digest(wanted):
         return []
     return [f"{name} was deleted" if found is None else f"{name}: {difference(wanted, found)}"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from onewriter_operator.conditions import Verdict, condition, no, unknown, yes
 from onewriter_operator.documents import is_going, seconds_of, status_of
@@ -19,10 +19,23 @@ OBSTACLES: Final = frozenset({"Invalid", "Unsupported", "ResourceConflict"})
 """Standings that only a person can change."""
 
 
-def verdicts(facts: TopicFacts, service_taken: str, drift: Sequence[str]) -> list[Verdict]:
-    """All of them. ``service_taken``: why the leader Service's name cannot be had, if so."""
+SERVICE_TAKEN: Final = "ServiceTaken"
+SERVICE_REFUSED: Final = "ServiceRefused"
+
+
+class ServiceProblem(NamedTuple):
+    """Why the leader Service is not as it ought to be: one of the two reasons above, in words."""
+
+    reason: str
+    message: str
+
+
+def verdicts(
+    facts: TopicFacts, service: ServiceProblem | None, drift: Sequence[str]
+) -> list[Verdict]:
+    """All of them."""
     serving = _serving(facts)
-    applied = _applied(facts, service_taken)
+    applied = _applied(facts, service)
     return [
         _ready(facts, serving, applied),
         serving,
@@ -31,7 +44,7 @@ def verdicts(facts: TopicFacts, service_taken: str, drift: Sequence[str]) -> lis
         _conflict(facts),
         _drifted(facts, drift),
         _reconciling(facts, applied),
-        _stalled(facts, service_taken),
+        _stalled(facts, service),
     ]
 
 
@@ -67,7 +80,7 @@ def _ready(facts: TopicFacts, serving: Verdict, applied: Verdict) -> Verdict:
 
 def _serving(facts: TopicFacts) -> Verdict:
     standing, view = facts.standing, facts.view
-    if standing.word in OBSTACLES:
+    if _is_obstructed(facts):
         return no("Serving", standing.word, standing.message)
     if is_going(facts.document):
         return no("Serving", "Deleting", "nobody is let in any more")
@@ -87,7 +100,7 @@ def _serving(facts: TopicFacts) -> Verdict:
 
 def _writer(facts: TopicFacts, serving: Verdict) -> Verdict:
     view = facts.view
-    if facts.standing.word in OBSTACLES:
+    if _is_obstructed(facts):
         return unknown("WriterActive", "NotServed", facts.standing.message)
     if view is None:
         if facts.is_unserved:
@@ -104,7 +117,12 @@ def _writer(facts: TopicFacts, serving: Verdict) -> Verdict:
     return no("WriterActive", "Vacant", f"nobody writes; {view.get('waiting', 0)} wait")
 
 
-def _applied(facts: TopicFacts, service_taken: str) -> Verdict:
+def _is_obstructed(facts: TopicFacts) -> bool:
+    """Whether nobody can have the topic by this object until a person changes something."""
+    return facts.standing.word in OBSTACLES and not facts.standing.is_kept
+
+
+def _applied(facts: TopicFacts, service: ServiceProblem | None) -> Verdict:
     standing, applied = facts.standing, facts.applied
     if standing.word in OBSTACLES:
         return no("PolicyApplied", standing.word, standing.message)
@@ -114,8 +132,8 @@ def _applied(facts: TopicFacts, service_taken: str) -> Verdict:
         return no("PolicyApplied", "Paused", "annotation onewriter.dev/paused: its spec waits")
     if applied.refusal:
         return no("PolicyApplied", "RefusedByBroker", applied.refusal)
-    if service_taken:
-        return no("PolicyApplied", "ServiceTaken", service_taken)
+    if service is not None:
+        return no("PolicyApplied", *service)
     if not applied.is_everywhere:
         if facts.brokers.synced == 0:
             return no("PolicyApplied", "BrokersUnreachable", unreachable(facts.brokers))
@@ -167,11 +185,11 @@ def _reconciling(facts: TopicFacts, applied: Verdict) -> Verdict:
     return no("Reconciling", "Settled", "")
 
 
-def _stalled(facts: TopicFacts, service_taken: str) -> Verdict:
+def _stalled(facts: TopicFacts, service: ServiceProblem | None) -> Verdict:
     if facts.standing.word in OBSTACLES:
         return yes("Stalled", facts.standing.word, facts.standing.message)
     if facts.applied.refusal:
         return yes("Stalled", "RefusedByBroker", facts.applied.refusal)
-    if service_taken:
-        return yes("Stalled", "ServiceTaken", service_taken)
+    if service is not None:
+        return yes("Stalled", *service)
     return no("Stalled", "Settled", "")

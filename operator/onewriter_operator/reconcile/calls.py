@@ -13,13 +13,21 @@ from onewriter_operator.workqueue import RetryLater
 CONFLICT_SECONDS: Final = 0.5
 """Somebody else wrote first: after so long the watch has told what."""
 
+BUSY_SECONDS_MIN: Final = 1.0
+"""The API server has too much to do: it is left alone for at least so long."""
+
 _Answer = TypeVar("_Answer")
+
+
+class ApiFails(RetryLater):
+    """The API server failed at it, or does not accept what it was given."""
 
 
 async def asked(answer: Awaitable[_Answer]) -> _Answer:
     """The answer to a call.
 
-    Raises RetryLater for what may pass, ApiRefused for what will not (missing rights).
+    Raises RetryLater for what may pass (ApiFails where nothing tells that it will), ApiRefused for
+    what will not (missing rights).
     """
     try:
         return await answer
@@ -28,8 +36,11 @@ async def asked(answer: Awaitable[_Answer]) -> _Answer:
     except ApiRefused as refused:
         if refused.status in {404, 409}:
             raise RetryLater(str(refused), CONFLICT_SECONDS) from refused
-        if refused.status in {422, 429} or refused.status >= 500:
-            raise RetryLater(str(refused), refused.retry_after_seconds) from refused
+        if refused.status == 429 or refused.retry_after_seconds is not None:
+            seconds = max(refused.retry_after_seconds or 0.0, BUSY_SECONDS_MIN)
+            raise RetryLater(str(refused), seconds, is_firm=True) from refused
+        if refused.status == 422 or refused.status >= 500:
+            raise ApiFails(str(refused)) from refused
         raise
 
 

@@ -98,6 +98,7 @@ class ClaimVisitor:
                 Key(TOPIC.kind, metadata(document)["namespace"], topic_of(document))
             ),
             view=None if view is None else view.status,
+            view_age_seconds=self._fleet.age_seconds(standing.topic),
             is_lost=self._fleet.is_lost(standing.topic),
             pending_seconds=self._pending_seconds(key, document, piece, now),
             pods_selected=None if selected is None else len(selected),

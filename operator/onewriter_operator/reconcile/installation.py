@@ -73,21 +73,37 @@ class Installation:
             except (ApiRefused, ApiUnreachable) as error:
                 log.warning("installation.incomplete", reason=str(error))
                 pause = RETRY_SECONDS
-                if isinstance(error, ApiRefused) and self._owner is not None:
-                    note = f"The installation is incomplete: {error}"
-                    self._recorder.tell(self._owner, Tell("InstallationIncomplete", note, True))
+                if isinstance(error, ApiRefused):
+                    pause = max(RETRY_SECONDS, error.retry_after_seconds or 0.0)
+                    note = f"The installation is incomplete: {error.reason}"
+                    self._tell(Tell("InstallationIncomplete", note, is_warning=True))
             await asyncio.sleep(pause)
 
     async def visit(self) -> None:
-        """Put right what differs. Raises ApiRefused, ApiUnreachable."""
+        """Put right what differs. Raises ApiRefused, ApiUnreachable.
+
+        An object that the API server refuses keeps no other back.
+        """
         name, namespace = f"{self._configuration.release}-config", self._configuration.namespace
-        if self._owner is None:
-            self._owner = await self._kube.get(CONFIG_MAP, namespace, name)
+        # Read each time: what names an owner that is gone would be collected, again and again.
+        owner = await self._kube.get(CONFIG_MAP, namespace, name)
+        if owner is None and self._owner is not None:
+            log.warning("installation.rests", reason=f"ConfigMap {name} is gone")
+            return  # it is being uninstalled: what belongs to it goes, and must not come back
+        self._owner = owner
         for document in installation.created_once(self._configuration, self._owner):
             await self._create(document)
         wanted = installation.objects(self._configuration, self._owner)
+        refusals: list[ApiRefused] = []
         for document in wanted:
-            await self._apply(document)
+            try:
+                await self._apply(document)
+            except ApiRefused as refused:
+                title = f"{document['kind']}/{metadata(document)['name']}"
+                after = refused.retry_after_seconds
+                refusals.append(ApiRefused(refused.status, f"{title}: {refused.reason}", after))
+        if refusals:
+            raise next((each for each in refusals if each.status == 429), refusals[0])
         await self._remove_others(wanted)
 
     async def _create(self, document: Json) -> None:

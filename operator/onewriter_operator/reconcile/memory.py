@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from onewriter_operator.plan.facts import Attempt, Deletion, Fenced, PodFacts, Stored
+from onewriter_operator.documents import Json
+from onewriter_operator.plan.facts import Attempt, Deletion, Ordered, PodFacts, Stored
 
 POD_SECONDS: Final = 60.0
 """A pod that is not watched is read anew after so long."""
@@ -15,6 +16,18 @@ DELETION_SECONDS: Final = 5.0
 
 PODS_MAX: Final = 64
 """Pods remembered per topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why an object that belongs to a topic cannot be written, and until when that is not tried.
+
+    ``is_foreign``: somebody else has its name.
+    """
+
+    message: str
+    until: float
+    is_foreign: bool = False
 
 
 @dataclass(slots=True)
@@ -27,8 +40,11 @@ class Memory:
     fenced_since: dict[str, float] = field(default_factory=dict)
     attempts: dict[str, tuple[Attempt, float]] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
-    foreign: dict[str, float] = field(default_factory=dict)
-    fence: Fenced | None = None
+    obstacles: dict[str, Obstacle] = field(default_factory=dict)
+    fenced_pods: tuple[Json, ...] | None = None
+    ahead_since: float | None = None
+    fence: Ordered | None = None
+    handover: Ordered | None = None
     deletion: tuple[Deletion, float] | None = None
     drift: tuple[str, ...] = ()
     editor: tuple[str, str] = ("", "")
@@ -40,6 +56,19 @@ class Memory:
         if self.piece[0] != piece:
             self.piece = (piece, now)
         return now - self.piece[1]
+
+    def ahead_seconds(self, now: float, *, is_ahead: bool) -> float:
+        """For how long what is there has spoken of a later epoch than is known."""
+        if not is_ahead:
+            self.ahead_since = None
+            return 0.0
+        self.ahead_since = now if self.ahead_since is None else self.ahead_since
+        return now - self.ahead_since
+
+    def present_obstacles(self, now: float) -> dict[str, Obstacle]:
+        """What still is in the way, by kind/name."""
+        self.obstacles = {name: each for name, each in self.obstacles.items() if each.until > now}
+        return self.obstacles
 
     def remember_pod(self, uid: str, facts: PodFacts, now: float) -> None:
         """A pod was read."""

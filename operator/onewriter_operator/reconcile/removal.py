@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from onewriter_operator.documents import POD, Json, is_going, spec_of, status_of, uid_of
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.plan.actions import RemovePod
 from onewriter_operator.plan.facts import Attempt, PodFacts
 from onewriter_operator.reconcile.calls import asked
-from onewriter_operator.workqueue import RetryLater
+
+UNANSWERED_SECONDS: Final = 5.0
+"""Nobody knows whether the pod was removed: it is looked at again after so long."""
 
 
 def pod_facts(pod: Json) -> PodFacts:
@@ -25,14 +29,15 @@ async def look_up(kube: Kube, namespace: str, name: str, uid: str) -> PodFacts:
 
 
 async def remove(kube: Kube, action: RemovePod, count: int) -> Attempt:
-    """Evict or delete a pod; what came of it. Raises RetryLater when nobody knows."""
+    """Evict or delete a pod; what came of it."""
     try:
         if action.is_deletion:
             await kube.delete(POD, action.namespace, action.name, action.uid)
         else:
             await kube.evict(action.namespace, action.name, action.uid)
     except ApiUnreachable as error:
-        raise RetryLater(f"pod {action.name}: {error}") from error
+        # It may have happened: then the pod is going when it is looked at the next time.
+        return Attempt("EvictionFailed", count, 0.0, UNANSWERED_SECONDS, f"no answer: {error}")
     except ApiRefused as refused:
         return await _refused(kube, action, count, refused)
     return Attempt("Evicted", count)

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from onewriter_operator.brokers.client import BrokerRefused, BrokerUnreachable
+import structlog
+
 from onewriter_operator.brokers.fleet import Fleet
 from onewriter_operator.declarations import Declarations
 from onewriter_operator.documents import (
+    FENCE,
+    HANDOVER,
     RECONCILE_AT,
     SERVICE,
     SLICE,
@@ -22,6 +25,7 @@ from onewriter_operator.documents import (
     key_of,
     labels_of,
     metadata,
+    named,
     spec_of,
     status_editor,
     status_of,
@@ -29,40 +33,41 @@ from onewriter_operator.documents import (
     uid_of,
 )
 from onewriter_operator.events import Recorder
-from onewriter_operator.kube import Kube
+from onewriter_operator.kube import ApiRefused, Kube
 from onewriter_operator.metrics import Metrics
+from onewriter_operator.plan import leader
 from onewriter_operator.plan.actions import (
     Action,
     Apply,
-    DeleteLog,
-    Fence,
-    LookUpPod,
-    LookUpTopic,
     Remove,
-    RemovePod,
     SetFinalizers,
     Tell,
     Visit,
 )
 from onewriter_operator.plan.difference import digest
-from onewriter_operator.plan.facts import Deletion, Fenced, PodFacts, TopicFacts
+from onewriter_operator.plan.facts import Deletion, Ordered, PodFacts, TopicFacts
 from onewriter_operator.plan.fenced import identifier, open_fences
-from onewriter_operator.plan.leader import SERVICE_NAME_LABEL
-from onewriter_operator.plan.topic import TopicPlan, plan_topic
+from onewriter_operator.plan.topic import UNKNOWN_SECONDS, TopicPlan, epoch_of, plan_topic
 from onewriter_operator.reconcile import removal, status
-from onewriter_operator.reconcile.calls import asked, enforce, unless_gone
-from onewriter_operator.reconcile.memory import DELETION_SECONDS, Memory
+from onewriter_operator.reconcile.calls import ApiFails, asked, enforce, unless_gone
+from onewriter_operator.reconcile.memory import DELETION_SECONDS, Memory, Obstacle
+from onewriter_operator.reconcile.questions import Questions, is_question
 from onewriter_operator.store import Store
 from onewriter_operator.workqueue import GONE, RetryLater
 
 ROUNDS_MAX: Final = 8
 """How often one visit may ask, add the answers to its facts and plan again."""
 
-UNKNOWN_SECONDS: Final = 5.0
-"""A broker could not say what it stores of a topic: ask again after so long."""
+REPLANS_MAX: Final = 3
+"""How often one visit may find something in the way and plan again, knowing that."""
 
-FOREIGN_SECONDS: Final = 60.0
-"""A name that belonged to somebody else is tried again after so long."""
+REFUSED_SECONDS: Final = 60.0
+"""What the API server refused, or belonged to somebody else, is tried again after so long."""
+
+FAILING_SECONDS: Final = 5.0
+"""The same of what it failed at."""
+
+log = structlog.get_logger(__name__)
 
 _KINDS: Final = {SERVICE.kind: SERVICE, SLICE.kind: SLICE}
 
@@ -93,6 +98,7 @@ class TopicVisitor:
         self._recorder = recorder
         self._metrics = metrics
         self._wall_clock = wall_clock
+        self._questions = Questions(kube, declarations, fleet)
         self._memories: dict[str, Memory] = {}
         self._uid_of: dict[Key, str] = {}
         self._topics_of_pod: dict[str, set[Key]] = {}
@@ -118,7 +124,7 @@ class TopicVisitor:
             memory = self._memories[uid]
             memory.drift = tuple(dict.fromkeys((*memory.drift, what)))[:8]
 
-    async def visit(self, key: Key) -> float | None:
+    async def visit(self, key: Key, replans: int = REPLANS_MAX) -> float | None:
         """One visit; see workqueue.Visit."""
         document = self._store.get(key)
         if document is None:
@@ -130,7 +136,10 @@ class TopicVisitor:
         if document is None:
             self._forget(key)
             return GONE
-        return await self._carry_out(key, document, memory, plan)
+        later, is_obstructed = await self._write_dependents(document, memory, plan)
+        if is_obstructed and replans:
+            return await self.visit(key, replans - 1)
+        return await self._carry_out(key, document, memory, plan, later)
 
     # ------------------------------------------------------------ one visit
 
@@ -146,6 +155,10 @@ class TopicVisitor:
             memory.reconcile_at, memory.stored = asked, None
             memory.pods.clear()
             memory.attempts.clear()
+            memory.obstacles.clear()
+        # Orders that were taken away are forgotten: the next ones are new, whatever they say.
+        memory.fence = memory.fence if annotation(document, FENCE) else None
+        memory.handover = memory.handover if annotation(document, HANDOVER) else None
         return memory
 
     def _forget(self, key: Key) -> None:
@@ -166,30 +179,20 @@ class TopicVisitor:
 
     async def _settled_plan(self, key: Key, memory: Memory) -> TopicPlan:
         """Plan, ask what the plan needs to know, and plan again until it needs nothing more."""
-        asked: set[Action] = set()
+        done: set[Action] = set()
         for _ in range(ROUNDS_MAX):
             document = self._store.get(key)
             if document is None:
                 return TopicPlan((), None)
             facts = self._facts(key, document, memory)
             plan = plan_topic(facts)
-            questions = [
-                action
-                for action in plan.actions
-                if self._is_question(action) and action not in asked
-            ]
-            if not questions:
-                return replace(
-                    plan, actions=tuple(a for a in plan.actions if not self._is_question(a))
-                )
-            for question in questions:
-                asked.add(question)
-                await self._ask(document, memory, question)
+            asking = [each for each in plan.actions if is_question(each) and each not in done]
+            if not asking:
+                return replace(plan, actions=tuple(a for a in plan.actions if not is_question(a)))
+            for question in asking:
+                done.add(question)
+                await self._questions.ask(document, facts.standing.topic, memory, question)
         raise RetryLater(f"not settled within {ROUNDS_MAX} rounds")
-
-    @staticmethod
-    def _is_question(action: Action) -> bool:
-        return isinstance(action, LookUpTopic | LookUpPod | Fence | DeleteLog | RemovePod)
 
     def _facts(self, key: Key, document: Json, memory: Memory) -> TopicFacts:
         now = asyncio.get_running_loop().time()
@@ -209,18 +212,20 @@ class TopicVisitor:
             applied=applied,
             brokers=self._fleet.state(),
             view=None if view is None else view.status,
-            view_age_seconds=3600.0 if view is None else now - view.since,
+            view_age_seconds=self._fleet.age_seconds(standing.topic),
             is_lost=self._fleet.is_lost(standing.topic),
             pending_seconds=memory.pending_seconds(piece, now),
             stored=memory.stored,
             epoch_seen=memory.epoch_seen,
             status_editor=editor[0] if editor != memory.editor else "",
+            fenced_before=memory.fenced_pods,
             attempts={
                 name: replace(attempt, age_seconds=now - at)
                 for name, (attempt, at) in memory.attempts.items()
             },
             written=memory.written,
             fence_answer=memory.fence,
+            handover_answer=memory.handover,
             deletion=self._deletion(memory, now),
             drift=memory.drift,
         )
@@ -230,12 +235,14 @@ class TopicVisitor:
         if spec_of(document).get("leaderService") and holder.get("podUID"):
             uids.add(str(holder["podUID"]))
         self._depend(key, uids)
-        return replace(
+        facts = replace(
             facts,
             pods=self._pods(uids, memory, now),
             fenced_for=self._fenced_for([identifier(pod) for pod in fences], memory, now),
             **self._dependents(document, memory),
         )
+        is_ahead = leader.is_ahead(epoch_of(facts) or 0, facts.slices, facts.service)
+        return replace(facts, ahead_seconds=memory.ahead_seconds(now, is_ahead=is_ahead))
 
     @staticmethod
     def _deletion(memory: Memory, now: float) -> Deletion | None:
@@ -257,94 +264,56 @@ class TopicVisitor:
     @staticmethod
     def _fenced_for(fences: list[str], memory: Memory, now: float) -> dict[str, float]:
         memory.fenced_since = {name: memory.fenced_since.get(name, now) for name in fences}
+        memory.attempts = {n: found for n, found in memory.attempts.items() if n in fences}
         return {name: now - since for name, since in memory.fenced_since.items()}
 
     def _dependents(self, document: Json, memory: Memory) -> dict[str, Any]:
         """What is there of the leader's Service."""
         wanted = spec_of(document).get("leaderService") or {}
         name, namespace = wanted.get("name", ""), metadata(document)["namespace"]
-        owned = self._store.owned_by(uid_of(document))
+        # What else people make go with the topic, claims for example, is none of our business.
+        owned = [each for each in self._store.owned_by(uid_of(document)) if each["kind"] in _KINDS]
         service = self._store.get(Key(SERVICE.kind, namespace, name)) if name else None
         slices = tuple(
             each
             for each in owned
-            if each["kind"] == SLICE.kind and labels_of(each).get(SERVICE_NAME_LABEL) == name
+            if each["kind"] == SLICE.kind and labels_of(each).get(leader.SERVICE_NAME_LABEL) == name
         )
         kept = {key_of(each) for each in slices} | {Key(SERVICE.kind, namespace, name)}
         left_over = tuple(each for each in owned if key_of(each) not in kept)
         now = asyncio.get_running_loop().time()
-        taken = [each for each, at in memory.foreign.items() if now - at < FOREIGN_SECONDS]
+        obstacles = memory.present_obstacles(now)
+        taken = [name for name, each in obstacles.items() if each.is_foreign]
         return {
             "service": service,
             "slices": slices,
             "left_over": left_over,
             "taken": taken[0] if taken else "",
+            "refused": {n: each.message for n, each in obstacles.items() if not each.is_foreign},
         }
-
-    # ------------------------------------------------------------ questions
-
-    async def _ask(self, document: Json, memory: Memory, action: Action) -> None:
-        """Perform an action whose answer the plan waits for. Raises RetryLater."""
-        now = asyncio.get_running_loop().time
-        match action:
-            case LookUpTopic(topic):
-                memory.stored = await self._fleet.stored(topic)
-                if memory.stored.is_known:
-                    self._declarations.admit(document)
-                    self._fleet.declare()
-            case LookUpPod(namespace, name, uid):
-                found = await asked(removal.look_up(self._kube, namespace, name, uid))
-                memory.remember_pod(uid, found, now())
-            case RemovePod():
-                former = memory.attempts.get(action.fence)
-                count = 1 if former is None else former[0].count + 1
-                attempt = await removal.remove(self._kube, action, count)
-                memory.attempts[action.fence] = (attempt, now())
-            case Fence(topic, epoch):
-                memory.fence = await self._fence(topic, epoch)
-            case DeleteLog():
-                memory.deletion = (await self._delete(action), now())
-            case _:
-                raise AssertionError(f"{action} is no question")
-
-    async def _fence(self, topic: str, epoch: int) -> Fenced:
-        try:
-            await self._fleet.fence(topic, epoch)
-        except BrokerRefused as refused:
-            return Fenced(epoch, "; ".join(refused.errors), is_news=True)
-        except BrokerUnreachable as error:
-            raise RetryLater(f"the fence of epoch {epoch} is not decided: {error}") from error
-        return Fenced(epoch, is_news=True)
-
-    async def _delete(self, action: DeleteLog) -> Deletion:
-        try:
-            left = await self._fleet.delete(action.topic, only_if_empty=action.only_if_empty)
-        except (BrokerRefused, BrokerUnreachable) as error:
-            return Deletion("Failed", str(error))
-        return Deletion("NotEmpty", f"{left} entries") if left else Deletion("Deleted")
 
     # ------------------------------------------------------------ carrying out
 
     async def _carry_out(
-        self, key: Key, document: Json, memory: Memory, plan: TopicPlan
+        self,
+        key: Key,
+        document: Json,
+        memory: Memory,
+        plan: TopicPlan,
+        later: RetryLater | None,
     ) -> float | None:
-        """Write what is to be written, then say what happened. Raises RetryLater."""
+        """Write what is to be written, then say what happened. Raises RetryLater, also ``later``."""
         told = [action for action in plan.actions if isinstance(action, Tell)]
         after = [action.after_seconds for action in plan.actions if isinstance(action, Visit)]
-        for action in plan.actions:
-            if isinstance(action, Apply) and not await self._apply(document, memory, action):
-                return await self.visit(key)  # the name is taken: plan again, knowing that
-            if isinstance(action, Remove):
-                await self._remove(action)
         if plan.status is None:
             memory.drift = plan.drift
         else:
             await status.write(self._kube, self._store, TOPIC, document, plan.status)
-            self._count(document, memory, plan)
+            self._count(document, plan)
             document = self._store.get(key) or document
             memory.drift, memory.editor = (), status_editor(document, STATUS_FIELDS)
-        if memory.fence is not None:
-            memory.fence = replace(memory.fence, is_news=False)
+            memory.fenced_pods = tuple(plan.status.get("fencedPods") or ())
+        memory.fence, memory.handover = _old(memory.fence), _old(memory.handover)
         for action in plan.actions:
             if isinstance(action, SetFinalizers):
                 await self._set_finalizers(document, action)
@@ -353,9 +322,37 @@ class TopicVisitor:
         if memory.stored is not None and not memory.stored.is_known:
             memory.stored = None
             after.append(UNKNOWN_SECONDS)
+        if later is not None:
+            raise later
+        now = asyncio.get_running_loop().time()
+        after += [each.until - now for each in memory.present_obstacles(now).values()]
         return min(after, default=None)
 
-    def _count(self, document: Json, memory: Memory, plan: TopicPlan) -> None:
+    async def _write_dependents(
+        self, document: Json, memory: Memory, plan: TopicPlan
+    ) -> tuple[RetryLater | None, bool]:
+        """Write and remove what belongs to a topic.
+
+        Returns what is to be repeated soon, if anything is: the status can be written all the same;
+        and whether something is newly in the way, so that the plan is another one now.
+        """
+        later: RetryLater | None = None
+        for action in plan.actions:
+            if not isinstance(action, Apply | Remove):
+                continue
+            try:
+                obstacle = await self._write_dependent(document, memory, action)
+            except RetryLater as error:
+                later = error
+                continue
+            if obstacle is not None:
+                key = action.key if isinstance(action, Remove) else key_of(action.document)
+                log.warning("dependent.refused", object=named(key), reason=obstacle.message)
+                memory.obstacles[named(key)] = obstacle
+                return None, True
+        return later, False
+
+    def _count(self, document: Json, plan: TopicPlan) -> None:
         """Metrics of what the new status says for the first time."""
         before = status_of(document)
         known = {identifier(pod): pod["outcome"] for pod in before.get("fencedPods") or ()}
@@ -366,8 +363,6 @@ class TopicVisitor:
                 self._metrics.fenced.labels(pod["cause"]).inc()
             if pod["outcome"] not in {"Pending", known.get(name)}:
                 self._metrics.removed.labels(pod["outcome"]).inc()
-            if pod["outcome"] in {"Evicted", "PodGone", "CameBack", "NotRequested"}:
-                memory.attempts.pop(name, None)
         former = int(before.get("epoch") or 0)
         for transition in shown.get("transitions") or ():
             if (
@@ -380,28 +375,44 @@ class TopicVisitor:
             self._metrics.drift.labels(each.partition("/")[0].partition(",")[0]).inc()
         self._metrics.topic(document | {"status": shown})
 
+    async def _write_dependent(
+        self, document: Json, memory: Memory, action: Apply | Remove
+    ) -> Obstacle | None:
+        """Write or remove one object; what is in the way. Raises RetryLater for what passes soon."""
+        now = asyncio.get_running_loop().time
+        try:
+            if isinstance(action, Apply):
+                is_free = await self._apply(document, memory, action)
+                return None if is_free else Obstacle("", now() + REFUSED_SECONDS, is_foreign=True)
+            key = action.key
+            kind = _KINDS[key.kind]
+            await unless_gone(self._kube.delete(kind, key.namespace, key.name, action.uid))
+        except ApiFails as failure:
+            return Obstacle(str(failure), now() + FAILING_SECONDS)
+        except ApiRefused as refused:
+            return Obstacle(str(refused), now() + REFUSED_SECONDS)
+        return None
+
     async def _apply(self, document: Json, memory: Memory, action: Apply) -> bool:
-        """Write a dependent object; False when the name belongs to somebody else."""
+        """Write an object; False when the name belongs to somebody else."""
         wanted = action.document
         key = key_of(wanted)
-        name = f"{key.kind}/{key.name}"
         if self._store.get(key) is None:
             there = await asked(self._kube.get(action.kind, key.namespace, key.name))
             if there is not None and not is_owned_by(there, uid_of(document)):
-                memory.foreign[name] = asyncio.get_running_loop().time()
                 return False
-        memory.foreign.pop(name, None)
         written = await asked(enforce(self._kube, action.kind, wanted, action.version))
-        memory.written[name] = digest(wanted)
+        memory.obstacles.pop(named(key), None)
+        memory.written[named(key)] = digest(wanted)
         self._store.put(taken_in(written))
         return True
-
-    async def _remove(self, action: Remove) -> None:
-        key = action.key
-        kind = _KINDS[key.kind]
-        await unless_gone(self._kube.delete(kind, key.namespace, key.name, action.uid))
 
     async def _set_finalizers(self, document: Json, action: SetFinalizers) -> None:
         written = await asked(self._kube.set_finalizers(TOPIC, document, action.finalizers))
         if not metadata(written).get("deletionTimestamp"):
             self._store.put(taken_in(written))
+
+
+def _old(answer: Ordered | None) -> Ordered | None:
+    """An order's answer as the next visit remembers it: told, or to be asked for again."""
+    return None if answer is None or answer.is_open else replace(answer, is_news=False)

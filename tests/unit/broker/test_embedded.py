@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import shutil
 import signal
@@ -18,7 +19,12 @@ import redis.asyncio as redis_asyncio
 import redis.exceptions
 
 from onewriter_broker.local import embedded
-from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings, find_program
+from onewriter_broker.local.embedded import (
+    EmbeddedServer,
+    EmbeddedSettings,
+    find_program,
+    half_of_memory,
+)
 from onewriter_core.errors import ConfigurationError, Unavailable
 
 DEBIAN_REDIS = shutil.which("redis-server")
@@ -331,3 +337,23 @@ async def test_a_configured_program_that_is_not_there_is_named() -> None:
 def test_an_unknown_sync_setting_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="'always' or 'everysec'"):
         EmbeddedServer(EmbeddedSettings(tmp_path, append_sync="sometimes"))
+
+
+async def test_the_memory_that_it_may_use_is_bounded(settings: EmbeddedSettings) -> None:
+    bounded = dataclasses.replace(settings, memory_bytes_max=64 * 1024 * 1024)
+    async with running(bounded) as server, connected(server) as client:
+        memory = await client.info("memory")
+        assert memory["maxmemory"] == 64 * 1024 * 1024
+        assert memory["maxmemory_policy"] == "noeviction"
+
+
+def test_half_of_memory_heeds_the_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlimited, limited = tmp_path / "memory.max", tmp_path / "limit_in_bytes"
+    monkeypatch.setattr(embedded, "_MEMORY_LIMITS", (unlimited, limited))
+    all_of_it = half_of_memory()
+    unlimited.write_text("max\n")
+    assert half_of_memory() == all_of_it > 0
+    limited.write_text(f"{100 * 1024 * 1024}\n")
+    assert half_of_memory() == 50 * 1024 * 1024

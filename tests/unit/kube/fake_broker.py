@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Self
@@ -99,11 +100,13 @@ class FakeBroker:
         self.served: dict[str, Json] = {}
         self.stored: dict[str, Json] = {}
         self.entries: dict[str, int] = {}
+        self.kept: set[str] = set()
         self.revision: str | None = None
         self.desired: Reading | None = None
         self.bodies: list[Json] = []
         self.calls: list[tuple[str, str]] = []
         self.fences: list[tuple[str, int | None]] = []
+        self.handovers: list[tuple[str, int | None, str | None]] = []
         self.deletions: list[tuple[str, bool]] = []
         self.refuse_put: list[str] | None = None
         self.is_down = False
@@ -128,6 +131,21 @@ class FakeBroker:
         for watcher in self._watchers:
             watcher.put_nowait(None)
 
+    def reset(self) -> None:
+        """It serves and stores nothing any more, and does as it is told."""
+        for topic in list(self.served):
+            self.drop(topic)
+        self.stored.clear()
+        self.entries.clear()
+        self.kept.clear()
+        self.connected.clear()
+        self.refuse_put, self.is_down = None, False
+
+    def forget(self) -> None:
+        """What it was told is forgotten."""
+        for told in (self.bodies, self.calls, self.fences, self.handovers, self.deletions):
+            told.clear()
+
     def topics(self) -> list[str]:
         """The Pulsar topics that are declared to it."""
         if self.desired is None:
@@ -143,7 +161,9 @@ class FakeBroker:
     # ------------------------------------------------------------ the server
 
     @contextlib.asynccontextmanager
-    async def running(self, port: int = 0) -> AsyncIterator[FakeBroker]:
+    async def running(
+        self, port: int = 0, tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator[FakeBroker]:
         app = web.Application(client_max_size=64 * 1024 * 1024, middlewares=[self._gate()])
         app.router.add_put("/onewriter/v1/desired", self._put)
         app.router.add_get("/onewriter/v1/desired", self._get)
@@ -151,6 +171,7 @@ class FakeBroker:
         topic = "/onewriter/v1/topics/{tenant}/{namespace}/{topic}"
         app.router.add_get(topic, self._topic)
         app.router.add_post(topic + "/fence", self._fence)
+        app.router.add_post(topic + "/handover", self._handover)
         pulsar = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
         app.router.add_get(pulsar + "/internalStats", self._stats)
         app.router.add_get(pulsar + "/partitions", self._partitions)
@@ -158,10 +179,11 @@ class FakeBroker:
         app.router.add_delete(pulsar + "/partitions", self._delete)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        site = web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=tls)
         await site.start()
         assert self._runner.addresses
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._runner.addresses[0][1]}"
         try:
             yield self
         finally:
@@ -243,6 +265,18 @@ class FakeBroker:
             return web.json_response({"reason": f"the epoch is {current}"}, status=412)
         return web.json_response({"topic": name, "oldEpoch": current, "epoch": current})
 
+    async def _handover(self, request: web.Request) -> web.Response:
+        name, body = _name(request), await request.json()
+        if name not in self.served:
+            raise web.HTTPTemporaryRedirect("http://127.0.0.1:1/elsewhere")
+        self.handovers.append((name, body.get("ifEpoch"), body.get("to")))
+        current = self.served[name]["epoch"]
+        if body.get("ifEpoch") not in {None, current}:
+            return web.json_response({"reason": f"the epoch is {current}"}, status=412)
+        if not self.served[name]["waiters"]:
+            return web.json_response({"reason": "nobody is waiting"}, status=409)
+        return web.json_response({"topic": name, "oldEpoch": current, "epoch": current + 1})
+
     async def _stats(self, request: web.Request) -> web.Response:
         name = _name(request)
         if name not in self.entries:
@@ -257,6 +291,8 @@ class FakeBroker:
         force = request.query.get("force") == "true"
         if name in self.connected and not force:
             return web.json_response({"reason": "Topic has 1 connected producers"}, status=412)
+        if request.query.get("onlyIfEmpty") == "true" and name in self.kept:
+            return web.json_response({"reason": "Topic has entries"}, status=409)
         self.deletions.append((name, force))
         self.stored.pop(name, None)
         self.entries.pop(name, None)

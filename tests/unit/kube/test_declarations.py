@@ -160,6 +160,58 @@ def test_a_topic_whose_new_spec_is_wrong_keeps_its_old_one() -> None:
     assert world.passed_on()["orders"]["partitions"] == 2
 
 
+def test_its_claims_stay_with_it() -> None:
+    world = World(topic("orders"), claim("primary"))
+    world.put(topic("orders", generation=2, compaction={"enabled": True}))
+    found = world.declarations.standing(Key("ExclusiveTopic", "shop", "orders"))
+    assert (found.word, found.is_kept, found.is_passed_on) == ("Unsupported", True, True)
+    assert world.word("primary", "ProducerClaim") == "Accepted"
+    assert set(world.passed_on()) == {"orders", "primary"}
+    assert world.passed_on()["orders"] == {}
+
+
+def test_a_claim_whose_new_spec_is_wrong_keeps_its_old_one() -> None:
+    world = World(topic("orders"), claim("primary"))
+    wrong = claim("primary", nonsense=1)
+    wrong["metadata"]["generation"] = 2
+    world.put(wrong)
+    found = world.declarations.standing(Key("ProducerClaim", "shop", "primary"))
+    assert (found.word, found.is_kept) == ("Invalid", True)
+    assert world.passed_on()["primary"]["subject"] == {"serviceAccountName": "writer"}
+
+
+def test_after_a_start_a_topic_that_was_served_goes_on_without_what_cannot_be_done() -> None:
+    spec: Json = {
+        "partitions": 2,
+        "promotion": {"policy": "Balanced"},
+        "compaction": {"enabled": True},
+    }
+    served = topic("orders", **spec)
+    served["status"]["epoch"] = 7
+    world = World(served, claim("primary"))
+    assert world.word("orders") == "Unsupported"
+    assert world.passed_on()["orders"] == {"partitions": 2}
+    assert "primary" in world.passed_on()
+    assert set(World(topic("never-served", **spec)).passed_on()) == set()
+
+
+def test_a_topic_with_a_wrong_spec_is_still_the_older_one() -> None:
+    name = "persistent://shop/default/one"
+    world = World(topic("older", made=1, topic=name), topic("younger", made=2, topic=name))
+    world.put(topic("older", made=1, generation=2, topic=name, partitions=-1))
+    assert world.word("younger") == "ResourceConflict"
+    assert set(world.passed_on()) == {"older"}
+
+
+def test_a_topic_with_a_wrong_spec_closes_like_any_other() -> None:
+    world = World(topic("orders", deletionPolicy="Delete"), claim("primary"))
+    spec: Json = {"deletionPolicy": "Delete", "compaction": {"enabled": True}}
+    world.put(topic("orders", generation=2, going=True, **spec))
+    assert world.word("orders") == "Closing"
+    assert world.passed_on()["orders"]["access"] == {"requireClaim": True}
+    assert "primary" not in world.passed_on()
+
+
 @pytest.mark.parametrize("switch", ["onewriter.dev/paused", "onewriter.dev/unmanaged"])
 def test_a_paused_topic_keeps_its_spec_until_it_goes_on(switch: str) -> None:
     world = World(topic("orders", partitions=2))

@@ -14,7 +14,7 @@ from onewriter_operator import events
 from onewriter_operator.documents import Key
 from onewriter_operator.events import Recorder
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
-from onewriter_operator.plan.actions import Tell
+from onewriter_operator.plan.actions import EventReason, Tell
 
 Json = dict[str, Any]
 
@@ -59,7 +59,9 @@ class World:
     def _dropped(self) -> None:
         self.dropped += 1
 
-    def tell(self, reason: str = "EpochAdvanced", note: str = "Epoch 3", **more: Any) -> None:
+    def tell(
+        self, reason: EventReason = "EpochAdvanced", note: str = "Epoch 3", **more: Any
+    ) -> None:
         self.recorder.tell(TOPIC, Tell(reason, note, **more))
 
 
@@ -170,7 +172,7 @@ async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(events, "REMEMBERED_MAX", 50)
     async with running() as world:
         for number in range(200):
-            world.tell(reason=f"Reason{number}")
+            world.tell(reason=cast("EventReason", f"Reason{number}"))
             await asyncio.sleep(0.1)
         assert len(world.recorder._series) <= 50
         assert len(world.recorder._recent) <= 50

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from tests.cluster.pki import Authority
 from tests.unit.kube.fake_broker import FakeBroker, contender, status
 
 from onewriter_operator.brokers import client, fleet
@@ -17,6 +20,7 @@ from onewriter_operator.brokers.fleet import Fleet
 from onewriter_operator.brokers.views import Views, claims_in
 from onewriter_operator.declarations import Declarations
 from onewriter_operator.documents import Key
+from onewriter_operator.plan.facts import Applied
 from onewriter_operator.store import Store
 
 TOPIC = "persistent://shop/default/orders"
@@ -113,6 +117,129 @@ async def test_a_burst_is_told_in_few_calls() -> None:
             await asyncio.sleep(0)
         await until(lambda: len(broker.topics()) == 200)
         assert len(broker.bodies) <= 20
+
+
+async def test_it_settles_when_all_brokers_were_heard_or_their_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
+    async with one.running(), two.running():
+        async with World(one, two).running() as world:
+            assert world.fleet.state().is_settling
+            await until(lambda: world.fleet.state().all_synced)
+            assert not world.fleet.state().is_settling
+        two.is_down = True
+        monkeypatch.setattr(fleet, "SETTLE_SECONDS", 0.5)
+        async with World(one, two).running() as world:
+            await until(lambda: world.fleet.state().synced == 1)
+            assert world.fleet.state().is_settling
+            changes = world.heard.fleet_changes
+            await until(lambda: not world.fleet.state().is_settling)
+            assert world.heard.fleet_changes == changes + 1
+
+
+async def test_an_operator_that_starts_tells_brokers_nothing_that_they_have() -> None:
+    broker = FakeBroker()
+    async with broker.running():
+        async with World(broker).running() as world:
+            world.declare(topic())
+            await until(world.is_everywhere)
+        async with World(broker).running() as world:
+            world.declare(topic())
+            await until(world.is_everywhere)
+            assert KEY in world.heard.applied_keys
+            assert len(broker.bodies) == 1
+            world.declare(topic(generation=2, partitions=2))
+            await until(lambda: len(broker.bodies) == 2)
+
+
+async def test_a_broker_that_comes_back_is_catching_up_until_it_was_told() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        world.declare(topic())
+        await until(world.is_everywhere)
+
+        def applied() -> Applied:
+            return world.fleet.applied(KEY, world.declarations.piece(KEY))
+
+        assert not applied().is_catching_up
+        broker.revision, broker.desired, broker.incarnation = None, None, "broker-0/2"
+        broker.refuse_put = ["not yet"]
+        seen = world.heard.applied_keys.copy()
+        broker.cut()
+        await until(lambda: world.heard.applied_keys != seen)
+        assert applied().refusal
+        assert not applied().is_catching_up  # it was told, and said no
+        broker.refuse_put = None
+        broker.cut()
+        await until(world.is_everywhere)
+
+
+async def test_what_is_not_understood_is_a_problem_of_that_broker_alone() -> None:
+    one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
+    async with one.running(), two.running(), World(one, two).running() as world:
+        await until(lambda: world.fleet.state().all_synced)
+        one._tell({"type": "TOPIC", "topic": TOPIC})  # and no status
+        await until(lambda: "not understood" in "".join(world.fleet.state().problems))
+        two.serve(TOPIC)
+        await until(lambda: world.fleet.view(TOPIC))
+        await until(lambda: not world.fleet.state().problems)
+
+
+async def test_an_answer_that_is_no_json_is_no_answer() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        await until(lambda: world.fleet.state().all_synced)
+
+        async def proxy(request: Any) -> Any:
+            return web.Response(text="<html>it works</html>")
+
+        assert broker._runner is not None
+        for route in broker._runner.app.router.routes():
+            if route.method in {"PUT", "DELETE"} or "partitions" in str(route.resource):
+                route._handler = proxy
+        world.declare(topic())
+        with pytest.raises(BrokerUnreachable):
+            await world.fleet.delete(TOPIC, only_if_empty=False)
+        broker.serve(TOPIC)
+        await until(lambda: world.fleet.view(TOPIC))  # it goes on being followed
+
+
+async def test_what_a_broker_says_of_a_topic_it_does_not_serve_confirms_nothing() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        await until(lambda: world.fleet.state().all_synced)
+        assert await world.fleet.confirm(TOPIC) is None
+        broker.serve(TOPIC, status(4))
+        found = await world.fleet.confirm(TOPIC)
+        assert found is not None
+        assert found["epoch"] == 4
+        broker.serve(TOPIC, status(4, served=False, waitingReason="the bucket has no owner"))
+        with pytest.raises(BrokerUnreachable, match="no owner"):
+            await world.fleet.confirm(TOPIC)
+
+
+async def test_who_asks_while_a_connection_is_made_anew_is_told_so() -> None:
+    broker = FakeBroker()
+    async with broker.running():
+        found = client.BrokerClient("broker-0", broker.url, Credentials(None))
+        await found.open()
+        session = found._session
+        assert session is not None
+        close = session.close
+        asked: list[str] = []
+
+        async def slowly() -> None:
+            with pytest.raises(BrokerUnreachable):
+                await found.revision()
+            asked.append("revision")
+            await close()
+
+        session.close = slowly  # type: ignore[method-assign]
+        await found.open()
+        assert asked == ["revision"]
+        assert await found.revision() == ""
+        await found.close()
 
 
 async def test_the_same_state_is_not_told_twice() -> None:
@@ -289,6 +416,22 @@ async def test_questions_go_to_the_broker_that_serves_the_topic() -> None:
         assert refused.value.status == 412
 
 
+async def test_a_handover_names_epoch_and_successor() -> None:
+    one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
+    async with one.running(), two.running(), World(one, two).running() as world:
+        two.served[TOPIC] = status(5, waiters=[contender("w2")])
+        await until(lambda: world.fleet.view(TOPIC))
+        await world.fleet.hand_over(TOPIC, 5, "w2")
+        await world.fleet.hand_over(TOPIC, 5, "")
+        assert two.handovers == [(TOPIC, 5, "w2"), (TOPIC, 5, None)]
+        with pytest.raises(BrokerRefused) as refused:
+            await world.fleet.hand_over(TOPIC, 4, "")
+        assert refused.value.status == 412
+        two.served[TOPIC] = status(5)
+        with pytest.raises(BrokerRefused, match="nobody is waiting"):
+            await world.fleet.hand_over(TOPIC, 5, "")
+
+
 async def test_a_question_is_passed_on_until_somebody_answers() -> None:
     one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
     async with one.running(), two.running(), World(one, two).running() as world:
@@ -324,15 +467,19 @@ async def test_a_log_is_deleted_only_if_it_is_to_be() -> None:
     broker.stored[TOPIC] = status(7, "Idle")
     async with broker.running(), World(broker).running() as world:
         await until(lambda: world.fleet.state().all_synced)
-        assert await world.fleet.delete(TOPIC, only_if_empty=True) == 3
+        assert not await world.fleet.delete(TOPIC, only_if_empty=True)
         assert broker.deletions == []
         broker.entries[TOPIC] = 0
         broker.connected.add(TOPIC)
         with pytest.raises(BrokerRefused):
             await world.fleet.delete(TOPIC, only_if_empty=True)
         broker.connected.clear()
-        assert await world.fleet.delete(TOPIC, only_if_empty=True) == 0
-        assert await world.fleet.delete(TOPIC, only_if_empty=False) == 0
+        broker.kept.add(TOPIC)  # entries in an earlier ledger, which nobody counts
+        assert not await world.fleet.delete(TOPIC, only_if_empty=True)
+        assert broker.deletions == []
+        broker.kept.clear()
+        assert await world.fleet.delete(TOPIC, only_if_empty=True)
+        assert await world.fleet.delete(TOPIC, only_if_empty=False)
         assert broker.deletions == [(TOPIC, False), (TOPIC, True)]
 
 
@@ -357,7 +504,7 @@ def test_views_remember_who_served_last() -> None:
     views = Views()
     views.put("a", TOPIC, status(1), 0)
     assert views.server(TOPIC) == "a"
-    views.drop("a", TOPIC)
+    views.drop("a", TOPIC, 1)
     assert views.server(TOPIC) == ""
     views.put("b", TOPIC, status(2), 0)
     assert views.lose("b") == [TOPIC]
@@ -378,7 +525,61 @@ def test_views_know_since_when_a_topic_is_as_it_is() -> None:
     assert found.since == 30
 
 
+def test_views_know_since_when_nobody_serves_a_topic() -> None:
+    views = Views()
+    views.put("a", TOPIC, status(1), 0)
+    views.put("b", TOPIC, status(2), 1)
+    views.drop("a", TOPIC, 2)
+    assert views.gone_at(TOPIC) is None  # another one does
+    views.keep_only("b", [], 3)
+    assert views.gone_at(TOPIC) == 3
+    views.put("c", TOPIC, status(3), 4)
+    assert views.gone_at(TOPIC) is None
+
+
+def test_views_remember_a_bounded_number_of_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onewriter_operator.brokers.views.TOPICS_REMEMBERED_MAX", 3)
+    found = Views()
+    for number in range(9):
+        found.put("a", f"t{number}", status(), 0)
+    found.lose("a")
+    assert [found.server(f"t{number}") for number in (5, 6, 8)] == ["", "a", "a"]
+
+
 def test_claims_of_a_view() -> None:
     found = status(1, holders=[contender("a", "x")], waiters=[contender("b", "y"), contender("c")])
     assert claims_in(found) == {"x", "y"}
     assert claims_in(None) == set()
+
+
+async def test_a_certificate_that_has_expired_is_named_and_one_that_was_renewed_is_taken(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path / "pki")
+    files = [str(authority.directory / f"broker.{part}") for part in ("crt", "key")]
+    authority.server("broker", ["127.0.0.1"], is_expired=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*files)
+    broker = FakeBroker()
+    trust = Credentials(None, authority.certificate)
+    async with broker.running(tls=context), World(broker, credentials=trust).running() as world:
+        await until(lambda: "certificate has expired" in "".join(world.fleet.state().problems))
+        assert world.fleet.state().synced == 0
+        authority.server("broker", ["127.0.0.1"])
+        context.load_cert_chain(*files)
+        await until(lambda: world.fleet.state().all_synced)
+
+
+async def test_an_authority_that_was_renewed_is_read_again(tmp_path: Path) -> None:
+    former, authority = Authority(tmp_path / "former"), Authority(tmp_path / "pki")
+    authority.server("broker", ["127.0.0.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority.directory / "broker.crt", authority.directory / "broker.key")
+    trusted = tmp_path / "ca.crt"
+    trusted.write_bytes(former.certificate.read_bytes())
+    broker = FakeBroker()
+    trust = Credentials(None, trusted)
+    async with broker.running(tls=context), World(broker, credentials=trust).running() as world:
+        await until(lambda: "verify failed" in "".join(world.fleet.state().problems))
+        trusted.write_bytes(authority.certificate.read_bytes())
+        await until(lambda: world.fleet.state().all_synced)

@@ -8,8 +8,13 @@ import pytest
 
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.plan.actions import RemovePod
-from onewriter_operator.reconcile.calls import CONFLICT_SECONDS, asked, unless_gone
-from onewriter_operator.reconcile.removal import look_up, remove
+from onewriter_operator.reconcile.calls import (
+    BUSY_SECONDS_MIN,
+    CONFLICT_SECONDS,
+    asked,
+    unless_gone,
+)
+from onewriter_operator.reconcile.removal import UNANSWERED_SECONDS, look_up, remove
 from onewriter_operator.workqueue import RetryLater
 
 Json = dict[str, Any]
@@ -73,9 +78,9 @@ async def test_retry_after_is_kept() -> None:
     assert found.message == "budget"
 
 
-async def test_no_answer_is_asked_for_again() -> None:
-    with pytest.raises(RetryLater):
-        await remove(kube(ApiUnreachable("away")), EVICT, 1)
+async def test_without_an_answer_the_pod_is_looked_at_again_soon() -> None:
+    found = await remove(kube(ApiUnreachable("away")), EVICT, 1)
+    assert (found.answer, found.retry_after_seconds) == ("EvictionFailed", UNANSWERED_SECONDS)
 
 
 async def test_deletion_names_the_uid_as_well() -> None:
@@ -104,12 +109,16 @@ async def failing(error: Exception) -> None:
         (ApiRefused(429, "busy", 9), 9),
         (ApiRefused(500, "x"), None),
         (ApiRefused(503, "x", 2), 2),
+        (ApiRefused(429, "busy", 0), BUSY_SECONDS_MIN),
+        (ApiRefused(429, "busy"), BUSY_SECONDS_MIN),
     ],
 )
 async def test_what_may_pass_is_repeated(error: Exception, after: float | None) -> None:
     with pytest.raises(RetryLater) as later:
         await asked(failing(error))
     assert later.value.after_seconds == after
+    is_named = isinstance(error, ApiRefused) and error.status in {429, 503}
+    assert later.value.is_firm is is_named
 
 
 async def test_what_will_not_is_not() -> None:

@@ -51,9 +51,19 @@ def test_a_new_object_of_the_same_name_counts_whatever_its_version() -> None:
 def test_late_news_of_a_removed_object_does_not_bring_it_back() -> None:
     store = Store()
     store.put(pod("a", 5, "u1"))
-    store.remove(pod("a", 6, "u1"))
+    store.remove(pod("a", 7, "u1"))
+    assert not store.put(pod("a", 6, "u1"))
     assert not store.put(pod("a", 7, "u1"))
     assert store.get(key("Pod", "a")) is None
+
+
+def test_an_object_that_lost_its_watched_label_and_got_it_again_is_back() -> None:
+    store = Store()
+    store.put(pod("a", 5, "u1"))
+    store.remove(pod("a", 6, "u1"))  # what a watch with a selector says of it
+    assert store.put(pod("a", 8, "u1", app="back"))
+    assert store.pod("u1") is not None
+    assert not store.put(pod("a", 7, "u1"))
 
 
 def test_the_removal_of_an_earlier_object_leaves_its_successor() -> None:

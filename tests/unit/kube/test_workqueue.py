@@ -134,6 +134,36 @@ async def test_a_visit_may_say_when_it_is_to_be_repeated() -> None:
     assert visits == pytest.approx([0, 7, 10])
 
 
+async def test_who_wants_to_be_left_alone_is_even_if_the_key_changes() -> None:
+    visits: list[float] = []
+
+    async def visit(_: Key) -> None:
+        visits.append(now())
+        if len(visits) == 1:
+            raise RetryLater("busy", 30, is_firm=True)
+
+    async with running(visit) as queue:
+        queue.add(key("a"))
+        for _ in range(20):
+            await asyncio.sleep(1)
+            queue.add(key("a"))
+        await asyncio.sleep(20)
+    assert visits == pytest.approx([0, 30])
+
+
+async def test_nobody_is_left_alone_for_ever() -> None:
+    visits: list[float] = []
+
+    async def visit(_: Key) -> None:
+        visits.append(now())
+        raise RetryLater("busy", 1e9, is_firm=True)
+
+    async with running(visit) as queue:
+        queue.add(key("a"))
+        await asyncio.sleep(workqueue.LATER_SECONDS_MAX + 1)
+    assert len(visits) == 2
+
+
 async def test_success_forgets_earlier_failures() -> None:
     visits: list[float] = []
 

@@ -1,4 +1,4 @@
-"""How verbs name topics and understand what brokers answer."""
+"""How commands name topics and understand what brokers answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from onewriter_broker.verbs.client import Broker, topic_path
+from onewriter_core.broker_http import Broker, topic_path
 from onewriter_core.errors import ConfigurationError, Refused, Unavailable, Undecided
 
 
@@ -74,6 +74,23 @@ def test_a_redirect_takes_body_and_token_along(server: tuple[str, type[Scripted]
         ("POST", "/here", b'{"ifEpoch": 2}', "Bearer secret"),
         ("POST", "/there", b'{"ifEpoch": 2}', "Bearer secret"),
     ]
+
+
+def test_an_address_that_a_broker_names_may_have_to_be_reached_otherwise(
+    server: tuple[str, type[Scripted]],
+) -> None:
+    url, handler = server
+    named = "http://broker-1.brokers.svc:8080/there?a=1"
+    handler.script[:] = [(307, {"Location": named}, b""), (200, {}, b"{}")]
+    asked: list[str] = []
+
+    def route(to: str) -> str:
+        asked.append(to)
+        return f"{url}/tunnel"
+
+    assert Broker(url, "secret", route).get("/here") == {}
+    assert asked == [named]
+    assert [path for _, path, *_ in handler.seen] == ["/here", "/tunnel"]
 
 
 def test_brokers_that_point_at_each_other_are_given_up(server: tuple[str, type[Scripted]]) -> None:

@@ -1,10 +1,13 @@
-"""Answers of the API as tables for people. Pure printing; what is shown is the broker's word."""
+"""What commands print for people: tables of any rows, and the brokers' answers as such tables.
+
+Pure printing; what is shown is the broker's word.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import click
 from rich import box
@@ -13,10 +16,14 @@ from rich.markup import escape
 from rich.table import Table
 
 Json = dict[str, Any]
+Row = TypeVar("Row", bound=Mapping[str, Any])
 
 DEFAULT_PREFIX = "persistent://public/default/"
 WIDTH_MIN = 110
-"""Columns printed to when the terminal is narrower, or there is none."""
+"""Columns printed to when the terminal is narrower."""
+
+WIDTH_MAX = 10_000
+"""Columns where there is no terminal: nothing is broken into lines."""
 
 
 _WHOLE = frozenset({"AT", "KIND", "CAUSE", "EPOCH", "STATE", "LEDGER"})
@@ -38,7 +45,7 @@ def topics(rows: Sequence[Json]) -> None:
     if not rows:
         click.echo("no topics")
         return
-    _print(
+    table(
         ("TOPIC", "PARTITIONS", "EPOCH", "STATE", "HOLDER", "CLAIM", "WAITING", "BROKER"),
         (
             (
@@ -77,15 +84,20 @@ def status(answer: Json) -> None:
     ]
     if answer.get("waitingReason"):
         facts.append(("not served", answer["waitingReason"]))
-    for name, value in facts:
-        click.echo(f"{name + ':':<14}{_text(value)}")
-    _section("waiters", answer["waiters"], _waiters)
-    _section("shared producers", answer.get("sharedProducers") or [], _shared)
+    properties(facts)
+    section("waiters", answer["waiters"], _waiters)
+    section("shared producers", answer.get("sharedProducers") or [], _shared)
     slots = answer["slots"]
     if len(slots) > 1:
-        _section("partitions", slots, _slots)
-    _section("transitions", answer["transitions"], _transitions)
-    _section("lost entries", answer.get("losses") or [], _losses)
+        section("partitions", slots, _slots)
+    section("transitions", answer["transitions"], _transitions)
+    section("lost entries", answer.get("losses") or [], _losses)
+
+
+def properties(facts: Iterable[tuple[str, object]]) -> None:
+    """One line each, name and value."""
+    for name, value in facts:
+        click.echo(f"{name + ':':<14}{text(value)}")
 
 
 def _holder(holder: Json) -> list[tuple[str, object]]:
@@ -110,7 +122,7 @@ def _store(seen: Json) -> str:
 
 
 def _waiters(rows: Sequence[Json]) -> None:
-    _print(
+    table(
         ("PLACE", "PRIORITY", "PRODUCER", "CLAIM", "ADDRESS", "WAITING S"),
         (
             (
@@ -127,14 +139,14 @@ def _waiters(rows: Sequence[Json]) -> None:
 
 
 def _shared(rows: Sequence[Json]) -> None:
-    _print(
+    table(
         ("PRODUCER", "SUBJECT", "PARTITION"),
         ((row["producerName"], row["subject"], row["partition"]) for row in rows),
     )
 
 
 def _slots(rows: Sequence[Json]) -> None:
-    _print(
+    table(
         ("PARTITION", "EPOCH", "LEDGER", "STATE", "HOLDER"),
         (
             (row["partition"], row["epoch"], row["ledger"], row["state"], row["holder"])
@@ -144,7 +156,7 @@ def _slots(rows: Sequence[Json]) -> None:
 
 
 def _transitions(rows: Sequence[Json]) -> None:
-    _print(
+    table(
         ("AT", "KIND", "CAUSE", "EPOCH", "OLD HOLDER", "HOLDER", "LEADERLESS MS"),
         (
             (
@@ -162,7 +174,7 @@ def _transitions(rows: Sequence[Json]) -> None:
 
 
 def _losses(rows: Sequence[Json]) -> None:
-    _print(
+    table(
         ("LOG", "ENTRIES", "BEHIND", "UP TO"),
         ((short(row["topic"]), row["entries"], row["after"], row["last"]) for row in rows),
     )
@@ -175,7 +187,7 @@ def history(answer: Json) -> None:
     if not answer["records"]:
         click.echo("nothing was recorded yet")
         return
-    _print(
+    table(
         ("AT", "KIND", "CAUSE", "EPOCH", "LEDGER", "PRODUCER", "ADDRESS", "LEADERLESS MS"),
         (
             (
@@ -193,26 +205,31 @@ def history(answer: Json) -> None:
     )
 
 
-def _section(title: str, rows: Sequence[Json], show: Any) -> None:
+def section(title: str, rows: Sequence[Row], show: Callable[[Sequence[Row]], None]) -> None:
+    """A titled part; nothing where there are no rows."""
     if rows:
         click.echo(f"\n{title}:")
         show(rows)
 
 
-def _print(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Rows under their columns' names; what is missing is a dash."""
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column in _WHOLE)
+        shown.add_column(column, overflow="fold", no_wrap=column in _WHOLE)
     for row in rows:
         # Names come from clients: no markup of theirs is obeyed.
-        table.add_row(*(escape(_text(value)) for value in row))
+        shown.add_row(*(escape(text(value)) for value in row))
     console = Console()
-    if not console.is_terminal or console.width < WIDTH_MIN:
-        console = Console(width=max(console.width, WIDTH_MIN))
-    console.print(table)
+    if not console.is_terminal:
+        console = Console(width=WIDTH_MAX)
+    elif console.width < WIDTH_MIN:
+        console = Console(width=WIDTH_MIN)
+    console.print(shown)
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
+    """A value as people may be shown it: printable, and a dash where there is none."""
     if value is None or value == "":
         return "-"
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))

@@ -1,6 +1,6 @@
-"""How the verbs reach a broker: HTTP with a time-out, redirects followed, answers as errors.
+"""How commands reach a broker: HTTP with a time-out, redirects followed, answers as errors.
 
-Blocking on purpose: a verb asks, prints and ends.
+Blocking on purpose: a command asks, prints and ends.
 """
 
 from __future__ import annotations
@@ -9,15 +9,11 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import quote, urlencode, urljoin, urlsplit
-
-import click
 
 from onewriter_core.errors import ConfigurationError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import InvalidTopicName, TopicName
-
-DEFAULT_URL: Final = "http://127.0.0.1:8080"
 
 TIMEOUT_SECONDS: Final = 40.0
 """A little more than a broker takes for any request."""
@@ -28,17 +24,21 @@ ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 
 class Broker:
-    """One broker's HTTP interface, and through redirects every broker's."""
+    """One broker's HTTP interface, and through redirects every broker's.
 
-    def __init__(self, url: str, token: str = "") -> None:
+    ``route`` says how to reach an address that a broker names, where that is not as it stands.
+    """
+
+    def __init__(
+        self, url: str, token: str = "", route: Callable[[str], str] = lambda url: url
+    ) -> None:
         if urlsplit(url).scheme not in {"http", "https"}:
             raise ConfigurationError(f"--http-url: {url!r} is no http:// or https:// address")
         self.url = url.rstrip("/")
         self._token = token
+        self._route = route
 
     def get(self, path: str, **query: str | int | None) -> dict[str, Any]:
         """Ask; raises Refused, Unavailable or Undecided with what the broker said."""
@@ -59,7 +59,7 @@ class Broker:
             status, location, text = self._open(request, url)
             if status not in {302, 307, 308}:
                 return _judged(status, text)
-            url = urljoin(url, location)
+            url = self._route(urljoin(url, location))
             if urlsplit(url).scheme not in {"http", "https"}:
                 break
         raise Unavailable(f"{self.url} sends from one broker to the next; try again")
@@ -128,27 +128,3 @@ def topic_path(text: str) -> str:
         raise ConfigurationError(str(error)) from error
     parts = (quote(part, safe="") for part in (name.tenant, name.namespace, name.local))
     return "/onewriter/v1/topics/" + "/".join(parts)
-
-
-def broker_options(command: Command) -> Command:
-    """The options that every verb has which asks a broker."""
-    for option in (
-        click.option(
-            "-o",
-            "--output",
-            type=click.Choice(["table", "json"]),
-            default="table",
-            show_default=True,
-            help="For people, or for scripts.",
-        ),
-        click.option("--token", envvar="ONEWRITER_TOKEN", default="", help="Who you are (a JWT)."),
-        click.option(
-            "--http-url",
-            envvar="ONEWRITER_HTTP_URL",
-            default=DEFAULT_URL,
-            show_default=True,
-            help="Any broker's HTTP address.",
-        ),
-    ):
-        command = option(command)
-    return command

@@ -1,0 +1,300 @@
+"""How long a topic, or a Lease, stays without a writer when the pod that has it fails or leaves.
+
+Two pods of one Deployment compete (``bench.pods``); this process makes the leader fail and
+stamps that instant itself. Everybody stamps with the machine's monotonic clock, which containers
+share. Leaderless: the former leader's last write to the new one's first. The same rounds are played
+for a topic with the stock Pulsar client and for Leases with client-go's algorithm and constants; of
+those, many at once, because they mostly sleep.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.pod_lab import TOKEN, URL, PodLab, Say
+from bench.pods.notes import stamps
+from bench.takeover import Fault, Round
+
+POLL_SECONDS = 0.05
+"""The figures are the candidates' own stamps: looking often would only take time from them."""
+
+TAKEOVER_SECONDS_MAX = 120.0
+START_SECONDS_MAX = 90.0
+"""Until a candidate asks: a new pod, and the interpreter's start on a busy machine."""
+
+SAY_SECONDS = 15.0
+
+TOPIC_PACE_SECONDS = 0.005
+LEASE_PACE_SECONDS = 0.02
+"""Between two writes of a leader: so much of a window may be the pace."""
+
+TOPIC_SETTLE_SECONDS = (0.5, 0.8)
+"""From a waiter's request to the fault: the client does not tell when it is queued."""
+
+LEASE_SETTLE_SECONDS = (5.0, 9.0)
+"""Several polls of a candidate (2 to 4.4 s), so that faults fall anywhere between two renewals."""
+
+_SIGNALS = {Fault.CRASH: signal.SIGKILL, Fault.SILENT: signal.SIGSTOP}
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One process of a candidate, by its file of notes, ``POD.NUMBER``."""
+
+    file: Path
+
+    @property
+    def pod(self) -> str:
+        return self.file.name.rpartition(".")[0]
+
+    @property
+    def number(self) -> int:
+        return int(self.file.name.rpartition(".")[2])
+
+    def stamps(self, event: str) -> list[int]:
+        return stamps(self.file.read_text(), event)
+
+    def first(self, event: str) -> int | None:
+        found = self.stamps(event)
+        return found[0] if found else None
+
+
+class Seat:
+    """What the pods compete for: the notes of everybody who does."""
+
+    def __init__(self, directory: Path) -> None:
+        self.name = directory.name
+        self._directory = directory
+        self._gone: set[str] = set()
+
+    def lives(self) -> list[Life]:
+        """The newest one of each pod."""
+        newest: dict[str, Life] = {}
+        for file in self._directory.iterdir():
+            life = Life(file)
+            if life.pod in self._gone:
+                continue
+            if life.pod not in newest or newest[life.pod].number < life.number:
+                newest[life.pod] = life
+        return list(newest.values())
+
+    def leader(self) -> Life | None:
+        """Who was granted it last."""
+        granted = [(life.first("granted"), life) for life in self.lives()]
+        found = [(stamp, life) for stamp, life in granted if stamp is not None]
+        return max(found, key=lambda pair: pair[0])[1] if found else None
+
+    def is_settled(self) -> bool:
+        """Whether one leads and writes, and another one asks."""
+        leader = self.leader()
+        others = [life for life in self.lives() if life != leader]
+        return (
+            leader is not None
+            and leader.first("appended") is not None
+            and any(life.first("asking") is not None for life in others)
+        )
+
+    def successor(self, former: Life, since: int) -> Life | None:
+        """Who else has written after an instant, and was granted the seat for that."""
+        for life in self.lives():
+            if life != former and (first := life.first("appended")) is not None and first > since:
+                return life
+        return None
+
+    def forget(self, life: Life) -> None:
+        """Take away the notes of one that is over, and of those before it in the same pod."""
+        for file in self._directory.glob(f"{life.pod}.*"):
+            if Life(file).number <= life.number:
+                file.unlink()
+
+    def forget_pod(self, pod: str) -> None:
+        """A pod is going: whatever it still writes down does not count."""
+        self._gone.add(pod)
+        for file in self._directory.glob(f"{pod}.*"):
+            file.unlink()
+
+
+def measured(former: Life, successor: Life, fault_at: int) -> Round:
+    """What a takeover's notes say. Raises RuntimeError if the successor wrote before the fault."""
+    appended_at, granted_at = successor.first("appended"), successor.first("granted")
+    last = former.stamps("appended")[-1]
+    if appended_at is None or granted_at is None or appended_at < fault_at:
+        raise RuntimeError(f"{successor.file.name} wrote while {former.file.name} was still there")
+    return Round(
+        leaderless=(appended_at - last) / 1e6,
+        fault_to_granted=(granted_at - fault_at) / 1e6,
+        fault_to_append=(appended_at - fault_at) / 1e6,
+    )
+
+
+def process_of(life: Life, seat: Seat) -> int:
+    """A candidate's process as this machine numbers it. Raises ProcessLookupError."""
+    wanted = f"/notes/{seat.name}/{life.file.name}".encode()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if wanted in path.read_bytes().split(b"\0"):
+                return int(path.parent.name)
+    raise ProcessLookupError(f"{life.file.name} does not run")
+
+
+class Stage:
+    """Two pods that compete for seats, and the faults that they suffer."""
+
+    def __init__(
+        self,
+        pods: PodLab,
+        seats: Sequence[str],
+        settle_seconds: tuple[float, float],
+        seed: int,
+        say: Say,
+    ) -> None:
+        self._pods = pods
+        self._seats = [Seat(pods.notes / name) for name in seats]
+        self._settle = settle_seconds
+        self._random = random.Random(seed)
+        self._say = say
+        self._said_at = time.monotonic()
+        self._lock = threading.Lock()
+
+    def play(self, fault: Fault, rounds: int) -> list[Round]:
+        """At least so many takeovers, spread over the seats.
+
+        Raises TimeoutError when nobody takes over, RuntimeError when a round is not a fair one.
+        """
+        if fault is Fault.PLANNED:
+            return self._deletions(rounds)
+        done: list[Round] = []
+        each = -(-rounds // len(self._seats))
+        seeds = [self._random.random() for _ in self._seats]
+
+        def play_seat(seat: Seat, seed: float) -> None:
+            randomness = random.Random(seed)
+            for _ in range(each):
+                found = self._kill(seat, fault, randomness.uniform(*self._settle))
+                with self._lock:
+                    done.append(found)
+                    self._progress(fault, done, each * len(self._seats))
+
+        with ThreadPoolExecutor(len(self._seats)) as pool:
+            for result in [*map(pool.submit, [play_seat] * len(seeds), self._seats, seeds)]:
+                result.result()
+        return done
+
+    def _kill(self, seat: Seat, fault: Fault, settle_seconds: float) -> Round:
+        """Kill or freeze the leader's process; its supervisor starts it again."""
+        leader = self._settled(seat, settle_seconds)
+        process = process_of(leader, seat)
+        fault_at = time.monotonic_ns()
+        os.kill(process, _SIGNALS[fault])
+        found = measured(leader, self._successor(seat, leader, fault_at), fault_at)
+        if fault is Fault.SILENT:
+            os.kill(process, signal.SIGKILL)
+        self._until(lambda: self._is_restarted(seat, leader), f"{seat.name}: no second candidate")
+        seat.forget(leader)
+        return found
+
+    def _deletions(self, rounds: int) -> list[Round]:
+        """Delete the pod that leads most seats, again and again."""
+        done: list[Round] = []
+        while len(done) < rounds:
+            settle_seconds = self._random.uniform(*self._settle)
+            for seat in self._seats:
+                self._settled(seat, 0.0)
+            time.sleep(settle_seconds)
+            leaders = {seat: self._settled(seat, 0.0) for seat in self._seats}
+            pod = collections.Counter(life.pod for life in leaders.values()).most_common(1)[0][0]
+            leaving = {seat: life for seat, life in leaders.items() if life.pod == pod}
+            fault_at = time.monotonic_ns()
+            self._pods.delete_pod(pod)
+            for seat, leader in leaving.items():
+                successor = self._successor(seat, leader, fault_at)
+                done.append(measured(leader, successor, fault_at))
+            for seat in self._seats:
+                seat.forget_pod(pod)
+            self._progress(Fault.PLANNED, done, rounds)
+        return done
+
+    # ------------------------------------------------------------ waiting
+
+    def _settled(self, seat: Seat, settle_seconds: float) -> Life:
+        """The leader, once another candidate has asked long enough ago."""
+        self._until(seat.is_settled, f"{seat.name}: not two candidates", START_SECONDS_MAX)
+        before = seat.leader()
+        time.sleep(settle_seconds)
+        leader = seat.leader()
+        if leader is None or leader != before:
+            raise RuntimeError(f"{seat.name} changed hands by itself")
+        return leader
+
+    def _successor(self, seat: Seat, former: Life, since: int) -> Life:
+        found: list[Life] = []
+
+        def is_there() -> bool:
+            life = seat.successor(former, since)
+            found.extend([life] if life is not None else [])
+            return life is not None
+
+        self._until(is_there, f"nobody took over {seat.name}")
+        return found[0]
+
+    @staticmethod
+    def _is_restarted(seat: Seat, former: Life) -> bool:
+        return any(each.pod == former.pod and each.number > former.number for each in seat.lives())
+
+    @staticmethod
+    def _until(holds: Callable[[], bool], what: str, seconds: float = TAKEOVER_SECONDS_MAX) -> None:
+        deadline = time.monotonic() + seconds
+        while not holds():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what} after {seconds:.0f} s")
+            time.sleep(POLL_SECONDS)
+
+    def _progress(self, fault: Fault, done: Sequence[Round], rounds: int) -> None:
+        now = time.monotonic()
+        if now - self._said_at >= SAY_SECONDS or len(done) >= rounds:
+            self._said_at = now
+            last = done[-1].leaderless
+            self._say(f"{fault.value}: {len(done)} of {rounds} rounds, the last {last:,.1f} ms")
+
+
+@contextlib.contextmanager
+def topic_stage(pods: PodLab, topic: str, seed: int, say: Say) -> Iterator[Stage]:
+    """Two pods with the stock Pulsar client and one topic."""
+    pods.declare(topic)
+    options = (f"--url={URL}", f"--token={TOKEN}")
+    with pods.pods("topic", [topic], TOPIC_PACE_SECONDS, options):
+        yield Stage(pods, [topic], TOPIC_SETTLE_SECONDS, seed, say)
+
+
+@contextlib.contextmanager
+def lease_stage(pods: PodLab, pairs: int, seed: int, say: Say) -> Iterator[Stage]:
+    """The same pods with candidates for so many Leases, each a process of its own."""
+    seats = [f"lease-{number}" for number in range(pairs)]
+    with pods.pods("lease", seats, LEASE_PACE_SECONDS):
+        yield Stage(pods, seats, LEASE_SETTLE_SECONDS, seed, say)
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What ``onewriter verify`` found in a log: an append of a former writer would be a violation."""
+
+    entries: int
+    violations: int
+
+    @classmethod
+    def of(cls, said: str) -> Verified:
+        """Read its JSON."""
+        logs = json.loads(said)["logs"]
+        violations = sum(len(log["violations"]) + log["furtherViolations"] for log in logs)
+        return cls(sum(log["entries"] for log in logs), violations)

@@ -1,0 +1,31 @@
+"""Setting a policy of one topic, over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from onewriter_broker.topic.policies import follow
+from onewriter_broker.topic.topics import Topics
+from onewriter_core.errors import Refused, ServerError
+from onewriter_core.ids import TopicName
+
+OWN_MAX: Final = 50
+"""Policies of one topic."""
+
+
+async def set_own(
+    topics: Topics, base: TopicName, name: str, change: Callable[[object], object]
+) -> None:
+    """Set a topic's own policy to what ``change`` makes of the present one; None removes it.
+
+    Raises what ``change`` raises; Refused when the topic does not exist, Unavailable, Undecided.
+    """
+    topic = await topics.serve_existing(base)
+    async with topic.growing:
+        entry = topic.entry.with_policy(name, change(topic.entry.policies.get(name)))
+        if len(entry.policies) > OWN_MAX:
+            text = f"{base} has {OWN_MAX} policies already"
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+        await topics.write_entry(topic, entry)
+        follow(topic, topics.namespaces)

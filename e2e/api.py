@@ -1,0 +1,138 @@
+"""The API server over HTTP, without a process for each question.
+
+``kubectl proxy`` listens on a unix socket: it leads into the lab's own network as well as to a
+cluster far away, and asking again and again costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlencode
+
+from tests.cluster.control_plane import Cluster, ClusterError
+
+Json = dict[str, Any]
+
+ANSWER_SECONDS = 20.0
+LOG_SECONDS = 3.0
+START_SECONDS = 20.0
+
+_GROUPS = {
+    "nodes": "api/v1",
+    "pods": "api/v1",
+    "secrets": "api/v1",
+    "services": "api/v1",
+    "deployments": "apis/apps/v1",
+    "statefulsets": "apis/apps/v1",
+    "endpointslices": "apis/discovery.k8s.io/v1",
+    "events": "apis/events.k8s.io/v1",
+    "poddisruptionbudgets": "apis/policy/v1",
+    "leases": "apis/coordination.k8s.io/v1",
+    "exclusivetopics": "apis/onewriter.dev/v1alpha1",
+    "producerclaims": "apis/onewriter.dev/v1alpha1",
+    "bucketanchors": "apis/onewriter.dev/v1alpha1",
+}
+
+
+def path(kind: str, namespace: str = "", name: str = "") -> str:
+    """Where objects of a kind (plural) are."""
+    within = f"/namespaces/{namespace}" if namespace else ""
+    return f"/{_GROUPS[kind]}{within}/{kind}" + (f"/{name}" if name else "")
+
+
+class Api:
+    """``with Api(...) as api``: an administrator's way to the API server."""
+
+    def __init__(self, cluster: Cluster, address: Path) -> None:
+        self._cluster = cluster
+        self._address = address
+        self._proxy: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._proxy = subprocess.Popen(
+            [
+                *self._cluster.enter(),
+                str(self._cluster.tool("kubectl")),
+                f"--kubeconfig={self._cluster.kubeconfig}",
+                "proxy",
+                f"--unix-socket={self._address}",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + START_SECONDS
+        while not self._address.exists():
+            if self._proxy.poll() is not None or time.monotonic() > deadline:
+                raise ClusterError("kubectl proxy does not start")
+            time.sleep(0.05)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._proxy is not None:
+            self._proxy.terminate()
+            self._proxy.wait()
+
+    def ask(
+        self,
+        method: str,
+        where: str,
+        body: Any = None,
+        kind: str = "application/json",
+        seconds: float = ANSWER_SECONDS,
+    ) -> tuple[int, str]:
+        """One request; status and text. Raises OSError."""
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(seconds)
+        try:
+            connection.sock.connect(str(self._address))
+            content = None if body is None else json.dumps(body)
+            connection.request(method, where, content, {"Content-Type": kind})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode(errors="replace")
+        finally:
+            connection.close()
+
+    def get(self, kind: str, namespace: str, name: str) -> Json | None:
+        """An object; None when there is none. Raises ClusterError, OSError."""
+        status, text = self.ask("GET", path(kind, namespace, name))
+        return None if status == 404 else _judged(status, text)
+
+    def list(self, kind: str, namespace: str = "", **labels: str) -> list[Json]:
+        """All objects of a kind that have these labels. Raises ClusterError, OSError."""
+        wanted = ",".join(f"{name}={value}" for name, value in labels.items())
+        query = f"?{urlencode({'labelSelector': wanted})}" if wanted else ""
+        found = _judged(*self.ask("GET", path(kind, namespace) + query))
+        return list(found["items"])
+
+    def patch(self, kind: str, namespace: str, name: str, change: Json) -> Json:
+        """Merge a change into an object. Raises ClusterError, OSError."""
+        where = path(kind, namespace, name)
+        return _judged(*self.ask("PATCH", where, change, "application/merge-patch+json"))
+
+    def delete(self, kind: str, namespace: str, name: str, **options: Any) -> None:
+        """Delete an object; its going is not waited for. Raises ClusterError, OSError."""
+        _judged(*self.ask("DELETE", path(kind, namespace, name), options or None))
+
+    def log(self, namespace: str, pod: str, container: str, *, previous: bool = False) -> str:
+        """What a container has printed; nothing when its node cannot tell."""
+        query = urlencode({"container": container, "previous": str(previous).lower()})
+        where = f"{path('pods', namespace, pod)}/log?{query}"
+        try:
+            status, text = self.ask("GET", where, seconds=LOG_SECONDS)
+        except OSError:
+            return ""
+        return text if status == 200 else ""
+
+
+def _judged(status: int, text: str) -> Json:
+    if status >= 300:
+        raise ClusterError(f"HTTP {status}: {text[:500]}")
+    found: Json = json.loads(text)
+    return found

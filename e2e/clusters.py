@@ -1,0 +1,117 @@
+"""The cluster under test: two nodes on this machine, or whichever a kubeconfig leads to.
+
+``USE_EXISTING_CLUSTER=true`` (envtest's word) takes the cluster of KUBECONFIG, whose nodes must have
+the archive of ``e2e.images`` loaded: ``make kind`` makes one. Else the lab is started.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from e2e import images
+from e2e.machines import KindMachines, LabMachines, Machines, UnknownMachines
+from tests.cluster.binaries import exclusively, program
+from tests.cluster.control_plane import Cluster
+from tests.cluster.lab import Lab
+
+Json = dict[str, Any]
+
+STORE_NODE = "lab"
+"""The lab's node with the store's volume; the other one can be lost."""
+
+
+def uses_existing() -> bool:
+    """Whether the environment names a cluster that is there already."""
+    return os.environ.get("USE_EXISTING_CLUSTER", "").lower() == "true"
+
+
+class ExistingCluster(Cluster):
+    """The cluster of KUBECONFIG."""
+
+    def __init__(self) -> None:
+        first = os.environ.get("KUBECONFIG", "~/.kube/config").partition(os.pathsep)[0]
+        self.kubeconfig = Path(first).expanduser()
+
+    def tool(self, name: str) -> Path:
+        """A program of this machine's own, else one that is built."""
+        found = shutil.which(name)
+        return Path(found) if found else program(name)
+
+
+@dataclass
+class TestedCluster:
+    """A cluster, the machines that its nodes are, and what the chart must be told about it."""
+
+    __test__ = False
+
+    cluster: Cluster
+    machines: Machines
+    directory: Path
+    storage: Json = field(default_factory=dict)
+    """``valkey.storage`` of the chart's values."""
+    volumes: bool = False
+    """Whether volumes are made by hand: there is no StorageClass."""
+
+    def prepare_volume(self, namespace: str, claim: str) -> None:
+        """Make the store's volume where nobody else does."""
+        if not self.volumes:
+            return
+        path = self.directory / "store"
+        path.mkdir()
+        path.chmod(0o777)
+        node = {"key": "kubernetes.io/hostname", "operator": "In", "values": [STORE_NODE]}
+        self.cluster.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": f"{namespace}-store"},
+                "spec": {
+                    "capacity": {"storage": "1Gi"},
+                    "accessModes": ["ReadWriteOnce"],
+                    "persistentVolumeReclaimPolicy": "Retain",
+                    "local": {"path": str(path)},
+                    "storageClassName": "",
+                    "claimRef": {"namespace": namespace, "name": claim},
+                    "nodeAffinity": {
+                        "required": {"nodeSelectorTerms": [{"matchExpressions": [node]}]}
+                    },
+                },
+            }
+        )
+
+
+@contextmanager
+def tested_cluster() -> Iterator[TestedCluster]:
+    """The cluster that the environment asks for; the lab lives as long as the context."""
+    directory = Path(tempfile.mkdtemp(prefix="onewriter-e2e-"))
+    try:
+        if uses_existing():
+            yield _existing(directory)
+        else:
+            archive = images.archive()
+            with exclusively("lab"), Lab(directory / "lab") as lab:
+                yield _lab(lab, archive, directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _existing(directory: Path) -> TestedCluster:
+    cluster = ExistingCluster()
+    nodes = cluster.names("nodes")
+    machines = KindMachines() if KindMachines.are(nodes) else UnknownMachines()
+    return TestedCluster(cluster, machines, directory, {"size": "1Gi"})
+
+
+def _lab(lab: Lab, archive: Path, directory: Path) -> TestedCluster:
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda node: lab.import_image(archive, node), lab.members))
+    storage = {"size": "1Gi", "className": "-"}
+    return TestedCluster(lab, LabMachines(lab), directory, storage, volumes=True)

@@ -1,0 +1,106 @@
+"""One cluster and one installation for the whole suite; a namespace for each group of stories."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+from e2e.api import Api
+from e2e.clusters import TestedCluster, tested_cluster, uses_existing
+from e2e.faults import Faults
+from e2e.installation import Installation
+from e2e.log import Tally
+from e2e.machines import NotPossible
+from e2e.world import World
+from e2e.writers import until
+
+TALLY = pytest.StashKey[Tally]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[TALLY] = Tally()
+
+
+@pytest.fixture(scope="session")
+def tested() -> Iterator[TestedCluster]:
+    """The cluster: the lab, or the one of KUBECONFIG."""
+    with tested_cluster() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def api(tested: TestedCluster) -> Iterator[Api]:
+    """The API server, cheaply."""
+    with Api(tested.cluster, tested.directory / "api.sock") as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def installation(tested: TestedCluster, api: Api) -> Iterator[Installation]:
+    """onewriter, installed by its chart."""
+    found = Installation(tested, api)
+    found.install()
+    yield found
+    if uses_existing():
+        found.uninstall()
+
+
+@pytest.fixture(scope="module")
+def world(
+    request: pytest.FixtureRequest, tested: TestedCluster, installation: Installation
+) -> Iterator[World]:
+    """A namespace of the module's own; its topics' logs are checked when the module is through."""
+    tally = request.config.stash[TALLY]
+    with World(tested, installation, request.module.__name__, tally) as found:
+        yield found
+
+
+@pytest.fixture
+def faults(tested: TestedCluster) -> Iterator[Faults]:
+    """What can be done to pods and nodes; undone when the test is over."""
+    with Faults(tested.machines) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def everything_is_ready(installation: Installation) -> None:
+    """No story begins in the ruins of the one before."""
+    until(installation.is_ready, installation.story)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """What this cluster cannot be done is not run, and said so."""
+    del item
+    try:
+        return (yield)
+    except NotPossible as error:
+        pytest.skip(str(error))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows the cluster as it was."""
+    report = yield
+    world = getattr(item, "funcargs", {}).get("world")
+    if report.failed and isinstance(world, World):
+        report.sections.append(("the cluster", world.story()))
+    return report
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """What was seen, and what was not run."""
+    tally = config.stash[TALLY]
+    terminalreporter.write_line(
+        f"{tally.topics} topics, {tally.epochs} epochs: {tally.stale} stale lines among"
+        f" {tally.lines} in the logs; {tally.acknowledged} acknowledgements heard and none of them"
+        f" lost; deposed writers were refused {tally.refused} times"
+    )
+    for report in terminalreporter.stats.get("skipped", []):
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        terminalreporter.write_line(f"NOT RUN: {report.nodeid}: {why}")

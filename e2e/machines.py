@@ -1,0 +1,144 @@
+"""The machines that nodes are: for faults that Kubernetes itself cannot be asked for.
+
+Not every cluster lets us do that to it. What cannot be done raises NotPossible, and the test is
+reported as not run, by its name.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from typing import Protocol
+
+from tests.cluster.lab import Lab
+
+
+class NotPossible(Exception):
+    """This cluster cannot be done that to; the text says what."""
+
+
+class Machines(Protocol):
+    """The nodes' machines, by the nodes' names."""
+
+    def shell(self, node: str, script: str) -> str:
+        """Run a script as root on a node; what it printed. Raises NotPossible, RuntimeError."""
+        ...
+
+    def can_lose(self, node: str) -> bool:
+        """Whether the node can be lost without taking the control plane along."""
+        ...
+
+    def pull_cable(self, node: str) -> None:
+        """Cut the node off from every other; what runs on it runs on. Raises NotPossible."""
+        ...
+
+    def plug_in(self, node: str) -> None:
+        """Undo ``pull_cable``; undoing it twice does no harm."""
+        ...
+
+    def stop_kubelet(self, node: str) -> None:
+        """The kubelet stands still; containers and their connections live. Raises NotPossible."""
+        ...
+
+    def start_kubelet(self, node: str) -> None:
+        """Undo ``stop_kubelet``; undoing it twice does no harm."""
+        ...
+
+
+class LabMachines:
+    """The lab's two nodes; only the second has a cable."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+
+    def shell(self, node: str, script: str) -> str:
+        return self._lab.shell(script, node)
+
+    def can_lose(self, node: str) -> bool:
+        return node == "lab2"
+
+    def pull_cable(self, node: str) -> None:
+        if not self.can_lose(node):
+            raise NotPossible(f"{node} is the control plane: it has no cable to pull")
+        self._lab.cut_node2()
+
+    def plug_in(self, node: str) -> None:
+        if self.can_lose(node):
+            self._lab.heal_node2()
+
+    def stop_kubelet(self, node: str) -> None:
+        self._signal_kubelet(node, signal.SIGSTOP)
+
+    def start_kubelet(self, node: str) -> None:
+        self._signal_kubelet(node, signal.SIGCONT)
+
+    def _signal_kubelet(self, node: str, which: signal.Signals) -> None:
+        self._lab.signal_program(f"kubelet-{node}", which)
+
+
+class KindMachines:
+    """kind's nodes are containers of Docker, with systemd and iptables inside."""
+
+    _DIRECTIONS = ("INPUT -i", "OUTPUT -o", "FORWARD -i", "FORWARD -o")
+
+    @staticmethod
+    def are(nodes: Sequence[str]) -> bool:
+        """Whether all of these nodes are containers of this machine's Docker."""
+        if shutil.which("docker") is None or not nodes:
+            return False
+        command = ["docker", "inspect", "--format={{.State.Running}}", *nodes]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode == 0 and set(done.stdout.split()) == {"true"}
+
+    def shell(self, node: str, script: str) -> str:
+        done = subprocess.run(
+            ["docker", "exec", node, "sh", "-ec", script],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"{node}: {script}\n{done.stderr}")
+        return done.stdout
+
+    def can_lose(self, node: str) -> bool:
+        return not node.endswith("control-plane")
+
+    def pull_cable(self, node: str) -> None:
+        for direction in self._DIRECTIONS:
+            self.shell(node, f"iptables -w -I {direction} eth0 -j DROP")
+
+    def plug_in(self, node: str) -> None:
+        for direction in self._DIRECTIONS:
+            rule = f"{direction} eth0 -j DROP"
+            self.shell(node, f"while iptables -w -D {rule} 2>/dev/null; do :; done")
+
+    def stop_kubelet(self, node: str) -> None:
+        self.shell(node, "systemctl kill --signal=STOP kubelet")
+
+    def start_kubelet(self, node: str) -> None:
+        self.shell(node, "systemctl kill --signal=CONT kubelet")
+
+
+class UnknownMachines:
+    """Nodes that only Kubernetes leads to."""
+
+    def shell(self, node: str, script: str) -> str:
+        raise NotPossible(f"nothing but Kubernetes leads to {node}: it cannot run '{script}'")
+
+    def can_lose(self, node: str) -> bool:
+        return False
+
+    def pull_cable(self, node: str) -> None:
+        raise NotPossible(f"the cable of {node} is out of reach")
+
+    def plug_in(self, node: str) -> None:
+        """Nothing was pulled."""
+
+    def stop_kubelet(self, node: str) -> None:
+        raise NotPossible(f"the kubelet of {node} is out of reach")
+
+    def start_kubelet(self, node: str) -> None:
+        """Nothing was stopped."""

@@ -1,0 +1,159 @@
+"""What a team would write: a topic, who may write it, and pods that do, as ``restricted`` asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from e2e import images
+
+Json = dict[str, Any]
+
+API = "onewriter.dev/v1alpha1"
+ACCOUNT = "writer"
+PROGRAMS = Path(__file__).parent / "programs"
+PORT = 8080
+"""Where every writer says who it is."""
+
+STOCK = "stock"
+SIDECAR = "sidecar"
+KINDS = (STOCK, SIDECAR)
+"""With Pulsar's own client, and through the injected sidecar."""
+
+
+def account() -> Json:
+    """The ServiceAccount that writers run under."""
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT}}
+
+
+def programs() -> Json:
+    """The writers' programs, for their pods to mount."""
+    files = {path.name: path.read_text() for path in PROGRAMS.glob("*_writer.py")}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "programs"},
+        "data": files,
+    }
+
+
+def topic(name: str, **spec: Any) -> Json:
+    """A topic with a Service for its leader; evictions are not spaced, so that tests are short."""
+    wanted = {
+        "access": {"modes": ["WaitForExclusive", "ExclusiveWithFencing"], "requireClaim": True},
+        "fencing": {"minIntervalSeconds": 0},
+        "leaderService": {"name": f"{name}-leader", "ports": [{"port": 80, "targetPort": PORT}]},
+    }
+    return {
+        "apiVersion": API,
+        "kind": "ExclusiveTopic",
+        "metadata": {"name": name},
+        "spec": wanted | spec,
+    }
+
+
+def claim(name: str) -> Json:
+    """All pods of the account may lead the topic, and take it over."""
+    return {
+        "apiVersion": API,
+        "kind": "ProducerClaim",
+        "metadata": {"name": name},
+        "spec": {
+            "topicRef": {"name": name},
+            "subject": {"serviceAccountName": ACCOUNT},
+            "allow": ["lead", "takeover"],
+        },
+    }
+
+
+def workload(
+    name: str, writer: str, service_url: str, topic: str, *, stateful: bool = False, **settings: str
+) -> Json:
+    """Two pods that write: a Deployment, or a StatefulSet. ``settings``: the program's environment."""
+    template = _template(name, writer, service_url, topic, settings)
+    spec: Json = {"replicas": 2, "selector": {"matchLabels": {"app": name}}, "template": template}
+    if stateful:
+        spec |= {"serviceName": name, "podManagementPolicy": "Parallel"}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet" if stateful else "Deployment",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def budget(name: str, *, available: int) -> Json:
+    """So many of a workload's pods must stay."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name},
+        "spec": {"minAvailable": available, "selector": {"matchLabels": {"app": name}}},
+    }
+
+
+def _template(
+    name: str, writer: str, service_url: str, topic: str, settings: dict[str, str]
+) -> Json:
+    labels = {"app": name}
+    annotations = {}
+    volumes: list[Json] = [{"name": "programs", "configMap": {"name": "programs"}}]
+    mounts = [{"name": "programs", "mountPath": "/programs"}]
+    environment = dict(settings)
+    if writer == STOCK:
+        token = {"audience": "onewriter", "expirationSeconds": 600, "path": "token"}
+        volumes.append(
+            {"name": "identity", "projected": {"sources": [{"serviceAccountToken": token}]}}
+        )
+        mounts.append({"name": "identity", "mountPath": "/run/identity"})
+        environment |= {
+            "TOPIC": topic,
+            "SERVICE_URL": service_url,
+            "TOKEN_FILE": "/run/identity/token",
+        }
+    else:
+        labels["onewriter.dev/inject"] = "true"
+        annotations["onewriter.dev/topic"] = topic
+    own = {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    container = {
+        "name": "writer",
+        "image": images.TAG,
+        "imagePullPolicy": "Never",
+        "command": ["python", f"/programs/{writer}_writer.py"],
+        "env": [own, *({"name": key, "value": value} for key, value in environment.items())],
+        "ports": [{"containerPort": PORT}],
+        "readinessProbe": {"httpGet": {"path": "/", "port": PORT}, "periodSeconds": 1},
+        "resources": {"requests": {"cpu": "10m"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": mounts,
+    }
+    return {
+        "metadata": {"labels": labels, "annotations": annotations},
+        "spec": {
+            "serviceAccountName": ACCOUNT,
+            "terminationGracePeriodSeconds": 5,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 65532,
+                "runAsGroup": 65532,
+                "fsGroup": 65532,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "topologySpreadConstraints": [
+                {
+                    "maxSkew": 1,
+                    "topologyKey": "kubernetes.io/hostname",
+                    "whenUnsatisfiable": "DoNotSchedule",
+                    # A node that is being drained is none where somebody is missing.
+                    "nodeTaintsPolicy": "Honor",
+                    "labelSelector": {"matchLabels": {"app": name}},
+                }
+            ],
+            "containers": [container],
+            "volumes": volumes,
+        },
+    }

@@ -1,0 +1,117 @@
+"""A pod that writes a counter through its sidecar, with the standard library alone.
+
+Every line that it prints is JSON: ``leads``, ``wrote`` (acknowledged, with its position), ``refused``.
+On port 8080 it says who it is. TURN_SECONDS makes it hand the topic over so long after it got it.
+"""
+
+import http.client
+import json
+import os
+import signal
+import threading
+import time
+import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+POD = os.environ["POD"]
+PROCESS = uuid.uuid4().hex[:8]
+TURN_SECONDS = float(os.environ.get("TURN_SECONDS", "0"))
+INTERVAL_SECONDS = float(os.environ.get("INTERVAL_SECONDS", "0.1"))
+
+SIDECAR = ("127.0.0.1", 6680)
+REQUEST_SECONDS = 40
+RETRY_SECONDS = 0.2
+
+
+def tell(event: str, **facts: Any) -> None:
+    print(json.dumps({"event": event, "pod": POD, **facts}), flush=True)
+
+
+class Writer:
+    """Asks for a session, publishes under it until it is refused, and begins again."""
+
+    def __init__(self) -> None:
+        self.session = ""
+        self.term = 0
+        self.number = 1
+        self.since = 0.0
+        self.connection = http.client.HTTPConnection(*SIDECAR, timeout=REQUEST_SECONDS)
+
+    def run(self) -> None:
+        while True:
+            try:
+                _, found = self.ask("GET", "/leadership?until=leading&timeoutSeconds=30")
+                if found["session"] is not None:
+                    self.lead(found["session"])
+            except (OSError, http.client.HTTPException):
+                self.connection.close()  # what was under way is asked for again, by its key
+                time.sleep(RETRY_SECONDS)
+
+    def lead(self, session: str) -> None:
+        if session != self.session:
+            self.session, self.term, self.number = session, self.term + 1, 1
+            self.since = time.monotonic()
+            tell("leads", term=self.term, session=session)
+        while self.publish():
+            time.sleep(INTERVAL_SECONDS)
+            if TURN_SECONDS and time.monotonic() - self.since > TURN_SECONDS:
+                self.ask("POST", "/release")
+        self.session = ""
+
+    def publish(self) -> bool:
+        """Publish the next line; whether we may go on."""
+        line = {
+            "pod": POD,
+            "process": PROCESS,
+            "term": self.term,
+            "grant": self.session,
+            "number": self.number,
+        }
+        key = f"{PROCESS}-{self.term}-{self.number}"
+        headers = {"Onewriter-Session": self.session, "Idempotency-Key": key}
+        status, answer = self.ask("POST", "/publish", json.dumps(line), headers)
+        if status == 200:
+            tell("wrote", **line, position=f"{answer['ledger']}-{answer['entry']}")
+            self.number += 1
+        elif status == 409:
+            tell("refused", term=self.term, reason=answer["error"], stored=answer["stored"])
+            return False
+        return True
+
+    def ask(
+        self, method: str, path: str, body: str = "", headers: dict[str, str] | None = None
+    ) -> tuple[int, Any]:
+        self.connection.request(method, path, body, headers or {})
+        answer = self.connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
+class WhoIsThere(BaseHTTPRequestHandler):
+    """Answers who it is, and whether it leads."""
+
+    writer: Writer
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        leads = bool(self.writer.session)
+        self.wfile.write(json.dumps({"pod": POD, "leads": leads}).encode())
+
+    def log_message(self, *_: Any) -> None:
+        """Probes are no news."""
+
+
+def main() -> None:
+    ended = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ended)
+    writer = WhoIsThere.writer = Writer()
+    server = ThreadingHTTPServer(("", 8080), WhoIsThere)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=writer.run, daemon=True).start()
+    signal.sigwait(ended)
+    os._exit(0)  # the sidecar gives the topic back
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""A pod that writes a counter with the stock Pulsar client, for as long as it is let.
+
+Every line that it prints is JSON: ``leads``, ``wrote`` (acknowledged, with its position), ``refused``.
+On port 8080 it says who it is. TURN_SECONDS makes it take the topic over again so long after it lost
+it, rather than wait in line.
+"""
+
+import json
+import os
+import signal
+import threading
+import time
+import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pulsar
+
+FOR_EVER_SECONDS = 2**31 - 1
+"""The C++ client underneath gives up a waiting producer after its operation time-out."""
+
+POD = os.environ["POD"]
+PROCESS = uuid.uuid4().hex[:8]
+TURN_SECONDS = float(os.environ.get("TURN_SECONDS", "0"))
+INTERVAL_SECONDS = float(os.environ.get("INTERVAL_SECONDS", "0.1"))
+
+
+def tell(event: str, **facts: Any) -> None:
+    print(json.dumps({"event": event, "pod": POD, **facts}), flush=True)
+
+
+class Writer:
+    """Leads, writes, loses, and begins again; ``producer`` is there while it leads."""
+
+    def __init__(self) -> None:
+        self.producer: pulsar.Producer | None = None
+        self.client = pulsar.Client(
+            os.environ["SERVICE_URL"],
+            authentication=pulsar.AuthenticationToken(Path(os.environ["TOKEN_FILE"]).read_text),
+            operation_timeout_seconds=FOR_EVER_SECONDS,
+            logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Warn),
+        )
+
+    def run(self) -> None:
+        modes = pulsar.ProducerAccessMode
+        mode = modes.ExclusiveWithFencing if TURN_SECONDS else modes.WaitForExclusive
+        term = 0
+        while True:
+            try:
+                self.producer = self.client.create_producer(
+                    os.environ["TOPIC"],
+                    access_mode=mode,
+                    batching_enabled=False,
+                    send_timeout_millis=0,  # only an answer ends a send
+                )
+                term += 1
+                tell("leads", term=term, producer=self.producer.producer_name())
+                self.write(self.producer, term)
+            except pulsar.PulsarException as error:
+                tell("refused", term=term, reason=type(error).__name__)
+                self.producer = None
+                time.sleep(TURN_SECONDS or INTERVAL_SECONDS)
+
+    def write(self, producer: pulsar.Producer, term: int) -> None:
+        line = {"pod": POD, "process": PROCESS, "term": term, "grant": f"{PROCESS}-{term}"}
+        number = 0
+        while True:
+            number += 1
+            line["number"] = number
+            found = producer.send(json.dumps(line).encode())
+            tell("wrote", **line, position=f"{found.ledger_id()}-{found.entry_id()}")
+            time.sleep(INTERVAL_SECONDS)
+
+
+class WhoIsThere(BaseHTTPRequestHandler):
+    """Answers who it is, and whether it leads."""
+
+    writer: Writer
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        leads = self.writer.producer is not None
+        self.wfile.write(json.dumps({"pod": POD, "leads": leads}).encode())
+
+    def log_message(self, *_: Any) -> None:
+        """Probes are no news."""
+
+
+def main() -> None:
+    ended = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ended)
+    writer = WhoIsThere.writer = Writer()
+    server = ThreadingHTTPServer(("", 8080), WhoIsThere)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=writer.run, daemon=True).start()
+    signal.sigwait(ended)
+    if writer.producer is not None:
+        writer.producer.close()
+    os._exit(0)  # a waiting producer sits in the C++ client, which nobody can call off
+
+
+if __name__ == "__main__":
+    main()

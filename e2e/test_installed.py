@@ -1,0 +1,75 @@
+"""The chart is installed, proves itself, and shows what is declared."""
+
+from __future__ import annotations
+
+import re
+
+from e2e import manifests
+from e2e.installation import NAMESPACE, Installation
+from e2e.world import World
+from e2e.writers import until
+from tests.cluster import images
+
+EXAMPLES = sorted((images.ROOT / "examples").glob("*.yaml"))
+
+
+def test_it_runs_in_a_namespace_that_enforces_the_restricted_standard(
+    installation: Installation,
+) -> None:
+    labels = installation.cluster.get("namespace", NAMESPACE)["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert installation.is_ready()
+
+
+def test_helm_test_proves_the_refusal(installation: Installation) -> None:
+    said = installation.helm("test", "onewriter", "--logs")
+    assert re.search(r"claimed: epoch \d+", said)
+    assert "the former writer is refused" in said
+    assert "is not given again" in said
+
+
+def test_the_examples_are_ready_and_kubectl_shows_them(world: World) -> None:
+    for example in EXAMPLES:
+        world.cluster.kubectl("apply", f"--filename={example}", namespace="default")
+    try:
+        for name in ("orders", "payments"):
+            ready = ("wait", "--for=condition=Ready", f"xt/{name}", "--timeout=30s")
+            world.cluster.kubectl(*ready, namespace="default")
+        table = world.cluster.kubectl("get", "xt,pclaim", namespace="default").stdout
+        assert re.search(r"NAME +EPOCH +HOLDER +STATE +READY +AGE", table)
+        assert re.search(r"exclusivetopic\.onewriter\.dev/orders .* True ", table)
+        assert re.search(r"producerclaim\.onewriter\.dev/payments-primary +payments +", table)
+    finally:
+        for example in EXAMPLES:
+            world.cluster.kubectl("delete", f"--filename={example}", namespace="default")
+
+
+def test_every_field_is_explained(world: World) -> None:
+    for path, sentence in (
+        ("exclusivetopics.spec.fencing.podPolicy", "Evict: as a PodDisruptionBudget allows"),
+        ("exclusivetopics.status.fencedPods.outcome", "removed by the operator"),
+        ("producerclaims.spec.subject", "many pods under one claim are normal"),
+    ):
+        said = world.cluster.kubectl("explain", path).stdout
+        assert sentence in " ".join(said.split()), path
+
+
+def test_a_wrong_manifest_is_refused_by_field_and_rule(world: World) -> None:
+    wrong = manifests.topic("wrong", promotion={"policy": "Loudest"})
+    said = world.cluster.apply(wrong, namespace=world.namespace, check=False)
+    assert "spec.promotion.policy" in said
+    assert "Loudest" in said
+
+
+def test_a_claim_for_a_topic_that_is_not_there_waits_for_it(world: World) -> None:
+    world.apply(manifests.claim("early"))
+
+    def ready() -> str:
+        status = (world.api.get("producerclaims", world.namespace, "early") or {}).get("status", {})
+        return next(
+            (each["reason"] for each in status.get("conditions", ()) if each["type"] == "Ready"), ""
+        )
+
+    until(lambda: ready() == "TopicMissing", ready)
+    world.apply(manifests.topic("early"))
+    until(lambda: ready() == "Ready", ready)

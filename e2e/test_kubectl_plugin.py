@@ -1,0 +1,99 @@
+"""``kubectl onewriter`` beside a whole installation: through port-forwards, with tokens made for it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from e2e.installation import NAMESPACE, RELEASE, Installation
+from e2e.manifests import STOCK
+from e2e.world import World
+from e2e.writers import Writers
+
+PLUGIN = "from onewriter_kubectl.cli import main; main()"
+
+
+class Plugin:
+    """The plugin where kubectl can reach the cluster."""
+
+    def __init__(self, installation: Installation, namespace: str) -> None:
+        self.cluster = installation.cluster
+        self._namespace = namespace
+
+    def __call__(self, *words: str) -> str:
+        """What it prints; fails with what it says instead."""
+        cluster = self.cluster
+        program = cluster.tool("kubectl")
+        where = (f"--kubeconfig={cluster.kubeconfig}", f"--namespace={self._namespace}")
+        done = subprocess.run(
+            [
+                *(*cluster.enter(), "env", f"ONEWRITER_KUBECTL={program}"),
+                *(sys.executable, "-c", PLUGIN, *words, *where),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def plugin(world: World) -> Plugin:
+    return Plugin(world.installation, world.namespace)
+
+
+@pytest.fixture(scope="module")
+def writers(world: World) -> Writers:
+    return world.writers(STOCK, "asked")
+
+
+def test_the_brokers_answer_through_port_forwards(plugin: Plugin, writers: Writers) -> None:
+    reign = writers.settled()
+    assert f"{reign.name} (producer " in plugin("who", writers.name)
+    told = json.loads(plugin("history", writers.name, "--output=json"))["records"]
+    assert reign.epoch in {int(each["epoch"]) for each in told if each.get("epoch")}
+    assert "waiters:" in plugin("status", writers.name, "--live")
+    why = plugin("why", writers.name, "--live")
+    assert f"is written by {reign.name}" in why
+    assert "1 waits, in this order:" in why
+    assert "What is shown may be old" not in why
+
+
+def test_orders_through_the_operator_and_past_it(plugin: Plugin, writers: Writers) -> None:
+    reign = writers.settled()
+    assert f"done: epoch {reign.epoch} " in plugin("handover", writers.name, "--yes")
+    after = writers.succeeded(reign)
+    writers.settled()
+    assert f"done: epoch {after.epoch} " in plugin("handover", writers.name, "--yes", "--direct")
+    writers.succeeded(after)
+    assert writers.settled().uid == reign.uid
+
+
+def test_the_report_is_whole_and_tells_no_secret(plugin: Plugin, tmp_path: Path) -> None:
+    path = tmp_path / "report.tar.gz"
+    plugin("report", f"--file={path}")
+    with tarfile.open(path) as archive:
+        texts = {}
+        for each in archive.getmembers():
+            file = archive.extractfile(each)
+            assert file is not None
+            texts[each.name.partition("/")[2]] = file.read().decode()
+    assert "errors.txt" not in texts, texts["errors.txt"]
+    pods = texts["installation/pods.txt"].split()
+    for part, word in (("broker", "onewriter_buckets_owned"), ("operator", "onewriter_leader")):
+        mine = [pod for pod in pods if pod.startswith(f"{RELEASE}-{part}-")]
+        assert mine
+        assert all(word in texts[f"pods/{pod}/metrics.txt"] for pod in mine)
+        assert all(texts[f"pods/{pod}/{part}.log"] for pod in mine)
+    assert f"pods/{RELEASE}-valkey-0/valkey.log" in texts
+    secret = plugin.cluster.get("secret", f"{RELEASE}-valkey-password", namespace=NAMESPACE)
+    whole = "\n".join(texts.values())
+    for value in secret["data"].values():
+        assert base64.b64decode(value).decode() not in whole
+        assert value not in whole

@@ -1,0 +1,87 @@
+"""A leader that goes, crashes or is deposed in words: the other leads, and nobody is evicted."""
+
+from __future__ import annotations
+
+import pytest
+from e2e.faults import Faults
+from e2e.manifests import KINDS, SIDECAR
+from e2e.world import World
+from e2e.writers import Reign, Writers, until
+
+LEADERLESS_MS = 200
+"""What a planned change of hands may take."""
+
+
+@pytest.fixture(scope="module")
+def cast(world: World) -> list[Writers]:
+    """Writers with the stock client, and writers with the sidecar."""
+    return [world.writers(kind) for kind in KINDS]
+
+
+def settled(cast: list[Writers]) -> list[Reign]:
+    return [writers.settled() for writers in cast]
+
+
+def test_a_deleted_leader_hands_over(world: World, cast: list[Writers]) -> None:
+    formers = settled(cast)
+    for writers, former in zip(cast, formers, strict=True):
+        writers.wrote()
+        world.api.delete("pods", world.namespace, former.name)
+    for writers, former in zip(cast, formers, strict=True):
+        writers.succeeded(former)
+        writers.until_condition("WriterActive", "True/Held")
+        transition = writers.last_transition()
+        assert transition["cause"] in {"Released", "Handover"}
+        assert transition["leaderlessMs"] <= LEADERLESS_MS
+        assert writers.outcomes() == {}
+        assert writers.events("PodEvicted") == []
+        writers.wrote()
+
+
+def test_a_writer_that_crashes_comes_back_and_waits(
+    world: World, cast: list[Writers], faults: Faults
+) -> None:
+    formers = settled(cast)
+    for writers, former in zip(cast, formers, strict=True):
+        faults.kill(former.pod, holder_of_the_topic(writers))
+    for writers, former in zip(cast, formers, strict=True):
+        now = writers.succeeded(former)
+        assert writers.last_transition()["cause"] == "ConnectionLost"
+        assert writers.settled().uid == now.uid
+        assert former.uid in {pod["metadata"]["uid"] for pod in writers.pods()}, "it came back"
+        assert writers.outcomes() == {}
+        assert writers.events("PodEvicted") == []
+        writers.until_condition("FencedPodEvicted", "False/NotRequested", "producerclaims")
+        writers.wrote()
+    assert world.installation.is_ready()
+
+
+def holder_of_the_topic(writers: Writers) -> str:
+    """The container whose end is the writer's end."""
+    return "onewriter-sidecar" if writers.name == SIDECAR else "writer"
+
+
+def test_a_fence_in_words_deposes_and_lets_the_pod_live(world: World, cast: list[Writers]) -> None:
+    formers = settled(cast)
+    for writers, former in zip(cast, formers, strict=True):
+        order = {"metadata": {"annotations": {"onewriter.dev/fence": str(former.epoch)}}}
+        world.api.patch("exclusivetopics", world.namespace, writers.name, order)
+    for writers, former in zip(cast, formers, strict=True):
+        writers.succeeded(former)
+        writers.until_outcome(former, "CameBack")
+        until(lambda writers=writers: writers.events("FencedByOrder"))
+        assert former.uid in {pod["metadata"]["uid"] for pod in writers.pods()}
+        assert writers.events("PodEvicted") == []
+        writers.wrote()
+        assert writers.refusals >= 1
+
+
+def test_an_application_that_crashes_keeps_its_sidecars_topic(
+    cast: list[Writers], faults: Faults
+) -> None:
+    writers = next(each for each in cast if each.name == SIDECAR)
+    before = writers.settled()
+    faults.kill(before.pod, "writer")
+    writers.wrote()
+    now = writers.settled()
+    assert (now.uid, now.epoch) == (before.uid, before.epoch)

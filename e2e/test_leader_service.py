@@ -1,0 +1,55 @@
+"""The leader's Service leads to the leader and to nobody else, and says under which epoch."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from e2e.world import World
+from e2e.writers import Reign, Writers, until
+
+ASK = "import urllib.request as r, sys; print(r.urlopen(sys.argv[1], timeout=5).read().decode())"
+
+
+@pytest.fixture(scope="module")
+def writers(world: World) -> Writers:
+    return world.writers(name="orders")
+
+
+def answers(world: World, writers: Writers, asking: str) -> str:
+    """Which pod answers at the Service's name in DNS, asked from inside a pod; empty: none."""
+    url = f"http://{writers.name}-leader.{world.namespace}.svc.cluster.local/"
+    command = ("exec", asking, "--container=writer", "--", "python", "-c", ASK, url)
+    done = world.cluster.kubectl(*command, check=False, namespace=world.namespace)
+    return str(json.loads(done.stdout)["pod"]) if done.stdout else ""
+
+
+def leads_to(world: World, writers: Writers, leader: Reign) -> None:
+    until(lambda: writers.led_to() == ([leader.uid], leader.epoch), writers.led_to)
+    for pod in writers.pods():
+        name = pod["metadata"]["name"]
+        until(lambda name=name: answers(world, writers, name) == leader.name, writers.led_to)
+
+
+def test_it_leads_to_the_leader_alone_and_follows_it(world: World, writers: Writers) -> None:
+    first = writers.settled()
+    leads_to(world, writers, first)
+    world.api.delete("pods", world.namespace, first.name)
+    writers.succeeded(first)
+    second = writers.settled()
+    assert second.epoch > first.epoch
+    leads_to(world, writers, second)
+    labels = world.cluster.get("service", "orders-leader", namespace=world.namespace)["metadata"][
+        "labels"
+    ]
+    assert labels["onewriter.dev/epoch"] == str(second.epoch)
+
+
+def test_nobody_waits_for_it_in_a_rollout(world: World, writers: Writers) -> None:
+    writers.settled()
+    roll = ("rollout", "restart", "deployment/orders")
+    world.cluster.kubectl(*roll, namespace=world.namespace)
+    done = ("rollout", "status", "deployment/orders", "--timeout=60s")
+    world.cluster.kubectl(*done, namespace=world.namespace)
+    leads_to(world, writers, writers.settled())
+    assert writers.outcomes() == {}

@@ -1,0 +1,104 @@
+"""A leader's node is cut off while its containers run on, loses its kubelet, or is drained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from e2e.faults import Faults
+from e2e.manifests import KINDS, SIDECAR, STOCK
+from e2e.world import World
+from e2e.writers import until
+
+SPARED = {"fencing": {"podPolicy": "None", "minIntervalSeconds": 0}}
+
+
+def losable(world: World, faults: Faults) -> str:
+    """A node that can be lost, and does not have the store."""
+    (store,) = world.installation.pods("valkey")
+    others = sorted(set(world.cluster.names("nodes")) - {store["spec"]["nodeName"]})
+    return faults.losable(others)
+
+
+def is_node_ready(world: World, node: str) -> bool:
+    found = world.api.get("nodes", "", node) or {}
+    conditions = found["status"]["conditions"]
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def test_a_zombie_on_a_lost_node_appends_nothing(world: World, faults: Faults) -> None:
+    node = losable(world, faults)
+    spared = world.writers(STOCK, world.name_served_away_from(node, "spared"), spec=SPARED)
+    evicted = world.writers(SIDECAR, world.name_served_away_from(node, "evicted"))
+    formers = [writers.leads_on(node) for writers in (spared, evicted)]
+    zombie, condemned = formers
+    faults.lose(node)
+    for writers, former in zip((spared, evicted), formers, strict=True):
+        successor = writers.succeeded(former)
+        assert successor.node != node
+        assert writers.last_transition()["cause"] == "Silent"
+        writers.wrote()
+    spared.until_outcome(zombie, "NotRequested")
+    evicted.until_outcome(condemned, "Evicted")
+    assert evicted.is_there(condemned.uid), "nobody on its node hears of it"
+    for former in formers:
+        assert faults.is_running(former.pod), "the zombies live"
+
+    faults.find_again(node)
+    until(lambda: is_node_ready(world, node))
+    until(lambda: not evicted.is_there(condemned.uid))
+    spared.refused(zombie)
+    assert spared.is_there(zombie.uid)
+    for writers in (spared, evicted):
+        writers.settled()
+        writers.wrote()
+
+
+def test_a_leader_without_a_kubelet_writes_on_and_is_fenced_all_the_same(
+    world: World, faults: Faults
+) -> None:
+    node = losable(world, faults)
+    writers = world.writers(STOCK, world.name_served_away_from(node, "unattended"))
+    former = writers.leads_on(node)
+    faults.stop_kubelet(node)
+    until(lambda: not is_node_ready(world, node))
+    world.api.delete("pods", world.namespace, former.name)
+    before = len(writers.lines())
+    until(lambda: len(writers.lines()) > before)
+    assert writers.status()["epoch"] == former.epoch, "no kubelet is no reason to lose a topic"
+
+    order = {"metadata": {"annotations": {"onewriter.dev/fence": str(former.epoch)}}}
+    world.api.patch("exclusivetopics", world.namespace, writers.name, order)
+    successor = writers.succeeded(former)
+    assert writers.is_there(former.uid), "it is going, and cannot go"
+    until(lambda: writers.led_to() == ([successor.uid], successor.epoch), writers.led_to)
+
+    faults.start_kubelet(node)
+    until(lambda: not writers.is_there(former.uid))
+    assert writers.settled().uid == successor.uid
+    assert writers.events("PodEvicted") == []
+
+
+def test_a_leader_on_a_drained_node_hands_over(world: World, faults: Faults) -> None:
+    node = losable(world, faults)
+    cast = [world.writers(kind, f"drained-{kind}") for kind in KINDS]
+    formers = [writers.leads_on(node) for writers in cast]
+    with drained(world, node):
+        for writers, former in zip(cast, formers, strict=True):
+            now = writers.settled()
+            assert now.node != node
+            assert now.epoch > former.epoch
+            assert writers.outcomes() == {}, "a drain is no reason to evict anybody else"
+            writers.wrote()
+    until(world.installation.is_ready, world.installation.story)
+
+
+@contextmanager
+def drained(world: World, node: str) -> Iterator[None]:
+    """Everything leaves the node, our own parts too."""
+    options = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s")
+    try:
+        world.cluster.kubectl("drain", node, *options)
+        yield
+    finally:
+        world.cluster.kubectl("uncordon", node)

@@ -1,0 +1,90 @@
+"""A leader that freezes or is cut off: fenced first, then evicted by its uid, as budgets allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+import pytest
+from e2e import manifests
+from e2e.faults import Faults
+from e2e.manifests import KINDS
+from e2e.world import World
+from e2e.writers import Reign, Writers, until
+
+from onewriter_operator.plan.fenced import GRACE_SECONDS
+
+
+@pytest.fixture(scope="module")
+def cast(world: World) -> list[Writers]:
+    """Writers with the stock client, and writers with the sidecar."""
+    return [world.writers(kind) for kind in KINDS]
+
+
+def fenced_then_evicted(writers: Writers, former: Reign) -> None:
+    """What must come of a leader that is silent."""
+    now = writers.succeeded(former)
+    assert writers.last_transition()["cause"] == "Silent"
+    writers.until_outcome(former, "Evicted")
+    (fenced,) = [pod for pod in writers.status()["fencedPods"] if pod["podUID"] == former.uid]
+    given = datetime.fromisoformat(fenced["since"]) - datetime.fromisoformat(fenced["at"])
+    assert given.total_seconds() >= GRACE_SECONDS - 1, "since has whole seconds"
+    writers.until_condition("FencedPodEvicted", "True/Evicted", "producerclaims")
+    until(lambda: not writers.is_there(former.uid))
+    until(lambda: writers.events("PodEvicted"))
+    assert any(former.name in note for note in writers.events("WriterFenced"))
+    assert writers.settled().uid == now.uid, "its replacement waits"
+    writers.wrote()
+
+
+@pytest.mark.parametrize("fault", [Faults.freeze, Faults.cut_off])
+def test_a_silent_leader_is_fenced_and_then_evicted(
+    cast: list[Writers], faults: Faults, fault: Callable[[Faults, manifests.Json], object]
+) -> None:
+    formers = [writers.settled() for writers in cast]
+    for former in formers:
+        fault(faults, former.pod)
+    for writers, former in zip(cast, formers, strict=True):
+        fenced_then_evicted(writers, former)
+
+
+def test_who_wakes_in_time_is_refused_and_stays(cast: list[Writers], faults: Faults) -> None:
+    formers = [writers.settled() for writers in cast]
+    for former in formers:
+        faults.freeze(former.pod)
+    for writers, former in zip(cast, formers, strict=True):
+        writers.succeeded(former)
+        faults.thaw(former.pod)
+    for writers, former in zip(cast, formers, strict=True):
+        writers.until_outcome(former, "CameBack")
+        until(lambda writers=writers: writers.hear() or writers.refusals)
+        assert writers.is_there(former.uid)
+
+
+def test_a_budget_blocks_the_eviction_until_it_lets_go(world: World, faults: Faults) -> None:
+    writers = world.writers(name="guarded")
+    world.apply(manifests.budget("guarded", available=2))
+    former = writers.settled()
+    faults.freeze(former.pod)
+    writers.until_outcome(former, "BlockedByPDB")
+    writers.until_condition("FencedPodEvicted", "False/BlockedByPDB", "producerclaims")
+    until(lambda: writers.events("EvictionBlocked"))
+    assert writers.is_there(former.uid)
+    assert writers.reign(after=former.epoch) is not None, "the fence waits for no budget"
+    world.apply(manifests.budget("guarded", available=1))
+    writers.until_outcome(former, "Evicted")
+    until(lambda: not writers.is_there(former.uid))
+
+
+def test_a_successor_of_the_same_name_is_never_evicted(world: World, faults: Faults) -> None:
+    writers = world.writers(name="stateful", stateful=True)
+    former = writers.settled()
+    faults.freeze(former.pod)
+    writers.succeeded(former)
+    world.api.delete("pods", world.namespace, former.name, gracePeriodSeconds=0)
+    writers.until_outcome(former, "PodGone")
+    writers.settled()
+    (namesake,) = [pod for pod in writers.pods() if pod["metadata"]["name"] == former.name]
+    assert namesake["metadata"]["uid"] != former.uid
+    assert set(writers.outcomes()) == {former.uid}
+    assert writers.events("PodEvicted") == []

@@ -1,0 +1,31 @@
+"""Pods of one claim that take turns, again and again: nobody is stale, nobody is evicted."""
+
+from __future__ import annotations
+
+from e2e.manifests import KINDS
+from e2e.world import World
+from e2e.writers import Reign, Writers, until
+
+TURNS = 40
+
+
+def first_reign(writers: Writers) -> Reign:
+    until(lambda: len(writers.pods()) == 2 and writers.reign() is not None, writers.status)
+    return until(writers.reign, writers.status)
+
+
+def test_two_pods_that_take_turns_are_left_alone(world: World) -> None:
+    """One pair takes the topic over from each other, the other pair hands it over."""
+    cast = [world.writers(kind, TURN_SECONDS="0.2", INTERVAL_SECONDS="0.05") for kind in KINDS]
+    firsts = [first_reign(writers) for writers in cast]
+    pods = [{pod["metadata"]["uid"] for pod in writers.pods()} for writers in cast]
+    for writers, first in zip(cast, firsts, strict=True):
+        goal = first.epoch + TURNS
+        until(lambda writers=writers, goal=goal: writers.status()["epoch"] >= goal, writers.status)
+    for writers, uids in zip(cast, pods, strict=True):
+        assert {pod["metadata"]["uid"] for pod in writers.pods()} == uids
+        assert writers.outcomes() == {}
+        assert writers.events("WriterFenced") == []
+        assert writers.events("PodEvicted") == []
+        causes = {each["cause"] for each in writers.status()["transitions"]}
+        assert causes <= {"TakenOver", "Released", "Handover"}

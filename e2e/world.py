@@ -1,0 +1,106 @@
+"""What a group of stories has to itself: a namespace with an account, programs and writers."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Any, Self
+
+from e2e import manifests
+from e2e.clusters import TestedCluster
+from e2e.installation import NAMESPACE, RELEASE, RESTRICTED, Installation
+from e2e.log import Tally
+from e2e.writers import Writers
+
+Json = dict[str, Any]
+
+SERVICE_URL = f"pulsar://{RELEASE}-broker.{NAMESPACE}.svc.cluster.local:6650"
+
+
+class World:
+    """``with World(...) as world``: the namespace lives as long. At its end every log is checked."""
+
+    def __init__(
+        self, tested: TestedCluster, installation: Installation, name: str, tally: Tally
+    ) -> None:
+        self.cluster = tested.cluster
+        self.installation = installation
+        self.api = installation.api
+        short = re.sub("[^a-z]+", "-", name.rpartition(".test_")[2])[:40].strip("-")
+        self.namespace = f"{short}-{uuid.uuid4().hex[:5]}"
+        self._tally = tally
+        self._cast: list[Writers] = []
+
+    def __enter__(self) -> Self:
+        about = {"name": self.namespace, "labels": RESTRICTED}
+        self.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": about})
+        self.apply(manifests.account(), manifests.programs())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.check_logs()
+        finally:
+            self.cluster.kubectl("delete", "namespace", self.namespace, "--wait=false")
+
+    def apply(self, *documents: Json) -> None:
+        """Apply objects to the namespace. Raises ClusterError."""
+        self.cluster.apply(*documents, namespace=self.namespace)
+
+    def writers(
+        self,
+        kind: str = manifests.STOCK,
+        name: str = "",
+        *,
+        stateful: bool = False,
+        spec: Json | None = None,
+        **settings: str,
+    ) -> Writers:
+        """Declare a topic and start two pods that write to it; they are not waited for.
+
+        ``spec``: of the ExclusiveTopic. ``settings``: the writers' environment.
+        """
+        name = name or kind
+        found = Writers(self.installation, self.namespace, name)
+        self.apply(
+            manifests.topic(name, **(spec or {})),
+            manifests.claim(name),
+            manifests.workload(name, kind, SERVICE_URL, found.topic, stateful=stateful, **settings),
+        )
+        self._cast.append(found)
+        return found
+
+    def name_served_away_from(self, node: str, stem: str) -> str:
+        """A topic's name whose broker does not run on this node, so that the node alone is lost."""
+        nodes = {
+            pod["metadata"]["name"]: pod["spec"]["nodeName"]
+            for pod in self.installation.pods("broker")
+        }
+        for number in range(100):
+            name = f"{stem}-{number}"
+            owner = self.installation.owner(f"persistent://{self.namespace}/default/{name}")
+            if nodes.get(owner, node) != node:
+                return name
+        raise AssertionError(f"every bucket is served on {node}: {nodes}")
+
+    def check_logs(self) -> None:
+        """Of every topic of the story: see Writers.check."""
+        for each in self._cast:
+            each.check(self._tally)
+
+    def story(self) -> str:
+        """What a person would look at."""
+        asked = (
+            ("get", "xt,pclaim,pods,pdb", "-o", "wide"),
+            ("get", "events.events.k8s.io", "--sort-by=.metadata.creationTimestamp"),
+            *(
+                ("logs", f"--selector=app={each.name}", "--all-containers", "--prefix", "--tail=8")
+                for each in self._cast
+            ),
+        )
+        found = [
+            self.cluster.kubectl(*each, check=False, namespace=self.namespace) for each in asked
+        ]
+        told = [each.stdout + each.stderr for each in found]
+        return "\n".join([*told, self.installation.story()])

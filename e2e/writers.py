@@ -1,0 +1,240 @@
+"""One topic and the pods that write to it: what the API says of them, and what the log shows."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from e2e import log, manifests
+from e2e.installation import Installation, is_ready
+from tests.cluster.control_plane import ClusterError
+
+from onewriter_core.command import EXIT_REFUSED
+
+Json = dict[str, Any]
+Found = TypeVar("Found")
+
+WAIT_SECONDS = 90.0
+POLL_SECONDS = 0.2
+
+
+def until(holds: Callable[[], Found | None], what: Callable[[], object] = lambda: "") -> Found:
+    """What ``holds`` gives as soon as it is true of anything; fails with what there is instead."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        found = holds()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"not within {WAIT_SECONDS:.0f} s; there is {what()}"
+        time.sleep(POLL_SECONDS)
+
+
+@dataclass(frozen=True)
+class Reign:
+    """A pod that writes, and the epoch that it was given."""
+
+    epoch: int
+    pod: Json
+
+    @property
+    def name(self) -> str:
+        return str(self.pod["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.pod["metadata"]["uid"])
+
+    @property
+    def node(self) -> str:
+        return str(self.pod["spec"]["nodeName"])
+
+
+class Writers:
+    """Two pods of one workload, for one topic and under one claim, all of one name."""
+
+    def __init__(self, installation: Installation, namespace: str, name: str) -> None:
+        self.name = name
+        self.namespace = namespace
+        self.topic = f"persistent://{namespace}/default/{name}"
+        self._installation = installation
+        self._api = installation.api
+        self._told: set[log.Line] = set()
+        self._refused: dict[str, int] = {}
+
+    # ------------------------------------------------------------ what the API says
+
+    def status(self, kind: str = "exclusivetopics") -> Json:
+        """The status of the topic, or of its claim (``producerclaims``)."""
+        found = self._api.get(kind, self.namespace, self.name) or {}
+        status: Json = found.get("status", {})
+        return status
+
+    def condition(self, of: str, kind: str = "exclusivetopics") -> str:
+        """A condition as ``True/Held``."""
+        for each in self.status(kind).get("conditions", ()):
+            if each["type"] == of:
+                return f"{each['status']}/{each['reason']}"
+        return ""
+
+    def until_condition(self, of: str, expected: str, kind: str = "exclusivetopics") -> None:
+        """Wait for a condition."""
+        until(lambda: self.condition(of, kind) == expected, lambda: self.status(kind))
+
+    def pods(self) -> list[Json]:
+        """The workload's pods, without those that are going."""
+        found = self._api.list("pods", self.namespace, app=self.name)
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def is_there(self, uid: str) -> bool:
+        """Whether the pod of this uid still exists, going or not."""
+        found = self._api.list("pods", self.namespace, app=self.name)
+        return any(pod["metadata"]["uid"] == uid for pod in found)
+
+    def outcomes(self) -> dict[str, str]:
+        """What became of fenced pods, by their uid."""
+        return {pod["podUID"]: pod["outcome"] for pod in self.status().get("fencedPods", ())}
+
+    def until_outcome(self, former: Reign, *expected: str) -> None:
+        """Wait for one of these outcomes for the pod that was fenced."""
+        until(lambda: self.outcomes().get(former.uid) in expected, self.status)
+
+    def events(self, reason: str) -> list[str]:
+        """What Events of this reason say about the topic or its claim."""
+        found = self._api.list("events", self.namespace)
+        mine = [each for each in found if each.get("regarding", {}).get("name") == self.name]
+        return [str(each.get("note", "")) for each in mine if each["reason"] == reason]
+
+    def last_transition(self) -> Json:
+        """The newest change of hands that status tells."""
+        return dict(self.status()["transitions"][0])
+
+    def led_to(self) -> tuple[list[str], int]:
+        """The uids that the leader's Service leads to, and the epoch that its slice carries."""
+        labels = {"kubernetes.io/service-name": f"{self.name}-leader"}
+        slices = self._api.list("endpointslices", self.namespace, **labels)
+        uids = [each["targetRef"]["uid"] for part in slices for each in part.get("endpoints") or ()]
+        epochs = [int(part["metadata"]["labels"]["onewriter.dev/epoch"]) for part in slices]
+        return uids, max(epochs, default=-1)
+
+    # ------------------------------------------------------------ who writes
+
+    def reign(self, *, after: int = 0) -> Reign | None:
+        """Who writes, under an epoch above ``after``; None while nobody does or it is not known."""
+        status = self.status()
+        holder = status.get("holder") or {}
+        epoch = int(status.get("epoch", 0))
+        if epoch <= after or not holder.get("podUID"):
+            return None
+        found = self._api.list("pods", self.namespace, app=self.name)
+        mine = [pod for pod in found if pod["metadata"]["uid"] == holder["podUID"]]
+        return Reign(epoch, mine[0]) if mine else None
+
+    def settled(self) -> Reign:
+        """Wait until one pod writes, the other waits, and both are ready and stay."""
+
+        def found() -> Reign | None:
+            pods = self.pods()
+            if len(pods) != 2 or not all(map(is_ready, pods)) or self.status().get("waiting") != 1:
+                return None
+            reign = self.reign()
+            uids = {pod["metadata"]["uid"] for pod in pods}
+            return reign if reign is not None and reign.uid in uids else None
+
+        reign = until(found, lambda: (self.status(), [_in_short(pod) for pod in self.pods()]))
+        self.hear()
+        return reign
+
+    def succeeded(self, former: Reign) -> Reign:
+        """Wait until another pod writes, under a later epoch."""
+
+        def found() -> Reign | None:
+            reign = self.reign(after=former.epoch)
+            return reign if reign is not None and reign.uid != former.uid else None
+
+        return until(found, self.status)
+
+    def leads_on(self, node: str) -> Reign:
+        """Have the pod on this node lead: whoever else does is deleted, and hands over."""
+        reign = self.settled()
+        if reign.node != node:
+            self._api.delete("pods", self.namespace, reign.name)
+            self.succeeded(reign)
+            reign = self.settled()
+        assert reign.node == node, "the pods are spread over the nodes"
+        return reign
+
+    # ------------------------------------------------------------ what the log shows
+
+    def hear(self) -> None:
+        """Take down what the writers say was acknowledged, before their pods and words are gone."""
+        for pod in self._api.list("pods", self.namespace, app=self.name):
+            name = pod["metadata"]["name"]
+            for previous in (False, True):
+                said = self._api.log(self.namespace, name, "writer", previous=previous)
+                self._told |= log.acknowledged(said)
+                times = log.refused(said)
+                who = f"{pod['metadata']['uid']} {previous}"
+                self._refused[who] = max(times, self._refused.get(who, 0))
+
+    @property
+    def refusals(self) -> int:
+        """How often writers have said that they were refused."""
+        return sum(self._refused.values())
+
+    def wrote(self, more: int = 3) -> None:
+        """Wait until so many more lines are acknowledged."""
+        self.hear()
+        goal = len(self._told) + more
+
+        def heard() -> bool:
+            self.hear()
+            return len(self._told) >= goal
+
+        until(heard, lambda: f"{len(self._told)} of {goal} lines")
+
+    def refused(self, former: Reign) -> None:
+        """Wait until the pod that was deposed says that it was refused."""
+
+        def is_refused() -> bool:
+            self.hear()
+            return any(times for who, times in self._refused.items() if former.uid in who)
+
+        until(is_refused, self.status)
+
+    def lines(self) -> list[log.Line]:
+        """The log as the store has it."""
+        program = (manifests.PROGRAMS / "read_log.py").read_text()
+        return log.stored(self._run("python", "-", self.topic, stdin=program))
+
+    def check(self, tally: log.Tally) -> None:
+        """No stale line, none lost, none twice; and ``onewriter verify`` holds."""
+        self.hear()
+        told = frozenset(self._told)
+        judged = self._run("onewriter", "verify", self.topic, "--output=json")
+        lines = self.lines()
+        stale = log.stale(lines)
+        tally.topics += 1
+        tally.epochs += len({line.epoch for line in lines})
+        tally.lines += len(lines)
+        tally.acknowledged += len(told)
+        tally.refused += self.refusals
+        tally.stale += len(stale)
+        assert stale == [], "lines of deposed writers stand in the log"
+        assert log.holes(lines) == [], "a line is missing, or stands twice"
+        assert log.lost(lines, told) == [], "acknowledged lines are not in the log"
+        assert json.loads(judged)["holds"], judged
+
+    def _run(self, *command: str, stdin: str = "") -> str:
+        """What a command prints in a broker's pod; ``verify`` prints its verdict whatever it is."""
+        done = self._installation.run_in_broker(*command, stdin=stdin)
+        if done.returncode not in {0, EXIT_REFUSED}:
+            raise ClusterError(f"{' '.join(command)}: {done.stderr}")
+        return done.stdout
+
+
+def _in_short(pod: Json) -> str:
+    state = "ready" if is_ready(pod) else pod["status"]
+    return f"{pod['metadata']['name']} on {pod['spec'].get('nodeName')}: {state}"

@@ -1,0 +1,139 @@
+"""The brokers' HTTP interface (docs/http.md) from where kubectl runs.
+
+Brokers send whoever asks about a topic to the one that serves it, by its name in the cluster's DNS;
+here that name becomes a port-forward to the pod of that name. Who asks is proved by a short-lived
+token of a ServiceAccount with the brokers' audience, or by a token that was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+from onewriter_core.broker_http import Broker
+from onewriter_core.errors import Refused, ServerError, Unavailable
+from onewriter_kubectl.installation import Installation, pods, port
+from onewriter_kubectl.kubectl import Json, Kubectl
+from onewriter_kubectl.objects import metadata
+from onewriter_kubectl.tunnel import Tunnel
+
+AUDIENCE: Final = "onewriter"
+TOKEN_SECONDS: Final = 600
+"""The shortest life that Kubernetes gives a token."""
+
+PORT_HTTP: Final = 8080
+
+
+class Brokers:
+    """All brokers of an installation, through any of them. Close it in the end.
+
+    ``url`` names a broker that can be reached directly, ``token`` is a JWT for it, ``account`` the
+    ServiceAccount ([NAMESPACE/]NAME) in whose name is asked without one. ``installation`` is asked
+    for only when it is needed.
+    """
+
+    def __init__(
+        self,
+        kubectl: Kubectl,
+        installation: Callable[[], Installation],
+        *,
+        url: str = "",
+        token: str = "",
+        account: str = "",
+    ) -> None:
+        self._kubectl = kubectl
+        self._find = installation
+        self._url = url
+        self._token = token
+        self._account = account
+        self._no_token = ""
+        self._ports: dict[str, int] = {}
+        self._tunnels: dict[str, Tunnel] = {}
+        self._urls: dict[str, str] = {}
+        self._broker: Broker | None = None
+
+    def get(self, path: str, **query: str | int | None) -> Json:
+        """Ask; see onewriter_core.broker_http.Broker."""
+        return self._told(lambda broker: broker.get(path, **query))
+
+    def post(self, path: str, body: Json) -> Json:
+        """Tell; see onewriter_core.broker_http.Broker."""
+        return self._told(lambda broker: broker.post(path, body))
+
+    def close(self) -> None:
+        """End all port-forwards."""
+        for tunnel in self._tunnels.values():
+            tunnel.close()
+        self._tunnels.clear()
+        self._urls.clear()
+        self._broker = None
+
+    def _told(self, ask: Callable[[Broker], dict[str, Any]]) -> Json:
+        if self._broker is None:
+            self._broker = self._connected()
+        try:
+            return ask(self._broker)
+        except Refused as refused:
+            if refused.code is ServerError.AUTHENTICATION_ERROR and self._no_token:
+                raise Refused(
+                    refused.code, f"{refused.message}; no token could be had: {self._no_token}"
+                ) from refused
+            raise
+
+    def _connected(self) -> Broker:
+        token = self._token or self._made_token()
+        if self._url:
+            return Broker(self._url, token)
+        installation = self._find()
+        for pod in pods(self._kubectl, installation, "broker"):
+            self._ports[str(metadata(pod)["name"])] = port(pod, "http", PORT_HTTP)
+        if not self._ports:
+            raise Unavailable(f"{installation} has no broker pods")
+        problems = []
+        for name in self._ports:  # the ready ones first
+            try:
+                return Broker(self._reached(name), token, self._routed)
+            except Unavailable as error:
+                problems.append(str(error))
+        raise Unavailable("; ".join(problems))
+
+    def _made_token(self) -> str:
+        """A token by TokenRequest; empty, and why, when the caller may not have one made."""
+        namespace, _, name = self._account.rpartition("/")
+        try:
+            if not namespace:
+                installation = self._find()
+                namespace = installation.namespace
+                name = name or installation.component("operator")
+            return self._kubectl.text(
+                "create",
+                "token",
+                name,
+                f"--audience={AUDIENCE}",
+                f"--duration={TOKEN_SECONDS}s",
+                namespace=namespace,
+            ).strip()
+        except Refused as refused:
+            self._no_token = str(refused)
+            return ""
+
+    def _reached(self, pod: str) -> str:
+        """A pod's URL on this machine."""
+        if pod not in self._urls:
+            namespace = self._find().namespace
+            tunnel = Tunnel(self._kubectl, namespace, pod, self._ports[pod])
+            self._urls[pod] = tunnel.open()
+            self._tunnels[pod] = tunnel
+        return self._urls[pod]
+
+    def _routed(self, url: str) -> str:
+        """Where a broker's address is reached from here; raises Unavailable for any other."""
+        parts = urlsplit(url)
+        if parts.hostname in {"127.0.0.1", "localhost"}:
+            return url  # of the tunnel that it came through
+        pod = (parts.hostname or "").partition(".")[0]
+        if pod not in self._ports:
+            raise Unavailable(f"the topic is served at {parts.netloc}, which is no broker's pod")
+        here = urlsplit(self._reached(pod))
+        return urlunsplit((here.scheme, here.netloc, parts.path, parts.query, ""))

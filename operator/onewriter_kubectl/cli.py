@@ -1,0 +1,317 @@
+"""``kubectl onewriter``: an executable that kubectl finds by its name.
+
+Exit codes are those of the ``onewriter`` command: 0 done, 1 a definite no, 2 wrong usage, 3 not
+known (ask again).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata as distribution
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import click
+
+from onewriter_core import tables
+from onewriter_core.broker_http import topic_path
+from onewriter_core.command import DISTRIBUTION, run
+from onewriter_core.errors import ConfigurationError, OnewriterError
+from onewriter_kubectl import orders, reading, reasons, views
+from onewriter_kubectl.installation import operator_problem
+from onewriter_kubectl.kubectl import Json, Missing
+from onewriter_kubectl.objects import status
+from onewriter_kubectl.options import (
+    TABLE,
+    WIDE,
+    Caller,
+    caller_options,
+    everywhere_option,
+    output_option,
+    printed,
+)
+from onewriter_kubectl.report import Report
+
+PROGRAM: Final = "kubectl onewriter"
+
+ORDER_SECONDS: Final = 30.0
+"""How long the operator is given to carry out an order."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name=DISTRIBUTION, prog_name=PROGRAM)
+def onewriter() -> None:
+    """Who writes a topic, why, since when, and how to change that.
+
+    TOPIC is the name of an ExclusiveTopic. Exit codes: 0 done, 1 a definite no, 2 wrong usage,
+    3 not known (ask again).
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one verb and exit."""
+    run(onewriter, PROGRAM, arguments)
+
+
+# ------------------------------------------------------------ asking
+
+
+@onewriter.command("who")
+@click.argument("topic", default="")
+@everywhere_option
+@output_option(TABLE, WIDE, "json", "yaml")
+@caller_options
+def who_command(topic: str, output: str, caller: Caller, *, everywhere: bool) -> None:
+    """Who writes TOPIC, in one line; without TOPIC a table of all."""
+    if not topic:
+        _list(caller, output, everywhere=everywhere)
+        return
+    _one_namespace(everywhere=everywhere)
+    found = reading.topic(caller.kubectl, _name(topic))
+    if output in {TABLE, WIDE}:
+        click.echo(views.who(found, _now()))
+    else:
+        shown = status(found)
+        printed({name: shown.get(name) for name in ("topic", "epoch", "holder", "waiting")}, output)
+
+
+@onewriter.command("status")
+@click.argument("topic", default="")
+@everywhere_option
+@click.option("--live", is_flag=True, help="Ask the broker that serves it, not the API server.")
+@output_option(TABLE, WIDE, "json", "yaml")
+@caller_options
+def status_command(
+    topic: str, output: str, caller: Caller, *, everywhere: bool, live: bool
+) -> None:
+    """All about TOPIC: holder, queue, conditions, claims, story, Events; without TOPIC a table."""
+    if not topic:
+        if live:
+            raise ConfigurationError("--live is about one topic: name it")
+        _list(caller, output, everywhere=everywhere)
+        return
+    _one_namespace(everywhere=everywhere)
+    found = reading.topic(caller.kubectl, _name(topic))
+    if live:
+        answer = _live(caller, found)
+        if output in {TABLE, WIDE}:
+            tables.status(answer)
+        else:
+            printed(answer, output)
+        return
+    claims = reading.claims(caller.kubectl, found)
+    if output in {TABLE, WIDE}:
+        views.topic_status(found, claims, reading.events(caller.kubectl, found), _now())
+    else:
+        printed({"topic": found, "claims": claims}, output)
+
+
+@onewriter.command("history")
+@click.argument("topic")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True)
+@click.option("--after", help="Go on behind the record of this id.")
+@output_option(TABLE, "json", "yaml")
+@caller_options
+def history_command(topic: str, limit: int, after: str | None, output: str, caller: Caller) -> None:
+    """Every change of hands of TOPIC as the brokers recorded it, newest last."""
+    found = reading.topic(caller.kubectl, _name(topic))
+    with caller.brokers() as brokers:
+        path = f"{topic_path(_pulsar_name(found))}/history"
+        answer = brokers.get(path, limit=limit, after=after)
+    if output == TABLE:
+        tables.history(answer)
+    else:
+        printed(answer, output)
+
+
+@onewriter.command("why")
+@click.argument("topic")
+@click.option("--live", is_flag=True, help="Ask the broker that serves it as well.")
+@caller_options
+def why_command(topic: str, caller: Caller, *, live: bool) -> None:
+    """In sentences: who writes TOPIC and why, who lost it, who is next, what is in the way."""
+    kubectl = caller.kubectl
+    found = reading.topic(kubectl, _name(topic))
+    now = _now()
+    facts = reasons.Found(
+        topic=found,
+        now=now,
+        claims=reading.claims(kubectl, found),
+        budgets=reading.budgets(kubectl, found),
+        pods=reading.fenced_pods(kubectl, found),
+        live=_live(caller, found) if live else None,
+        operator=_operator(caller, now),
+    )
+    for sentence in reasons.why(facts):
+        click.echo(sentence)
+
+
+def _operator(caller: Caller, now: float) -> str | None:
+    """Why the operator does not lead; None where the caller cannot see that."""
+    try:
+        return operator_problem(caller.kubectl, caller.installation(), now)
+    except OnewriterError:
+        return None
+
+
+def _list(caller: Caller, output: str, *, everywhere: bool) -> None:
+    found = reading.topics(caller.kubectl, everywhere=everywhere)
+    if output in {TABLE, WIDE}:
+        views.topics(found, _now(), with_namespace=everywhere, is_wide=output == WIDE)
+    else:
+        printed({"topics": found}, output)
+
+
+def _live(caller: Caller, topic: Json) -> Json:
+    with caller.brokers() as brokers:
+        return brokers.get(topic_path(_pulsar_name(topic)))
+
+
+# ------------------------------------------------------------ changing
+
+
+def _order_options(verb: Any) -> Any:
+    for option in (
+        click.option(
+            "--timeout-seconds",
+            type=click.FloatRange(min=1),
+            default=ORDER_SECONDS,
+            show_default=True,
+            help="How long to wait for the operator.",
+        ),
+        click.option(
+            "--direct",
+            is_flag=True,
+            help="Tell the broker, not the operator: needs its administrator's rights.",
+        ),
+        click.option("-y", "--yes", is_flag=True, help="Do not ask."),
+        click.option(
+            "--if-epoch", type=click.IntRange(min=0), help="Only if the epoch is this number."
+        ),
+        click.argument("topic"),
+    ):
+        verb = option(verb)
+    return verb
+
+
+@onewriter.command("fence")
+@_order_options
+@caller_options
+def fence_command(
+    topic: str,
+    if_epoch: int | None,
+    timeout_seconds: float,
+    caller: Caller,
+    *,
+    yes: bool,
+    direct: bool,
+) -> None:
+    """Depose the writer of TOPIC. Who waits is next; nothing of the old epoch is stored after that.
+
+    It ends the epoch that is seen now, and no later one.
+    """
+    found = reading.topic(caller.kubectl, _name(topic))
+    order = orders.judged(orders.FENCING, found, if_epoch)
+    _carry_out(caller, order, timeout_seconds, yes=yes, direct=direct)
+
+
+@onewriter.command("handover")
+@click.option("--to", default="", help="A waiting producer or its claim; default: the first.")
+@_order_options
+@caller_options
+def handover_command(
+    topic: str,
+    if_epoch: int | None,
+    timeout_seconds: float,
+    to: str,
+    caller: Caller,
+    *,
+    yes: bool,
+    direct: bool,
+) -> None:
+    """Hand TOPIC over to a waiter, without a gap between the two writers."""
+    found = reading.topic(caller.kubectl, _name(topic))
+    order = orders.judged(orders.HANDING_OVER, found, if_epoch, to)
+    _carry_out(caller, order, timeout_seconds, yes=yes, direct=direct)
+
+
+def _carry_out(
+    caller: Caller, order: orders.Order, timeout_seconds: float, *, yes: bool, direct: bool
+) -> None:
+    if not yes:
+        click.confirm(orders.question(order), abort=True, err=True)
+    if direct:
+        with caller.brokers() as brokers:
+            click.echo(orders.directly(brokers, order))
+    else:
+        click.echo(orders.by_annotation(caller.kubectl, order, timeout_seconds))
+
+
+# ------------------------------------------------------------ for support
+
+
+@onewriter.command("report")
+@click.option(
+    "-f",
+    "--file",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The archive; default: onewriter-report-TIME.tar.gz here.",
+)
+@click.option("--since", default="24h", show_default=True, help="Of logs: 30m, 24h.")
+@everywhere_option
+@caller_options
+def report_command(path: Path | None, since: str, caller: Caller, *, everywhere: bool) -> None:
+    """Gather objects, events, metrics, logs and versions into an archive. Never secrets.
+
+    What the caller may not see is left out and named.
+    """
+    title = f"onewriter-report-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    path = path or Path(f"{title}.tar.gz")
+    try:
+        report = Report(path, title, lambda said: click.echo(f"without {said}", err=True))
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error}") from error
+    try:
+        report.versions(caller.kubectl, f"{DISTRIBUTION} {distribution.version(DISTRIBUTION)}")
+        report.topics(caller.kubectl, everywhere=everywhere)
+        try:
+            installation = caller.installation()
+        except OnewriterError as error:
+            report.lack("installation", error)
+        else:
+            report.installation(caller.kubectl, installation, since)
+    finally:
+        missing = report.close()
+    click.echo(f"{path}" + (f" ({missing} parts could not be had: errors.txt)" if missing else ""))
+
+
+# ------------------------------------------------------------ inside
+
+
+def _now() -> float:
+    """Unix time."""
+    return time.time_ns() / 1e9
+
+
+def _name(topic: str) -> str:
+    """The object's name; kubectl's KIND/NAME is understood too."""
+    kind, _, name = topic.rpartition("/")
+    if kind and kind.partition(".")[0] not in {"xt", "exclusivetopic", "exclusivetopics"}:
+        raise ConfigurationError(f"{topic!r}: give the name of an ExclusiveTopic")
+    return name
+
+
+def _one_namespace(*, everywhere: bool) -> None:
+    if everywhere:
+        raise ConfigurationError("--all-namespaces and a topic's name do not go together")
+
+
+def _pulsar_name(topic: Json) -> str:
+    """The Pulsar topic of an object. Raises Missing before an operator has looked at it."""
+    found = status(topic).get("topic")
+    if not found:
+        raise Missing("no operator has looked at it yet: its status names no topic")
+    return str(found)

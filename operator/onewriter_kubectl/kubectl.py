@@ -1,0 +1,161 @@
+"""Running ``kubectl``: the caller's own way to the cluster, with all logins that it knows.
+
+Every failure becomes one of onewriter's errors, so that the exit code says whether it is worth
+asking again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from onewriter_core.errors import (
+    ConfigurationError,
+    Refused,
+    ServerError,
+    Unavailable,
+    Undecided,
+)
+
+Json = dict[str, Any]
+
+REQUEST_SECONDS: Final = 20
+"""What kubectl gives one request."""
+
+CALL_SECONDS: Final = 60.0
+"""What one run of kubectl may take in all, a login included."""
+
+MESSAGE_LENGTH_MAX: Final = 1_000
+
+_MISSING: Final = re.compile(r"\(NotFound\)")
+_FORBIDDEN: Final = re.compile(r"\((Forbidden|Unauthorized)\)|You must be logged in")
+_UNKNOWN_KIND: Final = re.compile(r"doesn't have a resource type|no matches for kind")
+_REFUSED: Final = re.compile(
+    r"\((Invalid|Conflict|AlreadyExists|BadRequest|MethodNotAllowed|Gone)\)|is invalid"
+)
+_USAGE: Final = re.compile(
+    r"context .*does not exist|context was not found|unknown flag|error loading config file"
+    r"|no configuration has been provided|Missing or incomplete configuration|invalid configuration"
+)
+
+
+class Missing(Refused):
+    """There is no such object."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ServerError.TOPIC_NOT_FOUND, message)
+
+
+class Forbidden(Refused):
+    """The caller may not do it; the message is the API server's and names the right."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ServerError.AUTHORIZATION_ERROR, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Kubectl:
+    """One cluster as the caller reaches it. Empty: what the kubeconfig says."""
+
+    kubeconfig: str = ""
+    context: str = ""
+    impersonated: str = ""
+    namespace: str = ""
+
+    def within(self, document: Mapping[str, Any]) -> Kubectl:
+        """The same, in the namespace of an object."""
+        return replace(self, namespace=str(document["metadata"].get("namespace", "")))
+
+    def command(self, *arguments: str, namespace: str | None = None) -> list[str]:
+        """The whole command line; ``namespace`` instead of the caller's, "*" for all of them."""
+        options = {"--kubeconfig": self.kubeconfig, "--context": self.context}
+        options["--as"] = self.impersonated
+        words = [f"{name}={value}" for name, value in options.items() if value]
+        where = self.namespace if namespace is None else namespace
+        if where == "*":
+            words.append("--all-namespaces")
+        elif where:
+            words.append(f"--namespace={where}")
+        program = os.environ.get("ONEWRITER_KUBECTL") or "kubectl"
+        # At the end: before some verbs, kubectl looks for plugins and takes no options.
+        return [program, *arguments, *words]
+
+    def text(
+        self,
+        *arguments: str,
+        namespace: str | None = None,
+        stdin: str = "",
+        changes: bool = False,
+    ) -> str:
+        """What kubectl prints.
+
+        Raises ConfigurationError, Refused (Missing, Forbidden), Unavailable, and for something that
+        ``changes`` the cluster Undecided where nobody knows whether it did.
+        """
+        command = self.command(*arguments, namespace=namespace)
+        command.append(f"--request-timeout={REQUEST_SECONDS}s")
+        try:
+            done = subprocess.run(  # noqa: S603 - no shell, and our own words
+                command,
+                input=stdin,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=CALL_SECONDS,
+                check=False,
+            )
+        except FileNotFoundError as error:
+            raise ConfigurationError(
+                f"{command[0]} is not installed or not on PATH (ONEWRITER_KUBECTL names another)"
+            ) from error
+        except subprocess.TimeoutExpired as error:
+            raise _silence(f"kubectl gave no answer within {CALL_SECONDS:g} s", changes) from error
+        if done.returncode == 0:
+            return done.stdout
+        raise _failure(done.stderr or done.stdout, changes=changes)
+
+    def json(self, *arguments: str, namespace: str | None = None) -> Json:
+        """An object, or a list of them. Raises as ``text`` does."""
+        found: Json = json.loads(self.text(*arguments, "--output=json", namespace=namespace))
+        return found
+
+    def items(self, *arguments: str, namespace: str | None = None) -> list[Json]:
+        """The objects of a list. Raises as ``text`` does."""
+        found: list[Json] = self.json("get", *arguments, namespace=namespace).get("items") or []
+        return found
+
+
+def label_selector(labels: Mapping[str, str]) -> str:
+    """The option that selects objects by labels."""
+    return "--selector=" + ",".join(f"{name}={value}" for name, value in labels.items())
+
+
+def _failure(said: str, *, changes: bool) -> Exception:
+    lines: Sequence[str] = [
+        line
+        for line in said.splitlines()
+        # The client's own log of attempts, before the last word.
+        if line.strip() and not re.match(r"[EIW]\d{4} ", line)
+    ]
+    message = " ".join(lines)[:MESSAGE_LENGTH_MAX] or said.strip()[:MESSAGE_LENGTH_MAX]
+    message = re.sub(r"^(error|Error from server( \(\w+\))?): ", "", message)
+    if _UNKNOWN_KIND.search(said):
+        return Missing(f"{message}: is onewriter installed in this cluster?")
+    if _MISSING.search(said):
+        return Missing(message)
+    if _FORBIDDEN.search(said):
+        return Forbidden(message)
+    if _REFUSED.search(said):
+        return Refused(ServerError.NOT_ALLOWED_ERROR, message)
+    if _USAGE.search(said):
+        return ConfigurationError(message)
+    return _silence(message or "kubectl failed without a word", changes)
+
+
+def _silence(message: str, changes: bool) -> Exception:
+    return Undecided(message) if changes else Unavailable(message)

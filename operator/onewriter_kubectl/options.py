@@ -1,0 +1,134 @@
+"""The options of ``kubectl onewriter``'s verbs, named as kubectl names its own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import click
+import yaml
+
+from onewriter_kubectl.brokers import Brokers
+from onewriter_kubectl.installation import Installation, find
+from onewriter_kubectl.kubectl import Kubectl
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+TABLE: Final = "table"
+WIDE: Final = "wide"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and how the cluster and its brokers are reached."""
+
+    kubectl: Kubectl
+    named_installation: str = ""
+    http_url: str = ""
+    token: str = ""
+    account: str = ""
+
+    def installation(self) -> Installation:
+        """Where onewriter is installed. Raises as ``installation.find`` does."""
+        return find(self.kubectl, self.named_installation)
+
+    @contextlib.contextmanager
+    def brokers(self) -> Iterator[Brokers]:
+        """The brokers, for as long as they are asked."""
+        brokers = Brokers(
+            self.kubectl,
+            functools.cache(self.installation),
+            url=self.http_url,
+            token=self.token,
+            account=self.account,
+        )
+        try:
+            yield brokers
+        finally:
+            brokers.close()
+
+
+def caller_options(verb: Verb) -> Verb:
+    """What every verb has; together they are its argument ``caller``."""
+
+    @functools.wraps(verb)
+    def with_caller(
+        *arguments: Any,
+        kubeconfig: str,
+        kube_context: str,
+        impersonated: str,
+        namespace: str,
+        installation: str,
+        http_url: str,
+        token: str,
+        service_account: str,
+        **others: Any,
+    ) -> Any:
+        kubectl = Kubectl(kubeconfig, kube_context, impersonated, namespace)
+        caller = Caller(kubectl, installation, http_url, token, service_account)
+        return verb(*arguments, caller=caller, **others)
+
+    wrapped: Any = with_caller
+    for option in (
+        click.option(
+            "--service-account",
+            default="",
+            metavar="[NAMESPACE/]NAME",
+            help="In whose name brokers are asked; default: the operator's.",
+        ),
+        click.option(
+            "--token",
+            envvar="ONEWRITER_TOKEN",
+            default="",
+            help="A token for brokers; default: one is made by TokenRequest.",
+        ),
+        click.option(
+            "--http-url",
+            envvar="ONEWRITER_HTTP_URL",
+            default="",
+            help="A broker that can be reached directly; default: by port-forward.",
+        ),
+        click.option(
+            "--installation",
+            envvar="ONEWRITER_INSTALLATION",
+            default="",
+            metavar="NAMESPACE[/RELEASE]",
+            help="Where onewriter is installed; default: it is looked for.",
+        ),
+        click.option("--as", "impersonated", default="", help="User to impersonate."),
+        click.option("--context", "kube_context", default="", help="Context of the kubeconfig."),
+        click.option("--kubeconfig", default="", help="The kubeconfig file."),
+        click.option("-n", "--namespace", default="", help="Namespace of the topic."),
+    ):
+        wrapped = option(wrapped)
+    found: Verb = wrapped
+    return found
+
+
+def output_option(*choices: str) -> Callable[[Verb], Verb]:
+    """In which form the answer comes."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(choices),
+        default=choices[0],
+        show_default=True,
+        help="For people, or for scripts.",
+    )
+
+
+everywhere_option = click.option(
+    "-A", "--all-namespaces", "everywhere", is_flag=True, help="Topics of all namespaces."
+)
+
+
+def printed(answer: object, output: str) -> None:
+    """An answer for scripts, as JSON or YAML."""
+    if output == "json":
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        click.echo(yaml.safe_dump(answer, sort_keys=False), nl=False)

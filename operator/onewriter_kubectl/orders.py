@@ -1,0 +1,226 @@
+"""``fence`` and ``handover``: an order that names the epoch it is about, and what became of it.
+
+An order is an annotation of the ExclusiveTopic, so that the rights on that object decide who may give
+it; the operator carries it out, for that epoch and for no later one. Where no operator is, a broker
+can be told directly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from onewriter_core.broker_http import topic_path
+from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable, Undecided
+from onewriter_kubectl import reading
+from onewriter_kubectl.brokers import Brokers
+from onewriter_kubectl.kubectl import Json, Kubectl
+from onewriter_kubectl.objects import (
+    FENCE,
+    HANDOVER,
+    TOPIC,
+    epoch,
+    metadata,
+    name,
+    person,
+    seconds,
+    status,
+)
+from onewriter_kubectl.views import NOBODY, event_time
+
+LOOK_SECONDS: Final = 0.5
+"""Between two looks at what became of an order."""
+
+BELIEF_SECONDS: Final = 5.0
+"""After so long an Event counts that was there before the order: the same said again soon is counted
+later."""
+
+RECENT_SECONDS: Final = 60.0
+"""Older Events are about earlier orders."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of order: its annotation, the cause of the change of hands, the Event that tells."""
+
+    verb: str
+    done: str
+    annotation: str
+    cause: str
+    event: str
+
+
+FENCING: Final = Kind("fence", "fenced", FENCE, "FencedByAdministrator", "FencedByOrder")
+HANDING_OVER: Final = Kind("handover", "handed over", HANDOVER, "Handover", "HandedOverByOrder")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is ordered: end ``epoch`` of ``topic``. ``to``: whom a handover names, empty: the first."""
+
+    kind: Kind
+    topic: Json
+    epoch: int
+    to: str = ""
+
+    @property
+    def text(self) -> str:
+        """The annotation's text."""
+        return f"{self.epoch} {self.to}".strip()
+
+
+def judged(kind: Kind, topic: Json, if_epoch: int | None, to: str = "") -> Order:
+    """The order for a topic as it was read.
+
+    Raises Refused when there is nobody to depose, when the epoch is another one than ``if_epoch``,
+    or when nobody waits for a handover.
+    """
+    found, current = status(topic), epoch(topic)
+    if current is None or not found.get("holder"):
+        raise _refused(f"{name(topic)} has no writer to {kind.verb}")
+    if if_epoch is not None and if_epoch != current:
+        raise _refused(f"the epoch of {name(topic)} is {current}, not {if_epoch}")
+    if kind is HANDING_OVER and not found.get("waiting"):
+        raise _refused(f"nobody waits for {name(topic)}")
+    return Order(kind, topic, current, to)
+
+
+def question(order: Order) -> str:
+    """What a person is asked before it is done."""
+    found = status(order.topic)
+    who = person(found["holder"])
+    waiting = int(found.get("waiting") or 0)
+    if order.kind is FENCING:
+        after = "the first of them writes next" if waiting else "nobody writes after that"
+        return (
+            f"Fence {who}, epoch {order.epoch} of {name(order.topic)}? {waiting} waiting: {after}"
+        )
+    to = order.to or "the first of those who wait"
+    return f"Hand {name(order.topic)} over from {who}, epoch {order.epoch}, to {to}?"
+
+
+def by_annotation(kubectl: Kubectl, order: Order, timeout_seconds: float) -> str:
+    """Give the order to the operator and wait for what comes of it; a sentence.
+
+    Raises Refused when it was refused, Undecided when nothing is known after ``timeout_seconds``:
+    the annotation stays and is carried out as soon as an operator sees it.
+    """
+    about = metadata(order.topic)
+    kubectl = kubectl.within(order.topic)
+    known = frozenset(map(_said, reading.events(kubectl, order.topic)))
+    kubectl.text(
+        *("annotate", "--overwrite", TOPIC, str(about["name"])),
+        f"{order.kind.annotation}={order.text}",
+        changes=True,
+    )
+    try:
+        done = _awaited(kubectl, order, known, timeout_seconds)
+    except Refused:
+        _take_away(kubectl, order)
+        raise
+    _take_away(kubectl, order)
+    return done
+
+
+def _awaited(
+    kubectl: Kubectl, order: Order, known: frozenset[object], timeout_seconds: float
+) -> str:
+    started = time.monotonic()
+    while True:
+        elapsed = time.monotonic() - started
+        with contextlib.suppress(Unavailable):  # it may have happened: look again
+            done = _outcome(kubectl, order, frozenset() if elapsed > BELIEF_SECONDS else known)
+            if done:
+                return done
+        if elapsed > timeout_seconds:
+            raise Undecided(
+                f"nothing is known of it after {timeout_seconds:g} s. The annotation"
+                f" {order.kind.annotation} stays: an operator that comes carries it out if epoch"
+                f" {order.epoch} still lasts. --direct tells the broker instead"
+            )
+        time.sleep(LOOK_SECONDS)
+
+
+def _outcome(kubectl: Kubectl, order: Order, known: frozenset[object]) -> str:
+    """What came of it; empty while nobody knows. Raises Refused, and what kubectl raises."""
+    topic = reading.topic(kubectl, str(metadata(order.topic)["name"]))
+    current = epoch(topic)
+    if current is not None and current > order.epoch:
+        return _ended(order, topic, current)
+    for event in reversed(reading.events(kubectl, topic)):
+        if _said(event) not in known and _refuses(event, order):
+            raise _refused(str(event["message"]))
+    return ""
+
+
+def _ended(order: Order, topic: Json, current: int) -> str:
+    """The epoch has ended. Raises Refused if not by this order."""
+    later = [
+        each
+        for each in status(topic).get("transitions") or ()
+        if int(each.get("epoch") or 0) > order.epoch
+    ]
+    first = min(later, key=lambda each: int(each["epoch"]), default=None)
+    if first is not None and first.get("cause") != order.kind.cause:
+        raise _refused(f"epoch {order.epoch} had ended otherwise: {first.get('cause')}")
+    holder = status(topic).get("holder")
+    return _done(order, current, person(holder) if holder else NOBODY)
+
+
+def _said(event: Json) -> object:
+    """What tells one saying of an Event from the next."""
+    return metadata(event).get("uid"), str(event_time(event))
+
+
+def _refuses(event: Json, order: Order) -> bool:
+    """Whether an Event is the operator's definite no to this order."""
+    to = f" to {order.to}" if order.to else ""
+    told = f"Epoch {order.epoch} was to be {order.kind.done}{to} (annotation):"
+    age_seconds = time.time_ns() / 1e9 - (seconds(event_time(event)) or 0.0)
+    return (
+        event.get("reason") == order.kind.event
+        and event.get("type") == "Warning"
+        and str(event.get("message")).startswith(told)
+        and age_seconds < RECENT_SECONDS
+    )
+
+
+def _done(order: Order, current: int, writer: str) -> str:
+    return f"done: epoch {order.epoch} of {name(order.topic)} has ended; {writer} writes, epoch {current}"
+
+
+def _take_away(kubectl: Kubectl, order: Order) -> None:
+    """Take the annotation away, if it is still ours: it has done what it can."""
+    path = f"/metadata/annotations/{order.kind.annotation.replace('/', '~1')}"
+    patch = [
+        {"op": "test", "path": path, "value": order.text},
+        {"op": "remove", "path": path},
+    ]
+    about = metadata(order.topic)
+    try:
+        kubectl.text(
+            *("patch", TOPIC, str(about["name"]), "--type=json", f"--patch={json.dumps(patch)}"),
+            namespace=str(about["namespace"]),
+            changes=True,
+        )
+    except OnewriterError:
+        return  # somebody else has given another order; this one can do nothing any more
+
+
+def directly(brokers: Brokers, order: Order) -> str:
+    """Tell the broker that serves the topic. Raises Refused, Unavailable, Undecided."""
+    topic = str(status(order.topic)["topic"])
+    body: Json = {"ifEpoch": order.epoch}
+    if order.to:
+        body["to"] = order.to
+    answer = brokers.post(f"{topic_path(topic)}/{order.kind.verb}", body)
+    holder = answer.get("holder")
+    who = person(holder) if holder else "the first who waits"
+    return _done(order, int(answer["epoch"]), who)
+
+
+def _refused(message: str) -> Refused:
+    return Refused(ServerError.NOT_ALLOWED_ERROR, message)

@@ -1,0 +1,351 @@
+"""``why``, in sentences: who writes and why, who lost the topic, who is next, what is in the way.
+
+Pure: what was found goes in, sentences come out. What nobody may say for certain is said so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from onewriter_core.tables import text
+from onewriter_kubectl.objects import (
+    FENCE,
+    HANDOVER,
+    PAUSED,
+    UNMANAGED,
+    Document,
+    age,
+    annotation,
+    condition,
+    duration,
+    is_set,
+    metadata,
+    name,
+    person,
+    selects,
+    spec,
+    status,
+)
+
+Json = dict[str, Any]
+
+WAITERS_TOLD_MAX: Final = 20
+FENCED_TOLD_MAX: Final = 8
+
+CAUSES: Final[Mapping[str, str]] = {
+    "Initial": "nobody had written before",
+    "Released": "{former} gave the topic back by itself",
+    "ConnectionLost": "the connection of {former} broke",
+    "Silent": "{former} was silent: no byte came from it although it was pinged",
+    "ProgressDeadline": "{former} published nothing within its progress deadline",
+    "TakenOver": "it was taken over from {former}, who was told and answered",
+    "Forced": "it was taken over from {former}, who gave no sign of life when told",
+    "Handover": "{former} handed it over, as somebody had asked",
+    "FencedByAdministrator": "a person fenced {former}",
+    "BrokerChanged": "the topic moved to another broker and {former} did not come back in time",
+    "GrantLost": "the store lost what it knew of the grant to {former}",
+}
+"""Why the former writer no longer writes, by the transition's cause."""
+
+UNKNOWN_CAUSE: Final = "{former} writes no longer, for a reason that this version does not know"
+
+OPEN: Final = frozenset({"Pending", "BlockedByPDB", "EvictionFailed"})
+"""What a fenced pod may still be in for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is known of a topic. ``now`` is Unix time.
+
+    ``budgets`` and ``pods`` (by name) are of its namespace; None: the caller may not see them.
+    ``live`` is what the broker that serves it says, None when it was not asked. ``operator`` is why
+    the operator does not lead, empty when it does, None when that is not known.
+    """
+
+    topic: Document
+    now: float
+    claims: Sequence[Document] = ()
+    budgets: Sequence[Document] | None = ()
+    pods: Mapping[str, Document] | None = field(default_factory=dict)
+    live: Document | None = None
+    operator: str | None = None
+
+
+def why(found: Found) -> list[str]:
+    """The sentences, grouped by empty ones."""
+    parts = (_holder(found), _story(found), _queue(found), _fenced(found), _obstacles(found))
+    said: list[str] = []
+    for part in parts:
+        if part:
+            said += [*([""] if said else []), *part]
+    return said
+
+
+# ------------------------------------------------------------ who writes
+
+
+def _holder(found: Found) -> list[str]:
+    topic, title = found.topic, name(found.topic)
+    shown = status(topic)
+    what = f"{title} ({text(shown['topic'])})" if shown.get("topic") else title
+    active = condition(topic, "WriterActive")
+    epoch = shown.get("epoch")
+    if not active:
+        return [f"Nobody has looked at {title} yet: its status is empty."]
+    holder = shown.get("holder") or {}
+    if active.get("status") == "Unknown":
+        last = f" The last writer known is {person(holder)}, epoch {epoch}." if holder else ""
+        return [f"Who writes {what} is not known just now: {text(active.get('message'))}.{last}"]
+    if active.get("reason") == "Shared":
+        return [f"{what} is written by shared producers."]
+    if active.get("status") == "True" and holder:
+        return [f"{what} is written by {_described(holder, found.now)}, under epoch {epoch}."]
+    if active.get("reason") == "TakingOver":
+        return [f"{what} is between two writers: the next one is being let in."]
+    last_epoch = f"; its last epoch is {epoch}" if epoch is not None else ""
+    return [f"Nobody writes {what}{last_epoch}."]
+
+
+def _described(holder: Document, now: float) -> str:
+    known = [f"claim {text(holder['claim'])}"] if holder.get("claim") else []
+    known += [f"on node {text(holder['node'])}"] if holder.get("node") else []
+    since = f"since {text(holder['since'])}" if holder.get("since") else ""
+    ago = age(holder.get("since"), now)
+    return ", ".join(
+        part for part in (person(holder), *known, since + (f" ({ago})" if ago else "")) if part
+    )
+
+
+# ------------------------------------------------------------ how it came to that
+
+
+def _story(found: Found) -> list[str]:
+    """The last change of hands, and what came before it."""
+    rows = _transitions(found)
+    if not rows:
+        return ["No change of hands is remembered."] if status(found.topic).get("epoch") else []
+    last = rows[0]
+    writes = bool(status(found.topic).get("holder"))
+    begins = "It came to that" if writes else "The last change of hands was"
+    now = "writes since" if writes or not last.get("producerName") else "wrote then"
+    said = [f"{begins} at {text(last['at'])}: {_cause(last, now)}."]
+    said += [_gap(last)] if last.get("cause") != "Initial" else []
+    if len(rows) > 1:
+        said.append(f"Before that, at {text(rows[1]['at'])}: {_cause(rows[1], 'wrote then')}.")
+    if len(rows) > 2:
+        oldest, title = rows[-1], name(found.topic)
+        said.append(
+            f"{len(rows)} changes of hands are remembered since {text(oldest['at'])}"
+            f" (kubectl onewriter history {metadata(found.topic).get('name')} has all of {title})."
+        )
+    return said
+
+
+def _transitions(found: Found) -> list[Document]:
+    """Changes of hands, newest first, with the former writer where somebody knows it."""
+    shown = list(status(found.topic).get("transitions") or ())
+    told = (found.live or {}).get("transitions") or ()
+    former = {(each.get("epoch"), each.get("at")): each.get("previous") for each in told}
+    fenced = {
+        (each.get("at"), each.get("cause")): each
+        for each in status(found.topic).get("fencedPods") or ()
+    }
+    rows: list[Document] = []
+    for index, row in enumerate(shown):
+        if index and not row.get("producerName") and row.get("cause") == rows[-1].get("cause"):
+            continue  # a fence, whose successor has just been told of
+        before: Document = next((e for e in shown[index + 1 :] if e.get("producerName")), {})
+        known = former.get((row.get("epoch"), row.get("at")))
+        pod = fenced.get((row.get("at"), row.get("cause")))
+        if known is None and pod is not None and before.get("pod") != pod.get("pod"):
+            known = {"pod": pod.get("pod"), "epoch": pod.get("epoch")}
+        if known is None and before.get("producerName"):
+            known = before
+        rows.append({**row, "former": known})
+    return rows
+
+
+def _cause(row: Document, writes: str) -> str:
+    cause = str(row.get("cause"))
+    words = CAUSES.get(cause, UNKNOWN_CAUSE).format(former=_former(row.get("former") or {}))
+    new = person(row) if row.get("producerName") else "nobody"
+    return f"{words} ({text(cause)}); {new} {writes}, epoch {row.get('epoch')}"
+
+
+def _former(found: Document) -> str:
+    """Somebody who wrote: pod, producer and epoch, as far as they are known."""
+    pod = text(found["pod"]) if found.get("pod") else ""
+    producer = f"producer {text(found['producerName'])}" if found.get("producerName") else ""
+    known = [pod, producer] if pod else [producer or "the former writer"]
+    if found.get("epoch") is not None:
+        known.append(f"epoch {found['epoch']}")
+    first, *others = filter(None, known)
+    return f"{first} ({', '.join(others)})" if others else first
+
+
+def _gap(row: Document) -> str:
+    gap = row.get("leaderlessMs")
+    if not row.get("producerName"):
+        return "Nobody has been let in since."
+    if gap is None:
+        return "For how long nobody could write is not known."
+    if gap == 0:
+        return "There was no gap between the two."
+    return f"Nobody could write for {gap} ms."
+
+
+# ------------------------------------------------------------ who is next
+
+
+def _queue(found: Found) -> list[str]:
+    waiting = int(status(found.topic).get("waiting") or 0)
+    if not waiting:
+        return ["Nobody waits."]
+    waiters = _waiters(found)
+    said = [f"{waiting} wait{'s' if waiting == 1 else ''}, in this order:"]
+    said += [f"  {place}. {words}" for place, words in waiters[:WAITERS_TOLD_MAX]]
+    untold = waiting - min(len(waiters), WAITERS_TOLD_MAX)
+    if untold > 0:
+        named = "without a claim, or too far behind to be listed"
+        said.append(f"  and {untold} {named}" + ("." if found.live else " (--live knows more)."))
+    return said
+
+
+def _waiters(found: Found) -> list[tuple[int, str]]:
+    if found.live is not None:
+        rows = [(each, each.get("claim"), each.get("place")) for each in found.live["waiters"]]
+    else:
+        rows = [
+            (each, metadata(claim).get("name"), each.get("queuePosition"))
+            for claim in found.claims
+            for each in status(claim).get("producers") or ()
+            if each.get("state") == "Waiting" and each.get("queuePosition") is not None
+        ]
+    described = []
+    for row, claim, place in rows:
+        words = [person(row)]
+        words += [f"claim {text(claim)}"] if claim else []
+        words += [f"priority {row['priority']}"] if row.get("priority") else []
+        waited = row.get("waitingSeconds")
+        words += [f"for {duration(waited)}"] if waited is not None else []
+        described.append((int(place or 0), ", ".join(words)))
+    return sorted(described)
+
+
+# ------------------------------------------------------------ pods that were fenced
+
+
+def _fenced(found: Found) -> list[str]:
+    pods = list(status(found.topic).get("fencedPods") or ())
+    said = [_fenced_pod(found, pod) for pod in pods[:FENCED_TOLD_MAX]]
+    if len(pods) > FENCED_TOLD_MAX:
+        said.append(f"{len(pods) - FENCED_TOLD_MAX} more pods were fenced before.")
+    return said
+
+
+def _fenced_pod(found: Found, pod: Document) -> str:
+    title = text(pod.get("pod") or pod.get("podUID"))
+    past = f"Pod {title} wrote under epoch {pod.get('epoch')} and was fenced ({text(pod.get('cause'))})"
+    at = f" at {text(pod.get('at'))}"
+    message = f": {text(pod['message'])}" if pod.get("message") else ""
+    match pod.get("outcome"):
+        case "Evicted":
+            became = "it was evicted"
+        case "PodGone":
+            became = "it had gone by itself"
+        case "CameBack":
+            became = "it registered again and stays"
+        case "NotRequested":
+            became = f"it is left alone{message}"
+        case "BlockedByPDB":
+            became = f"it is still there, because {_budgets(found, pod)}"
+        case "EvictionFailed":
+            became = f"it is still there, its eviction fails{message}; it is tried each minute"
+        case "Pending":
+            became = "it is to be evicted, and has ten seconds to register again first"
+        case _:
+            became = text(pod.get("outcome")) + message
+    return f"{past}{at}; {became}."
+
+
+def _budgets(found: Found, pod: Document) -> str:
+    """The PodDisruptionBudgets that keep a pod, as far as the caller may see them."""
+    if found.budgets is None or found.pods is None:
+        return "a PodDisruptionBudget forbids it (which one you may not see)"
+    labels = metadata(found.pods.get(str(pod.get("pod"))) or {}).get("labels") or {}
+    named = [
+        f"PodDisruptionBudget {text(metadata(budget).get('name'))} allows"
+        f" {status(budget).get('disruptionsAllowed', 0)} disruptions"
+        f" ({status(budget).get('currentHealthy', '?')} pods are healthy,"
+        f" {status(budget).get('desiredHealthy', '?')} have to be)"
+        for budget in found.budgets
+        if selects(spec(budget).get("selector") or {}, labels)
+    ]
+    return " and ".join(named) or f"a PodDisruptionBudget forbids it ({text(pod.get('message'))})"
+
+
+# ------------------------------------------------------------ what is in the way
+
+
+def _obstacles(found: Found) -> list[str]:
+    topic = found.topic
+    said = [*_switches(found), *_conditions(topic)]
+    if int(status(topic).get("observedGeneration") or -1) < int(
+        metadata(topic).get("generation") or 0
+    ):
+        said.append("Its newest manifest has not been looked at yet.")
+    for claim in found.claims:
+        ready = condition(claim, "Ready")
+        if ready.get("status") == "False":
+            title = text(metadata(claim).get("name"))
+            said.append(
+                f"Claim {title} lets nobody in ({ready.get('reason')}): {text(ready.get('message'))}."
+            )
+    if found.operator:
+        said.append(
+            f"What is shown may be old: {text(found.operator)}. Writing and fencing go on without it."
+        )
+    return said or ["Nothing is in the way."]
+
+
+def _conditions(topic: Document) -> list[str]:
+    said = []
+    for kind, words in (
+        ("Serving", "No broker serves it"),
+        ("PolicyApplied", "The brokers do not have its spec"),
+    ):
+        now = condition(topic, kind)
+        if now and now.get("status") != "True":
+            doubt = "" if now.get("status") == "False" else " as far as is known"
+            said.append(f"{words}{doubt} ({now.get('reason')}): {text(now.get('message'))}.")
+    for kind, words in (
+        ("Conflict", "Another object has the topic"),
+        ("Stalled", "It cannot go on before a person changes something"),
+        ("Drifted", "Somebody else changed what the operator keeps"),
+    ):
+        now = condition(topic, kind)
+        if now.get("status") == "True":
+            said.append(f"{words} ({now.get('reason')}): {text(now.get('message'))}.")
+    return said
+
+
+def _switches(found: Found) -> list[str]:
+    topic, said = found.topic, []
+    if metadata(topic).get("deletionTimestamp"):
+        left = ", ".join(map(text, metadata(topic).get("finalizers") or ()))
+        said.append(f"It is being deleted; held by {left or 'nothing'}.")
+    if is_set(topic, UNMANAGED):
+        said.append(f"Annotation {UNMANAGED}: the operator leaves it alone, its status rests.")
+    elif is_set(topic, PAUSED):
+        said.append(
+            f"Annotation {PAUSED}: brokers keep the spec that they have, no pod is evicted."
+        )
+    for order, words in ((FENCE, "fenced"), (HANDOVER, "handed over")):
+        wanted = annotation(topic, order)
+        if wanted.partition(" ")[0] == str(status(topic).get("epoch")):
+            said.append(
+                f"Epoch {text(wanted)} is ordered to be {words} (annotation) and has not been."
+            )
+    return said

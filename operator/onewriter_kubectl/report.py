@@ -1,0 +1,183 @@
+"""``report``: what support needs to know about an installation and its topics, as one archive.
+
+Each part is gathered by itself; what could not be had, and why, is a line of ``errors.txt``, so that
+a caller with few rights gets what there is. Secrets are never read.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from onewriter_core.errors import OnewriterError, Unavailable
+from onewriter_kubectl import redaction
+from onewriter_kubectl.installation import Installation, pods, port
+from onewriter_kubectl.kubectl import Json, Kubectl, label_selector
+from onewriter_kubectl.objects import ANCHOR, CLAIM, TOPIC, metadata, spec
+from onewriter_kubectl.tunnel import Tunnel
+
+LOG_LINES_MAX: Final = 100_000
+"""Of one container's log, the last ones."""
+
+PAGE_BYTES_MAX: Final = 32_000_000
+PAGE_SECONDS: Final = 15.0
+
+OURS: Final = (
+    *("deployments.apps", "statefulsets.apps", "pods", "services", "configmaps"),
+    *("poddisruptionbudgets.policy", "networkpolicies.networking.k8s.io", "persistentvolumeclaims"),
+)
+"""Kinds of an installation's objects."""
+
+BESIDE: Final = (
+    *("endpointslices.discovery.k8s.io", "events", "leases.coordination.k8s.io", ANCHOR),
+)
+"""Kinds in its namespace that do not carry its labels."""
+
+PAGES: Final = ("/healthz", "/readyz", "/metrics")
+"""What brokers and operators tell without a token."""
+
+
+class Report:
+    """An archive in the making. ``tell`` hears of each part that could not be had."""
+
+    def __init__(self, path: Path, title: str, tell: Callable[[str], None]) -> None:
+        self._archive = tarfile.open(path, "w:gz")  # noqa: SIM115 - closed by ``close``
+        self._title = title
+        self._tell = tell
+        self._errors: list[str] = []
+
+    def close(self) -> int:
+        """Write what is missing, and the archive's end; how many parts are missing."""
+        if self._errors:
+            self.add("errors.txt", "\n".join(self._errors) + "\n")
+        self._archive.close()
+        return len(self._errors)
+
+    def add(self, name: str, text: str) -> None:
+        """A file of the archive."""
+        data = text.encode("utf-8", "replace")
+        about = tarfile.TarInfo(f"{self._title}/{name}")
+        about.size = len(data)
+        about.mode = 0o600
+        self._archive.addfile(about, io.BytesIO(data))
+
+    def gather(self, name: str, part: Callable[[], str]) -> None:
+        """A file whose text may not be had."""
+        try:
+            text = part()
+        except OnewriterError as error:
+            self.lack(name, error)
+            return
+        self.add(name, text)
+
+    def lack(self, name: str, error: OnewriterError) -> None:
+        """Note that a part could not be had."""
+        said = f"{name}: {error}"
+        self._errors.append(said)
+        self._tell(said)
+
+    # ------------------------------------------------------------ parts
+
+    def versions(self, kubectl: Kubectl, own: str) -> None:
+        """Of this program, kubectl and the API server."""
+        self.add("version.txt", f"{own}\n")
+        self.gather("kubernetes-version.yaml", lambda: kubectl.text("version", "--output=yaml"))
+
+    def topics(self, kubectl: Kubectl, *, everywhere: bool) -> None:
+        """All topics and claims, and the Events about them."""
+        where = "*" if everywhere else None
+        for kind in (TOPIC, CLAIM):
+            self._objects(kubectl, f"topics/{kind}.yaml", where, kind)
+        for kind in ("ExclusiveTopic", "ProducerClaim"):
+            selector = f"--field-selector=involvedObject.kind={kind}"
+            self._objects(kubectl, f"topics/events-{kind}.yaml", where, "events", selector)
+
+    def installation(self, kubectl: Kubectl, installation: Installation, since: str) -> None:
+        """Its objects, and what its pods say of themselves."""
+        here = installation.namespace
+        selector = label_selector(installation.labels())
+        for kind in OURS:
+            self._objects(kubectl, f"installation/{kind}.yaml", here, kind, selector)
+        for kind in BESIDE:
+            self._objects(kubectl, f"installation/{kind}.yaml", here, kind)
+        found: list[Json] = []
+        self.gather("installation/pods.txt", lambda: _listed(kubectl, installation, found))
+        for pod in found:
+            self._logs(kubectl, pod, since)
+            self._pages(kubectl, pod)
+
+    def _objects(self, kubectl: Kubectl, name: str, where: str | None, *arguments: str) -> None:
+        def part() -> str:
+            items = kubectl.items(*arguments, namespace=where)
+            return yaml.safe_dump_all(map(redaction.in_document, items), sort_keys=False)
+
+        self.gather(name, part)
+
+    def _logs(self, kubectl: Kubectl, pod: Json, since: str) -> None:
+        title = f"pods/{metadata(pod)['name']}"
+        statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+        restarted = {each.get("name") for each in statuses if each.get("restartCount")}
+        for container in spec(pod).get("containers") or ():
+            named = str(container["name"])
+            part = partial(_log, kubectl, pod, named, f"--since={since}")
+            self.gather(f"{title}/{named}.log", part)
+            if named in restarted:
+                part = partial(_log, kubectl, pod, named, "--previous")
+                self.gather(f"{title}/{named}.previous.log", part)
+
+    def _pages(self, kubectl: Kubectl, pod: Json) -> None:
+        """What it tells over HTTP, if it is one that does."""
+        number = port(pod, "http", 0)
+        if not number:
+            return
+        about = metadata(pod)
+        title = f"pods/{about['name']}"
+        tunnel = Tunnel(kubectl, str(about["namespace"]), str(about["name"]), number)
+        try:
+            url = tunnel.open()
+        except OnewriterError as error:
+            self.lack(f"{title}/http", error)
+            return
+        try:
+            for page in PAGES:
+                self.gather(f"{title}{page}.txt", partial(_page, url + page))
+        finally:
+            tunnel.close()
+
+
+def _listed(kubectl: Kubectl, installation: Installation, found: list[Json]) -> str:
+    """The installation's pods, which are also added to ``found``."""
+    found += pods(kubectl, installation)
+    return "".join(f"{metadata(pod)['name']}\n" for pod in found)
+
+
+def _log(kubectl: Kubectl, pod: Json, container: str, which: str) -> str:
+    about = metadata(pod)
+    said = kubectl.text(
+        *("logs", str(about["name"]), f"--container={container}", "--timestamps", which),
+        f"--tail={LOG_LINES_MAX}",
+        namespace=str(about["namespace"]),
+    )
+    return redaction.in_text(said)
+
+
+def _page(url: str) -> str:
+    """A page, whatever status it has. Raises Unavailable."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=PAGE_SECONDS) as answer:
+            text = answer.read(PAGE_BYTES_MAX).decode("utf-8", "replace")
+            return redaction.in_text(text)
+    except urllib.error.HTTPError as error:
+        with error:  # a readyz that says no says why
+            return f"{error.code}\n{error.read(PAGE_BYTES_MAX).decode('utf-8', 'replace')}"
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"{url}: {error}") from error

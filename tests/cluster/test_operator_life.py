@@ -1,0 +1,284 @@
+"""The operator's own life: ended, frozen, two at once, and an API server that fails or is away."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.faulty_api import FaultyApi
+from tests.cluster.operators import OperatorProcess, running, wait_until
+from tests.cluster.worlds import World, broker, epoch_is, world
+from tests.unit.kube.fake_broker import ThreadedBroker
+
+__all__ = ["broker", "world"]
+
+
+def test_a_topic_in_use_outlives_a_spec_that_cannot_be_done(world: World) -> None:
+    world.topic(partitions=1)
+    world.claim()
+    world.writes(epoch=1)
+    world.until("WriterActive", "True/Held")
+    world.topic(partitions=1, compaction={"enabled": True})
+    world.until("PolicyApplied", "False/Unsupported")
+    assert world.condition("Serving") == "True/Served"
+    world.writes(epoch=2)
+    wait_until(lambda: world.status().get("epoch") == 2)
+    world.operator.kill()
+    world.operator.start()
+    wait_until(lambda: world.operator.leads)
+    world.writes(epoch=3)
+    wait_until(lambda: world.status().get("epoch") == 3)
+    assert world.broker.fake.topics() == [world.name("orders")]
+    assert world.broker.fake.claims() == [f"{world.namespace}/primary"]
+    world.topic(partitions=1)
+    world.until("Ready", "True/Ready")
+
+
+# ------------------------------------------------------------ the operator's own life
+
+
+def test_with_the_operator_gone_nothing_is_lost_and_nothing_said_twice(world: World) -> None:
+    world.topic()
+    world.claim()
+    world.writes(epoch=1)
+    world.until("WriterActive", "True/Held")
+    world.operator.kill()
+    world.broker.do(world.broker.fake.bodies.clear)
+    world.writes(epoch=2)
+    world.topic("later")
+    world.operator.start()
+    wait_until(lambda: world.status().get("epoch") == 2)
+    world.until("Ready", "True/Ready", name="later")
+    assert len(world.broker.fake.topics()) == 2
+    assert all(len(body["topics"]) >= 1 for body in world.broker.fake.bodies)
+
+
+def test_a_state_with_some_of_the_topics_is_never_handed_over(world: World) -> None:
+    for number in range(30):
+        world.topic(f"t{number}")
+    wait_until(lambda: len(world.broker.fake.topics()) == 30)
+    for _ in range(3):
+        world.operator.kill()
+        world.broker.do(world.broker.fake.bodies.clear)
+        world.operator.start()
+        wait_until(lambda: world.operator.leads)
+        world.annotate("x=y", name="t0")
+        world.topic("t0", retention={"maxEntries": len(world.broker.fake.bodies) + 1})
+        time.sleep(1)
+    assert all(len(body["topics"]) == 30 for body in world.broker.fake.bodies)
+
+
+def test_two_operators_take_turns(world: World, tmp_path: Path) -> None:
+    second = OperatorProcess(
+        tmp_path, world.cluster, world.namespace, {"broker-0": world.broker.url}, name="operator-1"
+    )
+    with running(second):
+        world.topic()
+        world.until("Ready", "True/Ready")
+        assert not second.leads
+        assert world.operator.stop() == 0
+        wait_until(lambda: second.leads)
+        world.writes(epoch=5)
+        wait_until(lambda: world.status().get("epoch") == 5)
+        world.operator.start()
+        second.kill()
+        wait_until(lambda: world.operator.leads)
+        world.writes(epoch=6)
+        wait_until(lambda: world.status().get("epoch") == 6)
+
+
+def test_an_operator_that_was_frozen_ends_and_does_no_harm(world: World, tmp_path: Path) -> None:
+    second = OperatorProcess(
+        tmp_path, world.cluster, world.namespace, {"broker-0": world.broker.url}, name="operator-1"
+    )
+    with running(second):
+        world.topic()
+        world.until("Ready", "True/Ready")
+        world.operator.signal(signal.SIGSTOP)
+        wait_until(lambda: second.leads)
+        world.writes(epoch=5)
+        wait_until(lambda: world.status().get("epoch") == 5)
+        world.operator.signal(signal.SIGCONT)
+        assert world.operator.wait_ended() == 1
+        assert "operator.ends" in world.operator.log()
+        world.writes(epoch=6)
+        wait_until(lambda: world.status().get("epoch") == 6)
+
+
+def test_two_operators_that_both_believe_to_lead_agree(world: World, tmp_path: Path) -> None:
+    second = OperatorProcess(
+        tmp_path,
+        world.cluster,
+        world.namespace,
+        {"broker-0": world.broker.url},
+        name="operator-1",
+        configuration={"release": "other"},  # a Lease of its own
+    )
+    with running(second):
+        wait_until(lambda: second.leads and world.operator.leads)
+        world.topic(
+            deletionPolicy="Delete", leaderService={"name": "leader", "ports": [{"port": 80}]}
+        )
+        world.claim()
+        for epoch in range(1, 6):
+            world.writes(epoch=epoch)
+            epoch_is(world, epoch)
+        world.until("Drifted", "False/NoDrift")
+        world.cluster.kubectl("delete", "xt", "orders", "--timeout=20s", namespace=world.namespace)
+
+
+# ------------------------------------------------------------ an API server that fails
+
+
+@contextlib.contextmanager
+def faulty(
+    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
+) -> Iterator[tuple[World, FaultyApi]]:
+    with FaultyApi(api_server, tmp_path) as proxy:
+        operator = OperatorProcess(
+            tmp_path, api_server, namespace, {"broker-0": broker.url}, kubeconfig=proxy.kubeconfig
+        )
+        with running(operator):
+            yield World(api_server, namespace, broker, operator), proxy
+
+
+def test_a_status_that_is_refused_is_written_again(
+    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
+) -> None:
+    with faulty(api_server, namespace, broker, tmp_path) as (world, proxy):
+        wait_until(lambda: world.operator.leads)
+        faults = {
+            code: proxy.fail("PATCH", f"/exclusivetopics/t{code}/status", code, times=3)
+            for code in (409, 422, 429, 500, 503)
+        }
+        for code in faults:
+            world.topic(f"t{code}")
+        for code, fault in faults.items():
+            world.until("Ready", "True/Ready", name=f"t{code}")
+            assert fault.count == 3, code
+
+
+def test_retry_after_is_honoured(
+    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
+) -> None:
+    with faulty(api_server, namespace, broker, tmp_path) as (world, proxy):
+        wait_until(lambda: world.operator.leads)
+        fault = proxy.fail(
+            "PATCH", "/exclusivetopics/orders/status", 429, times=100, headers={"Retry-After": "60"}
+        )
+        world.topic()
+        wait_until(lambda: fault.count)
+        time.sleep(3)
+        assert fault.count == 1
+
+
+def test_a_slow_answer_about_one_object_holds_up_no_other(
+    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
+) -> None:
+    with faulty(api_server, namespace, broker, tmp_path) as (world, proxy):
+        wait_until(lambda: world.operator.leads)
+        slow = proxy.fail("PATCH", "/exclusivetopics/slow/status", 0, is_held=True)
+        world.topic("slow")
+        wait_until(lambda: slow.count)
+        world.topic("quick")
+        world.until("Ready", "True/Ready", name="quick")
+        assert world.condition("Ready", name="slow") == ""
+        slow.is_held = False
+        world.until("Ready", "True/Ready", name="slow")
+
+
+def test_a_watch_that_is_cut_misses_nothing(
+    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
+) -> None:
+    with faulty(api_server, namespace, broker, tmp_path) as (world, proxy):
+        for number in range(5):
+            world.topic(f"t{number}")
+            proxy.cut_streams()
+            world.until("Ready", "True/Ready", name=f"t{number}")
+            world.cluster.kubectl("delete", "xt", f"t{number}", namespace=world.namespace)
+            proxy.cut_streams()
+            wait_until(lambda: world.broker.fake.topics() == [])
+
+
+def test_a_server_that_is_away_ends_leadership_and_comes_back_to_everything(
+    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
+) -> None:
+    with faulty(api_server, namespace, broker, tmp_path) as (world, proxy):
+        world.topic()
+        world.until("Ready", "True/Ready")
+        bodies = len(world.broker.fake.bodies)
+        proxy.is_down = True
+        assert world.operator.wait_ended() == 1
+        assert len(world.broker.fake.bodies) == bodies  # the brokers go on with what they have
+        world.writes(epoch=4)
+        proxy.is_down = False
+        world.operator.start()
+        wait_until(lambda: world.status().get("epoch") == 4)
+
+
+def test_nothing_is_written_while_nothing_happens(
+    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
+) -> None:
+    with FaultyApi(api_server, tmp_path) as proxy:
+        operator = OperatorProcess(
+            tmp_path,
+            api_server,
+            namespace,
+            {"broker-0": broker.url},
+            kubeconfig=proxy.kubeconfig,
+            options={"resyncSeconds": 10},
+        )
+        with running(operator):
+            world = World(api_server, namespace, broker, operator)
+            for number in range(20):
+                world.topic(
+                    f"t{number}",
+                    deletionPolicy="Delete",
+                    leaderService={"name": f"leader-{number}", "ports": [{"port": 80}]},
+                )
+                world.claim(f"c{number}", f"t{number}")
+            world.writes("t0", epoch=2)
+            for number in range(20):
+                world.until("Ready", "True/Ready", name=f"t{number}")
+            world.until("WriterActive", "True/Held", name="t0")
+            time.sleep(3)
+            proxy.counted()
+            visits = operator.metric("onewriter_reconcile_seconds_count")
+            time.sleep(13)  # longer than a resync
+            assert operator.metric("onewriter_reconcile_seconds_count") >= visits + 40
+            assert proxy.counted() == []
+
+
+def test_an_operator_that_starts_again_rewrites_nothing(
+    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
+) -> None:
+    with ThreadedBroker("broker-1") as another, FaultyApi(api_server, tmp_path) as proxy:
+        urls = {"broker-0": broker.url, "broker-1": another.url}
+        operator = OperatorProcess(
+            tmp_path, api_server, namespace, urls, kubeconfig=proxy.kubeconfig
+        )
+        with running(operator):
+            worlds = [World(api_server, namespace, each, operator) for each in (broker, another)]
+            names = [f"t{number}" for number in range(12)]
+            for number, name in enumerate(names):
+                service = {"name": f"leader-{number}", "ports": [{"port": 80}]}
+                worlds[0].topic(name, leaderService=service)
+                worlds[0].claim(f"c{number}", name)
+                worlds[number % 2].writes(name, epoch=2)
+            for name in names:
+                worlds[0].until("WriterActive", "True/Held", name=name)
+            for number in range(len(names)):
+                worlds[0].until("Granted", "True/Granted", "pclaim", f"c{number}")
+            proxy.until_quiet()
+            operator.stop()
+            proxy.counted()
+            operator.start()
+            visited = "onewriter_reconcile_seconds_count"
+            wait_until(lambda: operator.metric(visited) >= 2 * len(names))
+            wait_until(lambda: operator.metric("onewriter_brokers_followed") == 2)
+            proxy.until_quiet()
+            assert proxy.counted() == []

@@ -1,0 +1,205 @@
+"""The operator as a process with a broker that a test moves by hand: one for each test, or one for many."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.operators import PROGRAM, OperatorProcess, running, wait_until
+from tests.cluster.reading import Reader
+from tests.unit.kube.fake_broker import ThreadedBroker, contender, status, transition
+
+Json = dict[str, Any]
+
+API = "onewriter.dev/v1alpha1"
+
+DECLARED = "exclusivetopics,producerclaims"
+DEPENDENT = (
+    "pods,services,endpointslices.discovery.k8s.io,poddisruptionbudgets,events.events.k8s.io"
+)
+
+
+def topic_document(
+    name: str = "orders", annotations: Mapping[str, str] | None = None, **spec: Any
+) -> Json:
+    """An ExclusiveTopic."""
+    about = {"name": name, "annotations": dict(annotations or {})}
+    return {"apiVersion": API, "kind": "ExclusiveTopic", "metadata": about, "spec": spec}
+
+
+def claim_document(name: str = "primary", topic: str = "orders", **subject: Any) -> Json:
+    """A ProducerClaim; without a subject, for the ServiceAccount ``writer``."""
+    subject = subject or {"serviceAccountName": "writer"}
+    spec = {"topicRef": {"name": topic}, "subject": subject}
+    return {"apiVersion": API, "kind": "ProducerClaim", "metadata": {"name": name}, "spec": spec}
+
+
+class World:
+    """An operator, a namespace of its own, and one broker."""
+
+    def __init__(
+        self,
+        cluster: ControlPlane,
+        namespace: str,
+        broker: ThreadedBroker,
+        operator: OperatorProcess,
+    ) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.broker = broker
+        self.operator = operator
+        self._reader = Reader(cluster)
+
+    def name(self, topic: str) -> str:
+        return f"persistent://{self.namespace}/default/{topic}"
+
+    def apply(self, *documents: Json) -> str:
+        return self.cluster.apply(*documents, namespace=self.namespace)
+
+    def topic(
+        self, name: str = "orders", annotations: Mapping[str, str] | None = None, **spec: Any
+    ) -> None:
+        self.apply(topic_document(name, annotations, **spec))
+
+    def claim(self, name: str = "primary", topic: str = "orders", **subject: Any) -> None:
+        self.apply(claim_document(name, topic, **subject))
+
+    def get(self, kind: str, name: str = "orders") -> Json:
+        found = self._reader.get(kind, self.namespace, name)
+        assert found is not None, f"there is no {kind} {name}"
+        return found
+
+    def names(self, kind: str) -> list[str]:
+        return [each["metadata"]["name"] for each in self._reader.list(kind, self.namespace)]
+
+    def status(self, kind: str = "xt", name: str = "orders") -> Json:
+        found: Json = (self._reader.get(kind, self.namespace, name) or {}).get("status", {})
+        return found
+
+    def condition(self, of: str, kind: str = "xt", name: str = "orders") -> str:
+        for each in self.status(kind, name).get("conditions", ()):
+            if each["type"] == of:
+                return f"{each['status']}/{each['reason']}"
+        return ""
+
+    def until(self, of: str, expected: str, kind: str = "xt", name: str = "orders") -> None:
+        wait_until(
+            lambda: self.condition(of, kind, name) == expected,
+            explain=lambda: self.status(kind, name),
+        )
+
+    def events(self, reason: str) -> list[Json]:
+        found = self._reader.list("event", self.namespace)
+        return [each for each in found if each["reason"] == reason]
+
+    def annotate(self, *annotations: str, kind: str = "xt", name: str = "orders") -> None:
+        self.cluster.kubectl(
+            "annotate", "--overwrite", kind, name, *annotations, namespace=self.namespace
+        )
+
+    def writes(self, topic: str = "orders", *, claim: str = "primary", **more: Any) -> None:
+        """The broker serves a topic with a writer under a claim."""
+        epoch = more.pop("epoch", 1)
+        writer = contender(f"w{epoch}", claim, f"writer-{epoch}", epoch=epoch)
+        found = status(
+            epoch,
+            holders=[writer],
+            transitions=[transition(epoch, "Initial", writer, None)],
+            **more,
+        )
+        self.broker.serve(self.name(topic), found)
+
+    def clear(self) -> None:
+        """Leave nothing behind for the next test: no object, nothing that the broker serves or said."""
+        self.broker.do(self.broker.fake.reset)
+        self._delete_all(DECLARED)
+        wait_until(lambda: self.names("xt") == self.names("pclaim") == [], 60, self.operator.log)
+        wait_until(lambda: self.broker.fake.topics() == self.broker.fake.claims() == [])
+        self._delete_all(DEPENDENT)
+        self.broker.do(self.broker.fake.forget)
+
+    def _delete_all(self, kinds: str) -> None:
+        self.cluster.kubectl(
+            "delete", kinds, "--all", "--wait=false", "--force", "--grace-period=0",
+            namespace=self.namespace,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def one_world(cluster: ControlPlane, directory: Path, program: str = PROGRAM) -> Iterator[World]:
+    """An operator and a broker that many tests use, one after the other; each clears it."""
+    namespace = f"test-{uuid.uuid4().hex[:10]}"
+    cluster.kubectl("create", "namespace", namespace)
+    with ThreadedBroker() as broker:
+        brokers = {"broker-0": broker.url}
+        operator = OperatorProcess(directory, cluster, namespace, brokers, program=program)
+        with running(operator):
+            wait_until(lambda: operator.leads, explain=operator.log)
+            yield World(cluster, namespace, broker, operator)
+
+
+@pytest.fixture
+def broker() -> Iterator[ThreadedBroker]:
+    """A broker of the test's own."""
+    with ThreadedBroker() as found:
+        yield found
+
+
+@pytest.fixture
+def world(
+    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
+) -> Iterator[World]:
+    """An operator of the test's own, which it may end."""
+    operator = OperatorProcess(tmp_path, api_server, namespace, {"broker-0": broker.url})
+    with running(operator):
+        yield World(api_server, namespace, broker, operator)
+
+
+def pod(world: World, name: str, address: str = "", labels: Json | None = None) -> Json:
+    """A pod with an address, as if a kubelet ran it."""
+    number = int(name.rpartition("-")[2])
+    world.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": labels or {"onewriter.dev/claim": "primary"}},
+            "spec": {"containers": [{"name": "app", "image": "app"}]},
+        }
+    )
+    ip = address or f"10.1.0.{number}"
+    found = {"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}}
+    world.cluster.kubectl(
+        "patch", "pod", name, "--subresource=status", "--type=merge", "-p", json.dumps(found),
+        namespace=world.namespace,
+    )  # fmt: skip
+    return world.get("pod", name)
+
+
+def leads_to(world: World, addresses: list[str], epoch: int) -> None:
+    """Wait until the Service leads there, and Service and slice say so."""
+
+    def labelled(kind: str, name: str) -> bool:
+        labels = world.get(kind, name)["metadata"]["labels"]
+        return bool(labels["onewriter.dev/epoch"] == str(epoch))
+
+    wait_until(lambda: endpoints(world) == addresses, explain=lambda: endpoints(world))
+    wait_until(lambda: labelled("endpointslice", "leader-leader-ipv4"))
+    wait_until(lambda: labelled("service", "leader"))
+
+
+def epoch_is(world: World, epoch: int) -> None:
+    """Wait until the status shows an epoch."""
+    wait_until(lambda: world.status().get("epoch") == epoch, explain=world.status)
+
+
+def endpoints(world: World) -> list[str]:
+    if "leader-leader-ipv4" not in world.names("endpointslice"):
+        return ["none yet"]
+    found = world.get("endpointslice", "leader-leader-ipv4")
+    return [address for each in found.get("endpoints") or () for address in each["addresses"]]

@@ -1,0 +1,96 @@
+"""Events on their way from kopf's thread to ours: all of them, in order, whatever the timing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from onewriter_operator import engine
+from onewriter_operator.engine import Engine, EngineFailed, Handover
+
+Json = dict[str, Any]
+
+
+async def arrive(count: int, handover: Handover, taken: list[int]) -> None:
+    """Wait until so many events have been taken in that a thread of its own delivers."""
+
+    async def deliver() -> None:
+        for number in range(count):
+            await handover.deliver("ADDED", {"n": number})
+            if number % 7 == 0:
+                await asyncio.sleep(0)
+
+    thread = threading.Thread(target=lambda: asyncio.run(deliver()))
+    thread.start()
+    async with asyncio.timeout(60):
+        while len(taken) < count:  # noqa: ASYNC110 - another thread fills it
+            await asyncio.sleep(0.01)
+    await asyncio.to_thread(thread.join)
+
+
+async def test_no_event_is_left_behind_however_slowly_they_are_taken_in() -> None:
+    taken: list[int] = []
+
+    def intake(kind: str, document: Json) -> None:
+        time.sleep(0.0005)  # the other thread runs meanwhile, and finds events still in line
+        taken.append(document["n"])
+
+    await arrive(2_000, Handover(intake, asyncio.get_running_loop()), taken)
+    assert taken == list(range(2_000))
+
+
+async def test_the_line_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "WAITING_MAX", 5)
+    monkeypatch.setattr(engine, "FULL_SECONDS", 0.001)
+    taken: list[int] = []
+    longest = 0
+
+    def intake(kind: str, document: Json) -> None:
+        nonlocal longest
+        longest = max(longest, len(handover._waiting))
+        taken.append(document["n"])
+
+    handover = Handover(intake, asyncio.get_running_loop())
+    await arrive(500, handover, taken)
+    assert taken == list(range(500))
+    assert longest <= 5
+
+
+async def test_one_that_cannot_be_taken_in_keeps_no_other_back() -> None:
+    taken: list[int] = []
+
+    def intake(kind: str, document: Json) -> None:
+        if document["n"] == 3:
+            taken.append(-1)
+            raise KeyError("metadata")
+        taken.append(document["n"])
+
+    await arrive(10, Handover(intake, asyncio.get_running_loop()), taken)
+    assert taken == [0, 1, 2, -1, 4, 5, 6, 7, 8, 9]
+
+
+async def test_others_have_their_turn_in_a_long_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "TURN_MAX", 10)
+    loop = asyncio.get_running_loop()
+    taken: list[int] = []
+    between: list[int] = []
+    handover = Handover(lambda _, document: taken.append(document["n"]), loop)
+    for number in range(25):
+        await handover.deliver("ADDED", {"n": number})
+    while len(taken) < 25:
+        await asyncio.sleep(0)
+        between.append(len(taken))
+    assert between[:3] == [10, 20, 25]
+
+
+async def test_an_engine_that_ends_by_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ends(**_: Any) -> None:
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr("kopf.operator", ends)
+    with pytest.raises(EngineFailed, match="no more"):
+        await Engine(lambda *_: None, None).run()

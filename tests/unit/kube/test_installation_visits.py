@@ -1,0 +1,145 @@
+"""Visits to the installation: level-based, quiet, and one refusal stops nothing else."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import pytest
+from tests.unit.kube.installation_configurations import configured
+
+from onewriter_operator.documents import Key, Kind, key_of
+from onewriter_operator.events import Recorder
+from onewriter_operator.kube import ApiRefused, Kube
+from onewriter_operator.metrics import Metrics
+from onewriter_operator.plan.actions import Tell
+from onewriter_operator.reconcile.installation import Installation
+
+Json = dict[str, Any]
+
+OWNER: Json = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "onewriter-config", "namespace": "onewriter", "uid": "owner-1"},
+}
+
+
+class Server:
+    """An API server of the installation's namespace; refuses what it is told to."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Key, Json] = {}
+        self.refused: dict[Key, ApiRefused] = {}
+        self.writes: list[Key] = []
+        self._version = 0
+        self.put(OWNER)
+
+    def put(self, document: Json) -> Json:
+        self._version += 1
+        found = copy.deepcopy(document)
+        found["metadata"]["resourceVersion"] = str(self._version)
+        found["metadata"].setdefault("uid", str(self._version))
+        self.objects[key_of(found)] = found
+        return copy.deepcopy(found)
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Json | None:
+        return copy.deepcopy(self.objects.get(Key(kind.kind, namespace, name)))
+
+    async def create(self, kind: Kind, document: Json) -> Json:
+        self.writes.append(key_of(document))
+        return self.put(document)
+
+    async def apply(self, kind: Kind, document: Json) -> Json:
+        self.writes.append(key_of(document))
+        if key_of(document) in self.refused:
+            raise self.refused[key_of(document)]
+        return self.put(document)
+
+    async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> list[Json]:
+        return [each for key, each in self.objects.items() if key.kind == kind.kind]
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        del self.objects[Key(kind.kind, namespace, name)]
+
+
+class Told:
+    def __init__(self) -> None:
+        self.said: list[Tell] = []
+
+    def tell(self, about: Json, told: Tell) -> None:
+        self.said.append(told)
+
+
+def world() -> tuple[Server, Told, Installation]:
+    server, told = Server(), Told()
+    configuration = configured(namespace="onewriter")
+    found = Installation(cast("Kube", server), configuration, cast("Recorder", told), Metrics())
+    return server, told, found
+
+
+def key(kind: str, name: str) -> Key:
+    return Key(kind, "onewriter", name)
+
+
+STORE = key("StatefulSet", "onewriter-valkey")
+BROKERS = key("StatefulSet", "onewriter-broker")
+
+
+async def test_what_is_there_is_not_written_again() -> None:
+    server, told, installation = world()
+    await installation.visit()
+    assert {STORE, BROKERS} <= server.objects.keys()
+    server.writes.clear()
+    await installation.visit()
+    assert server.writes == []
+    assert told.said == []
+
+
+async def test_what_was_changed_is_put_right_and_said() -> None:
+    server, told, installation = world()
+    await installation.visit()
+    changed = copy.deepcopy(server.objects[BROKERS])
+    changed["spec"]["replicas"] = 9
+    server.put(changed)
+    await installation.visit()
+    assert server.objects[BROKERS]["spec"]["replicas"] == 3
+    assert [each.reason for each in told.said] == ["DriftRepaired"]
+
+
+async def test_an_object_that_is_refused_keeps_no_other_back() -> None:
+    server, _, installation = world()
+    server.refused[STORE] = ApiRefused(422, "volumeClaimTemplates cannot change")
+    with pytest.raises(ApiRefused, match="StatefulSet/onewriter-valkey: volumeClaim"):
+        await installation.visit()
+    assert BROKERS in server.objects
+    del server.refused[STORE]
+    await installation.visit()
+    assert STORE in server.objects
+
+
+async def test_a_server_that_is_busy_is_asked_again_when_it_says() -> None:
+    server, _, installation = world()
+    server.refused[STORE] = ApiRefused(422, "no")
+    server.refused[BROKERS] = ApiRefused(429, "busy", 17)
+    with pytest.raises(ApiRefused) as raised:
+        await installation.visit()
+    assert raised.value.retry_after_seconds == 17
+
+
+async def test_while_it_is_being_uninstalled_nothing_comes_back() -> None:
+    server, _, installation = world()
+    await installation.visit()
+    del server.objects[key("ConfigMap", "onewriter-config")]
+    del server.objects[STORE]
+    await installation.visit()
+    assert STORE not in server.objects
+
+
+async def test_objects_belong_to_the_owner_that_is_there_now() -> None:
+    server, _, installation = world()
+    await installation.visit()
+    owner = copy.deepcopy(OWNER)
+    owner["metadata"]["uid"] = "owner-2"
+    server.put(owner)
+    await installation.visit()
+    assert server.objects[STORE]["metadata"]["ownerReferences"][0]["uid"] == "owner-2"

@@ -1,0 +1,93 @@
+"""Listings: the store is whole at the start, soon after, and from time to time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from onewriter_operator.documents import TOPIC, Key, Kind
+from onewriter_operator.kube import ApiUnreachable, Kube
+from onewriter_operator.metrics import Metrics
+from onewriter_operator.store import Store
+from onewriter_operator.sweeper import FIRST_SECONDS, Sweeper
+
+pytestmark = pytest.mark.looptime
+
+Json = dict[str, Any]
+
+KEY = Key(TOPIC.kind, "shop", "orders")
+
+
+class Server:
+    """Lists topics; is away as often as it is told."""
+
+    def __init__(self) -> None:
+        self.topics: list[Json] = [
+            {
+                "kind": TOPIC.kind,
+                "metadata": {
+                    "name": "orders",
+                    "namespace": "shop",
+                    "uid": "u1",
+                    "resourceVersion": "5",
+                    "managedFields": [{"manager": "kubectl"}],
+                },
+            }
+        ]
+        self.failures = 0
+
+    async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> list[Json]:
+        if self.failures:
+            self.failures -= 1
+            raise ApiUnreachable("away")
+        return list(self.topics) if kind is TOPIC else []
+
+
+def world() -> tuple[Server, Store, Sweeper]:
+    server, store = Server(), Store()
+    sweeper = Sweeper(cast("Kube", server), store, Metrics(), namespaces=(), every_seconds=300.0)
+    return server, store, sweeper
+
+
+async def test_the_store_is_filled_however_long_it_takes() -> None:
+    server, store, sweeper = world()
+    server.failures = 5
+    await sweeper.fill()
+    found = store.get(KEY)
+    assert found is not None
+    assert "managedFields" not in found["metadata"]
+
+
+async def test_what_went_before_the_watch_began_is_found_soon() -> None:
+    server, store, sweeper = world()
+    await sweeper.fill()
+    server.topics.clear()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(sweeper.run())
+        await asyncio.sleep(2 * FIRST_SECONDS)
+        assert store.get(KEY) is None
+        task.cancel()
+
+
+async def test_a_sweep_that_fails_is_made_good_by_the_next() -> None:
+    server, store, sweeper = world()
+    await sweeper.fill()
+    server.topics.clear()
+    server.failures = 1
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(sweeper.run())
+        await asyncio.sleep(2 * FIRST_SECONDS)
+        assert store.get(KEY) is not None
+        await asyncio.sleep(2 * 300.0)
+        assert store.get(KEY) is None
+        task.cancel()
+
+
+def test_events_are_taken_in() -> None:
+    server, store, sweeper = world()
+    sweeper.intake("ADDED", server.topics[0])
+    assert store.get(KEY) is not None
+    sweeper.intake("DELETED", server.topics[0])
+    assert store.get(KEY) is None
