@@ -64,7 +64,7 @@ def merged(page: str, measured: Mapping[str, str]) -> str:
     """The page with these parts in it, by title; everything else stays."""
     first, second = halves(page)
     pieces = re.split(r"^### (.+)\n", second, flags=re.MULTILINE)[1:]
-    parts = dict(zip(pieces[::2], pieces[1::2], strict=True)) | measured
+    parts = {**dict(zip(pieces[::2], pieces[1::2], strict=True)), **measured}
     known = [title for title in TITLES if title in parts]
     blocks = [f"### {title}\n\n{parts[title].strip()}\n" for title in known]
     head = first.rstrip() or "# Benchmarks"
@@ -131,7 +131,7 @@ def idle_part(quiet: Idle, brokers: int, conditions: Conditions) -> str:
         ["operator's memory", f"{quiet.resident_bytes / 1e6:.0f} MB"],
     ]
     goals = [
-        ("no write beside Leases", Value(float(quiet.writes), "writes", at_most=0)),
+        ("no write beside Leases", Value(float(quiet.writes), "writes", at_most=0, digits=0)),
         (
             f"operator below {GOAL_RESIDENT_MB} MB at {quiet.topics:,} topics",
             Value(quiet.resident_bytes / 1e6, "MB", at_most=GOAL_RESIDENT_MB),
@@ -180,7 +180,7 @@ def takeover_part(
             f"`onewriter verify` of the topic's log afterwards: {verified.entries:,} entries, "
             f"{verified.violations} violations."
         )
-        claim = Value(float(verified.violations), "violations", at_most=0)
+        claim = Value(float(verified.violations), "violations", at_most=0, digits=0)
         goals.append(("stale appends in the log: none", claim))
     return _part(text, conditions, goals, lines)
 

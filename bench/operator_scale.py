@@ -13,7 +13,7 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,15 +171,14 @@ async def _ready_times(lab: ScaleLab, namespace: str, topics: int) -> tuple[floa
     return half, time.monotonic()
 
 
-async def _seen_ready(lab: ScaleLab, namespace: str) -> AsyncIterator[str]:
+async def _seen_ready(lab: ScaleLab, namespace: str) -> AsyncGenerator[str, None]:
     """Names of topics that are Ready, some of them again and again, for ever."""
     command = (
         *(str(program("kubectl")), f"--kubeconfig={lab.cluster.kubeconfig}", "get", TOPIC.plural),
-        *(f"--namespace={namespace}", "--watch", f"--output=jsonpath={_READY}"),
+        *(f"--namespace={namespace}", "--watch", "--chunk-size=0", f"--output=jsonpath={_READY}"),
     )
-    while (
-        True
-    ):  # the API server ends the watch of one that cannot keep up; the next one lists first
+    # The API server ends the watch of one that cannot keep up; the next one lists first.
+    while True:
         watch = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         assert watch.stdout is not None
         try:
@@ -187,10 +186,11 @@ async def _seen_ready(lab: ScaleLab, namespace: str) -> AsyncIterator[str]:
                 name, _, word = line.decode().strip().partition(" ")
                 if word == "True":
                     yield name
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                watch.kill()
             await watch.wait()
+        finally:
+            if watch.returncode is None:
+                watch.kill()
+                await watch.wait()
 
 
 def measure_burst(lab: ScaleLab, topics: int) -> Burst:

@@ -27,12 +27,14 @@ class Value:
     unit: str
     at_most: float | None = None
     at_least: float | None = None
+    digits: int | None = None
 
     def verdict(self) -> tuple[bool | None, str]:
         """Whether it holds (None: unknown), and what was seen."""
         if self.figure is None:
             return None, "not measured"
-        return _within(self.figure, self.at_most, self.at_least), number(self.figure, self.unit)
+        seen = number(self.figure, self.unit, self.digits)
+        return _within(self.figure, self.at_most, self.at_least), seen
 
 
 @dataclass(frozen=True, slots=True)

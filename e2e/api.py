@@ -65,6 +65,7 @@ class Api:
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         deadline = time.monotonic() + START_SECONDS
         while not self._address.exists():

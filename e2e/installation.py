@@ -7,8 +7,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from e2e import log
 from e2e.api import Api
 from e2e.clusters import TestedCluster
+from e2e.manifests import PROGRAMS
 from tests.cluster import images
 from tests.cluster.control_plane import ClusterError
 
@@ -111,6 +113,14 @@ class Installation:
             raise ClusterError(f"no broker is ready\n{self.story()}")
         where = ("exec", "--stdin", str(ready[0]), "--container=broker", "--")
         return self.cluster.kubectl(*where, *command, stdin=stdin, check=False, namespace=NAMESPACE)
+
+    def logs(self, *topics: str) -> dict[str, log.Stored]:
+        """Topics' logs out of the store, and what ``onewriter verify`` says of them."""
+        program = (PROGRAMS / "read_log.py").read_text()
+        done = self.run_in_broker("python", "-", *topics, stdin=program)
+        if done.returncode != 0:
+            raise ClusterError(f"read_log.py: {done.stderr}")
+        return log.stored(done.stdout)
 
     def story(self) -> str:
         """What a person would look at when something is wrong."""

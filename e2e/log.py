@@ -42,10 +42,25 @@ class Tally:
     stale: int = 0
 
 
-def stored(printed: str) -> list[Line]:
-    """The lines that ``read_log.py`` printed, in the log's order."""
-    found = [json.loads(text) for text in printed.splitlines()]
-    return [_line(json.loads(each["text"]), each["position"], each["epoch"]) for each in found]
+@dataclass(frozen=True)
+class Stored:
+    """A topic's log as the store has it, and what ``onewriter verify`` says of it."""
+
+    verdict: dict[str, object]
+    lines: list[Line]
+
+
+def stored(printed: str) -> dict[str, Stored]:
+    """What ``read_log.py`` printed, by topic."""
+    found = {}
+    for text in printed.splitlines():
+        document = json.loads(text)
+        lines = [
+            _line(json.loads(each["text"]), each["position"], each["epoch"])
+            for each in document["entries"]
+        ]
+        found[document["topic"]] = Stored(document["verdict"], lines)
+    return found
 
 
 def acknowledged(printed: str) -> set[Line]:

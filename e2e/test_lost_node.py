@@ -63,8 +63,8 @@ def test_a_leader_without_a_kubelet_writes_on_and_is_fenced_all_the_same(
     faults.stop_kubelet(node)
     until(lambda: not is_node_ready(world, node))
     world.api.delete("pods", world.namespace, former.name)
-    before = len(writers.lines())
-    until(lambda: len(writers.lines()) > before)
+    before = writers.lines()
+    until(lambda: writers.lines() > before)
     assert writers.status()["epoch"] == former.epoch, "no kubelet is no reason to lose a topic"
 
     order = {"metadata": {"annotations": {"onewriter.dev/fence": str(former.epoch)}}}

@@ -34,6 +34,8 @@ helm test onewriter --namespace onewriter
 
 Kubernetes 1.33 or later. Everything runs in a namespace that enforces the `restricted` Pod Security
 Standard. How to install, upgrade, back up, restore, size and secure it: [docs/install.md](../../docs/install.md).
+What happens when a part of it dies: [docs/failures.md](../../docs/failures.md). For Argo CD a health check
+of topics and claims comes along, [argocd/health.lua](argocd/health.lua).
 
 <!-- Written by python -m charts.generator: change the models, then run it. -->
 

@@ -1,25 +1,36 @@
-"""Print a topic's entries as the store has them, one JSON line each; runs in a broker's pod.
+"""Judge topics' logs and print their entries, as the store has them; runs in a broker's pod.
 
-No broker and no client is asked: what stands here was appended.
+No broker and no client is asked: what stands here was appended. One JSON document per topic.
 """
 
 import asyncio
 import json
 import sys
+from typing import Any
+
+from click.testing import CliRunner
 
 from onewriter_broker.log.api import Marker
 from onewriter_broker.log.redis_store import RedisLogStore
 from onewriter_broker.log.topic_log import last_position, payloads
 from onewriter_broker.process import redis_settings
 from onewriter_broker.settings import Settings
+from onewriter_broker.verify.cli import verify_command
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.wire.messages import entry_payload
 
 BLOCKS_AT_ONCE = 500
 
 
-async def main(topic: str) -> None:
+def verdict(topic: str) -> Any:
+    """What ``onewriter verify`` says."""
+    return json.loads(CliRunner().invoke(verify_command, [topic, "--output=json"]).stdout)
+
+
+async def entries(topic: str) -> list[dict[str, Any]]:
+    """Position, epoch and text of every entry."""
     store = RedisLogStore(redis_settings(Settings()))
+    found: list[dict[str, Any]] = []
     epochs: dict[int, int] = {}
     after = EARLIEST
     try:
@@ -34,12 +45,15 @@ async def main(topic: str) -> None:
                 for index, payload in enumerate(payloads(block)):
                     text = bytes(entry_payload(payload)).decode()
                     where = {"position": f"{ledger}-{first + index}", "epoch": epochs[ledger]}
-                    print(json.dumps({**where, "text": text}))
+                    found.append({**where, "text": text})
             last = last_position(blocks[-1])
             after = Position(last.ledger, last.entry + 1)
     finally:
         await store.close()
+    return found
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    for name in sys.argv[1:]:
+        read = asyncio.run(entries(name))
+        print(json.dumps({"topic": name, "verdict": verdict(name), "entries": read}))

@@ -1,8 +1,7 @@
 """A pod that writes a counter with the stock Pulsar client, for as long as it is let.
 
 Every line that it prints is JSON: ``leads``, ``wrote`` (acknowledged, with its position), ``refused``.
-On port 8080 it says who it is. TURN_SECONDS makes it take the topic over again so long after it lost
-it, rather than wait in line.
+On port 8080 it says who it is. TURN_SECONDS makes it give the topic back so long after it got it.
 """
 
 import json
@@ -43,14 +42,12 @@ class Writer:
         )
 
     def run(self) -> None:
-        modes = pulsar.ProducerAccessMode
-        mode = modes.ExclusiveWithFencing if TURN_SECONDS else modes.WaitForExclusive
         term = 0
         while True:
             try:
                 self.producer = self.client.create_producer(
                     os.environ["TOPIC"],
-                    access_mode=mode,
+                    access_mode=pulsar.ProducerAccessMode.WaitForExclusive,
                     batching_enabled=False,
                     send_timeout_millis=0,  # only an answer ends a send
                 )
@@ -60,17 +57,18 @@ class Writer:
             except pulsar.PulsarException as error:
                 tell("refused", term=term, reason=type(error).__name__)
                 self.producer = None
-                time.sleep(TURN_SECONDS or INTERVAL_SECONDS)
+                time.sleep(INTERVAL_SECONDS)
 
     def write(self, producer: pulsar.Producer, term: int) -> None:
         line = {"pod": POD, "process": PROCESS, "term": term, "grant": f"{PROCESS}-{term}"}
-        number = 0
-        while True:
+        number, since = 0, time.monotonic()
+        while not TURN_SECONDS or time.monotonic() - since < TURN_SECONDS:
             number += 1
             line["number"] = number
             found = producer.send(json.dumps(line).encode())
             tell("wrote", **line, position=f"{found.ledger_id()}-{found.entry_id()}")
             time.sleep(INTERVAL_SECONDS)
+        producer.close()
 
 
 class WhoIsThere(BaseHTTPRequestHandler):

@@ -59,6 +59,7 @@ class Controller:
         Not before: a state with half of the topics would take the other half from the brokers.
         """
         self._is_complete = True
+        self._declarations.start()
         for key in self._all_keys():
             self._is_news(key)
             self._names[key] = self._declarations.standing(key).topic

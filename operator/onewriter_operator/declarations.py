@@ -85,6 +85,7 @@ class Declarations:
         self._pieces: dict[Key, tuple[str, str]] = {}
         self._held: dict[str, Json] = {}
         self._admitted: set[str] = set()
+        self._awaited: set[str] = set()
         self._selecting: set[Key] = set()
         self._standings: dict[Key, Standing] = {}
         store.listen(self._changed)
@@ -107,6 +108,24 @@ class Declarations:
     def admit(self, document: Json) -> None:
         """It is known now whether the brokers had the topic before: pass it on."""
         self._admitted.add(uid_of(document))
+
+    def start(self) -> None:
+        """The store is complete: what is there may have been passed on by an operator that is gone."""
+        self._awaited = {uid_of(each) for each in self._store.all(TOPIC.kind)}
+
+    def awaits_answers(self) -> bool:
+        """Whether of a topic that was there at the start it is not known yet if the brokers have it.
+
+        What is composed meanwhile would take it from them for a moment.
+        """
+        self._awaited = {
+            uid_of(each)
+            for each in self._store.all(TOPIC.kind)
+            if uid_of(each) in self._awaited
+            and not self.is_admitted(each)
+            and self._topic_standing(key_of(each), each).word == "Accepted"
+        }
+        return bool(self._awaited)
 
     def is_admitted(self, document: Json) -> bool:
         """Whether a topic was passed on earlier, by this operator or another."""

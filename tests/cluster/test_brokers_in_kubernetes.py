@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from tests.cluster.accounts import Pod, broker_account, delete_pod, make_pod, pod_token
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.plugin import CRDS
 from tests.integration.http_calls import Http
 from tests.integration.raw import EXCLUSIVE, RawClient, RawProducer, RefusedByBroker, eventually
 from tests.servers import StoreServer, running_server
@@ -65,7 +66,6 @@ class Lab:
     ) -> None:
         self.cluster = cluster
         self.directory = directory
-        cluster.kubectl("create", "namespace", "shop")
         account = broker_account(cluster, "shop", directory / "account")
         self.operator = make_pod(cluster, "shop", "operator")
         self.operator_token = pod_token(cluster, "shop", self.operator)
@@ -139,9 +139,28 @@ def running_lab(cluster: ControlPlane, directory: Path, *, brokers: int = 1) -> 
             lab.brokers.stop()
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """An API server of this module's own: its tests take it away."""
+    with ControlPlane(tmp_path_factory.mktemp("cluster")) as cluster:
+        cluster.establish(*CRDS)
+        cluster.kubectl("create", "namespace", "shop")
+        yield cluster
+
+
 @pytest.fixture
-def lab(another_api_server: Callable[[], ControlPlane], tmp_path: Path) -> Iterator[Lab]:
-    with running_lab(another_api_server(), tmp_path / "lab") as lab:
+def cluster(shared: ControlPlane) -> ControlPlane:
+    """It answers, and knows of no anchor and no pod."""
+    if not shared.is_ready():
+        shared.start_api()
+    everything = ("bucketanchors,pods", "--all", "--force", "--grace-period=0")
+    shared.kubectl("delete", *everything, namespace="shop")
+    return shared
+
+
+@pytest.fixture
+def lab(cluster: ControlPlane, tmp_path: Path) -> Iterator[Lab]:
+    with running_lab(cluster, tmp_path / "lab") as lab:
         yield lab
 
 
@@ -342,11 +361,8 @@ def test_a_deleted_pod_does_not_come_back(lab: Lab) -> None:
     eventually(is_refused, 30)
 
 
-def test_buckets_move_in_order_and_after_a_crash(
-    another_api_server: Callable[[], ControlPlane], tmp_path: Path
-) -> None:
+def test_buckets_move_in_order_and_after_a_crash(cluster: ControlPlane, tmp_path: Path) -> None:
     """Two brokers share the buckets; each one's end leaves all to the other, in one object."""
-    cluster = another_api_server()
     with running_lab(cluster, tmp_path / "lab", brokers=2) as lab:
         for number in range(2):
             lab.push(BY_ACCOUNT, number=number)

@@ -255,6 +255,23 @@ def test_who_status_and_why_need_no_more_than_to_view(stage: Stage, play: Play) 
     assert [each["metadata"]["name"] for each in objects["claims"]] == [play.name]
 
 
+def test_kubectl_finds_the_plugin(stage: Stage, play: Play, tmp_path: Path) -> None:
+    script = tmp_path / "kubectl-onewriter"
+    script.write_text(f"#!{sys.executable}\n{PLUGIN}\n")
+    script.chmod(0o755)
+    kubectl = program("kubectl")
+    path = os.pathsep.join((str(tmp_path), str(kubectl.parent), os.environ["PATH"]))
+    done = subprocess.run(
+        [kubectl, "onewriter", "who", play.name, "-n", stage.namespace],
+        env=os.environ | {"PATH": path, "KUBECONFIG": stage.kubeconfig},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{stage.namespace}/{play.name}: ")
+
+
 def test_the_brokers_tell_what_the_api_server_does_not(stage: Stage, play: Play) -> None:
     live = stage("status", play.name, "--live", *play.not_its_broker)
     assert live.code == 0, live.err

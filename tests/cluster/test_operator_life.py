@@ -7,14 +7,18 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.faulty_api import FaultyApi
 from tests.cluster.operators import OperatorProcess, running, wait_until
-from tests.cluster.worlds import World, broker, epoch_is, world
+from tests.cluster.worlds import World, broker, claim_document, epoch_is, topic_document, world
 from tests.unit.kube.fake_broker import ThreadedBroker
 
 __all__ = ["broker", "world"]
+
+Json = dict[str, Any]
 
 
 def test_a_topic_in_use_outlives_a_spec_that_cannot_be_done(world: World) -> None:
@@ -58,55 +62,78 @@ def test_with_the_operator_gone_nothing_is_lost_and_nothing_said_twice(world: Wo
 
 
 def test_a_state_with_some_of_the_topics_is_never_handed_over(world: World) -> None:
-    for number in range(30):
-        world.topic(f"t{number}")
+    world.apply(*(topic_document(f"t{number}") for number in range(30)))
     wait_until(lambda: len(world.broker.fake.topics()) == 30)
-    for _ in range(3):
+    world.broker.do(world.broker.fake.forget)
+    for turn in range(1, 4):
         world.operator.kill()
-        world.broker.do(world.broker.fake.bodies.clear)
+        world.broker.do(world.broker.fake.cut)
+        if turn == 2:  # one that has lost everything, too
+            world.broker.fake.revision = world.broker.fake.desired = None
         world.operator.start()
-        wait_until(lambda: world.operator.leads)
-        world.annotate("x=y", name="t0")
-        world.topic("t0", retention={"maxEntries": len(world.broker.fake.bodies) + 1})
-        time.sleep(1)
-    assert all(len(body["topics"]) == 30 for body in world.broker.fake.bodies)
+        world.topic("t0", retention={"maxEntries": turn})
+        generation = world.get("xt", "t0")["metadata"]["generation"]
+        shows(world, "t0", generation)
+    assert {len(body["topics"]) for body in world.broker.fake.bodies} == {30}
 
 
-def test_two_operators_take_turns(world: World, tmp_path: Path) -> None:
-    second = OperatorProcess(
-        tmp_path, world.cluster, world.namespace, {"broker-0": world.broker.url}, name="operator-1"
+def shows(world: World, name: str, generation: int) -> None:
+    """Wait until the status is about this generation, and the brokers have it."""
+    wait_until(lambda: world.status(name=name).get("observedGeneration") == generation)
+    world.until("PolicyApplied", "True/Applied", name=name)
+
+
+SHORT: Json = {"lease": {"durationSeconds": 8, "renewSeconds": 6, "retrySeconds": 0.5}}
+"""For tests that wait until a Lease is over."""
+
+
+@pytest.fixture
+def two(
+    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
+) -> Iterator[tuple[World, OperatorProcess]]:
+    """One that leads and one that waits."""
+    urls = {"broker-0": broker.url}
+    first, second = (
+        OperatorProcess(tmp_path, api_server, namespace, urls, name=name, options=SHORT)
+        for name in ("operator-0", "operator-1")
     )
-    with running(second):
-        world.topic()
-        world.until("Ready", "True/Ready")
-        assert not second.leads
-        assert world.operator.stop() == 0
-        wait_until(lambda: second.leads)
-        world.writes(epoch=5)
-        wait_until(lambda: world.status().get("epoch") == 5)
-        world.operator.start()
-        second.kill()
-        wait_until(lambda: world.operator.leads)
-        world.writes(epoch=6)
-        wait_until(lambda: world.status().get("epoch") == 6)
+    with running(first):
+        wait_until(lambda: first.leads, explain=first.log)
+        with running(second):
+            yield World(api_server, namespace, broker, first), second
 
 
-def test_an_operator_that_was_frozen_ends_and_does_no_harm(world: World, tmp_path: Path) -> None:
-    second = OperatorProcess(
-        tmp_path, world.cluster, world.namespace, {"broker-0": world.broker.url}, name="operator-1"
-    )
-    with running(second):
-        world.topic()
-        world.until("Ready", "True/Ready")
-        world.operator.signal(signal.SIGSTOP)
-        wait_until(lambda: second.leads)
-        world.writes(epoch=5)
-        wait_until(lambda: world.status().get("epoch") == 5)
-        world.operator.signal(signal.SIGCONT)
-        assert world.operator.wait_ended() == 1
-        assert "operator.ends" in world.operator.log()
-        world.writes(epoch=6)
-        wait_until(lambda: world.status().get("epoch") == 6)
+def test_two_operators_take_turns(two: tuple[World, OperatorProcess]) -> None:
+    world, second = two
+    world.topic()
+    world.until("Ready", "True/Ready")
+    assert not second.leads
+    assert world.operator.stop() == 0
+    wait_until(lambda: second.leads)
+    world.writes(epoch=5)
+    wait_until(lambda: world.status().get("epoch") == 5)
+    world.operator.start()
+    second.kill()
+    wait_until(lambda: world.operator.leads)
+    world.writes(epoch=6)
+    wait_until(lambda: world.status().get("epoch") == 6)
+
+
+def test_an_operator_that_was_frozen_ends_and_does_no_harm(
+    two: tuple[World, OperatorProcess],
+) -> None:
+    world, second = two
+    world.topic()
+    world.until("Ready", "True/Ready")
+    world.operator.signal(signal.SIGSTOP)
+    wait_until(lambda: second.leads)
+    world.writes(epoch=5)
+    wait_until(lambda: world.status().get("epoch") == 5)
+    world.operator.signal(signal.SIGCONT)
+    assert world.operator.wait_ended() == 1
+    assert "operator.ends" in world.operator.log()
+    world.writes(epoch=6)
+    wait_until(lambda: world.status().get("epoch") == 6)
 
 
 def test_two_operators_that_both_believe_to_lead_agree(world: World, tmp_path: Path) -> None:
@@ -140,7 +167,12 @@ def faulty(
 ) -> Iterator[tuple[World, FaultyApi]]:
     with FaultyApi(api_server, tmp_path) as proxy:
         operator = OperatorProcess(
-            tmp_path, api_server, namespace, {"broker-0": broker.url}, kubeconfig=proxy.kubeconfig
+            tmp_path,
+            api_server,
+            namespace,
+            {"broker-0": broker.url},
+            kubeconfig=proxy.kubeconfig,
+            options=SHORT,
         )
         with running(operator):
             yield World(api_server, namespace, broker, operator), proxy
@@ -220,6 +252,16 @@ def test_a_server_that_is_away_ends_leadership_and_comes_back_to_everything(
         wait_until(lambda: world.status().get("epoch") == 4)
 
 
+def many(count: int, **spec: Any) -> list[Json]:
+    """Topics with a leader Service, and a claim for each."""
+    found = []
+    for number in range(count):
+        service = {"name": f"leader-{number}", "ports": [{"port": 80}]}
+        found.append(topic_document(f"t{number}", leaderService=service, **spec))
+        found.append(claim_document(f"c{number}", f"t{number}"))
+    return found
+
+
 def test_nothing_is_written_while_nothing_happens(
     api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
 ) -> None:
@@ -234,22 +276,17 @@ def test_nothing_is_written_while_nothing_happens(
         )
         with running(operator):
             world = World(api_server, namespace, broker, operator)
-            for number in range(20):
-                world.topic(
-                    f"t{number}",
-                    deletionPolicy="Delete",
-                    leaderService={"name": f"leader-{number}", "ports": [{"port": 80}]},
-                )
-                world.claim(f"c{number}", f"t{number}")
+            world.apply(*many(20, deletionPolicy="Delete"))
             world.writes("t0", epoch=2)
             for number in range(20):
                 world.until("Ready", "True/Ready", name=f"t{number}")
             world.until("WriterActive", "True/Held", name="t0")
-            time.sleep(3)
+            proxy.until_quiet()
             proxy.counted()
-            visits = operator.metric("onewriter_reconcile_seconds_count")
-            time.sleep(13)  # longer than a resync
-            assert operator.metric("onewriter_reconcile_seconds_count") >= visits + 40
+            visited = "onewriter_reconcile_seconds_count"
+            visits = operator.metric(visited)
+            wait_until(lambda: operator.metric(visited) >= visits + 40)  # all, by a resync
+            proxy.until_quiet()
             assert proxy.counted() == []
 
 
@@ -263,22 +300,18 @@ def test_an_operator_that_starts_again_rewrites_nothing(
         )
         with running(operator):
             worlds = [World(api_server, namespace, each, operator) for each in (broker, another)]
-            names = [f"t{number}" for number in range(12)]
-            for number, name in enumerate(names):
-                service = {"name": f"leader-{number}", "ports": [{"port": 80}]}
-                worlds[0].topic(name, leaderService=service)
-                worlds[0].claim(f"c{number}", name)
-                worlds[number % 2].writes(name, epoch=2)
-            for name in names:
-                worlds[0].until("WriterActive", "True/Held", name=name)
-            for number in range(len(names)):
+            worlds[0].apply(*many(12))
+            for number in range(12):
+                worlds[number % 2].writes(f"t{number}", claim=f"c{number}", epoch=2)
+            for number in range(12):
+                worlds[0].until("WriterActive", "True/Held", name=f"t{number}")
                 worlds[0].until("Granted", "True/Granted", "pclaim", f"c{number}")
             proxy.until_quiet()
             operator.stop()
             proxy.counted()
             operator.start()
             visited = "onewriter_reconcile_seconds_count"
-            wait_until(lambda: operator.metric(visited) >= 2 * len(names))
+            wait_until(lambda: operator.metric(visited) >= 24)
             wait_until(lambda: operator.metric("onewriter_brokers_followed") == 2)
             proxy.until_quiet()
             assert proxy.counted() == []

@@ -93,6 +93,9 @@ def test_a_handover_goes_to_whom_it_names_and_leaves_no_gap(
 ) -> None:
     holder = raw(broker.address()).producer(topic, EXCLUSIVE, name="holder")
     assert http("POST", f"{OWN}/{topic}/handover") == (409, {"reason": "nobody is waiting"})
+    assert http("POST", f"{OWN}/{topic}/handover", {"ifEpoch": "1"})[0] == 400
+    other = {"ifEpoch": epoch_of(holder) + 1}
+    assert http("POST", f"{OWN}/{topic}/handover", other)[0] == 412
     high = raw(broker.address()).waiter(
         topic, name="high", properties={"onewriter.queue-priority": "9"}
     )

@@ -156,7 +156,7 @@ def test_a_resend_is_answered_with_the_original_position(
         first = raw(broker.address()).producer(name, EXCLUSIVE, name="writer")
         for sequence in range(100):
             first.send(b"%d" % sequence, sequence)
-        first.receipt(number)
+        first.receipt(number % 100)  # so many are stored at least when it comes back
         back = raw(broker.address()).producer(
             name, EXCLUSIVE, name="writer", epoch=first.epoch, reconnects=1
         )

@@ -84,8 +84,21 @@ capabilities:
 {{- dict "release" (include "onewriter.fullname" .) "namespace" .Release.Namespace "version" .Chart.AppVersion "clusterDomain" .Values.clusterDomain "image" $image "brokers" $brokers "valkey" .Values.valkey "externalStore" .Values.externalStore "networkPolicies" .Values.networkPolicies "operator" $operator "sidecar" .Values.sidecar | toYaml -}}
 {{- end -}}
 
-{{/* Scheduling of a pod, by a section of the values. */}}
+{{/* Scheduling of a pod, by a section of the values: (dict "values" SECTION). With "selector" (a
+dict) its pods are kept apart where there is a choice; see installation/pods.py for why so. */}}
 {{- define "onewriter.scheduling" -}}
+{{- $affinity := deepCopy .values.affinity }}
+{{- if .selector }}
+{{- $terms := list }}
+{{- range $key, $spreading := dict "topology.kubernetes.io/zone" .values.spread.zones "kubernetes.io/hostname" .values.spread.nodes }}
+{{- if eq $spreading "ScheduleAnyway" }}
+{{- $terms = append $terms (dict "weight" 100 "podAffinityTerm" (dict "topologyKey" $key "labelSelector" (dict "matchLabels" $.selector))) }}
+{{- end }}
+{{- end }}
+{{- if and $terms (not (hasKey $affinity "podAntiAffinity")) }}
+{{- $affinity = set $affinity "podAntiAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" $terms) }}
+{{- end }}
+{{- end }}
 {{- with .values.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
@@ -94,7 +107,7 @@ nodeSelector:
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .values.affinity }}
+{{- with $affinity }}
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}

@@ -251,6 +251,7 @@ class Fleet:
     async def _compose(self) -> None:
         """Put the desired state together when something has changed, and wake who hands it over."""
         pause = GATHER_SECONDS
+        await self._first_answers()
         while True:
             await self._dirty.wait()
             await asyncio.sleep(pause)
@@ -262,6 +263,20 @@ class Fleet:
             pause = max(GATHER_SECONDS, 4 * took)
             for broker in self._brokers.values():
                 broker.is_wanted.set()
+
+    async def _first_answers(self) -> None:
+        """Wait until it is known of each topic that was there whether the brokers have it."""
+        await self._dirty.wait()
+        try:
+            async with asyncio.timeout(SETTLE_SECONDS):
+                while self._declarations.awaits_answers():
+                    self._dirty.clear()
+                    await self._dirty.wait()  # each answer is a reason to declare anew
+        except TimeoutError:
+            log.warning(
+                "topics.unknown", reason="no broker could say in time what it stores of some"
+            )
+        self._dirty.set()
 
     async def _hand_over(self, broker: _Broker) -> None:
         """Give one broker the newest desired state until it has it."""

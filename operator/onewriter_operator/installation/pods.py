@@ -61,34 +61,61 @@ def template(
     whole: Json = {
         "securityContext": POD_SECURITY,
         "enableServiceLinks": False,
-        "topologySpreadConstraints": _spreading(configuration, part, options),
         **spec,
     }
+    constraints = _spreading(configuration, part, options)
+    if constraints:
+        whole["topologySpreadConstraints"] = constraints
     if configuration.image.pull_secrets:
         whole["imagePullSecrets"] = [{"name": name} for name in configuration.image.pull_secrets]
     if options.node_selector:
         whole["nodeSelector"] = options.node_selector
     if options.tolerations:
         whole["tolerations"] = list(options.tolerations)
-    if options.affinity:
-        whole["affinity"] = options.affinity
+    affinity = _affinity(configuration, part, options)
+    if affinity:
+        whole["affinity"] = affinity
     if options.priority_class_name:
         whole["priorityClassName"] = options.priority_class_name
     return {"metadata": metadata, "spec": whole}
 
 
 def _spreading(configuration: Configuration, part: str, options: PodOptions) -> list[Json]:
-    wanted = {_ZONE: options.spread.zones, _NODE: options.spread.nodes}
+    """How pods must be kept apart."""
     return [
         {
             "maxSkew": 1,
             "topologyKey": key,
-            "whenUnsatisfiable": spreading.value,
+            "whenUnsatisfiable": Spreading.DO_NOT_SCHEDULE.value,
             "labelSelector": {"matchLabels": names.selector(configuration, part)},
         }
-        for key, spreading in wanted.items()
-        if spreading is not Spreading.NONE
+        for key in _keys(options, Spreading.DO_NOT_SCHEDULE)
     ]
+
+
+def _affinity(configuration: Configuration, part: str, options: PodOptions) -> Json:
+    """The affinity that was asked for, and how pods are kept apart where there is a choice.
+
+    Not by constraints: the scheduler ignores all of a pod's constraints on nodes that lack one of
+    their labels, so that pods in a cluster without zones would share a node.
+    """
+    terms = [
+        {
+            "weight": 100,
+            "podAffinityTerm": {
+                "topologyKey": key,
+                "labelSelector": {"matchLabels": names.selector(configuration, part)},
+            },
+        }
+        for key in _keys(options, Spreading.SCHEDULE_ANYWAY)
+    ]
+    apart = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": terms}}
+    return {**(apart if terms else {}), **options.affinity}
+
+
+def _keys(options: PodOptions, wanted: Spreading) -> list[str]:
+    spread = {_ZONE: options.spread.zones, _NODE: options.spread.nodes}
+    return [key for key, spreading in spread.items() if spreading is wanted]
 
 
 def resources(wanted: Resources) -> Json:

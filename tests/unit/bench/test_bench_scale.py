@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bench import operator_run
+from bench import operator_run, pod_lab
 from bench.operator_scale import changing_requests, difference
 
 METRICS = """\
@@ -51,8 +51,8 @@ def test_nonsense_is_refused(words: list[str], capsys: pytest.CaptureFixture[str
 def test_what_is_missing_is_said_for_the_parts_that_need_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(operator_run.pod_lab, "missing", lambda: ["root, for containers"])
-    monkeypatch.setattr(operator_run.pod_lab, "missing_programs", lambda names: [])
+    monkeypatch.setattr(pod_lab, "missing", lambda: ["root, for containers"])
+    monkeypatch.setattr(pod_lab, "missing_programs", lambda names: [])
     assert operator_run.missing(["scale", "idle"]) == []
     (said,) = operator_run.missing(["scale", "lease"])
     assert said.startswith("root, for containers")

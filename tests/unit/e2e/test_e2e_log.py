@@ -69,6 +69,8 @@ def test_what_writers_print_is_understood_to_its_last_whole_line() -> None:
     assert acknowledged(said) == {Line("5-1", "a-1", A, 1)}
     assert refused(said) == 1
     text = json.dumps({"process": "a", "term": 1, "grant": "a-1", "number": 1})
-    assert stored(json.dumps({"position": "5-1", "epoch": 5, "text": text})) == [
-        Line("5-1", "a-1", A, 1, 5)
-    ]
+    entry = {"position": "5-1", "epoch": 5, "text": text}
+    document = {"topic": "t", "verdict": {"holds": True}, "entries": [entry]}
+    found = stored(json.dumps(document))["t"]
+    assert found.verdict == {"holds": True}
+    assert found.lines == [Line("5-1", "a-1", A, 1, 5)]

@@ -248,6 +248,19 @@ def test_a_new_topic_waits_until_it_was_looked_up() -> None:
     assert set(world.passed_on()) == {"orders"}
 
 
+def test_after_a_start_what_was_there_is_asked_for_before_anything_is_told() -> None:
+    new = {"status": {"observedGeneration": -1}}
+    world = World(topic("shown"), topic("a") | new, topic("b") | new, topic("wrong", nonsense=1))
+    assert not world.declarations.awaits_answers()
+    world.declarations.start()
+    assert world.declarations.awaits_answers()
+    world.declarations.admit(topic("a"))
+    world.put(topic("later") | new)
+    assert world.declarations.awaits_answers()
+    world.store.remove(topic("b"))
+    assert not world.declarations.awaits_answers()  # "later" came after the start
+
+
 def test_pods_are_resolved_by_their_labels() -> None:
     world = World(
         topic("orders"),

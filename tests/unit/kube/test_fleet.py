@@ -153,6 +153,29 @@ async def test_an_operator_that_starts_tells_brokers_nothing_that_they_have() ->
             await until(lambda: len(broker.bodies) == 2)
 
 
+async def test_an_operator_that_starts_takes_nothing_from_brokers_before_it_has_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    new = topic("new") | {"status": {"observedGeneration": -1}}
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        world.store.put(new)
+        world.declarations.start()
+        world.declare(topic())
+        await until(lambda: world.fleet.state().all_synced)
+        await asyncio.sleep(0.2)
+        assert broker.bodies == []
+        world.declarations.admit(new)
+        await until(lambda: len(broker.topics()) == 2)
+        assert len(broker.bodies) == 1
+    monkeypatch.setattr(fleet, "SETTLE_SECONDS", 0.3)
+    async with broker.running(), World(broker).running() as world:
+        world.store.put(new)
+        world.declarations.start()
+        world.declare(topic())
+        await until(lambda: broker.topics() == [TOPIC])  # nobody could say, in all that time
+
+
 async def test_a_broker_that_comes_back_is_catching_up_until_it_was_told() -> None:
     broker = FakeBroker()
     async with broker.running(), World(broker).running() as world:

@@ -134,6 +134,21 @@ def test_where_pods_run_is_passed_on() -> None:
     )
 
 
+def test_pods_are_kept_apart_where_there_is_a_choice_with_zones_and_without() -> None:
+    """Each key by itself: constraints have no effect on nodes that lack one of their labels."""
+    pod = only(objects(configured()), "StatefulSet", "onewriter-broker")["spec"]["template"]["spec"]
+    assert "topologySpreadConstraints" not in pod
+    wished = pod["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    terms = [each["podAffinityTerm"] for each in wished]
+    assert [term["topologyKey"] for term in terms] == [
+        "topology.kubernetes.io/zone",
+        "kubernetes.io/hostname",
+    ]
+    for term in terms:
+        labels = term["labelSelector"]["matchLabels"]
+        assert labels["app.kubernetes.io/component"] == "broker"
+
+
 # ------------------------------------------------------------ brokers
 
 

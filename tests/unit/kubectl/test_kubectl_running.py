@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import http.server
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,7 @@ from onewriter_core.errors import (
     Undecided,
 )
 from onewriter_kubectl.brokers import Brokers
+from onewriter_kubectl.cli import main
 from onewriter_kubectl.installation import Installation, find, operator_problem
 from onewriter_kubectl.kubectl import Forbidden, Kubectl, Missing
 from onewriter_kubectl.objects import seconds
@@ -316,6 +320,23 @@ def test_another_account_and_a_token_that_was_given(
         "--namespace=shop",
         "--namespace=system",
     ]
+
+
+def test_the_plugin_is_installed_under_the_name_that_kubectl_looks_for() -> None:
+    (script,) = metadata.entry_points(group="console_scripts", name="kubectl-onewriter")
+    assert script.load() is main
+
+
+def test_it_needs_no_more_than_the_package_itself() -> None:
+    program = "import sys, onewriter_kubectl.cli; print(*sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    tops = {name.partition(".")[0] for name in done.stdout.split()}
+    assert {"click", "yaml", "rich"} <= tops
+    assert tops.isdisjoint(
+        {"aiohttp", "kubernetes", "kopf", "redis", "structlog", "onewriter_broker"}
+    )
 
 
 def test_within_takes_an_objects_namespace() -> None:
