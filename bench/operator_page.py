@@ -29,6 +29,8 @@ GOAL_READY_SECONDS = 10
 GOAL_RESIDENT_MB = 200
 GOAL_CRASH_MS, GOAL_PLANNED_MS, GOAL_SILENT_MS = 250, 200, 3_000
 
+LOAD_OF_OTHERS_MAX = 1.0
+
 OURS, LEASE = "onewriter", "Lease"
 
 _INTRODUCTION = (
@@ -44,13 +46,14 @@ class Conditions:
     """Under which a part was measured."""
 
     machine: str
-    """Its description, with the load before anything was started."""
     command: str
+    load_before: float
+    """When nothing of this run was started yet: what others cause."""
     load_highest: float
     """While it was measured, by the measured processes themselves as well."""
 
     def lines(self) -> list[str]:
-        return [
+        found = [
             f"- Machine: {self.machine}",
             f"- Command: `{self.command}`",
             (
@@ -58,6 +61,12 @@ class Conditions:
                 "the machine."
             ),
         ]
+        if self.load_before > LOAD_OF_OTHERS_MAX:
+            found.append(
+                f"  **Others used the machine, too: its load was {self.load_before:.1f} before this "
+                "run began. Times are too long.**"
+            )
+        return found
 
 
 def merged(page: str, measured: Mapping[str, str]) -> str:

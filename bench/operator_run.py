@@ -60,8 +60,8 @@ class Run:
         self._given = given
         self._command = command
         self._say = Teller()
-        self._machine = str(describe_machine())
-        self._say(self._machine)
+        self._machine = describe_machine()
+        self._say(str(self._machine))
 
     def scale(self) -> None:
         """Bursts of topics, and what they cost at rest."""
@@ -116,7 +116,8 @@ class Run:
                 self._say(f"{arm}, {fault.value}: {page.percentiles(found)}")
 
     def _conditions(self) -> page.Conditions:
-        return page.Conditions(self._machine, self._command, self._say.highest_load())
+        before = self._machine.load_average_1_minute
+        return page.Conditions(str(self._machine), self._command, before, self._say.highest_load())
 
     def _write(self, title: str, text: str) -> None:
         output: Path = self._given.output

@@ -71,7 +71,7 @@ def everything_is_ready(installation: Installation) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """What this cluster cannot be done is not run, and said so."""
+    """What cannot be done to this cluster is not run, and said so."""
     del item
     try:
         return (yield)

@@ -27,11 +27,11 @@ from tests.cluster import images
 
 TAG = "localhost/onewriter-e2e:dev"
 ARCHIVE = images.ROOT / "dist" / "onewriter-e2e.tar"
-CLIENT = f"pulsar-client=={importlib.metadata.version('pulsar-client')}"
 DIRECTORY = "opt/stock"
 """Where the stock client lies in the image; PYTHONPATH names it."""
 
 LAYER = "stock-client.tar"
+CLIENT = "pulsar-client"
 _PYTHON = re.compile(r"opt/onewriter/lib/python(3\.\d+)/")
 
 Json = dict[str, Any]
@@ -40,7 +40,8 @@ Json = dict[str, Any]
 def archive() -> Path:
     """The archive, built if it is not there or older than the product's. Raises CannotBuild."""
     base = images.archive()
-    wanted = f"{base.with_suffix('.sources').read_text()} {CLIENT} {_digest(Path(__file__))}"
+    sources = base.with_suffix(".sources").read_text()
+    wanted = f"{sources} {_requirement()} {_digest(Path(__file__))}"
     noted = ARCHIVE.with_suffix(".sources")
     if not (ARCHIVE.exists() and noted.exists() and noted.read_text() == wanted):
         noted.unlink(missing_ok=True)
@@ -63,6 +64,11 @@ def _build(base: Path) -> None:
         layers = [*image["Layers"], LAYER]
         manifest = [image, {"Config": name, "RepoTags": [TAG], "Layers": layers}]
         _add(target, "manifest.json", json.dumps(manifest).encode())
+
+
+def _requirement() -> str:
+    """The stock client, of the version that all other tests use."""
+    return f"{CLIENT}=={importlib.metadata.version(CLIENT)}"
 
 
 def _document(whole: tarfile.TarFile, name: str) -> Any:
@@ -90,10 +96,13 @@ def _layer(python: str) -> bytes:
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]
         options = ["--quiet", "--only-binary=:all:", f"--python-version={python}", "--dest"]
         done = subprocess.run(
-            [*command, *options, scratch, CLIENT], capture_output=True, text=True, check=False
+            [*command, *options, scratch, _requirement()],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode != 0:
-            raise images.CannotBuild(f"{CLIENT} for Python {python}:\n{done.stderr}")
+            raise images.CannotBuild(f"{_requirement()} for Python {python}:\n{done.stderr}")
         for wheel in sorted(Path(scratch).glob("*.whl")):
             with zipfile.ZipFile(wheel) as packed:
                 for name in packed.namelist():
@@ -105,7 +114,7 @@ def _layer(python: str) -> bytes:
 def _with_layer(configuration: Json, layer: bytes) -> bytes:
     richer = copy.deepcopy(configuration)
     richer["rootfs"]["diff_ids"].append(f"sha256:{hashlib.sha256(layer).hexdigest()}")
-    richer.setdefault("history", []).append({"created_by": f"pip install {CLIENT}"})
+    richer.setdefault("history", []).append({"created_by": f"pip install {_requirement()}"})
     richer["config"]["Env"] = [*richer["config"].get("Env", ()), f"PYTHONPATH=/{DIRECTORY}"]
     return json.dumps(richer).encode()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Term = tuple[str, int]
 """A process, and which of its terms."""
@@ -46,7 +47,7 @@ class Tally:
 class Stored:
     """A topic's log as the store has it, and what ``onewriter verify`` says of it."""
 
-    verdict: dict[str, object]
+    verdict: dict[str, Any]
     lines: list[Line]
 
 
@@ -104,14 +105,14 @@ def lost(lines: Iterable[Line], told: Iterable[Line]) -> list[Line]:
     return [line for line in told if (line.position, line.term, line.number) not in there]
 
 
-def _line(fields: dict[str, object], position: str, epoch: int = -1) -> Line:
-    term = (str(fields["process"]), int(str(fields["term"])))
-    return Line(position, str(fields["grant"]), term, int(str(fields["number"])), epoch)
+def _line(fields: dict[str, Any], position: str, epoch: int = -1) -> Line:
+    term = (str(fields["process"]), int(fields["term"]))
+    return Line(position, str(fields["grant"]), term, int(fields["number"]), epoch)
 
 
-def _events(printed: str, name: str) -> list[dict[str, object]]:
+def _events(printed: str, name: str) -> list[dict[str, Any]]:
     """What a writer told; a last line that was cut off is none."""
-    found = []
+    found: list[dict[str, Any]] = []
     for text in printed.splitlines():
         if text.startswith("{") and text.endswith("}"):
             event = json.loads(text)

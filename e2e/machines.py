@@ -1,6 +1,6 @@
 """The machines that nodes are: for faults that Kubernetes itself cannot be asked for.
 
-Not every cluster lets us do that to it. What cannot be done raises NotPossible, and the test is
+Not every cluster lets us do all of it. What cannot be done raises NotPossible, and the test is
 reported as not run, by its name.
 """
 
@@ -16,7 +16,7 @@ from tests.cluster.lab import Lab
 
 
 class NotPossible(Exception):
-    """This cluster cannot be done that to; the text says what."""
+    """It cannot be done to this cluster; the text says what."""
 
 
 class Machines(Protocol):

@@ -6,7 +6,7 @@ import pytest
 from e2e.faults import Faults
 from e2e.manifests import KINDS, SIDECAR
 from e2e.world import World
-from e2e.writers import Reign, Writers, until
+from e2e.writers import Reign, Writers
 
 LEADERLESS_MS = 200
 """What a planned change of hands may take."""
@@ -69,11 +69,11 @@ def test_a_fence_in_words_deposes_and_lets_the_pod_live(world: World, cast: list
     for writers, former in zip(cast, formers, strict=True):
         writers.succeeded(former)
         writers.until_outcome(former, "CameBack")
-        until(lambda writers=writers: writers.events("FencedByOrder"))
+        writers.until_event("FencedByOrder")
         assert former.uid in {pod["metadata"]["uid"] for pod in writers.pods()}
         assert writers.events("PodEvicted") == []
+        writers.refused(former)
         writers.wrote()
-        assert writers.refusals >= 1
 
 
 def test_an_application_that_crashes_keeps_its_sidecars_topic(

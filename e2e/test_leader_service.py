@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 from e2e.world import World
@@ -24,11 +25,15 @@ def answers(world: World, writers: Writers, asking: str) -> str:
     return str(json.loads(done.stdout)["pod"]) if done.stdout else ""
 
 
+def is_answered_by(world: World, writers: Writers, asking: str, leader: Reign) -> bool:
+    return answers(world, writers, asking) == leader.name
+
+
 def leads_to(world: World, writers: Writers, leader: Reign) -> None:
     until(lambda: writers.led_to() == ([leader.uid], leader.epoch), writers.led_to)
     for pod in writers.pods():
         name = pod["metadata"]["name"]
-        until(lambda name=name: answers(world, writers, name) == leader.name, writers.led_to)
+        until(partial(is_answered_by, world, writers, name, leader), writers.led_to)
 
 
 def test_it_leads_to_the_leader_alone_and_follows_it(world: World, writers: Writers) -> None:

@@ -31,7 +31,7 @@ def fenced_then_evicted(writers: Writers, former: Reign) -> None:
     assert given.total_seconds() >= GRACE_SECONDS - 1, "since has whole seconds"
     writers.until_condition("FencedPodEvicted", "True/Evicted", "producerclaims")
     until(lambda: not writers.is_there(former.uid))
-    until(lambda: writers.events("PodEvicted"))
+    writers.until_event("PodEvicted")
     assert any(former.name in note for note in writers.events("WriterFenced"))
     assert writers.settled().uid == now.uid, "its replacement waits"
     writers.wrote()
@@ -57,7 +57,7 @@ def test_who_wakes_in_time_is_refused_and_stays(cast: list[Writers], faults: Fau
         faults.thaw(former.pod)
     for writers, former in zip(cast, formers, strict=True):
         writers.until_outcome(former, "CameBack")
-        until(lambda writers=writers: writers.hear() or writers.refusals)
+        writers.refused(former)
         assert writers.is_there(former.uid)
 
 
@@ -68,7 +68,7 @@ def test_a_budget_blocks_the_eviction_until_it_lets_go(world: World, faults: Fau
     faults.freeze(former.pod)
     writers.until_outcome(former, "BlockedByPDB")
     writers.until_condition("FencedPodEvicted", "False/BlockedByPDB", "producerclaims")
-    until(lambda: writers.events("EvictionBlocked"))
+    writers.until_event("EvictionBlocked")
     assert writers.is_there(former.uid)
     assert writers.reign(after=former.epoch) is not None, "the fence waits for no budget"
     world.apply(manifests.budget("guarded", available=1))

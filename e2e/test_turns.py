@@ -20,8 +20,7 @@ def test_two_pods_that_take_turns_are_left_alone(world: World) -> None:
     firsts = [first_reign(writers) for writers in cast]
     pods = [{pod["metadata"]["uid"] for pod in writers.pods()} for writers in cast]
     for writers, first in zip(cast, firsts, strict=True):
-        goal = first.epoch + TURNS
-        until(lambda writers=writers, goal=goal: writers.status()["epoch"] >= goal, writers.status)
+        writers.until_epoch(first.epoch + TURNS)
     for writers, uids in zip(cast, pods, strict=True):
         assert {pod["metadata"]["uid"] for pod in writers.pods()} == uids
         assert writers.outcomes() == {}

@@ -103,6 +103,10 @@ class Writers:
         mine = [each for each in found if each.get("regarding", {}).get("name") == self.name]
         return [str(each.get("note", "")) for each in mine if each["reason"] == reason]
 
+    def until_event(self, reason: str) -> None:
+        """Wait for an Event of this reason."""
+        until(lambda: self.events(reason), self.status)
+
     def last_transition(self) -> Json:
         """The newest change of hands that status tells."""
         return dict(self.status()["transitions"][0])
@@ -127,6 +131,10 @@ class Writers:
         found = self._api.list("pods", self.namespace, app=self.name)
         mine = [pod for pod in found if pod["metadata"]["uid"] == holder["podUID"]]
         return Reign(epoch, mine[0]) if mine else None
+
+    def until_epoch(self, epoch: int) -> None:
+        """Wait until so many epochs have been given out."""
+        until(lambda: int(self.status().get("epoch", 0)) >= epoch, self.status)
 
     def settled(self) -> Reign:
         """Wait until one pod writes, the other waits, and both are ready and stay."""

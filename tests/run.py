@@ -166,7 +166,7 @@ LATER = (
         (
             *programs_of_the_cluster(),
             (sys.executable, "-m", "e2e.images"),
-            pytest("e2e", "--timeout", "600"),
+            pytest("e2e", "--timeout", "1800"),
         ),
         needs_cluster,
         {} if uses_existing() else LAB_PACKAGES,
