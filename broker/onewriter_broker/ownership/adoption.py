@@ -105,9 +105,11 @@ def judge(
             f"the store holds bucket {bucket} in registration {unit.generation}, the anchor knows"
             f" only {record.generation}: was the anchor restored from a backup? {_FORCE}",
         )
-    is_reliable = records_every_grant or record.clean
-    last_granted = max(record.last_ledger, remembered or 0) if is_reliable else remembered
-    if unit.generation == 0 and last_granted != 0:
+    # On every anchor ``last_ledger`` is written before the first thing of a bucket is acknowledged
+    # (HeldBucket.record_use). As long as it is 0 the dataset holds nothing that could be missed: its
+    # first owner ended before the first stamp, or never served a topic.
+    last_known = max(record.last_ledger, remembered or 0)
+    if unit.generation == 0 and last_known != 0:
         return Refuse(
             Reason.EMPTY_DATASET,
             f"the store holds nothing of bucket {bucket}, although it was in use: bring the data"
@@ -123,6 +125,8 @@ def judge(
         )
     is_descendant = node.previous_replid == record.replid or unit.generation == record.generation
     if is_descendant or (single_node and node.replicas == 0):
+        is_reliable = records_every_grant or record.clean
+        last_granted = last_known if is_reliable else remembered
         is_known = last_granted is not None and unit.last_ledger >= last_granted
         return Adopt(grants_known=is_known)
     return Refuse(

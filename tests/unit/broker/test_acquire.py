@@ -145,10 +145,19 @@ def test_an_empty_dataset_is_nothing_to_fear_when_nothing_was_ever_granted() -> 
     assert isinstance(verdict(unused, node(ELSEWHERE), single_node=True), Adopt)
 
 
-def test_without_a_record_of_every_grant_an_empty_dataset_is_always_suspicious() -> None:
-    unused = replace(USED, last_ledger=0)
-    answer = verdict(unused, node(OLD), records_every_grant=False)
+@pytest.mark.parametrize("every_grant", [True, False])
+@pytest.mark.parametrize(("last_ledger", "remembered"), [(100, None), (0, 100), (100, 100)])
+def test_an_empty_dataset_of_a_bucket_in_use_is_refused_on_every_anchor(
+    last_ledger: int, remembered: int | None, *, every_grant: bool
+) -> None:
+    record = replace(USED, last_ledger=last_ledger, clean=False)
+    answer = verdict(record, node(OLD), records_every_grant=every_grant, remembered=remembered)
     assert reason(answer) is Reason.EMPTY_DATASET
+
+
+def test_first_use_is_noted_on_every_anchor_so_before_it_nothing_is_missing() -> None:
+    unused = replace(USED, last_ledger=0, clean=False)
+    assert verdict(unused, node(OLD), records_every_grant=False) == SameDataset()
 
 
 # Are all grants there?

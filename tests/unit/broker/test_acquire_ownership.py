@@ -105,13 +105,14 @@ class World:
         assert await self.anchor.compare_and_set(bucket, current.version, change(current.record))
 
     async def grant(self, broker: BucketOwnership, me: str = "broker-0~a") -> int:
-        """Fence a topic of bucket 0 and record the grant."""
+        """Fence a topic of bucket 0 and record use and grant, as who serves it does."""
         holding = broker.holding(0)
         assert holding is not None
         ledger = await broker.reserve_ledger(0)
         logs = (FencedLog(TOPIC, create=True, marker={"n": "x"}, state={}),)
         outcome = await self.stores[me].fence(Fence(holding.binding, ledger, logs, {"kind": "g"}))
         assert outcome is Outcome.DONE
+        await broker.record_use(0, ledger)
         await broker.record_grant(0, ledger)
         return ledger
 
@@ -693,6 +694,31 @@ async def test_a_bucket_that_was_taken_is_lost(world: World) -> None:
     assert await broker.refence(0, old, Outcome.FENCED) is Refenced.LOST
     assert world.events["broker-0~a"].reasons == [LostReason.TAKEN]
     assert await broker.refence(0, old, Outcome.FENCED) is Refenced.LOST
+
+
+@pytest.mark.parametrize("every_grant", [True, False])
+async def test_a_first_owner_that_ended_before_its_first_stamp_is_in_nobodys_way(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, every_grant: bool
+) -> None:
+    world.anchor = MemoryAnchor(records_every_grant=every_grant)
+
+    async def unanswered(*_: object, **__: object) -> Outcome:
+        raise Undecided("no answer")
+
+    first = world.broker()
+    monkeypatch.setattr(world.stores["broker-0~a"], "stamp", unanswered)
+    with pytest.raises(Undecided):
+        await first.acquire(0)
+    assert (await world.record()).owner == "broker-0~a"
+    assert await world.broker("broker-0~b").acquire(0) is not None
+
+
+async def test_a_bucket_in_use_that_was_emptied_is_refused_on_every_anchor(world: World) -> None:
+    world.anchor = MemoryAnchor(records_every_grant=False)
+    await world.grant(await acquired(world))
+    world.server.flush_all(world.server.primary)
+    with pytest.raises(BucketRefused):
+        await world.broker("broker-0~b").acquire(0)
 
 
 async def test_after_flushall_the_bucket_is_lost_loudly(world: World) -> None:
