@@ -292,12 +292,12 @@ class BucketOwnership:
             ):
                 raise
             return Refenced.KEPT
-        if not held.names(current.record):
+        if not held.is_own(current.record):
             self._drop(held, LostReason.TAKEN)
             return Refenced.LOST
         if _still_holds(binding, await self._store.observe([bucket])):
             return Refenced.KEPT
-        claim = await self._claimer.claim(bucket, held.names, held.granted)
+        claim = await self._claimer.claim(bucket, held.is_own, held.granted)
         if claim is None:
             self._drop(held, LostReason.TAKEN)
         if claim is None or self._held.get(bucket) is not held:
@@ -449,7 +449,7 @@ class BucketOwnership:
         self._unreadable.pop(bucket, None)
         self._records[bucket] = (read_at, current)
         held = self._held.get(bucket)
-        if held is not None and current.version > held.version and not held.names(current.record):
+        if held is not None and current.version > held.version and not held.is_own(current.record):
             self._drop(held, LostReason.TAKEN)
 
     async def _refill_low(self) -> None:

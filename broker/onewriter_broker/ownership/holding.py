@@ -68,6 +68,13 @@ class HeldBucket:
         binding = self.holding.binding
         return (record.owner, record.generation) == (binding.owner, binding.generation)
 
+    def is_own(self, record: Record) -> bool:
+        """Whether ``record`` names this process: by this claim, or by a newer one of the same bucket
+        that is under way or broke off (BucketOwnership.refence).
+        """
+        binding = self.holding.binding
+        return record.owner == binding.owner and record.generation >= binding.generation
+
     def take_ledger(self) -> int | None:
         """The next ledger of the block; None when it is used up."""
         while self._ranges:
@@ -157,6 +164,8 @@ class HeldBucket:
             if self._is_stale:
                 current = await self._anchor.read(self.bucket)
                 if not self.names(current.record):
+                    if self.is_own(current.record):
+                        raise Unavailable(f"bucket {self.bucket} is being registered anew")
                     raise BucketTaken(f"bucket {self.bucket} was taken by {current.record.owner!r}")
                 self.version, self._record = current.version, current.record
                 self._is_stale = False

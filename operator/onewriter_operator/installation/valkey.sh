@@ -15,15 +15,17 @@ port=${ONEWRITER_VALKEY_PORT:-6379}
 look_seconds=${ONEWRITER_VALKEY_LOOK_SECONDS:-5}
 
 digest() {
-    printf %s "$(cat "$1")" | sha256sum | cut -d' ' -f1
+    printf %s "$1" | sha256sum | cut -d' ' -f1
 }
 
 # Who may connect: the brokers, and this script as "keeper", whose password never leaves the pod.
 users() {
     accepted=
     for name in password previous-password; do
-        if [ -s "$passwords/$name" ]; then
-            accepted="$accepted #$(digest "$passwords/$name")"
+        # Read once: a file that vanishes between two looks would leave the empty password.
+        secret=$(cat "$passwords/$name" 2>/dev/null) || continue
+        if [ -n "$secret" ]; then
+            accepted="$accepted #$(digest "$secret")"
         fi
     done
     if [ -z "$accepted" ]; then
@@ -32,7 +34,7 @@ users() {
     fi
     echo "user default off resetkeys resetchannels -@all"
     echo "user onewriter on$accepted $(cat "$configuration/rights")"
-    echo "user keeper on #$(digest "$state/keeper") resetkeys resetchannels -@all" \
+    echo "user keeper on #$(digest "$(cat "$state/keeper")") resetkeys resetchannels -@all" \
         "+ping +info +acl|load +bgrewriteaof +config|get"
 }
 

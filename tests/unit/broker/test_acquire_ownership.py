@@ -13,14 +13,20 @@ import pytest
 
 from onewriter_broker.anchor.api import Addresses, Record, Versioned
 from onewriter_broker.anchor.memory import MemoryAnchor
-from onewriter_broker.log.api import Fence, FencedLog, Outcome
+from onewriter_broker.log.api import Binding, Fence, FencedLog, Outcome
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.ownership import buckets as buckets_module
 from onewriter_broker.ownership.adoption import LEDGERS_PER_BLOCK, Reason
 from onewriter_broker.ownership.bucket_events import LostReason, Refenced
 from onewriter_broker.ownership.buckets import BucketOwnership
-from onewriter_broker.ownership.claims import BucketRefused, Forced, Holding, adopt_force
+from onewriter_broker.ownership.claims import (
+    CLAIM_ATTEMPTS_MAX,
+    BucketRefused,
+    Forced,
+    Holding,
+    adopt_force,
+)
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.ownership.placement import LiveView
 from onewriter_core.errors import Unavailable, Undecided
@@ -719,6 +725,58 @@ async def test_a_bucket_in_use_that_was_emptied_is_refused_on_every_anchor(world
     world.server.flush_all(world.server.primary)
     with pytest.raises(BucketRefused):
         await world.broker("broker-0~b").acquire(0)
+
+
+async def test_a_registration_under_way_is_not_taken_for_a_takeover(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record names the next generation from the compare-and-set on, the holding from the stamp."""
+    broker = await acquired(world)
+    ledger = await world.grant(broker)
+    old = binding(broker)
+    world.server.restart(world.server.primary)
+    store = world.stores["broker-0~a"]
+    stamp, may_stamp = store.stamp, asyncio.Event()
+
+    async def slow(given: Binding, *, birthmark: str = "") -> Outcome:
+        await may_stamp.wait()
+        return await stamp(given, birthmark=birthmark)
+
+    monkeypatch.setattr(store, "stamp", slow)
+    world.view = None  # the loop reads, but plans nothing
+    async with asyncio.TaskGroup() as tasks:
+        refencing = tasks.create_task(broker.refence(0, old))
+        await asyncio.sleep(1)
+        assert (await world.record()).generation == old.generation + 1
+        await broker.place_once(tasks)
+        with pytest.raises(Unavailable, match="registered anew"):
+            await broker.record_grant(0, ledger + 1)
+        assert 0 in broker.held()
+        may_stamp.set()
+    assert refencing.result() is Refenced.REBOUND
+    assert binding(broker).generation == old.generation + 1
+    assert world.events["broker-0~a"].reasons == []
+
+
+async def test_a_registration_that_broke_off_is_taken_up_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = await acquired(world)
+    await world.grant(broker)
+    old = binding(broker)
+    world.server.restart(world.server.primary)
+    store = world.stores["broker-0~a"]
+    stamp, left = store.stamp, [2 * CLAIM_ATTEMPTS_MAX]
+
+    async def mostly_unanswered(given: Binding, *, birthmark: str = "") -> Outcome:
+        left[0] -= 1
+        if left[0] > 0:
+            raise Undecided("no answer")
+        return await stamp(given, birthmark=birthmark)
+
+    monkeypatch.setattr(store, "stamp", mostly_unanswered)
+    assert await broker.refence(0, old) is Refenced.REBOUND
+    assert world.events["broker-0~a"].reasons == []
 
 
 async def test_after_flushall_the_bucket_is_lost_loudly(world: World) -> None:
