@@ -281,22 +281,31 @@ class BucketOwnership:
 
     async def _refence_once(self, held: HeldBucket, outcome: Outcome | None) -> Refenced:
         bucket, binding = held.bucket, held.holding.binding
-        if outcome is None and _still_holds(binding, await self._store.observe([bucket])):
+        if (
+            outcome is None
+            and not held.is_contested
+            and _still_holds(binding, await self._store.observe([bucket]))
+        ):
             return Refenced.KEPT
         try:
             current = await self._anchor.read(bucket)
         except Unavailable:
             # The owner of an unchanged dataset needs no anchor; who was fenced must ask it.
-            if outcome is Outcome.FENCED or not _still_holds(
-                binding, await self._store.observe([bucket])
+            if (
+                outcome is Outcome.FENCED
+                or held.is_contested
+                or not _still_holds(binding, await self._store.observe([bucket]))
             ):
                 raise
             return Refenced.KEPT
         if not held.is_own(current.record):
             self._drop(held, LostReason.TAKEN)
             return Refenced.LOST
-        if _still_holds(binding, await self._store.observe([bucket])):
-            return Refenced.KEPT
+        if held.names(current.record):
+            held.is_contested = False
+            if _still_holds(binding, await self._store.observe([bucket])):
+                return Refenced.KEPT
+        held.is_contested = True
         claim = await self._claimer.claim(bucket, held.is_own, held.granted)
         if claim is None:
             self._drop(held, LostReason.TAKEN)

@@ -35,6 +35,8 @@ class HeldBucket:
         self.holding = claim.holding
         self.version = claim.current.version
         self.is_closing = False
+        self.is_contested = False
+        """A newer registration of ours was begun: this one counts again only if the record says so."""
         self._record = claim.current.record
         self._ranges = [claim.ledgers]
         self._newest_ledger = 0

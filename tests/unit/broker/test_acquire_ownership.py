@@ -779,6 +779,29 @@ async def test_a_registration_that_broke_off_is_taken_up_again(
     assert world.events["broker-0~a"].reasons == []
 
 
+async def test_a_dataset_that_was_left_is_not_gone_back_to(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record names the promoted replica, though its stamp never arrived; the old primary is back."""
+    old, replica = world.server.primary, world.server.add_replica("node-1")
+    broker = await acquired(world, single_node=False)
+    await world.grant(broker)
+    before = binding(broker)
+    world.server.promote(replica)
+    old.drop_connections()
+
+    async def unanswered(*_: object, **__: object) -> Outcome:
+        world.server.primary = old
+        replica.drop_connections()
+        raise Undecided("no answer")
+
+    monkeypatch.setattr(world.stores["broker-0~a"], "stamp", unanswered)
+    assert await broker.refence(0, before) is Refenced.LOST
+    assert (await world.record()).generation == before.generation + 1
+    assert world.events["broker-0~a"].reasons == [LostReason.DATASET_REFUSED]
+    assert "an earlier dataset" in broker.waiting_reason(0)
+
+
 async def test_after_flushall_the_bucket_is_lost_loudly(world: World) -> None:
     broker = await acquired(world)
     await world.grant(broker)
