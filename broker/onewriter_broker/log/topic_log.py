@@ -26,7 +26,7 @@ from onewriter_broker.log.api import (
 )
 from onewriter_broker.log.blocks import CHAIN_START, chain
 from onewriter_broker.log.entries import EntryRun, runs_behind
-from onewriter_core.errors import Unavailable
+from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.wire.hot import Send
 
@@ -340,8 +340,8 @@ class TopicLog:
     async def save_state(self, fields: Mapping[str, str], remove: Sequence[str] = ()) -> None:
         """Set and remove fields of the log's state, under its token.
 
-        Raises Undecided (perhaps written, retry) and Unavailable (this broker does not own the log
-        now; nothing was written).
+        Raises Undecided (perhaps written, or the bucket is being bound to another dataset: retry)
+        and Unavailable (this broker does not own the log now; nothing was written).
         """
         while True:
             binding, ledger = self.binding, self.ledger
@@ -356,6 +356,8 @@ class TopicLog:
                     self.state.pop(name, None)
                 return
             if (binding, ledger) == (self.binding, self.ledger):
+                if outcome is Outcome.REFENCE:  # whoever follows the store binds the bucket anew
+                    raise Undecided(f"{self.name} is being bound to the store anew")
                 raise Unavailable(f"{self.name} has moved on: {outcome.value}")
 
     # ------------------------------------------------------------ reading

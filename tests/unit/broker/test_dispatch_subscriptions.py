@@ -392,6 +392,23 @@ async def test_closing_does_not_wait_for_a_store_that_is_away() -> None:
         assert receipts.answers[0] is not None
 
 
+async def test_a_receipt_waits_while_the_bucket_is_bound_to_another_dataset() -> None:
+    async with world() as w:
+        old, replica = w.server.primary, w.server.add_replica("node-1")
+        handle = await w.subscribe(Socket())
+        stored = await w.publish(3)
+        w.server.promote(replica)
+        old.drop_connections()
+        receipts = Receipts()
+        ack_until(handle, stored[1], receipts)
+        await asyncio.sleep(1)
+        assert receipts.answers == []
+        await w.open(ledger=6)
+        await asyncio.sleep(1)
+        assert receipts.answers == [None]
+        assert '"m":"5-2"' in (await w.store.read_state(w.log.name))["cursor:audit"]
+
+
 async def test_an_idle_topic_has_no_tasks() -> None:
     async with world() as w:
         handle = await w.subscribe(Socket())
