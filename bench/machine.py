@@ -142,6 +142,32 @@ def process_usage(pids: Iterable[int]) -> ProcessUsage:
     return ProcessUsage(ticks / _CLOCK_TICKS_PER_SECOND, pages * _PAGE_BYTES)
 
 
+class OtherWork:
+    """The processor time that went to others since this was made: how far to trust a figure.
+
+    Others are all processes but this one and its descendants, and the hypervisor.
+    """
+
+    def __init__(self) -> None:
+        self._began = self._now()
+
+    def share(self) -> float:
+        """The part of all processors' time that others used, from 0 to 1."""
+        elapsed, busy, own = (
+            now - then for now, then in zip(self._now(), self._began, strict=True)
+        )
+        cores = len(os.sched_getaffinity(0))
+        return max(0.0, busy - own) / max(elapsed * cores, 1 / _CLOCK_TICKS_PER_SECOND)
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        line = Path("/proc/stat").read_text().partition("\n")[0]
+        # user, nice and system are somebody's; interrupts nobody's; the eighth was stolen from all.
+        ticks = [int(field) for field in line.split()[1:]]
+        busy = (sum(ticks[:3]) + ticks[7]) / _CLOCK_TICKS_PER_SECOND
+        return time.monotonic(), busy, process_usage([os.getpid()]).cpu_seconds
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """The line that stands beside every table of figures."""

@@ -15,8 +15,8 @@ OPERATOR_HEADING = "## The operator"
 
 _MISSING = "-"
 
-_OWN_LOAD = 1.0
-"""Of the load average above the number of cores: what client and servers cause by themselves."""
+_OTHERS_SHARE_MAX = 0.05
+"""Of the processors, that others may use before the page warns of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +111,13 @@ class Page:
             "  acknowledges before the disk has it (durability None). Pulsar: standalone, its default journal sync.",
         ]
 
-    def disturbed(self, loads: Sequence[float], cores: int) -> None:
-        """The machine's load averages while it was measured, which say how far to trust it."""
-        low, high = min(loads), max(loads)
-        self._head.append(
-            f"- Load average of the {cores} cores meanwhile: {low:.1f} to {high:.1f}."
-        )
-        if high > cores + _OWN_LOAD:
+    def disturbed(self, others_share: float) -> None:
+        """How much of the processors others used meanwhile, which says how far to trust it."""
+        self._head.append(f"- Others used {others_share:.1%} of the processors meanwhile.")
+        if others_share > _OTHERS_SHARE_MAX:
             self._head.append(
-                "  **Others used the machine: rates and latencies of this run are too low and too "
-                "high; CPU per message and memory are touched less.**"
+                "  **That is much: rates and latencies of this run are too low and too high; CPU per "
+                "message and memory are touched less.**"
             )
 
     def skipped(self, text: str) -> None:

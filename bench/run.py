@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import statistics
 import sys
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from bench import go_perf, scenarios, takeover
 from bench.idle_topics import TOPICS_DEFAULT, measure_idle_topics
-from bench.machine import LabUnavailable, describe_machine, process_usage
+from bench.machine import LabUnavailable, OtherWork, describe_machine, process_usage
 from bench.onewriter_lab import Onewriter
 from bench.pulsar_lab import PULSAR_VERSION, PulsarStandalone
 from bench.report import Page, Ratio, Value, put_first_half
@@ -77,12 +76,7 @@ class Options:
     topics: int
 
 
-LOADS: list[float] = []
-"""The load average whenever something new began."""
-
-
 def say(text: str) -> None:
-    LOADS.append(os.getloadavg()[0])
     print(text, flush=True)
 
 
@@ -332,7 +326,7 @@ def compare(samples: Samples, options: Options, page: Page) -> None:
 def run(options: Options, output: Path, command: str) -> None:
     """Measure everything asked for and write the page; what cannot run is named on it."""
     page = Page([OURS, OURS_EVERYSEC, THEIRS])
-    machine = describe_machine()
+    machine, others = describe_machine(), OtherWork()
     say(str(machine))
     page.introduce(str(machine), command, WARM_UP_MESSAGES)
     samples = Samples()
@@ -354,7 +348,7 @@ def run(options: Options, output: Path, command: str) -> None:
             "idle topics: below 8 KB of broker memory each",
             Value(idle.broker_bytes_per_topic / 1000, "KB", at_most=8),
         )
-    page.disturbed(LOADS, machine.cores)
+    page.disturbed(others.share())
     put_first_half(output, page.text())
     say(page.text())
 

@@ -1,8 +1,9 @@
-"""``make test``: every tier, one after the other, and one list of what is missing at the end.
+"""``make test``: every tier, and one list of what failed or is missing at the end.
 
 ``TIERS=core,check`` picks some; ``core`` and ``check`` pass anywhere, without root and without any
 server installed. A tier that cannot run makes the whole run fail and says how to get what it needs;
-nothing is skipped in silence.
+nothing is skipped in silence. What the tiers need is installed and built first. Then the tiers on
+nodes, which mostly wait for pods, run beside those that compute, each of the two rows in its order.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # started as a file, it finds the tests' own modules
@@ -25,29 +29,34 @@ from tests.cluster import binaries, images, lab, promtool  # noqa: E402
 
 BIN = Path(sys.executable).parent
 
+Command = tuple[str, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Tier:
     """A part of the tests: its commands, and what is missing for them, one sentence each.
 
-    ``packages`` are Debian packages that it needs, by the program (or file) that shows each.
+    ``packages`` are Debian packages that it needs, by the program (or file) that shows each;
+    ``builds`` are commands that only fill caches; ``on_nodes`` puts it into the second row.
     """
 
     name: str
-    commands: tuple[tuple[str, ...], ...]
+    commands: tuple[Command, ...]
     missing: Callable[[], list[str]] = list
     packages: Mapping[str, str] = field(default_factory=dict)
+    builds: tuple[Command, ...] = ()
+    on_nodes: bool = False
 
 
-def tool(name: str, *arguments: str) -> tuple[str, ...]:
+def tool(name: str, *arguments: str) -> Command:
     return (str(BIN / name), *arguments)
 
 
-def pytest(*arguments: str) -> tuple[str, ...]:
+def pytest(*arguments: str) -> Command:
     return (sys.executable, "-m", "pytest", "-q", *arguments)
 
 
-def build(*programs: str) -> tuple[str, ...]:
+def build(*programs: str) -> Command:
     """Build what is missing of Kubernetes first: in a test it would count against its time."""
     return (sys.executable, "-m", "tests.cluster.binaries", *programs)
 
@@ -67,7 +76,7 @@ def needs_cluster() -> list[str]:
     return [] if uses_existing() else needs_kubernetes()
 
 
-def programs_of_the_cluster() -> tuple[tuple[str, ...], ...]:
+def programs_of_the_cluster() -> tuple[Command, ...]:
     """What is to be built for e2e: all of Kubernetes, or what this machine lacks to reach one."""
     if not uses_existing():
         return (build(*binaries.NODE),)
@@ -102,6 +111,8 @@ def needs_clients() -> list[str]:
     return missing
 
 
+LAB_PACKAGES = {**lab.PACKAGES, **{name: name for name in images.TOOLS}}
+
 TIERS = (
     Tier(
         "check",
@@ -121,88 +132,96 @@ TIERS = (
     ),
     Tier(
         "conformance",
-        (build(*binaries.API), pytest("tests/conformance", "-n2")),
+        (pytest("tests/conformance", "-n2"),),
         lambda: [*needs_server(), *binaries.missing_tools()],
+        builds=(build(*binaries.API),),
     ),
     Tier("simulation", (pytest("tests/simulation", "--timeout", "900", "-n2"),)),
-    Tier(
-        "api",
-        (
-            build(*binaries.API),
-            pytest(
-                "tests/cluster/test_definitions.py",
-                "tests/cluster/test_anchor_kubernetes.py",
-                "tests/cluster/test_token_review.py",
-                "-n2",
-                "--dist",
-                "loadfile",
-                "--timeout",
-                "1800",
-            ),
-        ),
-        binaries.missing_tools,
-    ),
     Tier(
         "integration",
         (pytest("tests/integration", "--timeout", "600", "-n2", "--dist", "loadfile"),),
         needs_clients,
     ),
-)
-
-LAB_PACKAGES = {**lab.PACKAGES, **{name: name for name in images.TOOLS}}
-
-LATER = (
-    Tier(
-        "cluster",
-        (
-            build(*binaries.NODE),
-            pytest("tests/cluster", "-n2", "--dist", "loadfile", "--timeout", "1800"),
-        ),
-        needs_kubernetes,
-        LAB_PACKAGES,
-    ),
     Tier(
         "e2e",
-        (
-            *programs_of_the_cluster(),
-            (sys.executable, "-m", "e2e.images"),
-            pytest("e2e", "--timeout", "1800"),
-        ),
+        (pytest("e2e", "--timeout", "1800"),),
         needs_cluster,
         {} if uses_existing() else LAB_PACKAGES,
+        builds=(*programs_of_the_cluster(), (sys.executable, "-m", "e2e.images")),
+        on_nodes=True,
+    ),
+    Tier(
+        "cluster",
+        (pytest("tests/cluster", "-n2", "--dist", "loadfile", "--timeout", "1800"),),
+        needs_kubernetes,
+        LAB_PACKAGES,
+        builds=(build(*binaries.NODE),),
+        on_nodes=True,
     ),
 )
-"""Of parts that are not finished (docs/roadmap.md): run when they are named."""
+
+
+def prepare(tiers: Iterable[Tier]) -> None:
+    """Install and build what is lacking, before anything is tested: its time counts nowhere else.
+
+    What cannot be built is reported by the tests that need it.
+    """
+    for tier in tiers:
+        install(tier.packages)
+    builds = dict.fromkeys(command for tier in tiers for command in tier.builds)
+    if any(command[: len(build())] == build() for command in builds):
+        install_go()
+    for command in builds:
+        run(command, "preparing")
+
+
+def run(command: Command, title: str, output: int | IO[bytes] | None = None) -> int:
+    """Run a command to its end, and say so; its exit code."""
+    words = " ".join((Path(command[0]).name, *command[1:]))
+    print(f"== {title}: {words}", flush=True)
+    started = time.monotonic()
+    code = subprocess.run(
+        command, cwd=ROOT, check=False, stdout=output, stderr=subprocess.STDOUT
+    ).returncode
+    print(f"== {title}: {time.monotonic() - started:.0f} s, exit {code}", flush=True)
+    return code
+
+
+def run_row(tiers: Sequence[Tier], failures: list[str], *, at_once: bool) -> None:
+    """Run tiers in their order. ``at_once``: their output is shown as it comes, else at their end."""
+    for tier in tiers:
+        missing = tier.missing()
+        failures += [f"{tier.name} cannot run; missing {what}" for what in missing]
+        for command in () if missing else tier.commands:
+            if at_once:
+                code = run(command, tier.name)
+            else:
+                with tempfile.TemporaryFile() as kept:
+                    code = run(command, tier.name, kept)
+                    kept.seek(0)
+                    print(kept.read().decode(errors="replace"), flush=True)
+            if code != 0:
+                failures.append(f"{tier.name}: {' '.join(command[:4])} ... exit {code}")
 
 
 def main(arguments: Sequence[str]) -> int:
     wanted = ",".join(arguments) or os.environ.get("TIERS", "")
     names = {name.strip() for name in wanted.split(",") if name.strip()}
-    unknown = names - {tier.name for tier in (*TIERS, *LATER)}
+    unknown = names - {tier.name for tier in TIERS}
     if unknown:
         print(f"no such tier: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
+    tiers = [tier for tier in TIERS if not names or tier.name in names]
+    prepare(tiers)
     failures: list[str] = []
-    for tier in (*TIERS, *LATER) if names else TIERS:
-        if names and tier.name not in names:
-            continue
-        install(tier.packages)
-        if any(command[: len(build())] == build() for command in tier.commands):
-            install_go()
-        missing = tier.missing()
-        if missing:
-            failures += [f"{tier.name} cannot run; missing {what}" for what in missing]
-            continue
-        for command in tier.commands:
-            started = time.monotonic()
-            print(
-                f"== {tier.name}: {' '.join(Path(command[0]).name if i == 0 else c for i, c in enumerate(command))}",
-                flush=True,
-            )
-            code = subprocess.run(command, cwd=ROOT, check=False).returncode
-            print(f"== {tier.name}: {time.monotonic() - started:.0f} s, exit {code}", flush=True)
-            if code != 0:
-                failures.append(f"{tier.name}: {' '.join(command[:4])} ... exit {code}")
+    rows = [[tier for tier in tiers if tier.on_nodes is on_nodes] for on_nodes in (False, True)]
+    with ThreadPoolExecutor(len(rows)) as executor:
+        running = [
+            executor.submit(run_row, row, failures, at_once=row is rows[0] or not rows[0])
+            for row in rows
+        ]
+    for row in running:
+        row.result()
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)
     return 1 if failures else 0
