@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 DATA ?= var
 SEEDS ?= 300
 
-.PHONY: run test check model sim soak bench bench-operator compare-pulsar e2e kind image chart clean help
+.PHONY: run test check model sim soak soak-operator bench bench-operator compare-pulsar e2e kind image chart clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -38,6 +38,10 @@ sim: $(STAMP)  ## The simulation over SEEDS seeds (make sim SEEDS=1000)
 
 soak: $(STAMP)  ## Campaigns at full length: hundreds of failovers and kills
 	ONEWRITER_ROUNDS=200 $(BIN)/pytest tests/integration -m campaign --timeout 7200
+
+soak-operator: $(STAMP)  ## Brokers replaced twenty times in a row under writers, on the lab (root)
+	$(BIN)/python -m e2e.images
+	ONEWRITER_ROLLOUTS=20 $(BIN)/pytest e2e/test_upgrades.py -k replacing_the_brokers --timeout 7200
 
 bench: $(STAMP)  ## Benchmarks, side by side with Pulsar, into docs/benchmarks.md
 	$(BIN)/python -m bench.run

@@ -213,7 +213,7 @@ class PulsarStandalone:
         return [
             java,
             "-Xmx1536m",
-            "-XX:MaxDirectMemorySize=1g",
+            "-XX:MaxDirectMemorySize=2g",
             "-Dio.netty.tryReflectionSetAccessible=true",
             f"-Djava.io.tmpdir={directory}",
             *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED_PACKAGES),

@@ -13,10 +13,12 @@ import argparse
 import contextlib
 import statistics
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import pulsar
 from bench import go_perf, scenarios, takeover
 from bench.idle_topics import TOPICS_DEFAULT, measure_idle_topics
 from bench.machine import LabUnavailable, OtherWork, describe_machine, process_usage
@@ -93,43 +95,63 @@ def has_go() -> bool:
 # ---- the parts ----------------------------------------------------------------------------------
 
 
-def publish(samples: Samples, sides: list[Side], options: Options, *, with_go: bool) -> None:
+@contextlib.contextmanager
+def step(what: str, side: Side, page: Page) -> Iterator[None]:
+    """One step on one server. Where Pulsar fails it is named on the page; a failure of ours ends all."""
+    say(f"{what}: {side.name}")
+    try:
+        yield
+    except (pulsar.PulsarException, OSError, LabUnavailable) as error:
+        if side.name != THEIRS:
+            raise
+        say(f"{what}: {side.name} failed: {error!r}")
+        page.skipped(f"{what} on {side.name}, which failed: {error!r}")
+
+
+def publish(
+    samples: Samples, sides: list[Side], options: Options, page: Page, *, with_go: bool
+) -> None:
     """Latency one at a time, rates unbatched and batched, CPU per message: sides in alternation."""
     for repetition in range(options.repetitions):
         for side in sides:
-            say(f"publish {repetition + 1}/{options.repetitions}: {side.name}")
-            url = side.service_url
-            one = scenarios.python_one_at_a_time(url)
-            samples.add("one p50", side.name, one.p50)
-            samples.add("one p99", side.name, one.p99)
-            (rate, _), usage = scenarios.with_server_usage(
-                side.pids, partial(scenarios.raw_pipelined, url, messages=CPU_MESSAGES)
-            )
-            samples.add("raw rate", side.name, rate.per_second)
-            messages = CPU_MESSAGES + CPU_WARM_UP_MESSAGES
-            samples.add("cpu", side.name, usage.cpu_seconds / messages * 1e6)
-            unbatched = scenarios.python_pipelined(url, batched=False)
-            samples.add("python unbatched", side.name, unbatched.per_second)
-            if with_go:
-                topic = scenarios.new_topic("go")
-                figures = go_perf.produce(url, topic, batch_messages=1, windows=1)
-                samples.add("go unbatched", side.name, figures.rate)
-                figures = go_perf.produce(url, scenarios.new_topic("go-batched"), windows=1)
-                samples.add("go batched", side.name, figures.rate)
-            scenarios.delete_topics(side.admin_url)
+            with step(f"publish {repetition + 1}/{options.repetitions}", side, page):
+                publish_once(samples, side, with_go=with_go)
 
 
-def read(samples: Samples, sides: list[Side], options: Options) -> None:
+def publish_once(samples: Samples, side: Side, *, with_go: bool) -> None:
+    """One repetition on one server."""
+    url = side.service_url
+    one = scenarios.python_one_at_a_time(url)
+    samples.add("one p50", side.name, one.p50)
+    samples.add("one p99", side.name, one.p99)
+    (rate, _), usage = scenarios.with_server_usage(
+        side.pids, partial(scenarios.raw_pipelined, url, messages=CPU_MESSAGES)
+    )
+    samples.add("raw rate", side.name, rate.per_second)
+    messages = CPU_MESSAGES + CPU_WARM_UP_MESSAGES
+    samples.add("cpu", side.name, usage.cpu_seconds / messages * 1e6)
+    unbatched = scenarios.python_pipelined(url, batched=False)
+    samples.add("python unbatched", side.name, unbatched.per_second)
+    if with_go:
+        topic = scenarios.new_topic("go")
+        figures = go_perf.produce(url, topic, batch_messages=1, windows=1)
+        samples.add("go unbatched", side.name, figures.rate)
+        figures = go_perf.produce(url, scenarios.new_topic("go-batched"), windows=1)
+        samples.add("go batched", side.name, figures.rate)
+    scenarios.delete_topics(side.admin_url)
+
+
+def read(samples: Samples, sides: list[Side], options: Options, page: Page) -> None:
     """Catch-up reads by a raw socket."""
     for repetition in range(options.repetitions):
         for side in sides:
-            say(f"read {repetition + 1}/{options.repetitions}: {side.name}")
-            rate = scenarios.raw_catch_up(side.service_url, messages=CATCH_UP_MESSAGES)
-            samples.add("catch-up", side.name, rate.per_second)
-            scenarios.delete_topics(side.admin_url)
+            with step(f"read {repetition + 1}/{options.repetitions}", side, page):
+                rate = scenarios.raw_catch_up(side.service_url, messages=CATCH_UP_MESSAGES)
+                samples.add("catch-up", side.name, rate.per_second)
+                scenarios.delete_topics(side.admin_url)
 
 
-def takeovers(samples: Samples, sides: list[Side], options: Options) -> None:
+def takeovers(samples: Samples, sides: list[Side], options: Options, page: Page) -> None:
     """Crash, silence and planned handover of the writer; every round is a sample."""
     ours = {
         takeover.Fault.CRASH: options.crash_rounds,
@@ -146,11 +168,11 @@ def takeovers(samples: Samples, sides: list[Side], options: Options) -> None:
             rounds = (theirs if side.name == THEIRS else ours)[fault]
             if rounds < 2:
                 continue
-            say(f"takeover, {fault.value}, {rounds} rounds: {side.name}")
-            figures = takeover.measure_takeovers(side.service_url, fault=fault, rounds=rounds)
-            for done in figures.rounds:
-                samples.add(f"{fault.value} window", side.name, done.leaderless)
-                samples.add(f"{fault.value} append", side.name, done.fault_to_append)
+            with step(f"takeover, {fault.value}, {rounds} rounds", side, page):
+                figures = takeover.measure_takeovers(side.service_url, fault=fault, rounds=rounds)
+                for done in figures.rounds:
+                    samples.add(f"{fault.value} window", side.name, done.leaderless)
+                    samples.add(f"{fault.value} append", side.name, done.fault_to_append)
 
 
 def percentile(samples: Samples, figure: str, side: str, percent: int) -> float | None:
@@ -313,13 +335,13 @@ def compare(samples: Samples, options: Options, page: Page) -> None:
             with_go = has_go()
             if not with_go:
                 page.skipped("the Go client's rows: go is missing or could not build its tool")
-            publish(samples, publishing, options, with_go=with_go)
+            publish(samples, publishing, options, page, with_go=with_go)
             fill_publish(page, samples, options)
         if "read" in options.parts:
-            read(samples, sides, options)
+            read(samples, sides, options, page)
             fill_read(page, samples, options)
         if "takeover" in options.parts:
-            takeovers(samples, sides, options)
+            takeovers(samples, sides, options, page)
             fill_takeovers(page, samples)
 
 

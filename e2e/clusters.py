@@ -106,7 +106,7 @@ def tested_cluster() -> Iterator[TestedCluster]:
 def _existing(directory: Path) -> TestedCluster:
     cluster = ExistingCluster()
     nodes = cluster.names("nodes")
-    machines = KindMachines() if KindMachines.are(nodes) else UnknownMachines()
+    machines = KindMachines(nodes) if KindMachines.are(nodes) else UnknownMachines()
     return TestedCluster(cluster, machines, directory, {"size": "1Gi"})
 
 

@@ -101,6 +101,8 @@ def pytest_terminal_summary(
         f" {tally.lines} in the logs; {tally.acknowledged} acknowledgements heard and none of them"
         f" lost; deposed writers were refused {tally.refused} times"
     )
+    for figure in tally.figures:
+        terminalreporter.write_line(figure)
     for report in terminalreporter.stats.get("skipped", []):
         why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         terminalreporter.write_line(f"NOT RUN: {report.nodeid}: {why}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,6 +13,12 @@ Json = dict[str, Any]
 
 BROKER_PORTS = "6650,6651"
 """Where writers reach brokers."""
+
+STORE_PORTS = "6379"
+"""Where brokers reach the store."""
+
+API_PORTS = "443,6443"
+"""Where pods reach the API server: its Service's port, and what stands behind it."""
 
 
 class Faults:
@@ -41,6 +47,8 @@ class Faults:
 
     def freeze(self, pod: Json) -> None:
         """Stop every process of the pod; only SIGKILL ends it."""
+        going_on = _signal("CONT", _containers(pod), is_needed=False)
+        self._undoing.callback(self._undo, pod, going_on)
         self._machines.shell(_node(pod), _signal("STOP", _containers(pod)))
 
     def thaw(self, pod: Json) -> None:
@@ -52,21 +60,40 @@ class Faults:
         script = f"{_processes(_containers(pod))} | wc -l"
         return int(self._machines.shell(_node(pod), script)) >= len(_containers(pod))
 
+    def said(self, pod: Json, container: str) -> str:
+        """What a container has printed so far, as its node has it: no API server is asked."""
+        about = pod["metadata"]
+        logs = self._machines.pod_logs(_node(pod))
+        name = f"{about['namespace']}_{about['name']}_{about['uid']}"
+        printed = self._machines.shell(_node(pod), f"cat {logs}/{name}/{container}/*.log")
+        # Each line begins with its time, its stream, and whether it is whole.
+        return "\n".join(line.split(" ", 3)[-1] for line in printed.splitlines())
+
     def cut_off(self, pod: Json, ports: str = BROKER_PORTS) -> Callable[[], None]:
         """Drop what the pod and those who listen on ``ports`` say to each other.
 
         In the pod's own network: whoever else is on its node notices nothing. What is returned
-        heals it, and may only be called while the pod is there.
+        heals it; doing so twice does no harm, nor when the pod is gone.
         """
         match = "-p tcp -m multiport"
-        rules = (f"OUTPUT {match} --dports {ports}", f"INPUT {match} --sports {ports}")
-        self._firewall(pod, *(f"-I {rule} -j DROP" for rule in rules))
-        return lambda: self._firewall(pod, *(f"-D {rule} -j DROP" for rule in rules))
+        rules = [
+            f"OUTPUT {match} --dports {ports} -j DROP",
+            f"INPUT {match} --sports {ports} -j DROP",
+        ]
 
-    def _firewall(self, pod: Json, *rules: str) -> None:
-        process = f"$({_processes(_containers(pod)[:1])} | head -n1)"
-        script = "; ".join(f"nsenter -t $process -n iptables -w {rule}" for rule in rules)
-        self._machines.shell(_node(pod), f"process={process}; {script}")
+        removed = "; ".join(f"while $firewall -D {rule} 2>/dev/null; do :; done" for rule in rules)
+        healing = _in_network(pod, f'test -n "$process" || exit 0; {removed}')
+        self._undoing.callback(self._undo, pod, healing)
+        # A process of the node's own network would be the wrong one: everybody would be cut off.
+        others = 'test "$(readlink /proc/$process/ns/net)" != "$(readlink /proc/self/ns/net)"'
+        dropped = "; ".join(f"$firewall -I {rule}" for rule in rules)
+        self._machines.shell(_node(pod), _in_network(pod, f"{others}; {dropped}"))
+        return lambda: self._undo(pod, healing)
+
+    def _undo(self, pod: Json, script: str) -> None:
+        """Run it where the pod is; what could not be done need not be undone."""
+        with suppress(NotPossible):
+            self._machines.shell(_node(pod), script)
 
     # ------------------------------------------------------------ a whole node
 
@@ -95,6 +122,17 @@ class Faults:
         """The kubelet goes on."""
         self._machines.start_kubelet(node)
 
+    # ------------------------------------------------------------ the control plane
+
+    @contextmanager
+    def api_server_away(self) -> Iterator[None]:
+        """The API server stands still for as long as this lasts; who asks it waits for an answer."""
+        self._machines.stop_api_server()
+        try:
+            yield
+        finally:
+            self._machines.start_api_server()
+
 
 def _node(pod: Json) -> str:
     return str(pod["spec"]["nodeName"])
@@ -116,13 +154,26 @@ def _container(pod: Json, name: str) -> str:
     return str(found["containerID"].partition("://")[2])
 
 
-def _processes(containers: list[str]) -> str:
-    """Prints the processes of containers: control groups are named after them everywhere."""
-    wanted = " ".join(f"-e {each}" for each in containers)
+def _names_in_cgroups(pod: Json) -> list[str]:
+    """What a pod's control group is called after, with either driver."""
+    uid = str(pod["metadata"]["uid"])
+    return [uid, uid.replace("-", "_")]
+
+
+def _processes(names: list[str]) -> str:
+    """Prints the processes of containers or pods: control groups are named after them everywhere."""
+    wanted = " ".join(f"-e {each}" for each in names)
     return f"grep -ls {wanted} /proc/[0-9]*/cgroup | cut -d/ -f3"
 
 
-def _signal(name: str, containers: list[str]) -> str:
-    """Signals each of them; one that is gone meanwhile does not matter, none at all does."""
-    listed = f'found=$({_processes(containers)}); test -n "$found"'
-    return f"{listed}; for each in $found; do kill -{name} $each || true; done"
+def _in_network(pod: Json, script: str) -> str:
+    """A script with ``$process`` of the pod, if there is any, and ``$firewall`` of its network."""
+    process = f"process=$({_processes(_names_in_cgroups(pod))} | head -n1)"
+    return f'{process}; firewall="nsenter -t $process -n iptables -w"; {script}'
+
+
+def _signal(name: str, containers: list[str], *, is_needed: bool = True) -> str:
+    """Signals each of them; one that is gone meanwhile does not matter, none at all may."""
+    listed = f"found=$({_processes(containers)})"
+    needed = 'test -n "$found"; ' if is_needed else ""
+    return f"{listed}; {needed}for each in $found; do kill -{name} $each || true; done"

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from e2e import log
-from e2e.api import Api
+from e2e.api import Api, path
 from e2e.clusters import TestedCluster
 from e2e.manifests import PROGRAMS
 from tests.cluster import images
 from tests.cluster.control_plane import ClusterError
 
+from onewriter_broker.ownership.placement import rendezvous
 from onewriter_core.ids import TopicName, bucket_of
 
 Json = dict[str, Any]
@@ -21,8 +24,12 @@ Json = dict[str, Any]
 CHART = images.ROOT / "charts" / "onewriter"
 RELEASE = "onewriter"
 NAMESPACE = "onewriter"
+OPERATOR = f"{RELEASE}-operator"
+"""The operator's Deployment, and its Lease."""
+
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 COMPONENT = "app.kubernetes.io/component"
+WORKLOADS = {"broker": "statefulset", "valkey": "statefulset", "operator": "deployment"}
 
 REPOSITORY, TAG = images.TAG.rsplit(":", 1)
 
@@ -73,6 +80,11 @@ class Installation:
         options = ("--install", f"--values={self._values}", "--timeout=5m")
         return self.helm("upgrade", RELEASE, str(chart), *options)
 
+    def restart(self, *components: str) -> None:
+        """Have all pods of ``broker``, ``valkey``, ``operator`` replaced, as a person would."""
+        named = [f"{WORKLOADS[each]}/{RELEASE}-{each}" for each in components]
+        self.cluster.kubectl("rollout", "restart", *named, namespace=NAMESPACE)
+
     def uninstall(self) -> None:
         """Take everything away that the suite brought; an existing cluster outlives it."""
         self.helm("uninstall", RELEASE)
@@ -98,13 +110,61 @@ class Installation:
             for pods, count in ((self.pods(part), count) for part, count in wanted.items())
         )
 
-    def owner(self, topic: str) -> str:
-        """The broker pod that serves a topic, or would; empty while nobody does."""
+    def pod(self, name: str) -> Json:
+        """A pod of the release, by its name. Raises ClusterError when there is none."""
+        found = self.api.get("pods", NAMESPACE, name)
+        if found is None:
+            raise ClusterError(f"there is no pod {name}")
+        return found
+
+    def leading_operator(self) -> str:
+        """The operator pod that its Lease names; empty while nobody leads."""
+        found = self.api.get("leases", NAMESPACE, OPERATOR) or {}
+        return str(found.get("spec", {}).get("holderIdentity") or "")
+
+    @contextmanager
+    def without_operator(self) -> Iterator[None]:
+        """Not one replica is there for as long as this lasts, the webhook's servers included."""
+        there = self.api.get("deployments", NAMESPACE, OPERATOR) or {}
+        self._scale_operator(0)
+        try:
+            until_gone = (f"--selector={COMPONENT}=operator", "--timeout=60s")
+            self.cluster.kubectl("wait", "--for=delete", "pod", *until_gone, namespace=NAMESPACE)
+            yield
+        finally:
+            self._scale_operator(there["spec"]["replicas"])
+
+    def _scale_operator(self, replicas: int) -> None:
+        self.api.patch("deployments", NAMESPACE, OPERATOR, {"spec": {"replicas": replicas}})
+
+    def readiness(self, broker: str) -> Json:
+        """What a broker pod answers at ``/readyz``, ready or not."""
+        where = f"{path('pods', NAMESPACE, broker)}:8080/proxy/readyz"
+        found: Json = json.loads(self.api.ask("GET", where)[1])
+        return found
+
+    def uids(self, *components: str) -> set[str]:
+        """The uids of the components' pods."""
+        return {pod["metadata"]["uid"] for each in components for pod in self.pods(each)}
+
+    def owners(self) -> dict[int, str]:
+        """The broker pod that serves each bucket; empty while nobody does."""
         found = self.api.get("bucketanchors", NAMESPACE, "shard-0")
         records = (found or {}).get("buckets", ())
-        bucket = bucket_of(TopicName.parse(topic), len(records)) if records else -1
-        owners = [record["owner"] for record in records if record["bucket"] == bucket]
-        return str(owners[0].partition("~")[0]) if owners else ""
+        return {record["bucket"]: record["owner"].partition("~")[0] for record in records}
+
+    def owner(self, topic: str) -> str:
+        """The broker pod that serves a topic, or would; empty while nobody does."""
+        owners = self.owners()
+        return owners.get(bucket_of(TopicName.parse(topic), len(owners)), "") if owners else ""
+
+    def is_placed(self) -> bool:
+        """Whether each bucket is with the broker that it belongs to, so that none is moving."""
+        names = [pod["metadata"]["name"] for pod in self.pods("broker")]
+        owners = self.owners()
+        return bool(owners) and all(
+            owner == rendezvous(bucket, names) for bucket, owner in owners.items()
+        )
 
     def run_in_broker(self, *command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run a command in a ready broker's pod, which knows how to reach the store."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Term = tuple[str, int]
@@ -21,7 +21,8 @@ class Line:
     """One acknowledged or stored line.
 
     ``grant`` is what its writer knows of its right to write: a producer, or a sidecar's session.
-    ``epoch`` is what the log says; -1 where only the writer speaks.
+    ``epoch`` is what the log says; -1 where only the writer speaks. ``took_ms``: from the send to its
+    acknowledgement, as the writer says.
     """
 
     position: str
@@ -29,6 +30,7 @@ class Line:
     term: Term
     number: int
     epoch: int = -1
+    took_ms: int = 0
 
 
 @dataclass
@@ -41,6 +43,8 @@ class Tally:
     acknowledged: int = 0
     refused: int = 0
     stale: int = 0
+    figures: list[str] = field(default_factory=list)
+    """One sentence each."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,8 @@ def lost(lines: Iterable[Line], told: Iterable[Line]) -> list[Line]:
 
 def _line(fields: dict[str, Any], position: str, epoch: int = -1) -> Line:
     term = (str(fields["process"]), int(fields["term"]))
-    return Line(position, str(fields["grant"]), term, int(fields["number"]), epoch)
+    took_ms = int(fields.get("tookMs", 0))
+    return Line(position, str(fields["grant"]), term, int(fields["number"]), epoch, took_ms)
 
 
 def _events(printed: str, name: str) -> list[dict[str, Any]]:

@@ -46,6 +46,21 @@ class Machines(Protocol):
         """Undo ``stop_kubelet``; undoing it twice does no harm."""
         ...
 
+    def stop_api_server(self) -> None:
+        """The API server stands still: connections live, nobody answers. Raises NotPossible."""
+        ...
+
+    def start_api_server(self) -> None:
+        """Undo ``stop_api_server``; undoing it twice does no harm."""
+        ...
+
+    def pod_logs(self, node: str) -> str:
+        """The directory on a node where the kubelet keeps what containers print.
+
+        Raises NotPossible.
+        """
+        ...
+
 
 class LabMachines:
     """The lab's two nodes; only the second has a cable."""
@@ -74,6 +89,15 @@ class LabMachines:
     def start_kubelet(self, node: str) -> None:
         self._signal_kubelet(node, signal.SIGCONT)
 
+    def stop_api_server(self) -> None:
+        self._lab.signal_program("kube-apiserver", signal.SIGSTOP)
+
+    def start_api_server(self) -> None:
+        self._lab.signal_program("kube-apiserver", signal.SIGCONT)
+
+    def pod_logs(self, node: str) -> str:
+        return str(self._lab.pod_logs(node))
+
     def _signal_kubelet(self, node: str, which: signal.Signals) -> None:
         self._lab.signal_program(f"kubelet-{node}", which)
 
@@ -82,6 +106,9 @@ class KindMachines:
     """kind's nodes are containers of Docker, with systemd and iptables inside."""
 
     _DIRECTIONS = ("INPUT -i", "OUTPUT -o", "FORWARD -i", "FORWARD -o")
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self._nodes = tuple(nodes)
 
     @staticmethod
     def are(nodes: Sequence[str]) -> bool:
@@ -121,6 +148,21 @@ class KindMachines:
     def start_kubelet(self, node: str) -> None:
         self.shell(node, "systemctl kill --signal=CONT kubelet")
 
+    def stop_api_server(self) -> None:
+        self._signal_api_servers("STOP")
+
+    def start_api_server(self) -> None:
+        self._signal_api_servers("CONT")
+
+    def pod_logs(self, node: str) -> str:
+        del node
+        return "/var/log/pods"
+
+    def _signal_api_servers(self, which: str) -> None:
+        for node in self._nodes:
+            if not self.can_lose(node):
+                self.shell(node, f"kill -{which} $(pidof kube-apiserver)")
+
 
 class UnknownMachines:
     """Nodes that only Kubernetes leads to."""
@@ -142,3 +184,12 @@ class UnknownMachines:
 
     def start_kubelet(self, node: str) -> None:
         """Nothing was stopped."""
+
+    def stop_api_server(self) -> None:
+        raise NotPossible("the API server's process is out of reach")
+
+    def start_api_server(self) -> None:
+        """Nothing was stopped."""
+
+    def pod_logs(self, node: str) -> str:
+        raise NotPossible(f"nothing but Kubernetes leads to {node}: its files cannot be read")

@@ -82,6 +82,13 @@ def workload(
     }
 
 
+def pod(name: str, writer: str, service_url: str, topic: str) -> Json:
+    """One of a workload's pods by itself."""
+    found = _template(name, writer, service_url, topic, {})
+    found["metadata"]["name"] = name
+    return {"apiVersion": "v1", "kind": "Pod", **found}
+
+
 def budget(name: str, *, available: int) -> Json:
     """So many of a workload's pods must stay."""
     return {

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
+from collections.abc import Callable
 from typing import Any, Self
 
 from e2e import manifests
+from e2e.api import path
 from e2e.clusters import TestedCluster
 from e2e.installation import NAMESPACE, RELEASE, RESTRICTED, Installation
 from e2e.log import Tally
@@ -28,7 +31,7 @@ class World:
         self.api = installation.api
         short = re.sub("[^a-z]+", "-", name.rpartition(".test_")[2])[:40].strip("-")
         self.namespace = f"{short}-{uuid.uuid4().hex[:5]}"
-        self._tally = tally
+        self.tally = tally
         self._cast: list[Writers] = []
 
     def __enter__(self) -> Self:
@@ -71,18 +74,35 @@ class World:
         self._cast.append(found)
         return found
 
+    def tried(self, kind: str) -> tuple[int, Json]:
+        """What the API server makes of a writer's pod: status and answer; none is created."""
+        pod = manifests.pod(
+            "tried", kind, SERVICE_URL, f"persistent://{self.namespace}/default/tried"
+        )
+        status, text = self.api.ask("POST", f"{path('pods', self.namespace)}?dryRun=All", pod)
+        answer: Json = json.loads(text)
+        return status, answer
+
     def name_served_away_from(self, node: str, stem: str) -> str:
         """A topic's name whose broker does not run on this node, so that the node alone is lost."""
         nodes = {
             pod["metadata"]["name"]: pod["spec"]["nodeName"]
             for pod in self.installation.pods("broker")
         }
+        return self._name_served(stem, lambda owner: nodes.get(owner, node) != node)
+
+    def name_served_by(self, broker: str, stem: str) -> str:
+        """A topic's name that this broker serves now."""
+        return self._name_served(stem, lambda owner: owner == broker)
+
+    def _name_served(self, stem: str, is_right: Callable[[str], bool]) -> str:
+        owners = []
         for number in range(100):
             name = f"{stem}-{number}"
-            owner = self.installation.owner(f"persistent://{self.namespace}/default/{name}")
-            if nodes.get(owner, node) != node:
+            owners.append(self.installation.owner(f"persistent://{self.namespace}/default/{name}"))
+            if is_right(owners[-1]):
                 return name
-        raise AssertionError(f"every bucket is served on {node}: {nodes}")
+        raise AssertionError(f"the buckets are served by {sorted(set(owners))}")
 
     def check_logs(self) -> None:
         """Of every topic of the stories: see Writers.check."""
@@ -90,7 +110,7 @@ class World:
             each.hear()
         stored = self.installation.logs(*(each.topic for each in self._cast))
         for each in self._cast:
-            each.check(stored[each.topic], self._tally)
+            each.check(stored[each.topic], self.tally)
 
     def story(self) -> str:
         """What a person would look at."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from e2e import log
+from e2e.faults import Faults
 from e2e.installation import Installation, is_ready
 
 Json = dict[str, Any]
@@ -57,8 +58,9 @@ class Writers:
         self.topic = f"persistent://{namespace}/default/{name}"
         self._installation = installation
         self._api = installation.api
-        self._told: set[log.Line] = set()
+        self._told: dict[str, set[log.Line]] = {}
         self._refused: dict[str, int] = {}
+        self._heard: list[Json] = []
 
     # ------------------------------------------------------------ what the API says
 
@@ -74,6 +76,13 @@ class Writers:
             if each["type"] == of:
                 return f"{each['status']}/{each['reason']}"
         return ""
+
+    def changed_at(self, *conditions: str) -> dict[str, str]:
+        """When these conditions of the topic last changed."""
+        found = self.status().get("conditions", ())
+        return {
+            each["type"]: each["lastTransitionTime"] for each in found if each["type"] in conditions
+        }
 
     def until_condition(self, of: str, expected: str, kind: str = "exclusivetopics") -> None:
         """Wait for a condition."""
@@ -102,6 +111,23 @@ class Writers:
         found = self._api.list("events", self.namespace)
         mine = [each for each in found if each.get("regarding", {}).get("name") == self.name]
         return [str(each.get("note", "")) for each in mine if each["reason"] == reason]
+
+    def evictions(self, former: Reign) -> int:
+        """How often Events say that this pod was evicted, by whomsoever they were written."""
+        found = self._api.list("events", self.namespace)
+        said = [each for each in found if each["reason"] == "PodEvicted"]
+        about = [each for each in said if f"Pod {former.name} " in each.get("note", "")]
+        return sum((each.get("series") or {}).get("count", 1) for each in about)
+
+    def not_created(self) -> list[str]:
+        """Why pods of the workload could not be created, as its ReplicaSet says."""
+        found = self._api.list("events", self.namespace)
+        mine = [
+            each
+            for each in found
+            if each.get("regarding", {}).get("name", "").startswith(f"{self.name}-")
+        ]
+        return [str(each.get("note", "")) for each in mine if each["reason"] == "FailedCreate"]
 
     def until_event(self, reason: str) -> None:
         """Wait for an Event of this reason."""
@@ -174,30 +200,50 @@ class Writers:
 
     def hear(self) -> None:
         """Take down what the writers say was acknowledged, before their pods and words are gone."""
-        for pod in self._api.list("pods", self.namespace, app=self.name):
+        self._heard = self._api.list("pods", self.namespace, app=self.name)
+        for pod in self._heard:
             name = pod["metadata"]["name"]
             for previous in (False, True):
                 said = self._api.log(self.namespace, name, "writer", previous=previous)
-                self._told |= log.acknowledged(said)
+                self._note(pod, said)
                 times = log.refused(said)
                 who = f"{pod['metadata']['uid']} {previous}"
                 self._refused[who] = max(times, self._refused.get(who, 0))
+
+    def overhear(self, faults: Faults) -> None:
+        """The same without the API server, of the pods that ``hear`` found."""
+        for pod in self._heard:
+            self._note(pod, faults.said(pod, "writer"))
+
+    def _note(self, pod: Json, said: str) -> None:
+        told = self._told.setdefault(str(pod["metadata"]["uid"]), set())
+        told |= log.acknowledged(said)
+
+    @property
+    def told(self) -> frozenset[log.Line]:
+        """The lines that writers were heard to have acknowledged."""
+        return frozenset().union(*self._told.values())
 
     @property
     def refusals(self) -> int:
         """How often writers have said that they were refused."""
         return sum(self._refused.values())
 
-    def wrote(self, more: int = 3) -> None:
-        """Wait until so many more lines are acknowledged."""
-        self.hear()
-        goal = len(self._told) + more
+    def wrote(self, more: int = 3, *, faults: Faults | None = None) -> None:
+        """Wait until so many more lines are acknowledged; with ``faults``: by overhearing."""
+        self._hear_more(more, faults)
 
-        def heard() -> bool:
-            self.hear()
-            return len(self._told) >= goal
+    def taken_over(self, former: Reign, more: int = 3, *, faults: Faults | None = None) -> None:
+        """The same of pods other than the former leader's, whatever status says of who leads."""
+        self._hear_more(more, faults, but=former.uid)
 
-        until(heard, lambda: f"{len(self._told)} of {goal} lines")
+    def _hear_more(self, more: int, faults: Faults | None, but: str = "") -> None:
+        def heard() -> int:
+            self.hear() if faults is None else self.overhear(faults)
+            return sum(len(told) for uid, told in self._told.items() if uid != but)
+
+        goal = heard() + more
+        until(lambda: heard() >= goal, lambda: f"{heard()} of {goal} lines")
 
     def refused(self, former: Reign) -> None:
         """Wait until the pod that was deposed says that it was refused."""
@@ -214,7 +260,7 @@ class Writers:
 
     def check(self, stored: log.Stored, tally: log.Tally) -> None:
         """No stale line, none lost, none twice; and ``onewriter verify`` holds."""
-        lines, told = stored.lines, frozenset(self._told)
+        lines, told = stored.lines, self.told
         stale = log.stale(lines)
         tally.topics += 1
         tally.epochs += len({line.epoch for line in lines})

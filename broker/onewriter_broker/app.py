@@ -108,7 +108,12 @@ class Broker:
         self.namespaces = Namespaces(parts.store, settings.allow_undeclared.split(","))
         self.catalogs = Catalogs(parts.store, settings.buckets)
         self.membership = Membership(
-            parts.store, self.incarnation, self.addresses, clock=now, wall_ms=wall_ms
+            parts.store,
+            self.incarnation,
+            self.addresses,
+            clock=now,
+            wall_ms=wall_ms,
+            is_prepared=lambda: self.desired.is_known,
         )
         self.read_budget = ReadBudget()
         self.watchers = Watchers()
@@ -246,7 +251,9 @@ class Broker:
     def _apply(self, state: DesiredState) -> None:
         """What is wanted of topics has changed."""
         self.topics.apply(state)
-        self.clients.is_told = True
+        if not self.clients.is_told:
+            self.topics.resume_windows.let_in()
+            self.clients.is_told = True
         self.clients.declared_anew()
 
     async def _leave(self) -> None:

@@ -36,6 +36,8 @@ class Writer:
         self.term = 0
         self.number = 1
         self.since = 0.0
+        self.asked_key = ""
+        self.asked_at = 0.0
         self.connection = http.client.HTTPConnection(*SIDECAR, timeout=REQUEST_SECONDS)
 
     def run(self) -> None:
@@ -70,9 +72,13 @@ class Writer:
         }
         key = f"{PROCESS}-{self.term}-{self.number}"
         headers = {"Onewriter-Session": self.session, "Idempotency-Key": key}
+        if self.asked_key != key:
+            self.asked_key, self.asked_at = key, time.monotonic()
         status, answer = self.ask("POST", "/publish", json.dumps(line), headers)
         if status == 200:
-            tell("wrote", **line, position=f"{answer['ledger']}-{answer['entry']}")
+            took_ms = round((time.monotonic() - self.asked_at) * 1000)
+            position = f"{answer['ledger']}-{answer['entry']}"
+            tell("wrote", **line, position=position, tookMs=took_ms)
             self.number += 1
         elif status == 409:
             tell("refused", term=self.term, reason=answer["error"], stored=answer["stored"])

@@ -29,6 +29,10 @@ def tell(event: str, **facts: Any) -> None:
     print(json.dumps({"event": event, "pod": POD, **facts}), flush=True)
 
 
+def took_ms(since: float) -> int:
+    return round((time.monotonic() - since) * 1000)
+
+
 class Writer:
     """Leads, writes, loses, and begins again; ``producer`` is there while it leads."""
 
@@ -65,8 +69,10 @@ class Writer:
         while not TURN_SECONDS or time.monotonic() - since < TURN_SECONDS:
             number += 1
             line["number"] = number
+            asked = time.monotonic()
             found = producer.send(json.dumps(line).encode())
-            tell("wrote", **line, position=f"{found.ledger_id()}-{found.entry_id()}")
+            position = f"{found.ledger_id()}-{found.entry_id()}"
+            tell("wrote", **line, position=position, tookMs=took_ms(asked))
             time.sleep(INTERVAL_SECONDS)
         producer.close()
 

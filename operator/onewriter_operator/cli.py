@@ -8,6 +8,7 @@ import sys
 
 import click
 import structlog
+import uvloop
 
 from onewriter_core.command import EXIT_USAGE
 from onewriter_core.errors import ConfigurationError
@@ -29,7 +30,7 @@ def operator() -> None:
     except ConfigurationError as error:
         click.echo(str(error), err=True)
         sys.exit(EXIT_USAGE)
-    sys.exit(asyncio.run(run(Operator(settings, wanted))))
+    sys.exit(uvloop.run(run(Operator(settings, wanted))))
 
 
 async def run(replica: Operator) -> int:

@@ -14,6 +14,7 @@ from typing import Final
 
 import kopf
 import structlog
+import uvloop
 from kubernetes.aio import client
 
 from onewriter_operator import handlers
@@ -101,7 +102,7 @@ class Engine:
 
         def work() -> None:
             try:
-                asyncio.run(self._watch(handover.deliver))
+                uvloop.run(self._watch(handover.deliver))
             except BaseException as error:  # noqa: BLE001 - handed over to who waits for this thread
                 self._error = error
             loop.call_soon_threadsafe(ended.set)

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -69,7 +71,18 @@ async def load_configuration(kubeconfig: Path | None) -> client.Configuration:
             config_file=str(kubeconfig), client_configuration=found, persist_config=False
         )
     found.connection_pool_maxsize = CONNECTIONS_MAX
+    # Left to itself the client looks for a proxy and for .netrc at every request, in a thread.
+    found.proxy = found.proxy or _proxy_for(found.host)
+    found.client_session_kwargs = {"trust_env": False}
     return found
+
+
+def _proxy_for(url: str) -> str | None:
+    """The proxy that the environment names for a URL."""
+    parts = urlsplit(url)
+    if not parts.hostname or proxy_bypass(parts.hostname):
+        return None
+    return getproxies().get(parts.scheme)
 
 
 class _KnownKinds:

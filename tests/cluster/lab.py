@@ -369,7 +369,7 @@ class Lab(Cluster):
             "nodeStatusUpdateFrequency": "2s",
             "containerRuntimeEndpoint": f"unix://{node.socket}",
             # Else each kubelet clears away the logs of the other's pods.
-            "podLogsDir": str(node.directory / "pod-logs"),
+            "podLogsDir": str(self.pod_logs(node.name)),
         }
         configuration = node.directory / "kubelet.yaml"
         configuration.write_text(yaml.safe_dump(document))
@@ -408,6 +408,10 @@ class Lab(Cluster):
         configuration.write_text(yaml.safe_dump(document))
         name = f"kube-proxy-{node.name}"
         self.run(name, [program("kube-proxy"), f"--config={configuration}"], node.name)
+
+    def pod_logs(self, node: str) -> Path:
+        """Where a node's kubelet keeps what containers print."""
+        return self.members[node].directory / "pod-logs"
 
     def import_image(self, archive: Path, *nodes: str) -> None:
         """Load an image on these nodes, or on all; pods say ``imagePullPolicy: Never``."""

@@ -130,16 +130,19 @@ class BucketOwnership:
         """Where to look the bucket up; None: nobody is known to serve it now.
 
         A foreign bucket's answer comes from a record at most RECORD_SECONDS_MAX old; while the
-        anchor is away, when buckets do not move either, from the last one that was read.
+        anchor is away, when buckets do not move either, from the last one that was read. While the
+        store is away nobody is known to be dead: perhaps it is this broker alone that lost it, and
+        its clients must find those who took its buckets.
         """
         if bucket in self._held:
             return self._addresses
         read_at, known = self._records.get(bucket, (0.0, None))
-        view = self._live_view()
         is_old = _now() - read_at > RECORD_SECONDS_MAX and bucket not in self._unreadable
-        if known is None or view is None or is_old:
+        if known is None or is_old or not known.record.owner:
             return None
-        return known.record.addresses if name_of(known.record.owner) in view.alive else None
+        owner, view = name_of(known.record.owner), self._live_view()
+        is_there = owner != name_of(self._me) if view is None else owner in view.alive
+        return known.record.addresses if is_there else None
 
     def waiting_reason(self, bucket: int) -> str:
         """Why a bucket that should be served here is not, or not fully; empty: nothing is wrong."""

@@ -51,6 +51,7 @@ _log = structlog.get_logger(__name__)
 class Beat:
     """What one broker publishes.
 
+    ``leaving``: it is to be given no buckets, because it goes, or cannot serve any yet.
     ``at_ms``: when, by its wall clock; 0: it does not say. For people and for the stories of topics:
     nobody is judged by it.
     """
@@ -204,6 +205,8 @@ class MemberObserver:
 class Membership:
     """Beats for this broker and observes the others; ``run`` is the caller's task.
 
+    While ``is_prepared`` says no, the others are asked to keep their buckets: topics that moved here
+    would wait, and what their holders have of time to come back would pass.
     ``changed`` is set whenever the view may have changed; whoever waits for it clears it.
     """
 
@@ -215,12 +218,14 @@ class Membership:
         *,
         clock: Callable[[], float] | None = None,
         wall_ms: Callable[[], int] = lambda: 0,
+        is_prepared: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store = store
         self._me = me
         self._addresses = addresses
         self._clock = clock
         self._wall_ms = wall_ms
+        self._is_prepared = is_prepared
         self._counter = 0
         self._leaving = False
         self._observer = MemberObserver(me)
@@ -245,7 +250,8 @@ class Membership:
     async def beat_once(self) -> None:
         """One heartbeat and one reading; a store that is away is not an error."""
         self._counter += 1
-        beat = Beat(self._counter, self._addresses, self._leaving, self._wall_ms())
+        is_kept_out = self._leaving or not self._is_prepared()
+        beat = Beat(self._counter, self._addresses, is_kept_out, self._wall_ms())
         try:
             async with asyncio.timeout(HELD_UP_SECONDS):
                 await self._store.beat(self._me, beat.encode())

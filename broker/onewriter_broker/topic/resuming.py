@@ -24,6 +24,11 @@ class ResumeWindows:
         """Its topics were served elsewhere until now."""
         self._of_buckets[bucket] = self._now() + self._seconds
 
+    def let_in(self) -> None:
+        """Only from now on can anybody come again: the windows of all buckets begin."""
+        until = self._now() + self._seconds
+        self._of_buckets = dict.fromkeys(self._of_buckets, until)
+
     def unloaded(self, base: TopicName) -> None:
         """The topic was closed here."""
         now = self._now()

@@ -75,14 +75,14 @@ class Topics:
         self.ownership = ownership
         self._shell = shell
         self.broken = BrokenTopics(shell.now)
-        self._resume = ResumeWindows(self._settings.resume_window_seconds, shell.now)
+        self.resume_windows = ResumeWindows(self._settings.resume_window_seconds, shell.now)
 
     # ------------------------------------------------------------ BucketEvents
 
     def bucket_acquired(self, bucket: int, holding: Holding) -> None:
         """The bucket's stamp has locked out its former owner; topics are fenced as they load."""
         self._catalogs.forget(bucket)
-        self._resume.bucket_acquired(bucket)
+        self.resume_windows.bucket_acquired(bucket)
         log.debug("bucket.acquired", bucket=bucket, grants_known=holding.grants_known)
 
     def bucket_lost(self, bucket: int, reason: LostReason) -> None:
@@ -270,7 +270,7 @@ class Topics:
         for number, topic_log in logs.items():
             topic.subscriptions[number] = self._subscriptions(topic_log, runner)
         self.loaded[str(base)] = topic
-        self._resume.loaded(base)
+        self.resume_windows.loaded(base)
         self.broken.served(base)
         runner.start(opened)
         follow(topic, self.namespaces)
@@ -340,7 +340,7 @@ class Topics:
                 number,
                 topic_log.state,
                 may_resume=holding.may_resume(int(topic_log.state.get("generation", "0"))),
-                reserved_until=self._resume.until(self.bucket_of(base), base),
+                reserved_until=self.resume_windows.until(self.bucket_of(base), base),
                 vacant_since=absent_since(topic_log.state, now, wall_ms, holding.heard_ms),
             )
             for number, topic_log in logs.items()
@@ -469,7 +469,7 @@ class Topics:
         topic = self.loaded.get(str(base))
         if topic is not None:
             await self._save_notes(topic)
-            self._resume.unloaded(base)
+            self.resume_windows.unloaded(base)
             self._drop(topic, "the topic is being unloaded")
 
     def _drop(self, topic: LoadedTopic, reason: str) -> None:

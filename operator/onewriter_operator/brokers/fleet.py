@@ -9,7 +9,6 @@ whenever it has changed, the newest only, and again when the broker turns out to
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
@@ -23,6 +22,7 @@ from onewriter_operator.brokers.client import (
     Credentials,
     NotServedHere,
 )
+from onewriter_operator.brokers.pace import Gathering, Pause
 from onewriter_operator.brokers.views import View, Views, claims_in
 from onewriter_operator.declarations import BODY_BYTES_MAX, Declarations, Desired
 from onewriter_operator.documents import Json, Key
@@ -36,13 +36,6 @@ SETTLE_SECONDS: Final = 10.0
 
 CATCH_UP_SECONDS: Final = 5.0
 """A broker that came back with another desired state is given ours within this time."""
-
-RETRY_SECONDS_MIN: Final = 0.2
-RETRY_SECONDS_MAX: Final = 5.0
-"""Between two attempts to reach a broker."""
-
-GATHER_SECONDS: Final = 0.05
-"""Changes of the desired state are gathered for so long."""
 
 CHECK_SECONDS: Final = 30.0
 """How often a broker is asked whether it still has the desired state that it was given."""
@@ -63,7 +56,7 @@ class Listener(Protocol):
         """A topic's view changed; ``claims``: those that it concerns, None: all of them."""
 
     def applied(self, keys: Collection[Key]) -> None:
-        """A broker took these over, or refused them."""
+        """All brokers have taken these over, or one refused them."""
 
     def fleet_changed(self) -> None:
         """Another number of brokers can be followed."""
@@ -119,6 +112,7 @@ class Fleet:
         self._views = Views()
         self._desired: Desired | None = None
         self._dirty = asyncio.Event()
+        self._gathering = Gathering()
         self._is_settling = bool(urls)
         self._brokers = {
             name: _Broker(BrokerClient(name, url, credentials)) for name, url in urls.items()
@@ -250,17 +244,15 @@ class Fleet:
 
     async def _compose(self) -> None:
         """Put the desired state together when something has changed, and wake who hands it over."""
-        pause = GATHER_SECONDS
+        now = asyncio.get_running_loop().time
         await self._first_answers()
         while True:
             await self._dirty.wait()
-            await asyncio.sleep(pause)
+            await self._gathering.wait()
             self._dirty.clear()
-            started = asyncio.get_running_loop().time()
+            started = now()
             self._desired = self._declarations.compose()
-            took = asyncio.get_running_loop().time() - started
-            # Of a burst no more than a fifth of the time goes into this, however much there is.
-            pause = max(GATHER_SECONDS, 4 * took)
+            self._gathering.took(now() - started)
             for broker in self._brokers.values():
                 broker.is_wanted.set()
 
@@ -280,7 +272,7 @@ class Fleet:
 
     async def _hand_over(self, broker: _Broker) -> None:
         """Give one broker the newest desired state until it has it."""
-        pause = _Pause()
+        pause = Pause()
         while True:
             try:
                 async with asyncio.timeout(CHECK_SECONDS):
@@ -327,18 +319,27 @@ class Fleet:
         if broker.revision == desired.revision and broker.pieces == desired.pieces:
             return
         if broker.reported != desired.revision:  # a revision is made of all that is in it
+            now = asyncio.get_running_loop().time
+            started = now()
             try:
                 answer = await broker.client.put_desired(desired.body)
             except BrokerRefused as refused:
                 broker.behind_until = 0.0
                 self._note_refusal(broker, desired, refused)
                 return
+            self._gathering.took(now() - started)
             for warning in answer.get("warnings") or ():
                 log.info("desired.warning", broker=broker.client.name, warning=warning)
         before, broker.pieces = broker.pieces, desired.pieces
         broker.revision = broker.reported = desired.revision
         broker.general_refusal, broker.behind_until = "", 0.0
-        changed = {key for key, digest in desired.pieces.items() if before.get(key) != digest}
+        others = [each.pieces for each in self._brokers.values() if each.is_synced]
+        changed = {
+            key
+            for key, digest in desired.pieces.items()
+            # While another one has yet to take it over nothing can be said about it.
+            if before.get(key) != digest and all(each.get(key) == digest for each in others)
+        }
         self._listener.applied(changed)
 
     def _note_refusal(self, broker: _Broker, desired: Desired, refused: BrokerRefused) -> None:
@@ -373,7 +374,7 @@ class Fleet:
 
     async def _follow(self, broker: _Broker) -> None:
         """Follow a broker's stream for ever."""
-        pause = _Pause()
+        pause = Pause()
         try:
             while True:
                 lines = broker.lines
@@ -467,21 +468,6 @@ class Fleet:
         for topic in self._views.lose(broker.client.name):
             self._listener.topic_changed(topic, None)
         self._listener.fleet_changed()
-
-
-class _Pause:
-    """A growing, jittered pause."""
-
-    def __init__(self) -> None:
-        self._seconds = RETRY_SECONDS_MIN
-
-    def longer(self) -> float:
-        found = self._seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
-        self._seconds = min(self._seconds * 2, RETRY_SECONDS_MAX)
-        return found
-
-    def reset(self) -> None:
-        self._seconds = RETRY_SECONDS_MIN
 
 
 def _names(error: str, key: Key) -> bool:

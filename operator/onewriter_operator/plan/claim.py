@@ -23,8 +23,6 @@ from onewriter_operator.plan.facts import (
     PATIENCE_SECONDS,
     SETTLING_SECONDS,
     ClaimFacts,
-    is_too_early,
-    settles_soon,
 )
 from onewriter_operator.plan.fenced import OPEN
 from onewriter_operator.plan.topic import TopicPlan
@@ -36,7 +34,7 @@ _REFUSING: Final = frozenset({"TopicMissing", "NotServed", "Invalid"})
 
 def plan_claim(facts: ClaimFacts) -> TopicPlan:
     """Everything that one visit has to decide."""
-    if is_too_early(facts):
+    if facts.is_too_early:
         return TopicPlan((Visit(SETTLING_SECONDS),), None)
     if facts.standing.is_passed_on and facts.is_moving:
         return TopicPlan((Visit(MOVING_SECONDS),), None)
@@ -61,8 +59,7 @@ def plan_claim(facts: ClaimFacts) -> TopicPlan:
     found["conditions"] = conditions.written(
         _verdicts(facts, producers), before.get("conditions") or (), generation, facts.now
     )
-    is_early = settles_soon(facts.applied, facts.brokers, facts.pending_seconds)
-    if facts.standing.is_passed_on and is_early:
+    if facts.standing.is_passed_on and facts.is_settling_soon:
         return TopicPlan((Visit(PATIENCE_SECONDS),), None)
     return TopicPlan(tuple(_news(before, found)), found)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from onewriter_operator.documents import Json, status_of
 
@@ -134,24 +134,25 @@ class Ordered:
     is_open: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TopicFacts:
-    """All that is known about one ExclusiveTopic.
+MOVING_SECONDS: Final = 3.0
+"""A topic that its broker let go of is looked up by its writer again, elsewhere, within this time."""
 
-    ``view`` is what the broker that serves it says (``GET /onewriter/v1/topics/...``), None when
-    none serves it; ``view_age_seconds`` how long it has been in that state, or nobody has served it.
-    ``is_lost``: the broker that served it last cannot be followed. ``pending_seconds``: for how long
-    the brokers have been
-    meant to have the object as it is now. ``epoch_seen`` is the
-    highest epoch this process was ever told. ``status_editor`` is who changed the status besides
-    the operator, if somebody did, and ``fenced_before`` its list of fenced pods as the operator wrote
-    it last. ``taken`` is what has a name that the leader's Service needs and belongs
-    to somebody else, ``refused`` what the API server does not let us write and why, by ``kind/name``,
-    ``service`` and ``slices`` what is there under the leader
-    Service's name, ``ahead_seconds`` for how long that has spoken of a later epoch than is known,
-    ``left_over`` what belongs to the topic under other names, ``written`` the digest
-    of what this process wrote last, by ``kind/name``. ``fenced_for`` says for how long each fenced
-    pod (``uid@epoch``) is known.
+PATIENCE_SECONDS: Final = 2.0
+"""What the brokers take over this soon is not worth a write that says "not yet"."""
+
+SETTLING_SECONDS: Final = 1.0
+"""While the brokers are still being found, an object whose broker has not spoken waits so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known about every declared object.
+
+    ``view`` is what the broker that serves its topic says (``GET /onewriter/v1/topics/...``), None
+    when none serves it; ``view_age_seconds`` how long it has been in that state, or nobody has served
+    it. ``is_lost``: the broker that served it last cannot be followed. ``pending_seconds``: for how
+    long the brokers have been meant to have the object as it is now. ``status_editor`` is who changed
+    the status besides the operator, if somebody did.
     """
 
     document: Json
@@ -163,9 +164,63 @@ class TopicFacts:
     view_age_seconds: float = 3600.0
     is_lost: bool = False
     pending_seconds: float = 3600.0
+    status_editor: str = ""
+
+    @property
+    def was_used(self) -> bool:
+        """Whether somebody held the topic, or used the claim, when it was last seen."""
+        status = status_of(self.document)
+        return bool(status.get("holder") or status.get("producers"))
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether its broker has just let go of the topic, with producers that will ask for it again."""
+        return self.view is None and self.was_used and self.view_age_seconds < MOVING_SECONDS
+
+    @property
+    def is_unserved(self) -> bool:
+        """Whether it is known that no broker serves the topic just now.
+
+        Who was there when it was last seen may still be, at a broker that nobody can ask.
+        """
+        if self.view is not None or self.is_lost or self.brokers.synced == 0:
+            return False
+        return not self.was_used or (self.brokers.all_synced and not self.is_moving)
+
+    @property
+    def is_settling_soon(self) -> bool:
+        """Whether it is too early to say that the brokers do not have the object."""
+        applied = self.applied
+        is_waiting = applied.is_catching_up or self.pending_seconds < PATIENCE_SECONDS
+        is_decided = applied.is_everywhere or applied.refusal or applied.is_held_back
+        return self.brokers.synced > 0 and is_waiting and not is_decided
+
+    @property
+    def is_too_early(self) -> bool:
+        """Whether a broker that nobody has reached yet may be the one that serves the topic.
+
+        What is shown stays: an operator that starts must not rewrite every status, twice.
+        """
+        is_new = int(status_of(self.document).get("observedGeneration", -1)) < 0
+        is_unheard = self.standing.is_passed_on and self.view is None
+        return is_unheard and self.brokers.is_settling and not is_new
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts(Facts):
+    """All that is known about one ExclusiveTopic.
+
+    ``epoch_seen`` is the highest epoch this process was ever told, ``fenced_before`` the list of
+    fenced pods as the operator wrote it last. ``taken`` is what has a name that the leader's Service
+    needs and belongs to somebody else, ``refused`` what the API server does not let us write and why,
+    by ``kind/name``, ``service`` and ``slices`` what is there under the leader Service's name,
+    ``ahead_seconds`` for how long that has spoken of a later epoch than is known, ``left_over`` what
+    belongs to the topic under other names, ``written`` the digest of what this process wrote last, by
+    ``kind/name``. ``fenced_for`` says for how long each fenced pod (``uid@epoch``) is known.
+    """
+
     stored: Stored | None = None
     epoch_seen: int = 0
-    status_editor: str = ""
     fenced_before: tuple[Json, ...] | None = None
     pods: Mapping[str, PodFacts] = field(default_factory=lambda: NOTHING)
     fenced_for: Mapping[str, float] = field(default_factory=lambda: NOTHING)
@@ -182,84 +237,13 @@ class TopicFacts:
     deletion: Deletion | None = None
     drift: tuple[str, ...] = ()
 
-    @property
-    def is_moving(self) -> bool:
-        """Whether its broker has just let go of it, with a writer that will ask for it again."""
-        return _is_moving(self, bool(status_of(self.document).get("holder")))
-
-    @property
-    def is_unserved(self) -> bool:
-        """Whether it is known that no broker serves the topic just now."""
-        return _is_unserved(self, bool(status_of(self.document).get("holder")))
-
 
 @dataclass(frozen=True, slots=True)
-class ClaimFacts:
-    """All that is known about one ProducerClaim; ``topic`` is its ExclusiveTopic as declared."""
+class ClaimFacts(Facts):
+    """All that is known about one ProducerClaim; ``topic`` is its ExclusiveTopic as declared.
 
-    document: Json
-    now: float
-    standing: Standing = Standing()
-    applied: Applied = Applied()
-    brokers: Brokers = Brokers()
-    topic: Json | None = None
-    view: Json | None = None
-    view_age_seconds: float = 3600.0
-    is_lost: bool = False
-    pending_seconds: float = 3600.0
-    pods_selected: int | None = None
-    status_editor: str = ""
-
-    @property
-    def is_moving(self) -> bool:
-        """Whether its topic's broker has just let go of it, with producers that will ask again."""
-        return _is_moving(self, bool(status_of(self.document).get("producers")))
-
-    @property
-    def is_unserved(self) -> bool:
-        """Whether it is known that no broker serves the topic just now."""
-        return _is_unserved(self, bool(status_of(self.document).get("producers")))
-
-
-MOVING_SECONDS = 3.0
-"""A topic that its broker let go of is looked up by its writer again, elsewhere, within this time."""
-
-
-def _is_moving(facts: TopicFacts | ClaimFacts, was_used: bool) -> bool:
-    return facts.view is None and was_used and facts.view_age_seconds < MOVING_SECONDS
-
-
-def _is_unserved(facts: TopicFacts | ClaimFacts, was_used: bool) -> bool:
-    """Who was there when it was last seen may still be, at a broker that nobody can ask."""
-    if facts.view is not None or facts.is_lost or facts.brokers.synced == 0:
-        return False
-    return not was_used or (facts.brokers.all_synced and not facts.is_moving)
-
-
-PATIENCE_SECONDS = 2.0
-"""What the brokers take over this soon is not worth a write that says "not yet"."""
-
-
-def settles_soon(applied: Applied, brokers: Brokers, pending_seconds: float) -> bool:
-    """Whether it is too early to say that the brokers do not have the object."""
-    return (
-        not applied.is_everywhere
-        and not applied.refusal
-        and not applied.is_held_back
-        and brokers.synced > 0
-        and (applied.is_catching_up or pending_seconds < PATIENCE_SECONDS)
-    )
-
-
-SETTLING_SECONDS = 1.0
-"""While the brokers are still being found, an object whose broker has not spoken waits so long."""
-
-
-def is_too_early(facts: TopicFacts | ClaimFacts) -> bool:
-    """Whether a broker that nobody has reached yet may be the one that serves the topic.
-
-    What is shown stays: an operator that starts must not rewrite every status, twice.
+    ``pods_selected``: how many its podSelector selects, None without one.
     """
-    is_new = int(status_of(facts.document).get("observedGeneration", -1)) < 0
-    is_unheard = facts.standing.is_passed_on and facts.view is None
-    return is_unheard and facts.brokers.is_settling and not is_new
+
+    topic: Json | None = None
+    pods_selected: int | None = None

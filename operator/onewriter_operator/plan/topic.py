@@ -50,8 +50,6 @@ from onewriter_operator.plan.facts import (
     PATIENCE_SECONDS,
     SETTLING_SECONDS,
     TopicFacts,
-    is_too_early,
-    settles_soon,
 )
 from onewriter_operator.plan.fenced import FencedPlan, identifier, known_pods, plan_fenced
 from onewriter_operator.plan.orders import plan_orders
@@ -100,7 +98,7 @@ def plan_topic(facts: TopicFacts) -> TopicPlan:
         return _deleting(facts)
     if needs_look_up(facts):
         return TopicPlan((LookUpTopic(facts.standing.topic),), None)
-    if is_too_early(facts):
+    if facts.is_too_early:
         return TopicPlan((Visit(SETTLING_SECONDS),), None, facts.drift)
     problem = service_problem(facts)
     drift = list(dict.fromkeys((*facts.drift, *_status_drift(facts))))
@@ -141,8 +139,7 @@ def _wait_seconds(facts: TopicFacts) -> float | None:
     if facts.status_editor and is_unknown and facts.standing.word == "Accepted":
         # Nobody can say which epoch is true: not the one that was written, nor a lower one.
         return UNKNOWN_SECONDS
-    is_early = settles_soon(facts.applied, facts.brokers, facts.pending_seconds)
-    return PATIENCE_SECONDS if is_early else None
+    return PATIENCE_SECONDS if facts.is_settling_soon else None
 
 
 def _is_stored(facts: TopicFacts) -> bool:

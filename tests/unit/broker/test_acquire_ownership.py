@@ -1037,6 +1037,24 @@ async def test_with_the_anchor_away_takeovers_wait_visibly_and_owners_go_on(worl
             assert second.broker.waiting_reason(0) == ""
 
 
+async def test_with_the_store_away_lookups_follow_the_records_of_others(world: World) -> None:
+    owners = {0: "broker-1~x", 1: "broker-0~earlier", 2: ""}
+    for bucket, owner in owners.items():
+        taken = Record(generation=1, owner=owner, addresses=addresses(owner))
+        assert await world.anchor.compare_and_set(bucket, 0, taken) is not None
+    broker = world.broker()
+    world.view = None
+    async with running(broker.run()):
+        await asyncio.sleep(0.5)
+        assert [broker.owner_of(bucket) for bucket in owners] == [
+            addresses("broker-1~x"),
+            None,
+            None,
+        ]
+        world.view = LiveView(complete=True)  # back, and broker-1 is found dead
+        assert broker.owner_of(0) is None
+
+
 async def test_a_reading_older_than_the_claim_does_not_end_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,8 @@ def test_what_writers_print_is_understood_to_its_last_whole_line() -> None:
     )
     assert acknowledged(said) == {Line("5-1", "a-1", A, 1)}
     assert refused(said) == 1
+    (slow,) = acknowledged(json.dumps(wrote | {"tookMs": 1500}))
+    assert slow.took_ms == 1500
     text = json.dumps({"process": "a", "term": 1, "grant": "a-1", "number": 1})
     entry = {"position": "5-1", "epoch": 5, "text": text}
     document = {"topic": "t", "verdict": {"holds": True}, "entries": [entry]}

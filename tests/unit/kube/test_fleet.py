@@ -14,7 +14,7 @@ from aiohttp import web
 from tests.cluster.pki import Authority
 from tests.unit.kube.fake_broker import FakeBroker, contender, status
 
-from onewriter_operator.brokers import client, fleet
+from onewriter_operator.brokers import client, fleet, pace
 from onewriter_operator.brokers.client import BrokerRefused, BrokerUnreachable, Credentials
 from onewriter_operator.brokers.fleet import Fleet
 from onewriter_operator.brokers.views import Views, claims_in
@@ -92,9 +92,9 @@ async def until(holds: Callable[[], Any], seconds: float = 10.0) -> None:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "RETRY_SECONDS_MIN", 0.02)
-    monkeypatch.setattr(fleet, "RETRY_SECONDS_MAX", 0.1)
-    monkeypatch.setattr(fleet, "GATHER_SECONDS", 0.01)
+    monkeypatch.setattr(pace, "RETRY_SECONDS_MIN", 0.02)
+    monkeypatch.setattr(pace, "RETRY_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(pace, "GATHER_SECONDS_MIN", 0.01)
     monkeypatch.setattr(fleet, "GRACE_SECONDS", 0.3)
 
 
