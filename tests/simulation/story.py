@@ -176,18 +176,40 @@ def _log_of(dataset: Dataset, name: TopicName) -> TopicLogs:
     return kept
 
 
-def _forgot(history: History, topic: str, last: Operation, following: Operation) -> bool:
-    """Whether the broker of both fences dropped the topic between them, and its memory with it."""
-    bucket = bucket_of(TopicName.parse(topic), BUCKETS)
+def _knew(history: History, topic: str, process: str, lost_at: float, until: float) -> bool:
+    """Whether a broker served the topic before something was lost, and never dropped it ``until``.
+
+    A topic whose loading broke off is not known: its end was perhaps never read.
+    """
+    bucket, knows = bucket_of(TopicName.parse(topic), BUCKETS), False
     for line in history.journal:
-        at, process, _, name, *rest = line.split(" ")
-        is_between = last.invoked_at < float(at) < following.invoked_at
-        if is_between and process == last.process:
-            if name == "bucket.lost" and f"bucket={bucket}" in rest:
-                return True
-            if name == "topic.unloaded" and f"topic={topic}" in rest:
-                return True
-    return False
+        at, broker, _, name, *rest = line.split(" ")
+        if broker != process or float(at) >= until:
+            continue
+        if name == "topic.loaded" and f"topic={topic}" in rest:
+            knows = float(at) < lost_at
+        elif (name == "bucket.lost" and f"bucket={bucket}" in rest) or (
+            name == "topic.unloaded" and f"topic={topic}" in rest
+        ):
+            knows = False
+    return knows
+
+
+def _ended_too_early(history: History, topic: str, following: Operation) -> bool:
+    """Whether the broker of the fence was gone before it served the topic again.
+
+    The fence comes first, then what survived is read, which a store that is hard to reach delays.
+    """
+    fences = [f for f in history.of(Kind.REFENCE, topic) if f.invoked_at > following.invoked_at]
+    successor = next((f for f in fences if f.process != following.process), None)
+    if successor is None:
+        return False
+    return not any(
+        append.outcome is Outcome.OK
+        and append.position is not None
+        and following.ledger <= append.position.ledger < successor.ledger
+        for append in history.of(Kind.APPEND, topic)
+    )
 
 
 def _unreportable(history: History) -> set[str]:
@@ -211,7 +233,8 @@ def _unreportable(history: History) -> set[str]:
                 last is None
                 or following is None
                 or following.process != last.process
-                or _forgot(history, topic, last, following)
+                or not _knew(history, topic, last.process, lost_at, following.invoked_at)
+                or _ended_too_early(history, topic, following)
             ):
                 found.add(value)
     return found

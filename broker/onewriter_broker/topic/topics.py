@@ -273,6 +273,7 @@ class Topics:
         self.resume_windows.loaded(base)
         self.broken.served(base)
         runner.start(opened)
+        log.debug("topic.loaded", topic=str(base), ledger=max(each.ledger for each in opened))
         follow(topic, self.namespaces)
         self._declare(topic)  # which may have changed meanwhile
         self._shell.changed(base)
