@@ -67,16 +67,11 @@ def needs_server() -> list[str]:
     return []
 
 
-def needs_kubernetes() -> list[str]:
-    return [*binaries.missing_tools(), *lab.missing(), *images.missing(), *promtool.missing()]
+def needs_nodes() -> list[str]:
+    return [*binaries.missing_tools(), *lab.missing(), *images.missing()]
 
 
-def needs_cluster() -> list[str]:
-    """What e2e needs: nothing but a cluster that is there already, or the lab's."""
-    return [] if uses_existing() else needs_kubernetes()
-
-
-def programs_of_the_cluster() -> tuple[Command, ...]:
+def programs_of_e2e() -> tuple[Command, ...]:
     """What is to be built for e2e: all of Kubernetes, or what this machine lacks to reach one."""
     if not uses_existing():
         return (build(*binaries.NODE),)
@@ -143,19 +138,30 @@ TIERS = (
         needs_clients,
     ),
     Tier(
-        "e2e",
-        (pytest("e2e", "--timeout", "1800"),),
-        needs_cluster,
-        {} if uses_existing() else LAB_PACKAGES,
-        builds=(*programs_of_the_cluster(), (sys.executable, "-m", "e2e.images")),
+        "cluster",
+        (
+            pytest(
+                *("tests/cluster", "-m", "not nodes", "-n2", "--dist", "loadfile"),
+                *("--timeout", "1800"),
+            ),
+        ),
+        lambda: [*binaries.missing_tools(), *promtool.missing()],
+        builds=(build(*binaries.CONTROL_PLANE, "helm"),),
+    ),
+    Tier(
+        "nodes",
+        (pytest("tests/cluster", "-m", "nodes", "--timeout", "1800"),),
+        needs_nodes,
+        LAB_PACKAGES,
+        builds=(build(*binaries.NODE),),
         on_nodes=True,
     ),
     Tier(
-        "cluster",
-        (pytest("tests/cluster", "-n2", "--dist", "loadfile", "--timeout", "1800"),),
-        needs_kubernetes,
-        LAB_PACKAGES,
-        builds=(build(*binaries.NODE),),
+        "e2e",
+        (pytest("e2e", "--timeout", "1800"),),
+        lambda: [] if uses_existing() else needs_nodes(),
+        {} if uses_existing() else LAB_PACKAGES,
+        builds=(*programs_of_e2e(), (sys.executable, "-m", "e2e.images")),
         on_nodes=True,
     ),
 )

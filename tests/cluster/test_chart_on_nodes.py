@@ -15,6 +15,8 @@ from tests.cluster.lab import Lab
 
 Json = dict[str, Any]
 
+pytestmark = pytest.mark.nodes
+
 CHART = Path(__file__).resolve().parents[2] / "charts" / "onewriter"
 NAMESPACE = "chart"
 REPOSITORY, TAG = images.TAG.rsplit(":", 1)

@@ -17,6 +17,8 @@ from tests.unit.kube.installation_configurations import configured
 from onewriter_broker.testing import free_ports
 from onewriter_operator.installation import valkey_configuration
 
+pytestmark = pytest.mark.nodes
+
 SECONDS_MAX = 60.0
 
 

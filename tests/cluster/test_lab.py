@@ -12,6 +12,8 @@ import pytest
 from tests.cluster import image_archive
 from tests.cluster.lab import Lab
 
+pytestmark = pytest.mark.nodes
+
 IMAGE = "localhost/busybox:1"
 WEB = "web.default.svc.cluster.local"
 SECONDS_MAX = 60.0
