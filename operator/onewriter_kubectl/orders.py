@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from onewriter_core.broker_http import topic_path
@@ -26,20 +27,12 @@ from onewriter_kubectl.objects import (
     metadata,
     name,
     person,
-    seconds,
     status,
 )
-from onewriter_kubectl.views import NOBODY, event_time
+from onewriter_kubectl.views import NOBODY
 
 LOOK_SECONDS: Final = 0.5
 """Between two looks at what became of an order."""
-
-BELIEF_SECONDS: Final = 5.0
-"""After so long an Event counts that was there before the order: the same said again soon is counted
-later."""
-
-RECENT_SECONDS: Final = 60.0
-"""Older Events are about earlier orders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +52,21 @@ HANDING_OVER: Final = Kind("handover", "handed over", HANDOVER, "Handover", "Han
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is ordered: end ``epoch`` of ``topic``. ``to``: whom a handover names, empty: the first."""
+    """What is ordered: end ``epoch`` of ``topic``. ``to``: whom a handover names, empty: the first.
+
+    ``mark`` tells it from the same order given before, and its answer from the answer to that.
+    """
 
     kind: Kind
     topic: Json
     epoch: int
     to: str = ""
+    mark: str = field(default_factory=lambda: secrets.token_hex(4))
 
     @property
     def text(self) -> str:
         """The annotation's text."""
-        return f"{self.epoch} {self.to}".strip()
+        return f"{self.epoch}#{self.mark} {self.to}".strip()
 
 
 def judged(kind: Kind, topic: Json, if_epoch: int | None, to: str = "") -> Order:
@@ -110,14 +107,13 @@ def by_annotation(kubectl: Kubectl, order: Order, timeout_seconds: float) -> str
     """
     about = metadata(order.topic)
     kubectl = kubectl.within(order.topic)
-    known = frozenset(map(_said, reading.events(kubectl, order.topic)))
     kubectl.text(
         *("annotate", "--overwrite", TOPIC, str(about["name"])),
         f"{order.kind.annotation}={order.text}",
         changes=True,
     )
     try:
-        done = _awaited(kubectl, order, known, timeout_seconds)
+        done = _awaited(kubectl, order, timeout_seconds)
     except Refused:
         _take_away(kubectl, order)
         raise
@@ -125,14 +121,12 @@ def by_annotation(kubectl: Kubectl, order: Order, timeout_seconds: float) -> str
     return done
 
 
-def _awaited(
-    kubectl: Kubectl, order: Order, known: frozenset[object], timeout_seconds: float
-) -> str:
+def _awaited(kubectl: Kubectl, order: Order, timeout_seconds: float) -> str:
     started = time.monotonic()
     while True:
         elapsed = time.monotonic() - started
         with contextlib.suppress(Unavailable):  # it may have happened: look again
-            done = _outcome(kubectl, order, frozenset() if elapsed > BELIEF_SECONDS else known)
+            done = _outcome(kubectl, order)
             if done:
                 return done
         if elapsed > timeout_seconds:
@@ -144,14 +138,14 @@ def _awaited(
         time.sleep(LOOK_SECONDS)
 
 
-def _outcome(kubectl: Kubectl, order: Order, known: frozenset[object]) -> str:
+def _outcome(kubectl: Kubectl, order: Order) -> str:
     """What came of it; empty while nobody knows. Raises Refused, and what kubectl raises."""
     topic = reading.topic(kubectl, str(metadata(order.topic)["name"]))
     current = epoch(topic)
     if current is not None and current > order.epoch:
         return _ended(order, topic, current)
     for event in reversed(reading.events(kubectl, topic)):
-        if _said(event) not in known and _refuses(event, order):
+        if _refuses(event, order):
             raise _refused(str(event["message"]))
     return ""
 
@@ -170,21 +164,14 @@ def _ended(order: Order, topic: Json, current: int) -> str:
     return _done(order, current, person(holder) if holder else NOBODY)
 
 
-def _said(event: Json) -> object:
-    """What tells one saying of an Event from the next."""
-    return metadata(event).get("uid"), str(event_time(event))
-
-
 def _refuses(event: Json, order: Order) -> bool:
     """Whether an Event is the operator's definite no to this order."""
     to = f" to {order.to}" if order.to else ""
-    told = f"Epoch {order.epoch} was to be {order.kind.done}{to} (annotation):"
-    age_seconds = time.time_ns() / 1e9 - (seconds(event_time(event)) or 0.0)
+    told = f"Epoch {order.epoch} was to be {order.kind.done}{to} (annotation #{order.mark}):"
     return (
         event.get("reason") == order.kind.event
         and event.get("type") == "Warning"
         and str(event.get("message")).startswith(told)
-        and age_seconds < RECENT_SECONDS
     )
 
 

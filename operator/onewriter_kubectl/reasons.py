@@ -343,9 +343,11 @@ def _switches(found: Found) -> list[str]:
             f"Annotation {PAUSED}: brokers keep the spec that they have, no pod is evicted."
         )
     for order, words in ((FENCE, "fenced"), (HANDOVER, "handed over")):
-        wanted = annotation(topic, order)
-        if wanted.partition(" ")[0] == str(status(topic).get("epoch")):
+        head, _, name = annotation(topic, order).strip().partition(" ")
+        number = head.partition("#")[0]
+        if number == str(status(topic).get("epoch")):
+            to = f" to {text(name)}" if name else ""
             said.append(
-                f"Epoch {text(wanted)} is ordered to be {words} (annotation) and has not been."
+                f"Epoch {number} is ordered to be {words}{to} (annotation) and has not been."
             )
     return said

@@ -27,7 +27,9 @@ from onewriter_operator.installation import names
 from onewriter_operator.kube import Kube, load_configuration
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.reconcile.claims import ClaimVisitor
+from onewriter_operator.reconcile.followed_pods import FollowedPods
 from onewriter_operator.reconcile.installation import Installation
+from onewriter_operator.reconcile.surroundings import Surroundings
 from onewriter_operator.reconcile.topics import TopicVisitor
 from onewriter_operator.settings import OperatorSettings
 from onewriter_operator.sidecars import Sidecars
@@ -133,8 +135,11 @@ class Operator:
             declarations,
             controller,
         )
-        parts = (kube, store, declarations, fleet, recorder, self.metrics, wall_clock)
-        topics, claims = TopicVisitor(*parts), ClaimVisitor(*parts)
+        followed = FollowedPods(kube, controller.pod_changed)
+        surroundings = Surroundings(
+            kube, store, declarations, fleet, recorder, self.metrics, followed, wall_clock
+        )
+        topics, claims = TopicVisitor(surroundings), ClaimVisitor(surroundings)
 
         async def visit(key: Key) -> float | None:
             visitor = topics if key.kind == TOPIC.kind else claims
@@ -160,7 +165,7 @@ class Operator:
         log.info("operator.leads", topics=store.count(TOPIC.kind))
         controller.start()
         async with asyncio.TaskGroup() as group:
-            for part in (engine, fleet, recorder, queue, sweeper):
+            for part in (engine, fleet, recorder, queue, sweeper, followed):
                 group.create_task(part.run())
             if settings.installs:
                 group.create_task(Installation(kube, configuration, recorder, self.metrics).run())

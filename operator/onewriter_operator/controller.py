@@ -118,6 +118,11 @@ class Controller:
         for claim in self._store.claims_of(topic):
             self._queue.add(key_of(claim))
 
+    def pod_changed(self, uid: str) -> None:
+        """A pod that topics depend on is another than it was, going, or gone."""
+        for topic in self._topics.of_pod(uid):
+            self._queue.add(topic)
+
     def _pod_changed(self, key: Key) -> None:
         pod = self._store.get(key)
         uids = {self._pods.pop(key, "")}
@@ -125,8 +130,7 @@ class Controller:
             self._pods[key] = uid_of(pod)
             uids.add(uid_of(pod))
         for uid in uids:
-            for topic in self._topics.of_pod(uid):
-                self._queue.add(topic)
+            self.pod_changed(uid)
         for claim in self._declarations.selecting(key.namespace):
             self._queue.add(key_of(claim))
             self._fleet.declare()

@@ -85,11 +85,13 @@ class Recorder:
         self._waiting: asyncio.Queue[tuple[_Same, Json]] = asyncio.Queue(WAITING_MAX)
 
     def tell(self, about: Mapping[str, Any], told: Tell) -> None:
-        """Say something about an object; the same said again is counted."""
+        """Say something about an object; the same said again is counted, an answer at once.
+
+        Answers are as many as the orders that people wrote themselves, and are never left out.
+        """
         now = asyncio.get_running_loop().time()
-        if (uid_of(about), told.reason, told.note) not in self._series and self._is_flood(
-            about, told
-        ):
+        is_new = (uid_of(about), told.reason, told.note) not in self._series
+        if is_new and not told.is_answer and self._is_flood(about, told):
             told = Tell(told.reason, f"(and others alike) {told.reason}", told.is_warning)
         same = (uid_of(about), told.reason, told.note)
         known = self._series.get(same)
@@ -97,7 +99,7 @@ class Recorder:
             known.count += 1
             known.said_at = now
             self._series.move_to_end(same)
-            if now - known.written_at < COUNT_SECONDS:
+            if now - known.written_at < COUNT_SECONDS and not told.is_answer:
                 return  # counted; written with the next one
         else:
             namespace = str(metadata(about).get("namespace") or "default")

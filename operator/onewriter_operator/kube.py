@@ -6,9 +6,10 @@ and an eviction's 429 is an answer, not a reason to try again at once.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -25,8 +26,11 @@ from onewriter_operator.documents import FIELD_MANAGER, Json, Key, Kind, metadat
 REQUEST_SECONDS: Final = 30.0
 CONNECT_SECONDS: Final = 10.0
 
-CONNECTIONS_MAX: Final = 32
-"""Requests under way at the same time."""
+CONNECTIONS_MAX: Final = 160
+"""Requests under way at the same time, and objects that are followed."""
+
+FOLLOW_SECONDS: Final = 290
+"""The API server ends a stream after so long."""
 
 PAGE_OBJECTS: Final = 500
 """Objects that one page of a listing has."""
@@ -153,6 +157,40 @@ class Kube:
             token = (page.get("metadata") or {}).get("continue")
             if not token:
                 return found
+
+    async def follow(
+        self, kind: Kind, namespace: str, name: str
+    ) -> AsyncGenerator[Json | None, None]:
+        """An object as it is, and whenever it changes; None: there is none (any more).
+
+        Ends now and then: then begin anew. Raises ApiRefused, ApiUnreachable.
+        """
+        path, selector = kind.path(namespace), f"metadata.name={name}"
+        found = await self._call("get", path, field_selector=selector)
+        yield found["items"][0] if found["items"] else None
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=CONNECT_SECONDS, sock_read=FOLLOW_SECONDS + REQUEST_SECONDS
+        )
+        with _failures():
+            answer = await self._dynamic.request(
+                *("get", path),
+                serialize=False,
+                _request_timeout=timeout,
+                field_selector=selector,
+                resource_version=found["metadata"]["resourceVersion"],
+                timeout_seconds=FOLLOW_SECONDS,
+                watch="true",
+            )
+        try:
+            while True:
+                with _failures():
+                    line = await answer.content.readline()
+                    event: Json = json.loads(line) if line else {"type": "ERROR"}
+                if event["type"] == "ERROR":  # it has ended, or what it began with is too old
+                    return
+                yield None if event["type"] == "DELETED" else event["object"]
+        finally:
+            answer.close()
 
     async def version(self) -> tuple[int, int]:
         """The API server's version, major and minor. Raises ApiRefused, ApiUnreachable."""
@@ -289,18 +327,25 @@ class Kube:
 
     async def _call(self, method: str, path: str, **parameters: Any) -> Json:
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS)
-        try:
+        with _failures():
             answer = await self._dynamic.request(
                 method, path, serialize=False, _request_timeout=timeout, **parameters
             )
             found: Json = await answer.json()
-        except ApiException as error:
-            if not error.status:
-                raise ApiUnreachable(str(error.reason)) from error
-            raise _refused(error) from error
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise ApiUnreachable(str(error) or type(error).__name__) from error
         return found
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """Whatever goes wrong in a call is ApiRefused or ApiUnreachable."""
+    try:
+        yield
+    except ApiException as error:
+        if not error.status:
+            raise ApiUnreachable(str(error.reason)) from error
+        raise _refused(error) from error
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        raise ApiUnreachable(str(error) or type(error).__name__) from error
 
 
 def _refused(error: ApiException) -> ApiRefused:

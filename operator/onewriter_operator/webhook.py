@@ -20,7 +20,7 @@ from aiohttp import web
 from onewriter_operator.admission import Injection, NotInjectable, patch_of
 from onewriter_operator.documents import Json
 
-CHECK_SECONDS: Final = 30.0
+CHECK_SECONDS: Final = 5.0
 """How often certificate and key are looked at."""
 
 BODY_BYTES_MAX: Final = 3 * 1024 * 1024

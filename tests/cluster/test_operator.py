@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -244,6 +246,60 @@ def test_a_person_fences_an_epoch_and_no_later_one(world: World) -> None:
     assert world.operator.metric("onewriter_fence_annotations") == 1
 
 
+def refusals(world: World) -> list[Json]:
+    """What was said of handovers, the oldest first."""
+    return sorted(world.events("HandedOverByOrder"), key=lambda event: str(event["eventTime"]))
+
+
+def test_an_order_that_is_refused_again_is_answered_again_at_once(world: World) -> None:
+    world.topic()
+    world.writes(epoch=3)
+    world.until("WriterActive", "True/Held")
+
+    def forgotten() -> bool:
+        """The operator has seen that there is no order."""
+        visits = world.operator.metric("onewriter_reconcile_seconds_count")
+        world.annotate("onewriter.dev/handover-", f"onewriter.dev/reconcile-at={visits}")
+        return bool(
+            wait_until(lambda: world.operator.metric("onewriter_reconcile_seconds_count") > visits)
+        )
+
+    def is_answered(times: int) -> bool:
+        return len(world.broker.fake.handovers) == said_times(refusals(world)) == times
+
+    for times in (1, 2, 3):
+        world.annotate("onewriter.dev/handover=3")
+        wait_until(partial(is_answered, times), explain=lambda: refusals(world))
+        assert forgotten()
+    (event,) = refusals(world)
+    assert event["type"] == "Warning"
+    assert "(annotation): nobody is waiting" in event["note"]
+
+
+def said_times(events: list[Json]) -> int:
+    """How often one thing was said, as its Event tells."""
+    series = events[0].get("series") or {} if events else {"count": 0}
+    return int(series.get("count", 1))
+
+
+def test_an_order_with_a_mark_is_a_new_one_and_its_answer_names_it(world: World) -> None:
+    world.topic()
+    world.writes(epoch=3)
+    world.until("WriterActive", "True/Held")
+
+    def is_told(note: str) -> bool:
+        return note in [event["note"] for event in refusals(world)]
+
+    for mark in ("a", "b", "c"):
+        world.annotate(f"onewriter.dev/handover=3#{mark} w2")  # right over the one before
+        told = f"Epoch 3 was to be handed over to w2 (annotation #{mark}): nobody is waiting"
+        wait_until(
+            partial(is_told, told),
+            explain=lambda: refusals(world),
+        )
+    assert world.broker.fake.handovers == [(world.name("orders"), 3, "w2")] * 3
+
+
 def test_reconcile_at_looks_everything_up_anew(world: World) -> None:
     world.topic()
     world.until("Ready", "True/Ready")
@@ -309,6 +365,35 @@ def test_the_service_leads_to_the_writer_and_to_nobody_else(world: World) -> Non
     assert service["metadata"]["ownerReferences"][0]["name"] == "orders"
 
 
+@pytest.mark.parametrize("label", ["onewriter.dev/claim", "app"])
+def test_a_writer_that_is_going_is_led_to_as_such_whatever_its_labels(
+    world: World, label: str
+) -> None:
+    world.topic(leaderService={"name": "leader", "ports": [{"port": 80}]})
+    found = pod(world, "writer-1", labels={label: "primary"})
+    patch_finalizers(world, ["example.com/wait"])  # it goes, and stays for as long as this is there
+    writer = contender("w1", None, "writer-1", epoch=1) | {"podUID": found["metadata"]["uid"]}
+    world.broker.serve(world.name("orders"), status(1, holders=[writer]))
+    leads_to(world, [found["status"]["podIP"]], 1)
+    assert is_terminating(world) == [False]
+    world.cluster.kubectl("delete", "pod", "writer-1", "--wait=false", namespace=world.namespace)
+    wait_until(lambda: is_terminating(world) == [True], explain=lambda: is_terminating(world))
+    patch_finalizers(world, [])
+    wait_until(lambda: endpoints(world) == [], explain=lambda: endpoints(world))
+
+
+def patch_finalizers(world: World, finalizers: list[str]) -> None:
+    change = json.dumps({"metadata": {"finalizers": finalizers}})
+    world.cluster.kubectl(
+        "patch", "pod", "writer-1", "--type=merge", "-p", change, namespace=world.namespace
+    )
+
+
+def is_terminating(world: World) -> list[bool]:
+    found = world.get("endpointslice", "leader-leader-ipv4").get("endpoints") or ()
+    return [each["conditions"]["terminating"] for each in found]
+
+
 def test_a_leader_service_that_was_changed_or_deleted_comes_back(world: World) -> None:
     world.topic(leaderService={"name": "leader", "ports": [{"port": 80}]})
     wait_until(lambda: world.names("endpointslice"))
@@ -362,22 +447,3 @@ def test_selected_pods_reach_the_broker_as_uids(world: World) -> None:
         "delete", "pod", "writer-1", "--grace-period=0", "--force", namespace=world.namespace
     )
     wait_until(lambda: world.broker.fake.bodies[-1]["pods"] == {name: []})
-
-
-def test_many_claims_for_one_topic(world: World) -> None:
-    names = [f"claim-{number:03}" for number in range(200)]
-    spec = {"topicRef": {"name": "orders"}, "subject": {"serviceAccountName": "writer"}}
-    world.topic()
-    world.apply(
-        *(
-            {"apiVersion": API, "kind": "ProducerClaim", "metadata": {"name": name}, "spec": spec}
-            for name in names
-        )
-    )
-    waiters = [contender(name, name, place=place) for place, name in enumerate(names[1:], 1)]
-    writer = contender("w", names[0], epoch=2)
-    world.broker.serve(world.name("orders"), status(2, holders=[writer], waiters=waiters))
-    world.until("Granted", "True/Granted", "pclaim", names[0])
-    world.until("Granted", "False/Waiting", "pclaim", names[-1])
-    assert world.status()["waiting"] == 199
-    wait_until(lambda: len(world.broker.fake.claims()) == 200)

@@ -75,8 +75,11 @@ class World:
         assert found is not None, f"there is no {kind} {name}"
         return found
 
+    def all(self, kind: str) -> list[Json]:
+        return self._reader.list(kind, self.namespace)
+
     def names(self, kind: str) -> list[str]:
-        return [each["metadata"]["name"] for each in self._reader.list(kind, self.namespace)]
+        return [each["metadata"]["name"] for each in self.all(kind)]
 
     def status(self, kind: str = "xt", name: str = "orders") -> Json:
         found: Json = (self._reader.get(kind, self.namespace, name) or {}).get("status", {})
@@ -95,8 +98,7 @@ class World:
         )
 
     def events(self, reason: str) -> list[Json]:
-        found = self._reader.list("event", self.namespace)
-        return [each for each in found if each["reason"] == reason]
+        return [each for each in self.all("event") if each["reason"] == reason]
 
     def annotate(self, *annotations: str, kind: str = "xt", name: str = "orders") -> None:
         self.cluster.kubectl(

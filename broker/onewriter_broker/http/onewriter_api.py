@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import structlog
@@ -66,7 +66,11 @@ def _add_topics(router: web.UrlDispatcher, site: Site) -> None:
             raise web.HTTPTemporaryRedirect(site.url_of(request, owner) + str(request.rel_url))
         return web.json_response(await _status(site, name, entry))
 
+    async def several(request: web.Request) -> web.Response:
+        return web.json_response(await _look_up(site, await _names(request)))
+
     router.add_get(_ROOT + "/topics", every)
+    router.add_post(_ROOT + "/topics", several)
     router.add_get(_TOPIC, one)
 
 
@@ -97,6 +101,45 @@ async def _list(site: Site, request: web.Request) -> dict[str, Any]:
         "topics": await asyncio.gather(*(row(text) for text in page)),
         "next": page[-1] if len(names) > limit else None,
     }
+
+
+async def _names(request: web.Request) -> list[TopicName]:
+    """The topics that a body names. Raises Refusal, InvalidTopicName."""
+    names = (await object_body(request)).get("topics")
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise Refusal(400, "topics: must be a list of topic names")
+    if len(names) > TOPICS_PER_PAGE:
+        raise Refusal(400, f"at most {TOPICS_PER_PAGE} topics are looked up at once")
+    return [TopicName.parse(each).base for each in dict.fromkeys(names)]
+
+
+async def _look_up(site: Site, names: Iterable[TopicName]) -> dict[str, Any]:
+    """What is known of some topics; of those that another broker serves, which knows more, only that."""
+    topics = site.topics
+    gate = asyncio.Semaphore(STATES_AT_ONCE)
+    found: dict[str, Any] = {}
+    elsewhere: list[str] = []
+
+    async def look(name: TopicName) -> None:
+        async with gate:
+            entry = await topics.entry_of(name)
+            if entry is None:
+                return
+            owner = topics.ownership.owner_of(topics.bucket_of(name))
+            if not topics.is_owned(name) and owner is not None and owner != site.addresses:
+                elsewhere.append(str(name))
+                return
+            loaded = topics.loaded.get(str(name))
+            if loaded is not None:
+                epoch = loaded.runner.topic.epoch
+            else:
+                states = await _states(site, name, entry)
+                epoch = views.stored_summary(list(states.values()))["epoch"]
+            is_declared = topics.desired.topic(name) is not None
+            found[str(name)] = {"declared": is_declared, "epoch": epoch}
+
+    await asyncio.gather(*(look(each) for each in names))
+    return {"topics": found, "elsewhere": elsewhere}
 
 
 async def _status(site: Site, name: TopicName, entry: CatalogEntry) -> dict[str, Any]:

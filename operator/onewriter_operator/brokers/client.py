@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -16,6 +16,7 @@ from urllib.parse import quote
 import aiohttp
 
 from onewriter_operator.documents import Json
+from onewriter_operator.plan.facts import Stored
 
 REQUEST_SECONDS: Final = 30.0
 CONNECT_SECONDS: Final = 5.0
@@ -115,6 +116,24 @@ class BrokerClient:
         """The revision of the desired state that it has; empty when it has none."""
         found = await self._call("GET", "/onewriter/v1/desired")
         return str(found.get("revision") or "")
+
+    async def look_up(self, names: Sequence[str]) -> tuple[dict[str, Stored], set[str]]:
+        """What it knows of topics, and which of them another broker has to be asked about.
+
+        Raises BrokerRefused, BrokerUnreachable.
+        """
+        answer = await self._call("POST", "/onewriter/v1/topics", json={"topics": list(names)})
+        try:
+            elsewhere = {str(name) for name in answer["elsewhere"]}
+            found = {
+                name: Stored(True, bool(each["declared"]), int(each["epoch"]))
+                for name, each in answer["topics"].items()
+            }
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise BrokerUnreachable(f"its answer is not understood: {error!r}") from error
+        return {
+            name: found.get(name, Stored()) for name in names if name not in elsewhere
+        }, elsewhere
 
     async def topic(self, name: str) -> Json | None:
         """What it knows of a topic, None when there is no such topic."""

@@ -22,6 +22,7 @@ from onewriter_operator.brokers.client import (
     Credentials,
     NotServedHere,
 )
+from onewriter_operator.brokers.lookups import LookUps
 from onewriter_operator.brokers.pace import Gathering, Pause
 from onewriter_operator.brokers.views import View, Views, claims_in
 from onewriter_operator.declarations import BODY_BYTES_MAX, Declarations, Desired
@@ -113,6 +114,7 @@ class Fleet:
         self._desired: Desired | None = None
         self._dirty = asyncio.Event()
         self._gathering = Gathering()
+        self._look_ups = LookUps(self._synced_clients)
         self._is_settling = bool(urls)
         self._brokers = {
             name: _Broker(BrokerClient(name, url, credentials)) for name, url in urls.items()
@@ -122,6 +124,7 @@ class Fleet:
         """Follow and tell until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._settle_in_time())
+            group.create_task(self._look_ups.run())
             group.create_task(self._compose())
             for broker in self._brokers.values():
                 group.create_task(self._follow(broker))
@@ -178,14 +181,7 @@ class Fleet:
 
     async def stored(self, topic: str) -> Stored:
         """What any broker says of a topic; ``is_known`` False when none could say."""
-        try:
-            found = await self._ask(topic, lambda client: client.topic(topic))
-        except (BrokerUnreachable, BrokerRefused) as error:
-            log.info("topic.unknown", topic=topic, reason=str(error))
-            return Stored(is_known=False)
-        if found is None:
-            return Stored()
-        return Stored(True, bool(found.get("declared")), int(found.get("epoch", 0)))
+        return await self._look_ups.stored(topic)
 
     async def fence(self, topic: str, epoch: int) -> None:
         """Fence this very epoch. Raises BrokerRefused, BrokerUnreachable."""
@@ -219,6 +215,9 @@ class Fleet:
         if found is not None and not found.get("served", True):
             raise BrokerUnreachable(str(found.get("waitingReason") or "nobody serves it just now"))
         return found
+
+    def _synced_clients(self) -> list[BrokerClient]:
+        return [each.client for _, each in sorted(self._brokers.items()) if each.is_synced]
 
     async def _ask(
         self, topic: str, question: Callable[[BrokerClient], Awaitable[_Answer]]

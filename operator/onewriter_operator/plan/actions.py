@@ -33,21 +33,26 @@ class LookUpPod:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Fence the holder of this epoch and of no later one. Answer: facts.fence_answer."""
+    """Fence the holder of this epoch and of no later one. Answer: facts.fence_answer.
+
+    ``order`` is the text that a person gave.
+    """
 
     topic: str
     epoch: int
+    order: str
 
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
     """Hand the topic over from the holder of this epoch, to ``to`` or, if that is empty, to the first
-    who waits. Answer: facts.handover_answer.
+    who waits. Answer: facts.handover_answer. ``order`` is the text that a person gave.
     """
 
     topic: str
     epoch: int
     to: str
+    order: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +114,15 @@ EventReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """An Event about the declared object."""
+    """An Event about the declared object.
+
+    ``is_answer``: a person waits for it, so it is visible at once, however often the same was said.
+    """
 
     reason: EventReason
     note: str
     is_warning: bool = False
+    is_answer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

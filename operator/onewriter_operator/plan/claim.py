@@ -200,6 +200,12 @@ def _granted(facts: ClaimFacts, producers: list[Json], ready: Verdict) -> Verdic
     fenced = [each for each in producers if each["state"] == "Fenced"]
     if fenced:
         return no("Granted", "Fenced", f"{fenced[0]['producerName']} was fenced as stale")
+    unseen = int((facts.view or {}).get("waitersOmitted") or 0)
+    if unseen:
+        message = (
+            f"no producer of it writes; {unseen} wait for the topic behind those that are shown"
+        )
+        return no("Granted", "Waiting", message)
     return no("Granted", "Waiting", "no producer has used the claim")
 
 

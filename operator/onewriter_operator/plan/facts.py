@@ -123,7 +123,7 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """What came of a person's ``order`` (plan.orders.order): the broker's words, empty when done.
+    """What came of a person's ``order``, the annotation's text: the broker's words, empty when done.
 
     ``is_news``: it was asked in this very visit. ``is_open``: nobody knows whether it was done.
     """
@@ -137,7 +137,7 @@ class Ordered:
 MOVING_SECONDS: Final = 3.0
 """A topic that its broker let go of is looked up by its writer again, elsewhere, within this time."""
 
-PATIENCE_SECONDS: Final = 2.0
+PATIENCE_SECONDS: Final = 3.0
 """What the brokers take over this soon is not worth a write that says "not yet"."""
 
 SETTLING_SECONDS: Final = 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from onewriter_operator.documents import FENCE, HANDOVER, annotation
@@ -13,54 +14,73 @@ RETRY_SECONDS: Final = 5.0
 
 EPOCH_DIGITS_MAX: Final = 16
 
+MARK_LENGTH_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What an annotation says: ``EPOCH[#MARK] [NAME]``.
+
+    The mark is repeated in the answer; without it the same order given again looks as it did before.
+    """
+
+    text: str
+    epoch: int
+    mark: str
+    name: str
+
 
 def plan_orders(facts: TopicFacts) -> list[Action]:
     """Fences and handovers that are ordered and not done yet, and what came of those that are."""
     return [*_fence(facts), *_handover(facts)]
 
 
-def order(epoch: int, to: str = "") -> str:
-    """What an answer is an answer to."""
-    return f"{epoch} {to}".strip()
-
-
 def _fence(facts: TopicFacts) -> list[Action]:
-    epoch = _epoch(annotation(facts.document, FENCE).strip())
-    if epoch is None:
+    order = _read(annotation(facts.document, FENCE))
+    if order is None or order.name:
         return []
     answer = facts.fence_answer
-    if answer is not None and answer.order == order(epoch):
-        return _told("FencedByOrder", f"Epoch {epoch} was to be fenced", answer)
-    return [Fence(facts.standing.topic, epoch)] if _is_due(facts, epoch) else []
+    if answer is not None and answer.order == order.text:
+        return _told("FencedByOrder", "fenced", order, answer)
+    if not _is_due(facts, order):
+        return []
+    return [Fence(facts.standing.topic, order.epoch, order.text)]
 
 
 def _handover(facts: TopicFacts) -> list[Action]:
-    """EPOCH, or EPOCH and the name of a waiting producer or its claim."""
-    number, _, name = annotation(facts.document, HANDOVER).strip().partition(" ")
-    epoch, to = _epoch(number), name.strip()
-    if epoch is None:
+    """It may name whom: a waiting producer or its claim."""
+    order = _read(annotation(facts.document, HANDOVER))
+    if order is None:
         return []
     answer = facts.handover_answer
-    if answer is not None and answer.order == order(epoch, to):
-        what = f"Epoch {epoch} was to be handed over{f' to {to}' if to else ''}"
-        return _told("HandedOverByOrder", what, answer)
-    return [HandOver(facts.standing.topic, epoch, to)] if _is_due(facts, epoch) else []
+    if answer is not None and answer.order == order.text:
+        to = f" to {order.name}" if order.name else ""
+        return _told("HandedOverByOrder", f"handed over{to}", order, answer)
+    if not _is_due(facts, order):
+        return []
+    return [HandOver(facts.standing.topic, order.epoch, order.name, order.text)]
 
 
-def _epoch(text: str) -> int | None:
-    is_number = text.isascii() and text.isdecimal() and len(text) <= EPOCH_DIGITS_MAX
-    return int(text) if is_number else None
+def _read(text: str) -> _Order | None:
+    """The order; None for what is none."""
+    head, _, name = text.strip().partition(" ")
+    number, _, mark = head.partition("#")
+    if not (number.isascii() and number.isdecimal() and len(number) <= EPOCH_DIGITS_MAX):
+        return None
+    return _Order(text.strip(), int(number), mark[:MARK_LENGTH_MAX], name.strip())
 
 
-def _is_due(facts: TopicFacts, epoch: int) -> bool:
+def _is_due(facts: TopicFacts, order: _Order) -> bool:
     view = facts.view
-    return view is not None and view.get("epoch") == epoch and bool(view.get("holder"))
+    return view is not None and view.get("epoch") == order.epoch and bool(view.get("holder"))
 
 
-def _told(reason: EventReason, what: str, answer: Ordered) -> list[Action]:
+def _told(reason: EventReason, what: str, order: _Order, answer: Ordered) -> list[Action]:
     """What came of it, said once: a warning is a definite no."""
     is_refused = bool(answer.refusal) and not answer.is_open
-    told = Tell(reason, f"{what} (annotation): {answer.refusal or 'done'}", is_warning=is_refused)
+    source = f"annotation #{order.mark}" if order.mark else "annotation"
+    note = f"Epoch {order.epoch} was to be {what} ({source}): {answer.refusal or 'done'}"
+    told = Tell(reason, note, is_warning=is_refused, is_answer=True)
     return [
         *([told] if answer.is_news else []),
         *([Visit(RETRY_SECONDS)] if answer.is_open else []),

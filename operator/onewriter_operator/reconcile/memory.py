@@ -31,8 +31,26 @@ class Obstacle:
 
 
 @dataclass(slots=True)
-class Memory:
-    """Of one object, by uid. Times are the loop's."""
+class Recollection:
+    """Of any object, by uid. Times are the loop's.
+
+    ``piece``: what the brokers are meant to have of it, and since when; ``editor``: who else had
+    written its status when the operator did so last, and when.
+    """
+
+    editor: tuple[str, str] = ("", "")
+    piece: tuple[str, float] = ("", 0.0)
+
+    def pending_seconds(self, piece: str, now: float) -> float:
+        """For how long the brokers have been meant to have this piece."""
+        if self.piece[0] != piece:
+            self.piece = (piece, now)
+        return now - self.piece[1]
+
+
+@dataclass(slots=True)
+class Memory(Recollection):
+    """Of an ExclusiveTopic."""
 
     stored: Stored | None = None
     epoch_seen: int = 0
@@ -47,15 +65,7 @@ class Memory:
     handover: Ordered | None = None
     deletion: tuple[Deletion, float] | None = None
     drift: tuple[str, ...] = ()
-    editor: tuple[str, str] = ("", "")
-    piece: tuple[str, float] = ("", 0.0)
     reconcile_at: str = ""
-
-    def pending_seconds(self, piece: str, now: float) -> float:
-        """For how long the brokers have been meant to have this piece."""
-        if self.piece[0] != piece:
-            self.piece = (piece, now)
-        return now - self.piece[1]
 
     def ahead_seconds(self, now: float, *, is_ahead: bool) -> float:
         """For how long what is there has spoken of a later epoch than is known."""

@@ -13,10 +13,8 @@ from typing import Final
 import structlog
 
 from onewriter_operator.brokers.client import BrokerRefused, BrokerUnreachable
-from onewriter_operator.brokers.fleet import Fleet
-from onewriter_operator.declarations import Declarations
 from onewriter_operator.documents import Json
-from onewriter_operator.kube import ApiRefused, Kube
+from onewriter_operator.kube import ApiRefused
 from onewriter_operator.plan.actions import (
     Action,
     DeleteLog,
@@ -28,10 +26,10 @@ from onewriter_operator.plan.actions import (
 )
 from onewriter_operator.plan.facts import Attempt, Deletion, Ordered, PodFacts
 from onewriter_operator.plan.fenced import came_back
-from onewriter_operator.plan.orders import order
 from onewriter_operator.reconcile import removal
 from onewriter_operator.reconcile.calls import asked
 from onewriter_operator.reconcile.memory import Memory
+from onewriter_operator.reconcile.surroundings import Surroundings
 
 UNCONFIRMED_SECONDS: Final = 5.0
 """No broker could say whether a fenced pod is registered again: they are asked after so long."""
@@ -48,20 +46,18 @@ def is_question(action: Action) -> bool:
 class Questions:
     """Asks them, and keeps the answers in the topic's memory."""
 
-    def __init__(self, kube: Kube, declarations: Declarations, fleet: Fleet) -> None:
-        self._kube = kube
-        self._declarations = declarations
-        self._fleet = fleet
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._around = surroundings
 
     async def ask(self, document: Json, topic: str, memory: Memory, action: Action) -> None:
         """Perform an action of an ExclusiveTopic for ``topic``. Raises RetryLater."""
         now = asyncio.get_running_loop().time
         match action:
             case LookUpTopic(topic):
-                memory.stored = await self._fleet.stored(topic)
+                memory.stored = await self._around.fleet.stored(topic)
                 if memory.stored.is_known:
-                    self._declarations.admit(document)
-                    self._fleet.declare()
+                    self._around.declarations.admit(document)
+                    self._around.fleet.declare()
             case LookUpPod(namespace, name, uid):
                 memory.remember_pod(uid, await self._pod(namespace, name, uid), now())
             case RemovePod():
@@ -69,11 +65,11 @@ class Questions:
                 count = 0 if former is None else former[0].count
                 attempt = await self._remove(topic, action, count)
                 memory.attempts[action.fence] = (attempt, now())
-            case Fence(topic, epoch):
-                memory.fence = await _ordered(order(epoch), self._fleet.fence(topic, epoch))
-            case HandOver(topic, epoch, to):
-                handing = self._fleet.hand_over(topic, epoch, to)
-                memory.handover = await _ordered(order(epoch, to), handing)
+            case Fence(topic, epoch, order):
+                memory.fence = await _ordered(order, self._around.fleet.fence(topic, epoch))
+            case HandOver(topic, epoch, to, order):
+                handing = self._around.fleet.hand_over(topic, epoch, to)
+                memory.handover = await _ordered(order, handing)
             case DeleteLog():
                 memory.deletion = (await self._delete(action), now())
             case _:
@@ -82,7 +78,7 @@ class Questions:
     async def _pod(self, namespace: str, name: str, uid: str) -> PodFacts:
         """A pod; without the right to read it, no more than that it may be there."""
         try:
-            return await asked(removal.look_up(self._kube, namespace, name, uid))
+            return await asked(removal.look_up(self._around.kube, namespace, name, uid))
         except ApiRefused as refused:
             log.warning("pod.unreadable", namespace=namespace, pod=name, reason=str(refused))
             return PodFacts()
@@ -93,18 +89,20 @@ class Questions:
         ``count``: attempts that the API server has answered.
         """
         try:
-            view = await self._fleet.confirm(topic)
+            view = await self._around.fleet.confirm(topic)
         except (BrokerRefused, BrokerUnreachable) as error:
             log.info("eviction.unconfirmed", pod=action.name, reason=str(error))
             return Attempt("Unconfirmed", count, retry_after_seconds=UNCONFIRMED_SECONDS)
         uid, _, epoch = action.fence.rpartition("@")
         if came_back(view, {"podUID": uid, "epoch": int(epoch)}):
             return Attempt("CameBack", count)
-        return await removal.remove(self._kube, action, count + 1)
+        return await removal.remove(self._around.kube, action, count + 1)
 
     async def _delete(self, action: DeleteLog) -> Deletion:
         try:
-            is_gone = await self._fleet.delete(action.topic, only_if_empty=action.only_if_empty)
+            is_gone = await self._around.fleet.delete(
+                action.topic, only_if_empty=action.only_if_empty
+            )
         except (BrokerRefused, BrokerUnreachable) as error:
             return Deletion("Failed", str(error))
         return Deletion("Deleted" if is_gone else "NotEmpty")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
 import structlog
 
-from onewriter_operator.brokers.fleet import Fleet
-from onewriter_operator.declarations import Declarations
 from onewriter_operator.documents import (
     FENCE,
     HANDOVER,
@@ -32,9 +29,7 @@ from onewriter_operator.documents import (
     taken_in,
     uid_of,
 )
-from onewriter_operator.events import Recorder
-from onewriter_operator.kube import ApiRefused, Kube
-from onewriter_operator.metrics import Metrics
+from onewriter_operator.kube import ApiRefused
 from onewriter_operator.plan import leader
 from onewriter_operator.plan.actions import (
     Action,
@@ -50,9 +45,10 @@ from onewriter_operator.plan.fenced import identifier, open_fences
 from onewriter_operator.plan.topic import UNKNOWN_SECONDS, TopicPlan, epoch_of, plan_topic
 from onewriter_operator.reconcile import removal, status
 from onewriter_operator.reconcile.calls import ApiFails, asked, enforce, unless_gone
+from onewriter_operator.reconcile.followed_pods import Pod
 from onewriter_operator.reconcile.memory import DELETION_SECONDS, Memory, Obstacle
 from onewriter_operator.reconcile.questions import Questions, is_question
-from onewriter_operator.store import Store
+from onewriter_operator.reconcile.surroundings import Surroundings
 from onewriter_operator.workqueue import GONE, RetryLater
 
 ROUNDS_MAX: Final = 8
@@ -81,24 +77,9 @@ STATUS_FIELDS: Final = frozenset(
 class TopicVisitor:
     """Brings one ExclusiveTopic forward at a time."""
 
-    def __init__(
-        self,
-        kube: Kube,
-        store: Store,
-        declarations: Declarations,
-        fleet: Fleet,
-        recorder: Recorder,
-        metrics: Metrics,
-        wall_clock: Callable[[], float],
-    ) -> None:
-        self._kube = kube
-        self._store = store
-        self._declarations = declarations
-        self._fleet = fleet
-        self._recorder = recorder
-        self._metrics = metrics
-        self._wall_clock = wall_clock
-        self._questions = Questions(kube, declarations, fleet)
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._around = surroundings
+        self._questions = Questions(surroundings)
         self._memories: dict[str, Memory] = {}
         self._uid_of: dict[Key, str] = {}
         self._topics_of_pod: dict[str, set[Key]] = {}
@@ -126,13 +107,13 @@ class TopicVisitor:
 
     async def visit(self, key: Key, replans: int = REPLANS_MAX) -> float | None:
         """One visit; see workqueue.Visit."""
-        document = self._store.get(key)
+        document = self._around.store.get(key)
         if document is None:
             self._forget(key)
             return GONE
         memory = self._memory(key, document)
         plan = await self._settled_plan(key, memory)
-        document = self._store.get(key)
+        document = self._around.store.get(key)
         if document is None:
             self._forget(key)
             return GONE
@@ -164,7 +145,8 @@ class TopicVisitor:
     def _forget(self, key: Key) -> None:
         self._memories.pop(self._uid_of.pop(key, ""), None)
         self._depend(key, set())
-        self._metrics.forget_topic(key)
+        self._around.followed.want(key, None)
+        self._around.metrics.forget_topic(key)
 
     def _depend(self, key: Key, uids: set[str]) -> None:
         """Have the topic visited when one of these pods changes."""
@@ -181,7 +163,7 @@ class TopicVisitor:
         """Plan, ask what the plan needs to know, and plan again until it needs nothing more."""
         done: set[Action] = set()
         for _ in range(ROUNDS_MAX):
-            document = self._store.get(key)
+            document = self._around.store.get(key)
             if document is None:
                 return TopicPlan((), None)
             facts = self._facts(key, document, memory)
@@ -196,28 +178,13 @@ class TopicVisitor:
 
     def _facts(self, key: Key, document: Json, memory: Memory) -> TopicFacts:
         now = asyncio.get_running_loop().time()
-        standing = self._declarations.standing(key)
-        view = self._fleet.view(standing.topic) if standing.is_passed_on else None
-        if view is not None:
-            memory.epoch_seen = max(memory.epoch_seen, int(view.status.get("epoch", 0)))
-        piece = self._declarations.piece(key)
-        applied = self._fleet.applied(key, piece)
-        if self._declarations.is_held_back(document):
-            applied = replace(applied, is_held_back=True)
-        editor = status_editor(document, STATUS_FIELDS)
+        seen = self._around.facts(document, memory, STATUS_FIELDS)
+        if seen["view"] is not None:
+            memory.epoch_seen = max(memory.epoch_seen, int(seen["view"].get("epoch", 0)))
         facts = TopicFacts(
-            document=document,
-            now=self._wall_clock(),
-            standing=standing,
-            applied=applied,
-            brokers=self._fleet.state(),
-            view=None if view is None else view.status,
-            view_age_seconds=self._fleet.age_seconds(standing.topic),
-            is_lost=self._fleet.is_lost(standing.topic),
-            pending_seconds=memory.pending_seconds(piece, now),
+            **seen,
             stored=memory.stored,
             epoch_seen=memory.epoch_seen,
-            status_editor=editor[0] if editor != memory.editor else "",
             fenced_before=memory.fenced_pods,
             attempts={
                 name: replace(attempt, age_seconds=now - at)
@@ -232,9 +199,12 @@ class TopicVisitor:
         fences = open_fences(facts)
         holder = (facts.view or {}).get("holder") or {}
         uids = {str(pod["podUID"]) for pod in fences}
-        if spec_of(document).get("leaderService") and holder.get("podUID"):
-            uids.add(str(holder["podUID"]))
+        leader_pod = _pod_of(document, holder)
+        if leader_pod is not None:
+            uids.add(leader_pod.uid)
         self._depend(key, uids)
+        is_watched = leader_pod is None or self._around.store.pod(leader_pod.uid) is not None
+        self._around.followed.want(key, None if is_watched else leader_pod)
         facts = replace(
             facts,
             pods=self._pods(uids, memory, now),
@@ -255,8 +225,10 @@ class TopicVisitor:
     def _pods(self, uids: set[str], memory: Memory, now: float) -> dict[str, PodFacts]:
         found = {}
         for uid in uids:
-            watched = self._store.pod(uid)
-            known = memory.known_pod(uid, now) if watched is None else removal.pod_facts(watched)
+            watched = self._around.store.pod(uid)
+            known = self._around.followed.facts(uid) or memory.known_pod(uid, now)
+            if watched is not None:
+                known = removal.pod_facts(watched)
             if known is not None:
                 found[uid] = known
         return found
@@ -272,8 +244,10 @@ class TopicVisitor:
         wanted = spec_of(document).get("leaderService") or {}
         name, namespace = wanted.get("name", ""), metadata(document)["namespace"]
         # What else people make go with the topic, claims for example, is none of our business.
-        owned = [each for each in self._store.owned_by(uid_of(document)) if each["kind"] in _KINDS]
-        service = self._store.get(Key(SERVICE.kind, namespace, name)) if name else None
+        owned = [
+            each for each in self._around.store.owned_by(uid_of(document)) if each["kind"] in _KINDS
+        ]
+        service = self._around.store.get(Key(SERVICE.kind, namespace, name)) if name else None
         slices = tuple(
             each
             for each in owned
@@ -308,9 +282,9 @@ class TopicVisitor:
         if plan.status is None:
             memory.drift = plan.drift
         else:
-            await status.write(self._kube, self._store, TOPIC, document, plan.status)
+            await status.write(self._around.kube, self._around.store, TOPIC, document, plan.status)
             self._count(document, plan)
-            document = self._store.get(key) or document
+            document = self._around.store.get(key) or document
             memory.drift, memory.editor = (), status_editor(document, STATUS_FIELDS)
             memory.fenced_pods = tuple(plan.status.get("fencedPods") or ())
         memory.fence, memory.handover = _old(memory.fence), _old(memory.handover)
@@ -318,7 +292,7 @@ class TopicVisitor:
             if isinstance(action, SetFinalizers):
                 await self._set_finalizers(document, action)
         for each in told:
-            self._recorder.tell(document, each)
+            self._around.recorder.tell(document, each)
         if memory.stored is not None and not memory.stored.is_known:
             memory.stored = None
             after.append(UNKNOWN_SECONDS)
@@ -360,9 +334,9 @@ class TopicVisitor:
         for pod in shown.get("fencedPods") or ():
             name = identifier(pod)
             if name not in known:
-                self._metrics.fenced.labels(pod["cause"]).inc()
+                self._around.metrics.fenced.labels(pod["cause"]).inc()
             if pod["outcome"] not in {"Pending", known.get(name)}:
-                self._metrics.removed.labels(pod["outcome"]).inc()
+                self._around.metrics.removed.labels(pod["outcome"]).inc()
         former = int(before.get("epoch") or 0)
         for transition in shown.get("transitions") or ():
             if (
@@ -370,10 +344,10 @@ class TopicVisitor:
                 and transition["epoch"] > former
                 and transition.get("leaderlessMs") is not None
             ):
-                self._metrics.failover.observe(transition["leaderlessMs"] / 1000)
+                self._around.metrics.failover.observe(transition["leaderlessMs"] / 1000)
         for each in plan.drift:
-            self._metrics.drift.labels(each.partition("/")[0].partition(",")[0]).inc()
-        self._metrics.topic(document | {"status": shown})
+            self._around.metrics.drift.labels(each.partition("/")[0].partition(",")[0]).inc()
+        self._around.metrics.topic(document | {"status": shown})
 
     async def _write_dependent(
         self, document: Json, memory: Memory, action: Apply | Remove
@@ -386,7 +360,7 @@ class TopicVisitor:
                 return None if is_free else Obstacle("", now() + REFUSED_SECONDS, is_foreign=True)
             key = action.key
             kind = _KINDS[key.kind]
-            await unless_gone(self._kube.delete(kind, key.namespace, key.name, action.uid))
+            await unless_gone(self._around.kube.delete(kind, key.namespace, key.name, action.uid))
         except ApiFails as failure:
             return Obstacle(str(failure), now() + FAILING_SECONDS)
         except ApiRefused as refused:
@@ -397,20 +371,27 @@ class TopicVisitor:
         """Write an object; False when the name belongs to somebody else."""
         wanted = action.document
         key = key_of(wanted)
-        if self._store.get(key) is None:
-            there = await asked(self._kube.get(action.kind, key.namespace, key.name))
+        if self._around.store.get(key) is None:
+            there = await asked(self._around.kube.get(action.kind, key.namespace, key.name))
             if there is not None and not is_owned_by(there, uid_of(document)):
                 return False
-        written = await asked(enforce(self._kube, action.kind, wanted, action.version))
+        written = await asked(enforce(self._around.kube, action.kind, wanted, action.version))
         memory.obstacles.pop(named(key), None)
         memory.written[named(key)] = digest(wanted)
-        self._store.put(taken_in(written))
+        self._around.store.put(taken_in(written))
         return True
 
     async def _set_finalizers(self, document: Json, action: SetFinalizers) -> None:
-        written = await asked(self._kube.set_finalizers(TOPIC, document, action.finalizers))
+        written = await asked(self._around.kube.set_finalizers(TOPIC, document, action.finalizers))
         if not metadata(written).get("deletionTimestamp"):
-            self._store.put(taken_in(written))
+            self._around.store.put(taken_in(written))
+
+
+def _pod_of(document: Json, holder: Json) -> Pod | None:
+    """The pod that the leader's Service leads to; None when there is no Service, or no pod."""
+    if not (spec_of(document).get("leaderService") and holder.get("pod") and holder.get("podUID")):
+        return None
+    return Pod(metadata(document)["namespace"], str(holder["pod"]), str(holder["podUID"]))
 
 
 def _old(answer: Ordered | None) -> Ordered | None:

@@ -111,6 +111,7 @@ class FakeBroker:
         self.refuse_put: list[str] | None = None
         self.is_down = False
         self.connected: set[str] = set()
+        self.elsewhere: set[str] = set()
         self._watchers: list[asyncio.Queue[Json | None]] = []
         self._runner: web.AppRunner | None = None
 
@@ -169,6 +170,7 @@ class FakeBroker:
         app.router.add_get("/onewriter/v1/desired", self._get)
         app.router.add_get("/onewriter/v1/watch", self._watch)
         topic = "/onewriter/v1/topics/{tenant}/{namespace}/{topic}"
+        app.router.add_post("/onewriter/v1/topics", self._look_up)
         app.router.add_get(topic, self._topic)
         app.router.add_post(topic + "/fence", self._fence)
         app.router.add_post(topic + "/handover", self._handover)
@@ -245,6 +247,20 @@ class FakeBroker:
                 return await queue.get()
         except TimeoutError:
             return {"type": "PING"}
+
+    async def _look_up(self, request: web.Request) -> web.Response:
+        asked = (await request.json())["topics"]
+        known = dict.fromkeys(self.topics(), status(0, "Idle")) | self.stored | self.served
+        return web.json_response(
+            {
+                "topics": {
+                    name: {"declared": name in self.topics(), "epoch": known[name]["epoch"]}
+                    for name in asked
+                    if name in known and name not in self.elsewhere
+                },
+                "elsewhere": [name for name in asked if name in self.elsewhere],
+            }
+        )
 
     async def _topic(self, request: web.Request) -> web.Response:
         name = _name(request)

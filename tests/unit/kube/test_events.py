@@ -107,6 +107,25 @@ async def test_the_same_said_again_is_counted() -> None:
         assert 60 <= change["series"]["count"] <= 101
 
 
+async def test_an_answer_that_is_the_same_again_is_counted_at_once() -> None:
+    async with running() as world:
+        for count in (1, 2, 3):
+            world.tell(is_warning=True, is_answer=True)
+            await asyncio.sleep(1)
+            assert len(world.server.created) == 1
+            assert len(world.server.merged) == count - 1
+        assert world.server.merged[-1][1]["series"]["count"] == 3
+
+
+async def test_answers_are_not_among_what_is_left_out() -> None:
+    async with running() as world:
+        for number in range(3 * events.ALIKE_MAX):
+            world.tell(note=f"Epoch 3 ({number})", is_answer=True)
+            await asyncio.sleep(1)
+        notes = [event["note"] for event in world.server.created]
+        assert notes == [f"Epoch 3 ({number})" for number in range(3 * events.ALIKE_MAX)]
+
+
 async def test_after_a_while_a_new_one_begins() -> None:
     async with running() as world:
         world.tell()

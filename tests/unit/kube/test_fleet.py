@@ -14,7 +14,7 @@ from aiohttp import web
 from tests.cluster.pki import Authority
 from tests.unit.kube.fake_broker import FakeBroker, contender, status
 
-from onewriter_operator.brokers import client, fleet, pace
+from onewriter_operator.brokers import client, fleet, lookups, pace
 from onewriter_operator.brokers.client import BrokerRefused, BrokerUnreachable, Credentials
 from onewriter_operator.brokers.fleet import Fleet
 from onewriter_operator.brokers.views import Views, claims_in
@@ -465,6 +465,20 @@ async def test_a_question_is_passed_on_until_somebody_answers() -> None:
         assert two.fences == [(TOPIC, 5)]
 
 
+async def test_what_a_broker_takes_over_is_told_once_all_have_it() -> None:
+    one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
+    async with one.running(), two.running(), World(one, two).running() as world:
+        await until(lambda: world.fleet.state().all_synced)
+        two.is_down = True
+        world.declare(topic())
+        await until(lambda: one.topics() == [TOPIC])
+        await asyncio.sleep(0.1)
+        assert world.heard.applied_keys == []
+        two.is_down = False
+        await until(world.is_everywhere)
+        assert world.heard.applied_keys == [KEY]
+
+
 async def test_nobody_to_ask() -> None:
     broker = FakeBroker()
     broker.is_down = True
@@ -482,6 +496,58 @@ async def test_what_is_stored_of_a_topic() -> None:
         found = await world.fleet.stored(TOPIC)
         assert (found.exists, found.is_declared, found.epoch) == (True, False, 7)
         assert not (await world.fleet.stored("persistent://shop/default/new")).exists
+
+
+def named(number: int) -> str:
+    return f"persistent://shop/default/topic-{number}"
+
+
+async def test_topics_that_are_looked_up_meanwhile_are_looked_up_together() -> None:
+    broker = FakeBroker()
+    broker.stored = {named(number): status(number, "Idle") for number in range(50)}
+    async with broker.running(), World(broker).running() as world:
+        await until(lambda: world.fleet.state().all_synced)
+        found = await asyncio.gather(*(world.fleet.stored(named(n)) for n in range(50)))
+        assert [each.epoch for each in found] == list(range(50))
+        assert broker.calls.count(("POST", "/onewriter/v1/topics")) == 1
+
+
+async def test_no_more_are_looked_up_together_than_a_broker_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lookups, "TOGETHER_MAX", 20)
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        await until(lambda: world.fleet.state().all_synced)
+        found = await asyncio.gather(*(world.fleet.stored(named(n)) for n in range(50)))
+        assert not any(each.exists for each in found)
+        assert broker.calls.count(("POST", "/onewriter/v1/topics")) == 3
+
+
+async def test_what_one_broker_leaves_to_another_is_asked_there() -> None:
+    one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
+    one.elsewhere = {named(1), named(2)}
+    two.stored = {named(1): status(7, "Idle")}
+    two.elsewhere = {named(2)}
+    async with one.running(), two.running(), World(one, two).running() as world:
+        await until(lambda: world.fleet.state().all_synced)
+        found = await asyncio.gather(*(world.fleet.stored(named(n)) for n in range(3)))
+        assert [each.is_known for each in found] == [True, True, False]
+        assert [each.epoch for each in found[:2]] == [0, 7]
+
+
+@pytest.mark.parametrize("answer", [{}, {"topics": []}, {"topics": {"x": 1}, "elsewhere": []}])
+async def test_an_answer_that_is_not_understood_says_nothing(
+    answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nonsense(*_: Any, **__: Any) -> Any:
+        return answer
+
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        await until(lambda: world.fleet.state().all_synced)
+        monkeypatch.setattr(client.BrokerClient, "_call", nonsense)
+        assert not (await world.fleet.stored(TOPIC)).is_known
 
 
 async def test_a_log_is_deleted_only_if_it_is_to_be() -> None:

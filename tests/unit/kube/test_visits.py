@@ -20,6 +20,8 @@ from onewriter_operator.plan import fenced
 from onewriter_operator.plan.actions import Tell
 from onewriter_operator.plan.facts import Applied, Brokers, Stored
 from onewriter_operator.reconcile import topics
+from onewriter_operator.reconcile.followed_pods import FollowedPods
+from onewriter_operator.reconcile.surroundings import Surroundings
 from onewriter_operator.reconcile.topics import TopicVisitor
 from onewriter_operator.store import Store
 from onewriter_operator.workqueue import GONE, RetryLater
@@ -142,14 +144,18 @@ class World:
         self.server, self.brokers, self.told = Server(), OneBroker(), Told()
         self.store = Store()
         self.declarations = Declarations(self.store)
+        self.followed = FollowedPods(cast("Kube", self.server), lambda _: None)
         self.visitor = TopicVisitor(
-            cast("Kube", self.server),
-            self.store,
-            self.declarations,
-            cast("Fleet", self.brokers),
-            cast("Recorder", self.told),
-            Metrics(),
-            lambda: 1_000.0,
+            Surroundings(
+                cast("Kube", self.server),
+                self.store,
+                self.declarations,
+                cast("Fleet", self.brokers),
+                cast("Recorder", self.told),
+                Metrics(),
+                self.followed,
+                lambda: 1_000.0,
+            )
         )
         about = {"name": "orders", "namespace": "shop", "uid": "t1", "generation": 1}
         self.put(

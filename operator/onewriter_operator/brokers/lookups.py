@@ -1,0 +1,64 @@
+"""What the brokers store of topics, asked for many at once: one request for all that wait meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+
+from onewriter_operator.brokers.client import BrokerClient, BrokerRefused, BrokerUnreachable
+from onewriter_operator.plan.facts import Stored
+
+TOGETHER_MAX: Final = 500
+"""Topics that a broker looks up at once."""
+
+UNKNOWN: Final = Stored(is_known=False)
+
+log = structlog.get_logger(__name__)
+
+
+class LookUps:
+    """``brokers`` says who can be asked now. As many wait as there are visits under way."""
+
+    def __init__(self, brokers: Callable[[], Sequence[BrokerClient]]) -> None:
+        self._brokers = brokers
+        self._waiting: dict[str, asyncio.Future[Stored]] = {}
+        self._is_wanted = asyncio.Event()
+
+    async def stored(self, topic: str) -> Stored:
+        """What any broker says of a topic; ``is_known`` False when none could say."""
+        answer = self._waiting.get(topic)
+        if answer is None:
+            answer = self._waiting[topic] = asyncio.get_running_loop().create_future()
+            self._is_wanted.set()
+        return await asyncio.shield(answer)
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        while True:
+            await self._is_wanted.wait()
+            together = list(self._waiting)[:TOGETHER_MAX]
+            waiting = {topic: self._waiting.pop(topic) for topic in together}
+            if not self._waiting:
+                self._is_wanted.clear()
+            found = await self._ask(together)
+            for topic, answer in waiting.items():
+                answer.set_result(found.get(topic, UNKNOWN))
+
+    async def _ask(self, topics: Sequence[str]) -> dict[str, Stored]:
+        """Ask one broker after the other, until each topic is known to one of them."""
+        found: dict[str, Stored] = {}
+        left = list(topics)
+        for broker in self._brokers():
+            if not left:
+                break
+            try:
+                known, elsewhere = await broker.look_up(left)
+            except (BrokerUnreachable, BrokerRefused) as error:
+                log.info("topics.unknown", broker=broker.name, count=len(left), reason=str(error))
+                continue
+            found |= known
+            left = [topic for topic in left if topic in elsewhere]
+        return found

@@ -1,0 +1,55 @@
+"""What the visits to every kind of declared object share: whom they ask, and what they see of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onewriter_operator.brokers.fleet import Fleet
+from onewriter_operator.declarations import Declarations
+from onewriter_operator.documents import Json, key_of, status_editor
+from onewriter_operator.events import Recorder
+from onewriter_operator.kube import Kube
+from onewriter_operator.metrics import Metrics
+from onewriter_operator.reconcile.followed_pods import FollowedPods
+from onewriter_operator.reconcile.memory import Recollection
+from onewriter_operator.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The parts of the operator that a visit needs. ``wall_clock``: Unix time."""
+
+    kube: Kube
+    store: Store
+    declarations: Declarations
+    fleet: Fleet
+    recorder: Recorder
+    metrics: Metrics
+    followed: FollowedPods
+    wall_clock: Callable[[], float]
+
+    def facts(self, document: Json, memory: Recollection, fields: Container[str]) -> dict[str, Any]:
+        """The fields of ``plan.facts.Facts``; nobody else may write these ``fields`` of the status."""
+        key = key_of(document)
+        standing = self.declarations.standing(key)
+        view = self.fleet.view(standing.topic) if standing.is_passed_on else None
+        piece = self.declarations.piece(key)
+        applied = self.fleet.applied(key, piece)
+        if self.declarations.is_held_back(document):
+            applied = replace(applied, is_held_back=True)
+        editor = status_editor(document, fields)
+        return {
+            "document": document,
+            "now": self.wall_clock(),
+            "standing": standing,
+            "applied": applied,
+            "brokers": self.fleet.state(),
+            "view": None if view is None else view.status,
+            "view_age_seconds": self.fleet.age_seconds(standing.topic),
+            "is_lost": self.fleet.is_lost(standing.topic),
+            "pending_seconds": memory.pending_seconds(piece, asyncio.get_running_loop().time()),
+            "status_editor": editor[0] if editor != memory.editor else "",
+        }

@@ -1,0 +1,225 @@
+"""The admission webhook under a real API server: certificates that expire, are renewed, or do not fit."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.operators import OperatorProcess, running, wait_until
+from tests.cluster.pki import Authority
+
+from onewriter_operator.admission import INJECT_LABEL, TOPIC_ANNOTATION
+
+Json = dict[str, Any]
+
+HOST = "127.0.0.1"
+NAME = "inject.onewriter.dev"
+
+
+class Admission:
+    """A replica of the operator that serves the webhook, and the API server's way to it.
+
+    The certificate and key that it serves are files, which a renewal replaces as the kubelet would.
+    """
+
+    def __init__(self, cluster: ControlPlane, namespace: str, directory: Path) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.served = directory / "served"
+        self.served.mkdir()
+        self.operator = OperatorProcess(
+            directory,
+            cluster,
+            namespace,
+            {},
+            settings={
+                "ONEWRITER_OPERATOR_WEBHOOK_CERT_FILE": str(self.served / "tls.crt"),
+                "ONEWRITER_OPERATOR_WEBHOOK_KEY_FILE": str(self.served / "tls.key"),
+            },
+        )
+        self.port = self.operator.http_port + 1
+        self._pods = 0
+
+    def renew(self, authority: Authority, *, is_expired: bool = False) -> None:
+        """Put another certificate where the operator reads it."""
+        authority.server("webhook", [HOST], is_expired=is_expired)
+        for name in ("tls.key", "tls.crt"):
+            new = self.served / f"{name}.new"
+            source = authority.directory / f"webhook.{name.partition('.')[2]}"
+            new.write_bytes(source.read_bytes())
+            new.replace(self.served / name)
+
+    def trust(self, *authorities: Authority) -> None:
+        """Have the API server believe these, by the webhook's configuration."""
+        bundle = b"".join(each.certificate.read_bytes() for each in authorities)
+        self.cluster.apply(
+            {
+                "apiVersion": "admissionregistration.k8s.io/v1",
+                "kind": "MutatingWebhookConfiguration",
+                "metadata": {"name": self.namespace},
+                "webhooks": [
+                    {
+                        "name": NAME,
+                        "admissionReviewVersions": ["v1"],
+                        "sideEffects": "None",
+                        "failurePolicy": "Fail",
+                        "timeoutSeconds": 5,
+                        "objectSelector": {"matchLabels": {INJECT_LABEL: "true"}},
+                        "namespaceSelector": {
+                            "matchLabels": {"kubernetes.io/metadata.name": self.namespace}
+                        },
+                        "rules": [
+                            {
+                                "apiGroups": [""],
+                                "apiVersions": ["v1"],
+                                "operations": ["CREATE"],
+                                "resources": ["pods"],
+                                "scope": "Namespaced",
+                            }
+                        ],
+                        "clientConfig": {
+                            "url": f"https://{HOST}:{self.port}/inject",
+                            "caBundle": base64.b64encode(bundle).decode(),
+                        },
+                    }
+                ],
+            }
+        )
+
+    def serial(self) -> bytes:
+        """The certificate that a new connection is shown."""
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        with (
+            socket.create_connection((HOST, self.port), timeout=10) as raw,
+            context.wrap_socket(raw) as connection,
+        ):
+            found = connection.getpeercert(binary_form=True)
+        assert found is not None
+        return found
+
+    def refusal(self) -> str:
+        """Why a pod that asks for a sidecar is not let in; empty when it is, with its sidecar."""
+        self._pods += 1
+        document: Json = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": f"app-{self._pods}",
+                "labels": {INJECT_LABEL: "true"},
+                "annotations": {TOPIC_ANNOTATION: "orders"},
+            },
+            "spec": {
+                "serviceAccountName": "writer",
+                "containers": [{"name": "app", "image": "app"}],
+            },
+        }
+        done = self.cluster.kubectl(
+            "create", "--filename=-", "--output=json",
+            stdin=json.dumps(document), namespace=self.namespace, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            return done.stderr
+        spec = json.loads(done.stdout)["spec"]
+        assert [each["restartPolicy"] for each in spec["initContainers"]] == ["Always"]
+        return ""
+
+    def until_injected(self) -> None:
+        wait_until(lambda: not self.refusal(), explain=self.refusal)
+
+    def until_refused(self, reason: str) -> None:
+        wait_until(lambda: reason in self.refusal(), explain=self.refusal)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "authority")
+
+
+@pytest.fixture
+def admission(api_server: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Admission]:
+    """Not started yet: it needs a certificate."""
+    found = Admission(api_server, namespace, tmp_path)
+    yield found
+    api_server.kubectl("delete", "mutatingwebhookconfiguration", namespace, "--ignore-not-found")
+
+
+def test_a_certificate_is_renewed_while_pods_come_and_nothing_is_restarted(
+    admission: Admission, authority: Authority
+) -> None:
+    admission.renew(authority)
+    admission.trust(authority)
+    with running(admission.operator):
+        admission.until_injected()
+        pid, former = admission.operator.pid, admission.serial()
+        admission.renew(authority)
+        wait_until(lambda: admission.serial() != former)
+        assert admission.refusal() == ""
+        assert (admission.operator.pid, admission.operator.is_running) == (pid, True)
+        assert admission.operator.get("/readyz") is not None
+
+
+def test_one_that_has_expired_lets_nobody_in_says_why_and_is_replaced(
+    admission: Admission, authority: Authority
+) -> None:
+    admission.renew(authority, is_expired=True)
+    admission.trust(authority)
+    with running(admission.operator):
+        admission.until_refused("certificate has expired")
+        assert NAME in admission.refusal()
+        admission.renew(authority)
+        admission.until_injected()
+        assert admission.operator.is_running
+
+
+def test_another_authority_is_taken_over_without_a_gap_if_both_are_believed_meanwhile(
+    admission: Admission, authority: Authority, tmp_path: Path
+) -> None:
+    admission.renew(authority)
+    admission.trust(authority)
+    with running(admission.operator):
+        admission.until_injected()
+        another = Authority(tmp_path / "another")
+        admission.trust(authority, another)
+        admission.until_injected()
+        former = admission.serial()
+        admission.renew(another)
+        while admission.serial() == former:
+            assert admission.refusal() == ""
+        assert admission.refusal() == ""
+        admission.trust(another)
+        admission.until_injected()
+
+
+def test_a_bundle_that_does_not_fit_is_said_and_put_right_by_a_new_one(
+    admission: Admission, authority: Authority, tmp_path: Path
+) -> None:
+    admission.renew(authority)
+    admission.trust(Authority(tmp_path / "another"))
+    with running(admission.operator):
+        admission.until_refused("certificate signed by unknown authority")
+        admission.trust(authority)
+        admission.until_injected()
+
+
+def test_half_of_a_renewal_changes_nothing_until_the_other_half_is_there(
+    admission: Admission, authority: Authority
+) -> None:
+    admission.renew(authority)
+    admission.trust(authority)
+    with running(admission.operator):
+        admission.until_injected()
+        key = (admission.served / "tls.key").read_bytes()
+        (admission.served / "tls.key").write_text("half of a key")
+        wait_until(lambda: admission.operator.get("/readyz") is None)
+        assert admission.refusal() == ""
+        (admission.served / "tls.key").write_bytes(key)
+        wait_until(lambda: admission.operator.get("/readyz") is not None)
+        assert admission.refusal() == ""
