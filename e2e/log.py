@@ -78,6 +78,11 @@ def refused(printed: str) -> int:
     return len(_events(printed, "refused"))
 
 
+def turned_away(printed: str) -> int:
+    """How often one that did not lead, and asked to wait, got an error instead."""
+    return len(_events(printed, "turnedAway"))
+
+
 def stale(lines: Sequence[Line]) -> list[Line]:
     """Lines that stand behind a later epoch's, or in an epoch that was granted to another."""
     found, newest = [], -1

@@ -60,6 +60,7 @@ class Writers:
         self._api = installation.api
         self._told: dict[str, set[log.Line]] = {}
         self._refused: dict[str, int] = {}
+        self._turned_away: dict[str, int] = {}
         self._heard: list[Json] = []
 
     # ------------------------------------------------------------ what the API says
@@ -209,6 +210,8 @@ class Writers:
                 times = log.refused(said)
                 who = f"{pod['metadata']['uid']} {previous}"
                 self._refused[who] = max(times, self._refused.get(who, 0))
+                times = log.turned_away(said)
+                self._turned_away[who] = max(times, self._turned_away.get(who, 0))
 
     def overhear(self, faults: Faults) -> None:
         """The same without the API server, of the pods that ``hear`` found."""
@@ -228,6 +231,11 @@ class Writers:
     def refusals(self) -> int:
         """How often writers have said that they were refused."""
         return sum(self._refused.values())
+
+    @property
+    def turned_away(self) -> int:
+        """How often writers have said that they may not even wait."""
+        return sum(self._turned_away.values())
 
     def wrote(self, more: int = 3, *, faults: Faults | None = None) -> None:
         """Wait until so many more lines are acknowledged; with ``faults``: by overhearing."""

@@ -29,6 +29,7 @@ from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.topic_log import Loss, TopicLog
 from onewriter_broker.namespaces import Namespaces
 from onewriter_broker.ownership.buckets import BucketOwnership
+from onewriter_broker.ownership.leaving import leave
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.ownership.placement import incarnation_of
 from onewriter_broker.settings import Settings
@@ -228,10 +229,10 @@ class Broker:
                 log.info("broker.listening", url=self.addresses.broker_url, pid=os.getpid())
                 await stop.wait()
                 log.info("broker.stopping")
+                await self._leave()
                 for server in servers:
                     server.close()
                 await self.http.stop()
-                await self._leave()
                 for task in background:
                     task.cancel()
                 self.clients.close_all("the broker is stopping")
@@ -259,9 +260,7 @@ class Broker:
     async def _leave(self) -> None:
         try:
             async with asyncio.timeout(self.settings.stop_seconds):
-                await self.membership.announce_leaving()
-                await self.ownership.give_back_all()
-                await self.membership.leave()
+                await leave(self.membership, self.ownership)
         except (TimeoutError, Unavailable, Undecided) as error:
             log.warning("broker.left_in_a_hurry", reason=str(error) or "too slow")
 

@@ -83,6 +83,10 @@ class Writer:
         elif status == 409:
             tell("refused", term=self.term, reason=answer["error"], stored=answer["stored"])
             return False
+        elif answer["stored"] is None:
+            # It will never be known; what follows must not look as if it were.
+            tell("unknown", **line, reason=answer["error"])
+            self.term, self.number = self.term + 1, 1
         return True
 
     def ask(

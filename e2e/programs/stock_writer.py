@@ -1,6 +1,7 @@
 """A pod that writes a counter with the stock Pulsar client, for as long as it is let.
 
-Every line that it prints is JSON: ``leads``, ``wrote`` (acknowledged, with its position), ``refused``.
+Every line that it prints is JSON: ``leads``, ``wrote`` (acknowledged, with its position), ``refused``,
+and ``turnedAway`` where it did not get so far as to lead.
 On port 8080 it says who it is. TURN_SECONDS makes it give the topic back so long after it got it.
 """
 
@@ -59,7 +60,8 @@ class Writer:
                 tell("leads", term=term, producer=self.producer.producer_name())
                 self.write(self.producer, term)
             except pulsar.PulsarException as error:
-                tell("refused", term=term, reason=type(error).__name__)
+                event = "turnedAway" if self.producer is None else "refused"
+                tell(event, term=term, reason=type(error).__name__)
                 self.producer = None
                 time.sleep(INTERVAL_SECONDS)
 
@@ -74,6 +76,7 @@ class Writer:
             position = f"{found.ledger_id()}-{found.entry_id()}"
             tell("wrote", **line, position=position, tookMs=took_ms(asked))
             time.sleep(INTERVAL_SECONDS)
+        self.producer = None
         producer.close()
 
 

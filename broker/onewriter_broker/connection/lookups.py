@@ -2,8 +2,8 @@
 
 A bucket that is changing hands has no owner for a moment. The look-up waits for it: clients that are
 sent away come back later and later. Where that would not help, or takes too long, the answer is
-MetadataError, on which all clients try again. On ServiceNotReady, as an answer to a look-up, Java's
-and Go's clients close the whole connection, and with it every producer that leads on it.
+MetadataError, on which all clients try again. On ServiceNotReady, as an answer to a look-up, clients
+close the whole connection, and with it every producer that leads on it.
 """
 
 from __future__ import annotations
@@ -112,8 +112,7 @@ class Lookups:
             write(replies.partitions_failed(request_id, _code(error), str(error)))
             return
         except OnewriterError as error:
-            text = f"{NO_OWNER}: {error}"
-            write(replies.partitions_failed(request_id, ServerError.METADATA_ERROR, text))
+            write(replies.partitions_failed(request_id, *self._unreadable(error)))
             return
         if found is None and not command.metadata_auto_creation_enabled:
             text = f"{name} does not exist"
@@ -121,6 +120,16 @@ class Lookups:
             return
         count = 0 if found is None or name.partition is not None else found
         write(replies.partitions(request_id, count))
+
+    def _unreadable(self, error: OnewriterError) -> tuple[ServerError, str]:
+        """What a client is told when the store says nothing of its topic.
+
+        A broker that serves nothing has it connect anew: nobody leads on that connection, and where
+        this broker alone has lost the store a Service leads to another one.
+        """
+        if self._topics.ownership.held():
+            return ServerError.METADATA_ERROR, f"{NO_OWNER}: {error}"
+        return ServerError.SERVICE_NOT_READY, str(error)
 
     async def topics_of_namespace(
         self, command: pb.CommandGetTopicsOfNamespace, write: Write

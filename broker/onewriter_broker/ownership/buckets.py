@@ -18,13 +18,14 @@ from dataclasses import dataclass
 import structlog
 
 from onewriter_broker.anchor.api import Addresses, Anchor, Versioned
-from onewriter_broker.log.api import Binding, LogStore, Observation, Outcome, Unit
+from onewriter_broker.log.api import Binding, LogStore, Outcome
 from onewriter_broker.ownership.bucket_events import BucketEvents, LostReason, Refenced
 from onewriter_broker.ownership.claims import (
     BucketRefused,
     Claimer,
     Holding,
     backoff_seconds,
+    still_holds,
     without_owner,
 )
 from onewriter_broker.ownership.holding import BucketTaken, HeldBucket
@@ -41,7 +42,10 @@ PLACEMENT_SECONDS = 1.0
 """Between two readings of all records; a change of membership brings the next one forward."""
 
 EXPECTING_SECONDS = 0.1
-"""Between two readings while a live broker is about to give a bucket to this one."""
+"""Between two readings while a bucket moves to this broker, or from it: it is asked where to."""
+
+MOVING_SECONDS = 3.0
+"""For so long after it was given back a bucket is on its way."""
 
 DRAIN_SECONDS_MAX = 5.0
 """How long giving a bucket back waits for its topics to come to rest."""
@@ -113,6 +117,7 @@ class BucketOwnership:
         self._reads = asyncio.Semaphore(READS_MAX)
         self._claims = asyncio.Semaphore(CLAIMS_MAX)
         self._is_leaving = False
+        self._moving_until = 0.0
         self._held_reported = 0
 
     # Questions.
@@ -127,15 +132,15 @@ class BucketOwnership:
         return None if held is None else held.holding
 
     def owner_of(self, bucket: int) -> Addresses | None:
-        """Where to look the bucket up; None: nobody is known to serve it now.
+        """Where to look the bucket up; None: nobody is known to serve it now, or it is moving.
 
         A foreign bucket's answer comes from a record at most RECORD_SECONDS_MAX old; while the
         anchor is away, when buckets do not move either, from the last one that was read. While the
         store is away nobody is known to be dead: perhaps it is this broker alone that lost it, and
         its clients must find those who took its buckets.
         """
-        if bucket in self._held:
-            return self._addresses
+        if (held := self._held.get(bucket)) is not None:
+            return None if held.is_closing else self._addresses
         read_at, known = self._records.get(bucket, (0.0, None))
         is_old = _now() - read_at > RECORD_SECONDS_MAX and bucket not in self._unreadable
         if known is None or is_old or not known.record.owner:
@@ -287,7 +292,7 @@ class BucketOwnership:
         if (
             outcome is None
             and not held.is_contested
-            and _still_holds(binding, await self._store.observe([bucket]))
+            and still_holds(binding, await self._store.observe([bucket]))
         ):
             return Refenced.KEPT
         try:
@@ -297,7 +302,7 @@ class BucketOwnership:
             if (
                 outcome is Outcome.FENCED
                 or held.is_contested
-                or not _still_holds(binding, await self._store.observe([bucket]))
+                or not still_holds(binding, await self._store.observe([bucket]))
             ):
                 raise
             return Refenced.KEPT
@@ -306,7 +311,7 @@ class BucketOwnership:
             return Refenced.LOST
         if held.names(current.record):
             held.is_contested = False
-            if _still_holds(binding, await self._store.observe([bucket])):
+            if still_holds(binding, await self._store.observe([bucket])):
                 return Refenced.KEPT
         held.is_contested = True
         claim = await self._claimer.claim(bucket, held.is_own, held.granted)
@@ -341,6 +346,8 @@ class BucketOwnership:
         except Unavailable as error:
             _log.warning("bucket.not_released", bucket=bucket, reason=str(error))
         self._drop(held, LostReason.GIVEN_BACK)
+        self._moving_until = _now() + MOVING_SECONDS
+        self._wake.set()
 
     async def give_back_all(self) -> None:
         """Take no more buckets and give all back, at the same time."""
@@ -378,13 +385,14 @@ class BucketOwnership:
     async def place_once(self, tasks: asyncio.TaskGroup) -> bool:
         """Read the records and start what the plan asks for, as tasks of the group.
 
-        True: a live broker is expected to give a bucket to this one soon.
+        True: a bucket is on its way to this broker, or from it.
         """
         started_at = _now()
         await self._read_records()
         view = self._live_view()
+        is_moving = _now() < self._moving_until
         if view is None or self._is_leaving:
-            return False
+            return is_moving
         records = {  # only what was read now: with the anchor away nothing is given back either
             bucket: versioned.record
             for bucket, (read_at, versioned) in self._records.items()
@@ -407,7 +415,7 @@ class BucketOwnership:
                 if bucket not in self._busy and (waiting is None or waiting.retry_at <= _now()):
                     self._busy.add(bucket)
                     tasks.create_task(self._work(bucket, work))
-        return expected(self._me, view, records)
+        return is_moving or expected(self._me, view, records)
 
     async def _work(self, bucket: int, work: Callable[[int], Awaitable[None]]) -> None:
         """One piece of work on a bucket; what is away now is tried again later."""
@@ -482,17 +490,6 @@ class BucketOwnership:
                     _log.warning("bucket.no_ledgers", bucket=bucket, reason=str(error))
                     attempts += 1
                     await asyncio.sleep(backoff_seconds(attempts, self._randomness))
-
-
-def _still_holds(binding: Binding, node: Observation) -> bool:
-    """Whether the store at hand would accept the binding's writes."""
-    unit = node.units.get(binding.bucket, Unit())
-    return (
-        node.is_primary
-        and node.replid == binding.replid
-        and (unit.generation, unit.owner, unit.version)
-        == (binding.generation, binding.owner, binding.version)
-    )
 
 
 def _now() -> float:

@@ -201,6 +201,17 @@ class Claimer:
         return await self._store.stamp(binding, birthmark=birthmark)
 
 
+def still_holds(binding: Binding, node: Observation) -> bool:
+    """Whether the store at hand would accept the binding's writes."""
+    unit = node.units.get(binding.bucket, Unit())
+    return (
+        node.is_primary
+        and node.replid == binding.replid
+        and (unit.generation, unit.owner, unit.version)
+        == (binding.generation, binding.owner, binding.version)
+    )
+
+
 def is_unborn(node: Observation, bucket: int) -> bool:
     """Whether the bucket has neither a record nor the mark that its first stamp must find."""
     unit = node.units.get(bucket, Unit())

@@ -27,6 +27,7 @@ from onewriter_broker.ownership.claims import (
     Holding,
     adopt_force,
 )
+from onewriter_broker.ownership.leaving import NOTICE_SECONDS, STAY_SECONDS_MAX, leave
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.ownership.placement import LiveView
 from onewriter_core.errors import Unavailable, Undecided
@@ -945,8 +946,11 @@ class Process:
     me: str
 
     def __post_init__(self) -> None:
+        self.is_prepared = True
         store = MemoryLogStore(self.world.server.resolve, buckets=BUCKETS)
-        self.membership = Membership(store, self.me, addresses(self.me))
+        self.membership = Membership(
+            store, self.me, addresses(self.me), is_prepared=lambda: self.is_prepared
+        )
         self.broker = self.world.broker(
             self.me, live_view=self.membership.view, wake=self.membership.changed
         )
@@ -993,6 +997,86 @@ async def test_a_broker_that_stops_cleanly_is_replaced_at_once(world: World) -> 
         assert first.broker.held() == {}
         await asyncio.sleep(0.3)
         assert set(second.broker.held()) == set(range(BUCKETS))
+
+
+async def test_who_leaves_serves_until_others_know_and_stays_until_they_have_its_buckets(
+    world: World,
+) -> None:
+    first, second = Process(world, "broker-0~a"), Process(world, "broker-1~x")
+    now = asyncio.get_running_loop().time
+    async with running(first.run(), second.run()), asyncio.TaskGroup() as tasks:
+        await asyncio.sleep(10)
+        (moving, *_) = first.broker.held()
+        began = now()
+        leaving = tasks.create_task(leave(first.membership, first.broker))
+        given_at = taken_at = 0.0
+        while not leaving.done():
+            told = first.broker.owner_of(moving)
+            if moving in first.broker.held():
+                assert told in {addresses("broker-0~a"), None}
+            else:
+                given_at = given_at or now()
+                assert told in {addresses("broker-1~x"), None}, "nobody is led back"
+            if moving in second.broker.held():
+                taken_at = taken_at or now()
+            await asyncio.sleep(0.01)
+        await leaving
+        assert given_at - began >= NOTICE_SECONDS
+        assert taken_at - given_at < 2 * buckets_module.EXPECTING_SECONDS, "it was waited for"
+        assert taken_at < now() < taken_at + 2 * buckets_module.EXPECTING_SECONDS
+        assert first.broker.owner_of(moving) == addresses("broker-1~x")
+
+
+async def test_the_last_broker_just_leaves_and_so_do_all_at_once(world: World) -> None:
+    first, second = Process(world, "broker-0~a"), Process(world, "broker-1~x")
+    now = asyncio.get_running_loop().time
+    async with running(first.run()):
+        await asyncio.sleep(10)
+        async with running(second.run()):
+            await asyncio.sleep(10)
+            began = now()
+            async with asyncio.TaskGroup() as tasks:
+                for each in (first, second):
+                    tasks.create_task(leave(each.membership, each.broker))
+            assert now() - began <= NOTICE_SECONDS + 0.1, "nobody waits for one that goes too"
+    third = Process(world, "broker-2~z")
+    async with running(third.run()):
+        await asyncio.sleep(10)
+        assert len(third.broker.held()) == BUCKETS
+        began = now()
+        await leave(third.membership, third.broker)
+        assert now() == began
+
+
+async def test_who_leaves_waits_only_so_long_for_a_successor_that_takes_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Process(world, "broker-0~a"), Process(world, "broker-1~x")
+    now = asyncio.get_running_loop().time
+    async with running(first.run(), second.run()):
+        await asyncio.sleep(10)
+
+        async def refuse(bucket: int) -> None:
+            raise Unavailable(f"{bucket} is not taken")
+
+        monkeypatch.setattr(second.broker, "acquire", refuse)
+        began = now()
+        await leave(first.membership, first.broker)
+        assert NOTICE_SECONDS + STAY_SECONDS_MAX <= now() - began < NOTICE_SECONDS + 3.5
+
+
+async def test_one_that_cannot_serve_yet_is_given_nothing(world: World) -> None:
+    first, second = Process(world, "broker-0~a"), Process(world, "broker-1~x")
+    second.is_prepared = False
+    async with running(first.run()):
+        await asyncio.sleep(5)
+        async with running(second.run()):
+            await asyncio.sleep(20)
+            assert len(first.broker.held()) == BUCKETS
+            second.is_prepared = True
+            await asyncio.sleep(5)
+            assert second.broker.held(), "it gets its share"
+            assert len(first.broker.held()) + len(second.broker.held()) == BUCKETS
 
 
 async def test_a_zombie_broker_learns_what_it_lost(world: World) -> None:

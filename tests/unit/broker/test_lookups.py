@@ -37,6 +37,10 @@ class Ownership:
     def __init__(self) -> None:
         self.owner: Addresses | None = None
         self.reason = ""
+        self.buckets = {3: "held"}
+
+    def held(self) -> dict[int, str]:
+        return self.buckets
 
     def owner_of(self, bucket: int) -> Addresses | None:
         return self.owner
@@ -114,11 +118,20 @@ async def test_a_listener_that_does_not_exist_is_refused_in_the_words_that_clien
     assert answer.message == "the broker do not have test listener"
 
 
-async def test_partitions_that_cannot_be_read_may_be_asked_for_again() -> None:
+@pytest.mark.parametrize(
+    ("buckets", "code", "stays"),
+    [({3: "held"}, ServerError.METADATA_ERROR, True), ({}, ServerError.SERVICE_NOT_READY, False)],
+)
+async def test_partitions_that_cannot_be_read_are_asked_for_again(
+    buckets: dict[int, str], code: ServerError, *, stays: bool
+) -> None:
+    """On the same connection, unless nothing is served here: then perhaps somewhere else."""
     world = World()
+    world.ownership.buckets = buckets
     command = pb.CommandPartitionedMetadata(topic=TOPIC, request_id=8)
     await world.lookups.partitions(command, world.answers.append)
     answer = world.answer()
     assert isinstance(answer, pb.CommandPartitionedMetadataResponse)
-    assert ServerError(answer.error) is ServerError.METADATA_ERROR
+    assert ServerError(answer.error) is code
+    assert answer.message.startswith(NO_OWNER) == stays
     assert "the store does not answer" in answer.message

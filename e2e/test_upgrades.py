@@ -1,0 +1,181 @@
+"""Brokers, store and operators are replaced, upgraded, rolled back and removed while writers write.
+
+With ONEWRITER_ROLLOUTS=20 the brokers are replaced so often, one rollout after the other.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from e2e import manifests
+from e2e.installation import COMPONENT, NAMESPACE, WORKLOADS, Installation
+from e2e.manifests import SIDECAR, STOCK
+from e2e.world import World
+from e2e.writers import Writers, until
+
+ROLLOUTS = int(os.environ.get("ONEWRITER_ROLLOUTS", "1"))
+
+SEND_TIMEOUT_MS = 30_000
+"""A stock client that was told nothing else gives a send up after so long."""
+
+
+INSTALLED = ("pods", "statefulsets", "deployments", "services", "poddisruptionbudgets")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What writers went through between two moments."""
+
+    sends: int
+    failed: int
+    turned_away: int
+    longest_ms: int
+    kept: int
+    topics: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sends} sends, {self.failed} failed, the longest {self.longest_ms} ms;"
+            f" {self.turned_away} waiters turned away; {self.kept} of {self.topics} epochs kept"
+        )
+
+
+def watched(cast: list[Writers], happening: Callable[[], None]) -> Seen:
+    """What the writers see of it, up to a few lines behind its end."""
+    before = [writers.settled() for writers in cast]
+    told = [writers.told for writers in cast]
+    refused = sum(writers.refusals for writers in cast)
+    turned_away = sum(writers.turned_away for writers in cast)
+    happening()
+    for writers in cast:
+        writers.wrote()
+    now = [until(writers.reign, writers.status) for writers in cast]
+    fresh = [each.told - had for had, each in zip(told, cast, strict=True)]
+    lines = [line for some in fresh for line in some]
+    # Who could not know what became of a line began a new term.
+    unknown = sum(len({line.term for line in some}) - 1 for some in fresh)
+    pairs = zip(before, now, strict=True)
+    return Seen(
+        sends=len(lines),
+        failed=sum(writers.refusals for writers in cast) - refused + unknown,
+        turned_away=sum(writers.turned_away for writers in cast) - turned_away,
+        longest_ms=max(line.took_ms for line in lines),
+        kept=sum((one.uid, one.epoch) == (other.uid, other.epoch) for one, other in pairs),
+        topics=len(cast),
+    )
+
+
+def told(world: World, what: str, seen: Seen) -> None:
+    """Say it in the run's last words, and judge it: nobody was refused, nobody lost the topic."""
+    world.tally.figures.append(f"{what}: {seen}")
+    assert (seen.failed, seen.kept) == (0, seen.topics), seen
+
+
+def replaced(installation: Installation, happening: Callable[[], object], *parts: str) -> None:
+    """Wait until every pod of these parts is another one, and everything is in its place."""
+    former = installation.uids(*parts)
+    happening()
+    until(
+        lambda: (
+            installation.is_ready()
+            and former.isdisjoint(installation.uids(*parts))
+            and installation.is_placed()
+        ),
+        installation.story,
+    )
+
+
+@pytest.fixture(scope="module")
+def cast(world: World) -> list[Writers]:
+    """For each broker a topic that it serves, written with the stock client; one by sidecars."""
+    brokers = [pod["metadata"]["name"] for pod in world.installation.pods("broker")]
+    names = [world.name_served_by(name, f"topic-of-{name[-1]}") for name in brokers]
+    return [*(world.writers(STOCK, name) for name in names), world.writers(SIDECAR)]
+
+
+def test_replacing_the_brokers_fails_no_send(world: World, cast: list[Writers]) -> None:
+    installation = world.installation
+    longest = []
+    for number in range(1, ROLLOUTS + 1):
+        seen = watched(
+            cast,
+            lambda: replaced(installation, lambda: installation.restart("broker"), "broker"),
+        )
+        told(world, f"rollout {number} of the brokers", seen)
+        assert seen.longest_ms < SEND_TIMEOUT_MS, "a stock client gives up"
+        longest.append(seen.longest_ms)
+    longest.sort()
+    world.tally.figures.append(
+        f"the longest send of each of {ROLLOUTS} rollouts: p50 {part(longest, 0.5)} ms,"
+        f" p99 {part(longest, 0.99)} ms, max {longest[-1]} ms"
+    )
+
+
+def part(values: list[int], share: float) -> int:
+    """The value that this share of all (sorted) does not exceed."""
+    return values[math.ceil(share * len(values)) - 1]
+
+
+def test_replacing_store_and_operators_loses_nothing(world: World, cast: list[Writers]) -> None:
+    installation = world.installation
+    parts = ("valkey", "operator")
+    seen = watched(
+        cast, lambda: replaced(installation, lambda: installation.restart(*parts), *parts)
+    )
+    told(world, "store and operators replaced", seen)
+
+
+def test_an_upgrade_and_its_rollback_keep_topics_epochs_and_writers(
+    world: World, cast: list[Writers]
+) -> None:
+    """Every pod's template changes, as it does with every new version of the image."""
+    installation = world.installation
+    noted = {"annotations": {"example.com/version": "2"}}
+    values = {part: installation.values[part] | noted for part in ("brokers", "valkey", "operator")}
+    every = ("broker", "valkey", "operator")
+    for what, happening in (
+        ("helm upgrade", lambda: installation.upgrade(**values)),
+        ("helm rollback", lambda: installation.helm("rollback", "onewriter")),
+    ):
+
+        def change(happening: Callable[[], object] = happening) -> None:
+            replaced(installation, happening, *every)
+
+        told(world, what, watched(cast, change))
+
+
+def test_uninstalled_and_installed_again_under_writers(world: World, cast: list[Writers]) -> None:
+    installation = world.installation
+    formers = [until(writers.reign, writers.status) for writers in cast]
+    world.apply(manifests.topic("doomed", deletionPolicy="Delete"))
+    until(lambda: world.api.get("exclusivetopics", world.namespace, "doomed"))
+    for writers in cast:
+        writers.wrote()
+    installation.helm("uninstall", "onewriter")
+    until(lambda: remains(world) == [], lambda: (remains(world), installation.story()))
+    # Nobody is there to do what its finalizer asked for: it must not have one any more.
+    gone = ("delete", "exclusivetopic/doomed", "--timeout=30s")
+    world.cluster.kubectl(*gone, namespace=world.namespace)
+    installation.upgrade()
+    until(lambda: installation.is_ready() and installation.is_placed(), installation.story)
+    for writers, former in zip(cast, formers, strict=True):
+        writers.wrote()
+        assert until(writers.reign, writers.status).epoch >= former.epoch
+
+
+def remains(world: World) -> list[str]:
+    """What of the release is still there, or hangs on its way out."""
+    found = {kind: world.api.list(kind, NAMESPACE) for kind in INSTALLED}
+    ours = {"app.kubernetes.io/managed-by": "onewriter-operator"}
+    return [
+        f"{kind}/{each['metadata']['name']}"
+        for kind, objects in found.items()
+        for each in objects
+        if ours.items() <= each["metadata"].get("labels", {}).items()
+        or each["metadata"].get("labels", {}).get(COMPONENT) in WORKLOADS
+        or "deletionTimestamp" in each["metadata"]
+    ]

@@ -1,0 +1,84 @@
+"""What e2e does to pods is undone at the end, whatever happens, and only where it could be done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from e2e.faults import Faults
+from e2e.machines import NotPossible, UnknownMachines
+from e2e.manifests import Json
+
+POD: Json = {
+    "metadata": {"namespace": "shop", "name": "writer", "uid": "11-22"},
+    "spec": {"nodeName": "lab"},
+    "status": {
+        "containerStatuses": [
+            {"name": "writer", "containerID": "containerd://c0ffee", "state": {"running": {}}}
+        ]
+    },
+}
+
+
+class RecordedMachines(UnknownMachines):
+    """Notes what is asked of it; ``printed`` is what every script prints."""
+
+    def __init__(self, printed: str = "") -> None:
+        self.asked: list[str] = []
+        self._printed = printed
+
+    def shell(self, node: str, script: str) -> str:
+        self.asked.append(f"{node}: {script}")
+        return self._printed
+
+    def pod_logs(self, node: str) -> str:
+        return f"/logs/{node}"
+
+    def stop_api_server(self) -> None:
+        self.asked.append("stop")
+
+    def start_api_server(self) -> None:
+        self.asked.append("start")
+
+
+@pytest.mark.parametrize(
+    ("fault", "done", "undone"),
+    [
+        (Faults.freeze, "kill -STOP", "kill -CONT"),
+        (Faults.cut_off, "-I OUTPUT", "-D OUTPUT"),
+    ],
+)
+def test_a_fault_is_undone_when_the_story_breaks_off(
+    fault: Callable[[Faults, Json], object], done: str, undone: str
+) -> None:
+    machines = RecordedMachines()
+
+    def story() -> None:
+        with Faults(machines) as faults:
+            fault(faults, POD)
+            raise AssertionError("broken off")
+
+    with pytest.raises(AssertionError, match="broken off"):
+        story()
+    assert [done in machines.asked[0], undone in machines.asked[1]] == [True, True]
+    assert len(machines.asked) == 2
+
+
+@pytest.mark.parametrize("fault", [Faults.freeze, Faults.cut_off])
+def test_what_could_not_be_done_is_not_undone(fault: Callable[[Faults, Json], object]) -> None:
+    with pytest.raises(NotPossible, match="nothing but Kubernetes"), Faults(UnknownMachines()) as f:
+        fault(f, POD)
+
+
+def test_the_api_server_comes_back_before_anybody_hears_of_the_failure() -> None:
+    machines = RecordedMachines()
+    with Faults(machines) as faults, pytest.raises(AssertionError), faults.api_server_away():
+        raise AssertionError("broken off")
+    assert machines.asked == ["stop", "start"]
+
+
+def test_what_a_container_said_is_read_on_its_node() -> None:
+    machines = RecordedMachines('2026-11-22T03:45:34Z stdout F {"event": "wrote it"}\n')
+    with Faults(machines) as faults:
+        assert faults.said(POD, "writer") == '{"event": "wrote it"}'
+    assert machines.asked == ["lab: cat /logs/lab/shop_writer_11-22/writer/*.log"]
