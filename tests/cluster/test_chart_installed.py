@@ -403,6 +403,8 @@ def test_nothing_is_stuck_after_an_uninstallation_and_nothing_is_lost(
     done = run_hook(onewriter, "clean-up", tmp_path, "--timeout-seconds=60")
     assert done.exit_code == 0, f"{done.output} {done.exception}"
     assert onewriter.get("deployment", "onewriter-operator")["spec"]["replicas"] == 0
+    assert onewriter.get("statefulset", "onewriter-broker")["spec"]["replicas"] == 0
+    authority = onewriter.get("secret", "onewriter-ca")["data"]
     kept = cluster.get("exclusivetopic", "orders")["metadata"]
     assert kept["finalizers"] == ["example.org/theirs"], "ours goes, others' stays"
     onewriter.helm("uninstall", "onewriter", "--no-hooks")
@@ -412,6 +414,7 @@ def test_nothing_is_stuck_after_an_uninstallation_and_nothing_is_lost(
     assert "shard-0" in onewriter.names("bucketanchor"), "who owned which bucket, since which epoch"
     # And back again, on the same data and the same objects.
     onewriter.install()
+    assert onewriter.get("secret", "onewriter-ca")["data"] == authority, "sidecars know it"
     assert cluster.get("exclusivetopic", "orders")["metadata"]["uid"]
 
 

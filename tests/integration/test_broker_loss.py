@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import pytest
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import RawClients, StockClients
 from tests.integration.following import at_owner, follow, placed, topic_of
+from tests.integration.http_calls import Http
 from tests.integration.raw import (
     EXCLUSIVE,
     WAIT,
@@ -166,6 +168,31 @@ def test_a_broker_that_left_in_order_leaves_no_waiting(bare: LocalBrokers, raw: 
     assert resumed["leaderless_ms"] is not None
     back.close()
     again.ready()
+
+
+def test_a_broker_that_leaves_fails_no_send_and_turns_no_waiter_away(
+    bare: LocalBrokers, stock: StockClients
+) -> None:
+    topic = topic_of(bare, 0, "leaves")
+    placed(bare, topic)
+    holder = stock(bare.service_url).create_producer(topic, access_mode=Mode.WaitForExclusive)
+    sent = [holder.send(b"0")]
+    with ThreadPoolExecutor(1) as pool:
+        waiter = pool.submit(
+            stock(bare.service_url).create_producer, topic, access_mode=Mode.WaitForExclusive
+        )
+        status = f"/onewriter/v1/topics/public/default/{topic}"
+        eventually(lambda: Http(bare.http_urls[0])("GET", status)[1]["waiters"])
+        os.kill(bare.pid(0), signal.SIGTERM)
+        while not is_serving(bare, topic, number=1):
+            sent.append(holder.send(str(len(sent)).encode()))
+        sent.append(holder.send(str(len(sent)).encode()))
+        eventually(lambda: Http(bare.http_urls[1])("GET", status)[1]["waiters"])
+        assert not waiter.done(), "it waits at the other broker"
+        holder.close()
+        waiter.result(60).send(b"its own")
+    expected = [*(str(number).encode() for number in range(len(sent))), b"its own"]
+    assert contents_of(bare.address(1), topic) == expected
 
 
 def test_a_client_whose_topic_nobody_can_serve_just_now_asks_again_on_the_same_connection(

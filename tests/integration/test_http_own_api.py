@@ -151,6 +151,29 @@ def test_a_topic_that_nobody_uses_is_shown_without_being_touched(
     assert after["slots"] == before["slots"]
 
 
+def test_topics_are_looked_up_together_without_being_touched(
+    broker: LocalBrokers, http: Http, topic: str, raw: RawClients
+) -> None:
+    names = [f"persistent://public/default/{topic}{end}" for end in ("", "-used", "-never-made")]
+    raw(broker.address()).producer(topic, EXCLUSIVE, name="gone").close()
+    assert http("PUT", f"{ADMIN}/persistent/public/default/{topic}/unload")[0] == 204
+    writer = raw(broker.address()).producer(f"{topic}-used", EXCLUSIVE, name="here")
+    code, answer = http("POST", "/onewriter/v1/topics", {"topics": names * 2})
+    assert code == 200
+    epoch = http("GET", f"{OWN}/{topic}")[1]["epoch"]
+    assert answer == {
+        "topics": {
+            names[0]: {"declared": False, "epoch": epoch},
+            names[1]: {"declared": False, "epoch": writer.epoch},
+        },
+        "elsewhere": [],
+    }
+    assert epoch >= 1
+    assert http("GET", f"{OWN}/{topic}")[1]["loaded"] is False
+    for wrong in ({}, {"topics": "all"}, {"topics": [1]}, {"topics": ["x"] * 501}):
+        assert http("POST", "/onewriter/v1/topics", wrong)[0] == 400
+
+
 def test_topics_are_listed_in_pages(http: Http, topic: str) -> None:
     for number in range(3):
         http("PUT", f"{ADMIN}/persistent/public/default/{topic}-{number}")

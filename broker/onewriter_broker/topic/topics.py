@@ -497,5 +497,4 @@ class Topics:
             name = topic.topic_name
             if namespace in {None, name.namespace_name}:
                 found[str(name)] = CatalogEntry().with_declared(topic)
-        owned = self.ownership.held()
-        return found | await self._catalogs.under(prefix, owned)
+        return found | await self._catalogs.under(prefix, self.ownership.held())

@@ -244,6 +244,12 @@ class BrokerClient:
                 return _object(text) if text.strip() else {}
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise BrokerUnreachable(_words(error)) from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled us: whoever closes a session that resolves a name cancels that.
+            raise BrokerUnreachable("the connection was closed meanwhile") from error
 
 
 def _topic_path(name: str) -> str:

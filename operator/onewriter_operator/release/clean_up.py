@@ -1,7 +1,7 @@
 """Before onewriter is uninstalled: take off what would leave objects stuck without an operator.
 
 Objects stay where their definitions stay; their finalizers of ours go, because nobody would answer
-them. Where the definitions go too, the objects are deleted first, while the operator can still do
+them. Brokers stop while they still have the right to say what they give back. Where the definitions go too, the objects are deleted first, while the operator can still do
 what their deletion policies ask for. Anchors, volumes and logs are never touched here.
 """
 
@@ -29,12 +29,15 @@ from onewriter_operator.documents import (
 from onewriter_operator.installation import names
 from onewriter_operator.kube import ApiRefused, Kube
 from onewriter_operator.plan.leader import SLICE_MANAGER_LABEL
-from onewriter_operator.release.readiness import DEPLOYMENT
+from onewriter_operator.release.readiness import DEPLOYMENT, STATEFUL_SET
 
 LOOK_SECONDS: Final = 0.5
 
 ATTEMPTS_MAX: Final = 5
 """To take finalizers off an object that somebody else keeps changing."""
+
+BROKERS_SECONDS_MAX: Final = 40.0
+"""For brokers to stop in order. Nothing is stuck without it, so no longer, say on a node that is lost."""
 
 DELETION_SHARE: Final = 0.6
 """Of the time, for the operator to finish deletions; the rest is for doing it without."""
@@ -61,11 +64,12 @@ async def clean_up(
             if deletes_objects:
                 await _delete_all(kube, configuration, timeout_seconds * DELETION_SHARE, tell)
             # From here on nobody puts a finalizer back, nor a slice.
-            await _stop_operator(kube, configuration, tell)
+            await _stop(kube, configuration, DEPLOYMENT, names.OPERATOR, tell)
             for kind in (TOPIC, CLAIM):
                 for document in await _all(kube, configuration, kind):
                     await _release(kube, kind, document, tell)
             await _delete_slices(kube, configuration, tell)
+            await _stop_brokers(kube, configuration, tell)
     except TimeoutError as error:
         raise Unavailable(f"not done after {timeout_seconds:g} s") from error
 
@@ -106,18 +110,30 @@ async def _delete_all(
         tell("some objects are still there: their finalizers are taken off")
 
 
-async def _stop_operator(kube: Kube, configuration: Configuration, tell: Tell) -> None:
-    name = names.component(configuration, names.OPERATOR)
-    found = await kube.get(DEPLOYMENT, configuration.namespace, name)
+async def _stop(
+    kube: Kube, configuration: Configuration, kind: Kind, component: str, tell: Tell
+) -> None:
+    """Have a workload run no more, and wait until it does not."""
+    name = names.component(configuration, component)
+    found = await kube.get(kind, configuration.namespace, name)
     if found is None:
         return
     tell(f"stopping {name}")
-    await kube.merge(DEPLOYMENT, key_of(found), {"spec": {"replicas": 0}})
+    await kube.merge(kind, key_of(found), {"spec": {"replicas": 0}})
     while found is not None and (
         found["spec"].get("replicas") or found.get("status", {}).get("replicas", 0)
     ):
         await asyncio.sleep(LOOK_SECONDS)
-        found = await kube.get(DEPLOYMENT, configuration.namespace, name)
+        found = await kube.get(kind, configuration.namespace, name)
+
+
+async def _stop_brokers(kube: Kube, configuration: Configuration, tell: Tell) -> None:
+    """While they have their rights: what they give back in order, holders may resume one day."""
+    try:
+        async with asyncio.timeout(BROKERS_SECONDS_MAX):
+            await _stop(kube, configuration, STATEFUL_SET, names.BROKER, tell)
+    except TimeoutError:
+        tell("some brokers do not stop: their epochs end with them")
 
 
 async def _release(kube: Kube, kind: Kind, document: Json, tell: Tell) -> None:
