@@ -77,6 +77,17 @@ class Store:
         finally:
             process.terminate()
             assert process.wait(SECONDS_MAX) == 0
+            eventually(lambda: not self.followers())
+
+    def followers(self) -> list[str]:
+        """Processes that still run the script."""
+        found = []
+        for each in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                words = each.read_bytes().decode(errors="replace").split("\0")
+                if str(self.configuration / "valkey.sh") in words:
+                    found.append(each.parent.name)
+        return found
 
     def connected(self, password: str, user: str = "onewriter") -> redis.Redis:
         return redis.Redis(port=self.port, username=user, password=password)

@@ -57,9 +57,10 @@ with socket.create_connection(("127.0.0.1", int(port)), 3) as server:
 ' "$port" "$state/keeper" "$@"
 }
 
-# The server reads the file of users again when the passwords have changed, until it says so.
+# The server reads the file of users again when the passwords have changed, until it says so. It takes
+# this shell's place, and its process number: without it there is nothing to follow.
 follow() {
-    while sleep "$look_seconds"; do
+    while sleep "$look_seconds" && kill -0 $$ 2>/dev/null; do
         if users >"$state/users.next" && ! cmp -s "$state/users.next" "$state/users.acl"; then
             cp "$state/users.acl" "$state/users.before"
             mv "$state/users.next" "$state/users.acl"

@@ -1,8 +1,9 @@
 """Before onewriter is uninstalled: take off what would leave objects stuck without an operator.
 
 Objects stay where their definitions stay; their finalizers of ours go, because nobody would answer
-them. Brokers stop while they still have the right to say what they give back. Where the definitions go too, the objects are deleted first, while the operator can still do
-what their deletion policies ask for. Anchors, volumes and logs are never touched here.
+them. Brokers stop while they still have the right to say what they give back. Where the definitions
+go too, the objects are deleted first, while the operator can still do what their deletion policies
+ask for. Anchors, volumes and logs are never touched here.
 """
 
 from __future__ import annotations
