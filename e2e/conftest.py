@@ -66,7 +66,7 @@ def faults(tested: TestedCluster) -> Iterator[Faults]:
 @pytest.fixture(autouse=True)
 def everything_is_ready(installation: Installation) -> None:
     """No story begins in the ruins of the one before."""
-    until(installation.is_ready, installation.story)
+    until(lambda: installation.is_ready() and installation.has_its_nodes(), installation.story)
 
 
 @pytest.hookimpl(wrapper=True)

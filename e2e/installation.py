@@ -110,6 +110,17 @@ class Installation:
             for pods, count in ((self.pods(part), count) for part, count in wanted.items())
         )
 
+    def has_its_nodes(self) -> bool:
+        """Whether every node is ready and takes pods: one that was away does so a moment later."""
+        return all(
+            is_ready(node)
+            and not any(
+                taint["key"].startswith("node.kubernetes.io/")
+                for taint in node["spec"].get("taints", ())
+            )
+            for node in self.api.list("nodes")
+        )
+
     def pod(self, name: str) -> Json:
         """A pod of the release, by its name. Raises ClusterError when there is none."""
         found = self.api.get("pods", NAMESPACE, name)
@@ -197,7 +208,7 @@ class Installation:
         return "\n".join(each.stdout + each.stderr for each in found)
 
 
-def is_ready(pod: Json) -> bool:
-    """Whether Kubernetes counts the pod as ready."""
-    conditions = pod["status"].get("conditions", ())
+def is_ready(one: Json) -> bool:
+    """Whether Kubernetes counts a pod, or a node, as ready."""
+    conditions = one["status"].get("conditions", ())
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

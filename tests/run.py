@@ -2,8 +2,8 @@
 
 ``TIERS=core,check`` picks some; ``core`` and ``check`` pass anywhere, without root and without any
 server installed. A tier that cannot run makes the whole run fail and says how to get what it needs;
-nothing is skipped in silence. What the tiers need is installed and built first. Then the tiers on
-nodes, which mostly wait for pods, run beside those that compute, each of the two rows in its order.
+nothing is skipped in silence. What the tiers need is installed and built first. ``TIERS=all`` runs those
+on nodes, too: they mostly wait for pods, beside the tiers that compute, each of the two rows in its order.
 """
 
 from __future__ import annotations
@@ -31,13 +31,17 @@ BIN = Path(sys.executable).parent
 
 Command = tuple[str, ...]
 
+ALL = "all"
+"""The word for every tier."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tier:
     """A part of the tests: its commands, and what is missing for them, one sentence each.
 
     ``packages`` are Debian packages that it needs, by the program (or file) that shows each;
-    ``builds`` are commands that only fill caches; ``on_nodes`` puts it into the second row.
+    ``builds`` are commands that only fill caches; ``on_nodes`` puts it into the second row, and has
+    it run by name only (docs/roadmap.md says until when).
     """
 
     name: str
@@ -213,11 +217,13 @@ def run_row(tiers: Sequence[Tier], failures: list[str], *, at_once: bool) -> Non
 def main(arguments: Sequence[str]) -> int:
     wanted = ",".join(arguments) or os.environ.get("TIERS", "")
     names = {name.strip() for name in wanted.split(",") if name.strip()}
-    unknown = names - {tier.name for tier in TIERS}
+    unknown = names - {tier.name for tier in TIERS} - {ALL}
     if unknown:
         print(f"no such tier: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
-    tiers = [tier for tier in TIERS if not names or tier.name in names]
+    tiers = [
+        tier for tier in TIERS if tier.name in names or ALL in names or not (names or tier.on_nodes)
+    ]
     prepare(tiers)
     failures: list[str] = []
     rows = [[tier for tier in tiers if tier.on_nodes is on_nodes] for on_nodes in (False, True)]
