@@ -469,7 +469,9 @@ class BucketOwnership:
         self._unreadable.pop(bucket, None)
         self._records[bucket] = (read_at, current)
         held = self._held.get(bucket)
-        if held is not None and current.version > held.version and not held.is_own(current.record):
+        if held is None or held.is_closing:  # one that is being given back names nobody
+            return
+        if current.version > held.version and not held.is_own(current.record):
             self._drop(held, LostReason.TAKEN)
 
     async def _refill_low(self) -> None:

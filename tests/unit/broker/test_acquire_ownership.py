@@ -803,6 +803,24 @@ async def test_a_dataset_that_was_left_is_not_gone_back_to(
     assert "an earlier dataset" in broker.waiting_reason(0)
 
 
+async def test_a_bucket_that_is_given_back_is_not_taken_by_anybody(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All records are read when its release is written, and before its broker hears of that."""
+    broker = await acquired(world)
+    write = world.anchor.compare_and_set
+
+    async def and_look(bucket: int, version: int, record: Record) -> int | None:
+        written = await write(bucket, version, record)
+        async with asyncio.TaskGroup() as tasks:
+            await broker.place_once(tasks)
+        return written
+
+    monkeypatch.setattr(world.anchor, "compare_and_set", and_look)
+    await broker.give_back(0)
+    assert world.events["broker-0~a"].reasons == [LostReason.GIVEN_BACK]
+
+
 async def test_after_flushall_the_bucket_is_lost_loudly(world: World) -> None:
     broker = await acquired(world)
     await world.grant(broker)
