@@ -76,6 +76,10 @@ class ProducerEnd(Protocol):
         """A message is refused."""
         ...
 
+    def on_queue_changed(self, waiting: int) -> None:
+        """So many wait behind it."""
+        ...
+
     def on_closed(self) -> None:
         """The broker closed it: fenced, or the topic moves. Receipts may still come."""
         ...
@@ -104,6 +108,8 @@ class Connection(asyncio.BufferedProtocol):
         self._proxied_to = proxied_to
         self.is_closed = False
         self.server_version = ""
+        self.extensions_version = 0
+        """Of onewriter's own commands, as far as both sides speak them; 0: none."""
         self.message_bytes_max = MESSAGE_LENGTH_MAX
         self._options = options
         self._limits = options.limits
@@ -387,6 +393,9 @@ class Connection(asyncio.BufferedProtocol):
             case pb.CommandCloseProducer():
                 if (end := self._ends.get(command.producer_id)) is not None:
                     end.on_closed()
+            case pb.CommandQueueChanged():
+                if (end := self._ends.get(command.producer_id)) is not None:
+                    end.on_queue_changed(command.waiting)
             case pb.CommandError():
                 self._take_error(command)
             case (
@@ -417,6 +426,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _accepted(self, command: pb.CommandConnected) -> None:
         self.server_version = command.server_version
+        self.extensions_version = command.onewriter_extensions
         if command.max_message_size > 0:
             self.message_bytes_max = command.max_message_size
         if not self._connected.done():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from google.protobuf.message import Message
 
-from onewriter_core.wire.commands import encode_command, type_of
+from onewriter_core.wire.commands import EXTENSIONS_VERSION, encode_command, type_of
 from onewriter_core.wire.connection import FROM_BROKER, FROM_CLIENT, Connection
 from onewriter_core.wire.frames import FRAME_LENGTH_MAX, FrameReader
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -55,6 +55,7 @@ class ClientConnection(Connection):
                 auth_method_name=auth_method,
                 auth_data=auth_data or None,
                 proxy_to_broker_url=proxy_to_broker_url or None,
+                onewriter_extensions=EXTENSIONS_VERSION,
                 feature_flags=pb.FeatureFlags(
                     supports_auth_refresh=True, supports_broker_entry_metadata=True
                 ),

@@ -27,6 +27,8 @@ MESSAGE_LENGTH_MAX = 5_242_880
 """Bytes of a message that CONNECTED announces; frames.FRAME_LENGTH_MAX leaves room around it."""
 PROTOCOL_VERSION = 21
 """The newest version of Pulsar's protocol that we speak."""
+EXTENSIONS_VERSION = 1
+"""The newest version of our own commands: BaseCommand numbers from 1000 on (docs/wire.md)."""
 QUEUE_PRIORITY_FIELD = 14
 """Where CommandProducer carries a queue priority unless configured otherwise (PIP-440 names no
 number; this is the next free one)."""
@@ -85,6 +87,16 @@ Command = (
     | pb.CommandEndTxnOnSubscriptionResponse
     | pb.CommandTcClientConnectRequest
     | pb.CommandTcClientConnectResponse
+    | pb.CommandCheck
+    | pb.CommandCheckResponse
+    | pb.CommandSeal
+    | pb.CommandPublishTogether
+    | pb.CommandPublishTogetherResponse
+    | pb.CommandOwn
+    | pb.CommandOwnResponse
+    | pb.CommandDisown
+    | pb.CommandOwnershipLost
+    | pb.CommandQueueChanged
 )
 
 _HOT_CLASSES: Mapping[int, type[Command]] = {

@@ -64,6 +64,11 @@ FROM_CLIENT = frozenset(
         pb.BaseCommand.END_TXN_ON_PARTITION,
         pb.BaseCommand.END_TXN_ON_SUBSCRIPTION,
         pb.BaseCommand.TC_CLIENT_CONNECT_REQUEST,
+        pb.BaseCommand.CHECK,
+        pb.BaseCommand.SEAL,
+        pb.BaseCommand.PUBLISH_TOGETHER,
+        pb.BaseCommand.OWN,
+        pb.BaseCommand.DISOWN,
     }
 )
 """What clients send."""
@@ -99,6 +104,11 @@ FROM_BROKER = frozenset(
         pb.BaseCommand.END_TXN_ON_PARTITION_RESPONSE,
         pb.BaseCommand.END_TXN_ON_SUBSCRIPTION_RESPONSE,
         pb.BaseCommand.TC_CLIENT_CONNECT_RESPONSE,
+        pb.BaseCommand.CHECK_RESPONSE,
+        pb.BaseCommand.PUBLISH_TOGETHER_RESPONSE,
+        pb.BaseCommand.OWN_RESPONSE,
+        pb.BaseCommand.OWNERSHIP_LOST,
+        pb.BaseCommand.QUEUE_CHANGED,
     }
 )
 """What brokers send. Stock C++ and Go clients close the connection on REACHED_END_OF_TOPIC."""

@@ -184,6 +184,11 @@ def partitions_failed(request_id: int, code: ServerError, message: str) -> bytes
     )
 
 
+def queue_changed(producer_id: int, waiting: int) -> bytes:
+    """Tells a holder how many wait behind it; only for clients that announced our extensions."""
+    return encode_command(pb.CommandQueueChanged(producer_id=producer_id, waiting=waiting))
+
+
 def active_consumer_change(consumer_id: int, *, is_active: bool) -> bytes:
     """Tells a Failover consumer whether it is the one that gets messages."""
     return encode_command(

@@ -9,6 +9,7 @@ from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import (
     BROKER_REQUEST_ID,
+    EXTENSIONS_VERSION,
     MESSAGE_LENGTH_MAX,
     PROTOCOL_VERSION,
     Command,
@@ -36,6 +37,11 @@ class ServerConnection(Connection):
         """The version that both sides speak; 0 before CONNECT."""
         return 0 if self.peer is None else min(PROTOCOL_VERSION, self.peer.protocol_version)
 
+    @property
+    def extensions_version(self) -> int:
+        """The version of our own commands that both sides speak; 0: none of them."""
+        return 0 if self.peer is None else min(EXTENSIONS_VERSION, self.peer.onewriter_extensions)
+
     def connected(
         self,
         server_version: str,
@@ -50,6 +56,7 @@ class ServerConnection(Connection):
                 server_version=server_version,
                 protocol_version=self.protocol_version,
                 max_message_size=max_message_size,
+                onewriter_extensions=self.extensions_version or None,
                 feature_flags=pb.FeatureFlags(
                     supports_get_partitioned_metadata_without_auto_creation=(
                         get_partitions_without_auto_creation

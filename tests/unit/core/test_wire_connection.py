@@ -112,7 +112,9 @@ def test_a_conversation_from_connect_to_delivery() -> None:
         protocol_version=13,
         max_message_size=5_242_880,
         feature_flags=pb.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True),
+        onewriter_extensions=1,
     )
+    assert server.extensions_version == 1
 
     request_id = client.next_request_id()
     request = pb.CommandProducer(topic="orders", producer_id=7, request_id=request_id)
@@ -140,6 +142,17 @@ def test_a_conversation_from_connect_to_delivery() -> None:
     assert delivery == Delivery(1, MessageId(3, 1))
     assert bytes(entry or b"") == ENTRY
     assert client.next_request_id() == request_id + 1
+
+
+def test_a_stock_client_hears_nothing_of_our_own_commands() -> None:
+    server = ServerConnection()
+    server.feed(encode_command(pb.CommandConnect(client_version="Pulsar", protocol_version=20)))
+    assert server.extensions_version == 0
+    reader = ClientConnection()
+    reader.connect("test")
+    [(connected, _)] = reader.feed(server.connected("onewriter"))
+    assert isinstance(connected, pb.CommandConnected)
+    assert not connected.HasField("onewriter_extensions")
 
 
 def test_credentials_may_be_asked_for_before_and_while_connected() -> None:

@@ -611,6 +611,7 @@ class CommandConnect(_message.Message):
     ORIGINAL_AUTH_METHOD_FIELD_NUMBER: _builtins.int
     FEATURE_FLAGS_FIELD_NUMBER: _builtins.int
     PROXY_VERSION_FIELD_NUMBER: _builtins.int
+    ONEWRITER_EXTENSIONS_FIELD_NUMBER: _builtins.int
     client_version: _builtins.str
     @_builtins.property
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
@@ -626,6 +627,8 @@ class CommandConnect(_message.Message):
     original_auth_data: _builtins.str
     original_auth_method: _builtins.str
     proxy_version: _builtins.str
+    onewriter_extensions: _builtins.int
+    """Ours: the version of our own commands that the client understands (see the end of this file)."""
     @_builtins.property
     def feature_flags(self) -> Global___FeatureFlags: ...
     def __init__(
@@ -642,10 +645,11 @@ class CommandConnect(_message.Message):
         original_auth_method: _builtins.str | None = ...,
         feature_flags: Global___FeatureFlags | None = ...,
         proxy_version: _builtins.str | None = ...,
+        onewriter_extensions: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["auth_data", b"auth_data", "auth_method", b"auth_method", "auth_method_name", b"auth_method_name", "client_version", b"client_version", "feature_flags", b"feature_flags", "original_auth_data", b"original_auth_data", "original_auth_method", b"original_auth_method", "original_principal", b"original_principal", "protocol_version", b"protocol_version", "proxy_to_broker_url", b"proxy_to_broker_url", "proxy_version", b"proxy_version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["auth_data", b"auth_data", "auth_method", b"auth_method", "auth_method_name", b"auth_method_name", "client_version", b"client_version", "feature_flags", b"feature_flags", "onewriter_extensions", b"onewriter_extensions", "original_auth_data", b"original_auth_data", "original_auth_method", b"original_auth_method", "original_principal", b"original_principal", "protocol_version", b"protocol_version", "proxy_to_broker_url", b"proxy_to_broker_url", "proxy_version", b"proxy_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auth_data", b"auth_data", "auth_method", b"auth_method", "auth_method_name", b"auth_method_name", "client_version", b"client_version", "feature_flags", b"feature_flags", "original_auth_data", b"original_auth_data", "original_auth_method", b"original_auth_method", "original_principal", b"original_principal", "protocol_version", b"protocol_version", "proxy_to_broker_url", b"proxy_to_broker_url", "proxy_version", b"proxy_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auth_data", b"auth_data", "auth_method", b"auth_method", "auth_method_name", b"auth_method_name", "client_version", b"client_version", "feature_flags", b"feature_flags", "onewriter_extensions", b"onewriter_extensions", "original_auth_data", b"original_auth_data", "original_auth_method", b"original_auth_method", "original_principal", b"original_principal", "protocol_version", b"protocol_version", "proxy_to_broker_url", b"proxy_to_broker_url", "proxy_version", b"proxy_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -659,9 +663,12 @@ class CommandConnected(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_SIZE_FIELD_NUMBER: _builtins.int
     FEATURE_FLAGS_FIELD_NUMBER: _builtins.int
+    ONEWRITER_EXTENSIONS_FIELD_NUMBER: _builtins.int
     server_version: _builtins.str
     protocol_version: _builtins.int
     max_message_size: _builtins.int
+    onewriter_extensions: _builtins.int
+    """Ours: the version that both sides understand; only to clients that announced one."""
     @_builtins.property
     def feature_flags(self) -> Global___FeatureFlags: ...
     def __init__(
@@ -671,10 +678,11 @@ class CommandConnected(_message.Message):
         protocol_version: _builtins.int | None = ...,
         max_message_size: _builtins.int | None = ...,
         feature_flags: Global___FeatureFlags | None = ...,
+        onewriter_extensions: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_flags", b"feature_flags", "max_message_size", b"max_message_size", "protocol_version", b"protocol_version", "server_version", b"server_version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_flags", b"feature_flags", "max_message_size", b"max_message_size", "onewriter_extensions", b"onewriter_extensions", "protocol_version", b"protocol_version", "server_version", b"server_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_flags", b"feature_flags", "max_message_size", b"max_message_size", "protocol_version", b"protocol_version", "server_version", b"server_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_flags", b"feature_flags", "max_message_size", b"max_message_size", "onewriter_extensions", b"onewriter_extensions", "protocol_version", b"protocol_version", "server_version", b"server_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1163,12 +1171,15 @@ class CommandProducerSuccess(_message.Message):
     SCHEMA_VERSION_FIELD_NUMBER: _builtins.int
     TOPIC_EPOCH_FIELD_NUMBER: _builtins.int
     PRODUCER_READY_FIELD_NUMBER: _builtins.int
+    GUARD_IS_ATOMIC_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     producer_name: _builtins.str
     last_sequence_id: _builtins.int
     schema_version: _builtins.bytes
     topic_epoch: _builtins.int
     producer_ready: _builtins.bool
+    guard_is_atomic: _builtins.bool
+    """Ours, to a guarded producer: whether the store checks its guard together with each append."""
     def __init__(
         self,
         *,
@@ -1178,10 +1189,11 @@ class CommandProducerSuccess(_message.Message):
         schema_version: _builtins.bytes | None = ...,
         topic_epoch: _builtins.int | None = ...,
         producer_ready: _builtins.bool | None = ...,
+        guard_is_atomic: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["last_sequence_id", b"last_sequence_id", "producer_name", b"producer_name", "producer_ready", b"producer_ready", "request_id", b"request_id", "schema_version", b"schema_version", "topic_epoch", b"topic_epoch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["guard_is_atomic", b"guard_is_atomic", "last_sequence_id", b"last_sequence_id", "producer_name", b"producer_name", "producer_ready", b"producer_ready", "request_id", b"request_id", "schema_version", b"schema_version", "topic_epoch", b"topic_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_sequence_id", b"last_sequence_id", "producer_name", b"producer_name", "producer_ready", b"producer_ready", "request_id", b"request_id", "schema_version", b"schema_version", "topic_epoch", b"topic_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["guard_is_atomic", b"guard_is_atomic", "last_sequence_id", b"last_sequence_id", "producer_name", b"producer_name", "producer_ready", b"producer_ready", "request_id", b"request_id", "schema_version", b"schema_version", "topic_epoch", b"topic_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1685,8 +1697,11 @@ class CommandRedeliverUnacknowledgedMessages(_message.Message):
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
     MESSAGE_IDS_FIELD_NUMBER: _builtins.int
     CONSUMER_EPOCH_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.int
     consumer_epoch: _builtins.int
+    request_id: _builtins.int
+    """Ours: answered with SUCCESS once the epoch is taken."""
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageIdData]: ...
     def __init__(
@@ -1695,10 +1710,11 @@ class CommandRedeliverUnacknowledgedMessages(_message.Message):
         consumer_id: _builtins.int | None = ...,
         message_ids: _abc.Iterable[Global___MessageIdData] | None = ...,
         consumer_epoch: _builtins.int | None = ...,
+        request_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["consumer_epoch", b"consumer_epoch", "consumer_id", b"consumer_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["consumer_epoch", b"consumer_epoch", "consumer_id", b"consumer_id", "request_id", b"request_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_epoch", b"consumer_epoch", "consumer_id", b"consumer_id", "message_ids", b"message_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_epoch", b"consumer_epoch", "consumer_id", b"consumer_id", "message_ids", b"message_ids", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2378,12 +2394,404 @@ class CommandTcClientConnectResponse(_message.Message):
 Global___CommandTcClientConnectResponse: _TypeAlias = CommandTcClientConnectResponse  # noqa: Y015
 
 @_typing.final
-class BaseCommand(_message.Message):
-    """---- the envelope ------------------------------------------------------------------------------
+class Guard(_message.Message):
+    """Exactly one sub-message is set, the one whose field number equals the type's number.
+    ---- our own commands: numbers outside Pulsar's, only for peers that announced them ------------
 
-    Exactly one sub-message is set, the one whose field number equals the type's number.
+    What a write elsewhere depends on: the topic epoch of `name`, or, where `group` is given (it may
+    be empty), the generation of the resource `name` in that group.
     """
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    number: _builtins.int
+    group: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str | None = ...,
+        number: _builtins.int | None = ...,
+        group: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "name", b"name", "number", b"number"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "name", b"name", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Guard: _TypeAlias = Guard  # noqa: Y015
+
+@_typing.final
+class CommandCheck(_message.Message):
+    """Is this still the topic's epoch, by the store itself? Without `epoch`: what is it?"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    topic: _builtins.str
+    epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int | None = ...,
+        topic: _builtins.str | None = ...,
+        epoch: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "request_id", b"request_id", "topic", b"topic"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "request_id", b"request_id", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandCheck: _TypeAlias = CommandCheck  # noqa: Y015
+
+@_typing.final
+class CommandCheckResponse(_message.Message):
+    """`last_message_id` is at or behind every message acknowledged before the request was sent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    IS_CURRENT_FIELD_NUMBER: _builtins.int
+    LAST_MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    epoch: _builtins.int
+    is_current: _builtins.bool
+    @_builtins.property
+    def last_message_id(self) -> Global___MessageIdData: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int | None = ...,
+        epoch: _builtins.int | None = ...,
+        is_current: _builtins.bool | None = ...,
+        last_message_id: Global___MessageIdData | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "is_current", b"is_current", "last_message_id", b"last_message_id", "request_id", b"request_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "is_current", b"is_current", "last_message_id", b"last_message_id", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandCheckResponse: _TypeAlias = CommandCheckResponse  # noqa: Y015
+
+@_typing.final
+class CommandSeal(_message.Message):
+    """Raise the floor of a guard in `topic`: nothing of an older number enters there any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GUARD_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    topic: _builtins.str
+    @_builtins.property
+    def guard(self) -> Global___Guard: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int | None = ...,
+        topic: _builtins.str | None = ...,
+        guard: Global___Guard | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["guard", b"guard", "request_id", b"request_id", "topic", b"topic"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["guard", b"guard", "request_id", b"request_id", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandSeal: _TypeAlias = CommandSeal  # noqa: Y015
+
+@_typing.final
+class CommandPublishTogether(_message.Message):
+    """Entries for several topics of one bucket, all or none. Each part names a producer of this
+    connection; `entry` is what a SEND carries behind its command.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Part(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        PRODUCER_ID_FIELD_NUMBER: _builtins.int
+        SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+        ENTRY_FIELD_NUMBER: _builtins.int
+        NUM_MESSAGES_FIELD_NUMBER: _builtins.int
+        producer_id: _builtins.int
+        sequence_id: _builtins.int
+        entry: _builtins.bytes
+        num_messages: _builtins.int
+        def __init__(
+            self,
+            *,
+            producer_id: _builtins.int | None = ...,
+            sequence_id: _builtins.int | None = ...,
+            entry: _builtins.bytes | None = ...,
+            num_messages: _builtins.int | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "num_messages", b"num_messages", "producer_id", b"producer_id", "sequence_id", b"sequence_id"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "num_messages", b"num_messages", "producer_id", b"producer_id", "sequence_id", b"sequence_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    GUARD_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommandPublishTogether.Part]: ...
+    @_builtins.property
+    def guard(self) -> Global___Guard: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int | None = ...,
+        parts: _abc.Iterable[Global___CommandPublishTogether.Part] | None = ...,
+        guard: Global___Guard | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["guard", b"guard", "request_id", b"request_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["guard", b"guard", "parts", b"parts", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandPublishTogether: _TypeAlias = CommandPublishTogether  # noqa: Y015
+
+@_typing.final
+class CommandPublishTogetherResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MESSAGE_IDS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    @_builtins.property
+    def message_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageIdData]: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int | None = ...,
+        message_ids: _abc.Iterable[Global___MessageIdData] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_ids", b"message_ids", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandPublishTogetherResponse: _TypeAlias = CommandPublishTogetherResponse  # noqa: Y015
+
+@_typing.final
+class OwnedResource(_message.Message):
+    """A request to own resources (topics, partitions or any text) as the only one of a group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    generation: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str | None = ...,
+        generation: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "name", b"name"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OwnedResource: _TypeAlias = OwnedResource  # noqa: Y015
+
+@_typing.final
+class CommandOwn(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    RESOURCES_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    group: _builtins.str
+    identity: _builtins.str
+    """Who asks: an equal generation is only taken over from the same identity."""
+    nonce: _builtins.str
+    """Tells this owner from all others, so that it may go on after a lost connection."""
+    @_builtins.property
+    def resources(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedResource]: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int | None = ...,
+        group: _builtins.str | None = ...,
+        resources: _abc.Iterable[Global___OwnedResource] | None = ...,
+        identity: _builtins.str | None = ...,
+        nonce: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "identity", b"identity", "nonce", b"nonce", "request_id", b"request_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "identity", b"identity", "nonce", b"nonce", "request_id", b"request_id", "resources", b"resources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandOwn: _TypeAlias = CommandOwn  # noqa: Y015
+
+@_typing.final
+class CommandOwnResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Result(_message.Message):
+        """One per resource, in the order of the request: a generation, an error, or where to ask."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAME_FIELD_NUMBER: _builtins.int
+        GENERATION_FIELD_NUMBER: _builtins.int
+        ERROR_FIELD_NUMBER: _builtins.int
+        MESSAGE_FIELD_NUMBER: _builtins.int
+        CURRENT_GENERATION_FIELD_NUMBER: _builtins.int
+        BROKER_SERVICE_URL_FIELD_NUMBER: _builtins.int
+        BROKER_SERVICE_URL_TLS_FIELD_NUMBER: _builtins.int
+        name: _builtins.str
+        generation: _builtins.int
+        error: Global___ServerError.ValueType
+        message: _builtins.str
+        current_generation: _builtins.int
+        broker_service_url: _builtins.str
+        broker_service_url_tls: _builtins.str
+        def __init__(
+            self,
+            *,
+            name: _builtins.str | None = ...,
+            generation: _builtins.int | None = ...,
+            error: Global___ServerError.ValueType | None = ...,
+            message: _builtins.str | None = ...,
+            current_generation: _builtins.int | None = ...,
+            broker_service_url: _builtins.str | None = ...,
+            broker_service_url_tls: _builtins.str | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["broker_service_url", b"broker_service_url", "broker_service_url_tls", b"broker_service_url_tls", "current_generation", b"current_generation", "error", b"error", "generation", b"generation", "message", b"message", "name", b"name"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_service_url", b"broker_service_url", "broker_service_url_tls", b"broker_service_url_tls", "current_generation", b"current_generation", "error", b"error", "generation", b"generation", "message", b"message", "name", b"name"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommandOwnResponse.Result]: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int | None = ...,
+        results: _abc.Iterable[Global___CommandOwnResponse.Result] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandOwnResponse: _TypeAlias = CommandOwnResponse  # noqa: Y015
+
+@_typing.final
+class CommandDisown(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    RESOURCES_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    group: _builtins.str
+    @_builtins.property
+    def resources(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedResource]: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int | None = ...,
+        group: _builtins.str | None = ...,
+        resources: _abc.Iterable[Global___OwnedResource] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "request_id", b"request_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "request_id", b"request_id", "resources", b"resources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandDisown: _TypeAlias = CommandDisown  # noqa: Y015
+
+@_typing.final
+class CommandOwnershipLost(_message.Message):
+    """From the broker: the ownership is over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    RESOURCE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    CURRENT_GENERATION_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    message: _builtins.str
+    current_generation: _builtins.int
+    @_builtins.property
+    def resource(self) -> Global___OwnedResource: ...
+    def __init__(
+        self,
+        *,
+        group: _builtins.str | None = ...,
+        resource: Global___OwnedResource | None = ...,
+        message: _builtins.str | None = ...,
+        current_generation: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["current_generation", b"current_generation", "group", b"group", "message", b"message", "resource", b"resource"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current_generation", b"current_generation", "group", b"group", "message", b"message", "resource", b"resource"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandOwnershipLost: _TypeAlias = CommandOwnershipLost  # noqa: Y015
+
+@_typing.final
+class CommandQueueChanged(_message.Message):
+    """From the broker to a holder: so many wait behind it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.int
+    waiting: _builtins.int
+    def __init__(
+        self,
+        *,
+        producer_id: _builtins.int | None = ...,
+        waiting: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["producer_id", b"producer_id", "waiting", b"waiting"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["producer_id", b"producer_id", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandQueueChanged: _TypeAlias = CommandQueueChanged  # noqa: Y015
+
+@_typing.final
+class BaseCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     class _Type:
@@ -2445,6 +2853,16 @@ class BaseCommand(_message.Message):
         END_TXN_ON_SUBSCRIPTION_RESPONSE: BaseCommand._Type.ValueType  # 61
         TC_CLIENT_CONNECT_REQUEST: BaseCommand._Type.ValueType  # 62
         TC_CLIENT_CONNECT_RESPONSE: BaseCommand._Type.ValueType  # 63
+        CHECK: BaseCommand._Type.ValueType  # 1000
+        CHECK_RESPONSE: BaseCommand._Type.ValueType  # 1001
+        SEAL: BaseCommand._Type.ValueType  # 1002
+        PUBLISH_TOGETHER: BaseCommand._Type.ValueType  # 1003
+        PUBLISH_TOGETHER_RESPONSE: BaseCommand._Type.ValueType  # 1004
+        OWN: BaseCommand._Type.ValueType  # 1005
+        OWN_RESPONSE: BaseCommand._Type.ValueType  # 1006
+        DISOWN: BaseCommand._Type.ValueType  # 1007
+        OWNERSHIP_LOST: BaseCommand._Type.ValueType  # 1008
+        QUEUE_CHANGED: BaseCommand._Type.ValueType  # 1009
 
     class Type(_Type, metaclass=_TypeEnumTypeWrapper): ...
     CONNECT: BaseCommand.Type.ValueType  # 2
@@ -2500,6 +2918,16 @@ class BaseCommand(_message.Message):
     END_TXN_ON_SUBSCRIPTION_RESPONSE: BaseCommand.Type.ValueType  # 61
     TC_CLIENT_CONNECT_REQUEST: BaseCommand.Type.ValueType  # 62
     TC_CLIENT_CONNECT_RESPONSE: BaseCommand.Type.ValueType  # 63
+    CHECK: BaseCommand.Type.ValueType  # 1000
+    CHECK_RESPONSE: BaseCommand.Type.ValueType  # 1001
+    SEAL: BaseCommand.Type.ValueType  # 1002
+    PUBLISH_TOGETHER: BaseCommand.Type.ValueType  # 1003
+    PUBLISH_TOGETHER_RESPONSE: BaseCommand.Type.ValueType  # 1004
+    OWN: BaseCommand.Type.ValueType  # 1005
+    OWN_RESPONSE: BaseCommand.Type.ValueType  # 1006
+    DISOWN: BaseCommand.Type.ValueType  # 1007
+    OWNERSHIP_LOST: BaseCommand.Type.ValueType  # 1008
+    QUEUE_CHANGED: BaseCommand.Type.ValueType  # 1009
 
     TYPE_FIELD_NUMBER: _builtins.int
     CONNECT_FIELD_NUMBER: _builtins.int
@@ -2555,6 +2983,16 @@ class BaseCommand(_message.Message):
     END_TXN_ON_SUBSCRIPTION_RESPONSE_FIELD_NUMBER: _builtins.int
     TC_CLIENT_CONNECT_REQUEST_FIELD_NUMBER: _builtins.int
     TC_CLIENT_CONNECT_RESPONSE_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
+    CHECK_RESPONSE_FIELD_NUMBER: _builtins.int
+    SEAL_FIELD_NUMBER: _builtins.int
+    PUBLISH_TOGETHER_FIELD_NUMBER: _builtins.int
+    PUBLISH_TOGETHER_RESPONSE_FIELD_NUMBER: _builtins.int
+    OWN_FIELD_NUMBER: _builtins.int
+    OWN_RESPONSE_FIELD_NUMBER: _builtins.int
+    DISOWN_FIELD_NUMBER: _builtins.int
+    OWNERSHIP_LOST_FIELD_NUMBER: _builtins.int
+    QUEUE_CHANGED_FIELD_NUMBER: _builtins.int
     type: Global___BaseCommand.Type.ValueType
     @_builtins.property
     def connect(self) -> Global___CommandConnect: ...
@@ -2662,6 +3100,26 @@ class BaseCommand(_message.Message):
     def tc_client_connect_request(self) -> Global___CommandTcClientConnectRequest: ...
     @_builtins.property
     def tc_client_connect_response(self) -> Global___CommandTcClientConnectResponse: ...
+    @_builtins.property
+    def check(self) -> Global___CommandCheck: ...
+    @_builtins.property
+    def check_response(self) -> Global___CommandCheckResponse: ...
+    @_builtins.property
+    def seal(self) -> Global___CommandSeal: ...
+    @_builtins.property
+    def publish_together(self) -> Global___CommandPublishTogether: ...
+    @_builtins.property
+    def publish_together_response(self) -> Global___CommandPublishTogetherResponse: ...
+    @_builtins.property
+    def own(self) -> Global___CommandOwn: ...
+    @_builtins.property
+    def own_response(self) -> Global___CommandOwnResponse: ...
+    @_builtins.property
+    def disown(self) -> Global___CommandDisown: ...
+    @_builtins.property
+    def ownership_lost(self) -> Global___CommandOwnershipLost: ...
+    @_builtins.property
+    def queue_changed(self) -> Global___CommandQueueChanged: ...
     def __init__(
         self,
         *,
@@ -2719,10 +3177,20 @@ class BaseCommand(_message.Message):
         end_txn_on_subscription_response: Global___CommandEndTxnOnSubscriptionResponse | None = ...,
         tc_client_connect_request: Global___CommandTcClientConnectRequest | None = ...,
         tc_client_connect_response: Global___CommandTcClientConnectResponse | None = ...,
+        check: Global___CommandCheck | None = ...,
+        check_response: Global___CommandCheckResponse | None = ...,
+        seal: Global___CommandSeal | None = ...,
+        publish_together: Global___CommandPublishTogether | None = ...,
+        publish_together_response: Global___CommandPublishTogetherResponse | None = ...,
+        own: Global___CommandOwn | None = ...,
+        own_response: Global___CommandOwnResponse | None = ...,
+        disown: Global___CommandDisown | None = ...,
+        ownership_lost: Global___CommandOwnershipLost | None = ...,
+        queue_changed: Global___CommandQueueChanged | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "ack_response", b"ack_response", "active_consumer_change", b"active_consumer_change", "add_partition_to_txn", b"add_partition_to_txn", "add_partition_to_txn_response", b"add_partition_to_txn_response", "add_subscription_to_txn", b"add_subscription_to_txn", "add_subscription_to_txn_response", b"add_subscription_to_txn_response", "auth_challenge", b"auth_challenge", "auth_response", b"auth_response", "close_consumer", b"close_consumer", "close_producer", b"close_producer", "connect", b"connect", "connected", b"connected", "consumer_stats", b"consumer_stats", "consumer_stats_response", b"consumer_stats_response", "end_txn", b"end_txn", "end_txn_on_partition", b"end_txn_on_partition", "end_txn_on_partition_response", b"end_txn_on_partition_response", "end_txn_on_subscription", b"end_txn_on_subscription", "end_txn_on_subscription_response", b"end_txn_on_subscription_response", "end_txn_response", b"end_txn_response", "error", b"error", "flow", b"flow", "get_last_message_id", b"get_last_message_id", "get_last_message_id_response", b"get_last_message_id_response", "get_or_create_schema", b"get_or_create_schema", "get_or_create_schema_response", b"get_or_create_schema_response", "get_schema", b"get_schema", "get_schema_response", b"get_schema_response", "get_topics_of_namespace", b"get_topics_of_namespace", "get_topics_of_namespace_response", b"get_topics_of_namespace_response", "lookup", b"lookup", "lookup_response", b"lookup_response", "message", b"message", "new_txn", b"new_txn", "new_txn_response", b"new_txn_response", "partitioned_metadata", b"partitioned_metadata", "partitioned_metadata_response", b"partitioned_metadata_response", "ping", b"ping", "pong", b"pong", "producer", b"producer", "producer_success", b"producer_success", "reached_end_of_topic", b"reached_end_of_topic", "redeliver_unacknowledged_messages", b"redeliver_unacknowledged_messages", "seek", b"seek", "send", b"send", "send_error", b"send_error", "send_receipt", b"send_receipt", "subscribe", b"subscribe", "success", b"success", "tc_client_connect_request", b"tc_client_connect_request", "tc_client_connect_response", b"tc_client_connect_response", "type", b"type", "unsubscribe", b"unsubscribe"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "ack_response", b"ack_response", "active_consumer_change", b"active_consumer_change", "add_partition_to_txn", b"add_partition_to_txn", "add_partition_to_txn_response", b"add_partition_to_txn_response", "add_subscription_to_txn", b"add_subscription_to_txn", "add_subscription_to_txn_response", b"add_subscription_to_txn_response", "auth_challenge", b"auth_challenge", "auth_response", b"auth_response", "check", b"check", "check_response", b"check_response", "close_consumer", b"close_consumer", "close_producer", b"close_producer", "connect", b"connect", "connected", b"connected", "consumer_stats", b"consumer_stats", "consumer_stats_response", b"consumer_stats_response", "disown", b"disown", "end_txn", b"end_txn", "end_txn_on_partition", b"end_txn_on_partition", "end_txn_on_partition_response", b"end_txn_on_partition_response", "end_txn_on_subscription", b"end_txn_on_subscription", "end_txn_on_subscription_response", b"end_txn_on_subscription_response", "end_txn_response", b"end_txn_response", "error", b"error", "flow", b"flow", "get_last_message_id", b"get_last_message_id", "get_last_message_id_response", b"get_last_message_id_response", "get_or_create_schema", b"get_or_create_schema", "get_or_create_schema_response", b"get_or_create_schema_response", "get_schema", b"get_schema", "get_schema_response", b"get_schema_response", "get_topics_of_namespace", b"get_topics_of_namespace", "get_topics_of_namespace_response", b"get_topics_of_namespace_response", "lookup", b"lookup", "lookup_response", b"lookup_response", "message", b"message", "new_txn", b"new_txn", "new_txn_response", b"new_txn_response", "own", b"own", "own_response", b"own_response", "ownership_lost", b"ownership_lost", "partitioned_metadata", b"partitioned_metadata", "partitioned_metadata_response", b"partitioned_metadata_response", "ping", b"ping", "pong", b"pong", "producer", b"producer", "producer_success", b"producer_success", "publish_together", b"publish_together", "publish_together_response", b"publish_together_response", "queue_changed", b"queue_changed", "reached_end_of_topic", b"reached_end_of_topic", "redeliver_unacknowledged_messages", b"redeliver_unacknowledged_messages", "seal", b"seal", "seek", b"seek", "send", b"send", "send_error", b"send_error", "send_receipt", b"send_receipt", "subscribe", b"subscribe", "success", b"success", "tc_client_connect_request", b"tc_client_connect_request", "tc_client_connect_response", b"tc_client_connect_response", "type", b"type", "unsubscribe", b"unsubscribe"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "ack_response", b"ack_response", "active_consumer_change", b"active_consumer_change", "add_partition_to_txn", b"add_partition_to_txn", "add_partition_to_txn_response", b"add_partition_to_txn_response", "add_subscription_to_txn", b"add_subscription_to_txn", "add_subscription_to_txn_response", b"add_subscription_to_txn_response", "auth_challenge", b"auth_challenge", "auth_response", b"auth_response", "close_consumer", b"close_consumer", "close_producer", b"close_producer", "connect", b"connect", "connected", b"connected", "consumer_stats", b"consumer_stats", "consumer_stats_response", b"consumer_stats_response", "end_txn", b"end_txn", "end_txn_on_partition", b"end_txn_on_partition", "end_txn_on_partition_response", b"end_txn_on_partition_response", "end_txn_on_subscription", b"end_txn_on_subscription", "end_txn_on_subscription_response", b"end_txn_on_subscription_response", "end_txn_response", b"end_txn_response", "error", b"error", "flow", b"flow", "get_last_message_id", b"get_last_message_id", "get_last_message_id_response", b"get_last_message_id_response", "get_or_create_schema", b"get_or_create_schema", "get_or_create_schema_response", b"get_or_create_schema_response", "get_schema", b"get_schema", "get_schema_response", b"get_schema_response", "get_topics_of_namespace", b"get_topics_of_namespace", "get_topics_of_namespace_response", b"get_topics_of_namespace_response", "lookup", b"lookup", "lookup_response", b"lookup_response", "message", b"message", "new_txn", b"new_txn", "new_txn_response", b"new_txn_response", "partitioned_metadata", b"partitioned_metadata", "partitioned_metadata_response", b"partitioned_metadata_response", "ping", b"ping", "pong", b"pong", "producer", b"producer", "producer_success", b"producer_success", "reached_end_of_topic", b"reached_end_of_topic", "redeliver_unacknowledged_messages", b"redeliver_unacknowledged_messages", "seek", b"seek", "send", b"send", "send_error", b"send_error", "send_receipt", b"send_receipt", "subscribe", b"subscribe", "success", b"success", "tc_client_connect_request", b"tc_client_connect_request", "tc_client_connect_response", b"tc_client_connect_response", "type", b"type", "unsubscribe", b"unsubscribe"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "ack_response", b"ack_response", "active_consumer_change", b"active_consumer_change", "add_partition_to_txn", b"add_partition_to_txn", "add_partition_to_txn_response", b"add_partition_to_txn_response", "add_subscription_to_txn", b"add_subscription_to_txn", "add_subscription_to_txn_response", b"add_subscription_to_txn_response", "auth_challenge", b"auth_challenge", "auth_response", b"auth_response", "check", b"check", "check_response", b"check_response", "close_consumer", b"close_consumer", "close_producer", b"close_producer", "connect", b"connect", "connected", b"connected", "consumer_stats", b"consumer_stats", "consumer_stats_response", b"consumer_stats_response", "disown", b"disown", "end_txn", b"end_txn", "end_txn_on_partition", b"end_txn_on_partition", "end_txn_on_partition_response", b"end_txn_on_partition_response", "end_txn_on_subscription", b"end_txn_on_subscription", "end_txn_on_subscription_response", b"end_txn_on_subscription_response", "end_txn_response", b"end_txn_response", "error", b"error", "flow", b"flow", "get_last_message_id", b"get_last_message_id", "get_last_message_id_response", b"get_last_message_id_response", "get_or_create_schema", b"get_or_create_schema", "get_or_create_schema_response", b"get_or_create_schema_response", "get_schema", b"get_schema", "get_schema_response", b"get_schema_response", "get_topics_of_namespace", b"get_topics_of_namespace", "get_topics_of_namespace_response", b"get_topics_of_namespace_response", "lookup", b"lookup", "lookup_response", b"lookup_response", "message", b"message", "new_txn", b"new_txn", "new_txn_response", b"new_txn_response", "own", b"own", "own_response", b"own_response", "ownership_lost", b"ownership_lost", "partitioned_metadata", b"partitioned_metadata", "partitioned_metadata_response", b"partitioned_metadata_response", "ping", b"ping", "pong", b"pong", "producer", b"producer", "producer_success", b"producer_success", "publish_together", b"publish_together", "publish_together_response", b"publish_together_response", "queue_changed", b"queue_changed", "reached_end_of_topic", b"reached_end_of_topic", "redeliver_unacknowledged_messages", b"redeliver_unacknowledged_messages", "seal", b"seal", "seek", b"seek", "send", b"send", "send_error", b"send_error", "send_receipt", b"send_receipt", "subscribe", b"subscribe", "success", b"success", "tc_client_connect_request", b"tc_client_connect_request", "tc_client_connect_response", b"tc_client_connect_response", "type", b"type", "unsubscribe", b"unsubscribe"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
