@@ -110,6 +110,12 @@ class Installation:
             for pods, count in ((self.pods(part), count) for part, count in wanted.items())
         )
 
+    def brokers_are_rolled_out(self) -> bool:
+        """Whether every broker is of the present template."""
+        found = self.api.get("statefulsets", NAMESPACE, f"{RELEASE}-broker") or {}
+        status = found.get("status", {})
+        return bool(status) and status.get("currentRevision") == status.get("updateRevision")
+
     def has_its_nodes(self) -> bool:
         """Whether every node is ready and takes pods: one that was away does so a moment later."""
         return all(

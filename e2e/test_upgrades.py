@@ -137,8 +137,13 @@ def test_an_upgrade_and_its_rollback_keep_topics_epochs_and_writers(
     noted = {"annotations": {"example.com/version": "2"}}
     values = {part: installation.values[part] | noted for part in ("brokers", "valkey", "operator")}
     every = ("broker", "valkey", "operator")
+
+    def upgrade() -> None:
+        installation.upgrade(**values)
+        assert installation.brokers_are_rolled_out(), "helm comes back behind the last of them"
+
     for what, happening in (
-        ("helm upgrade", lambda: installation.upgrade(**values)),
+        ("helm upgrade", upgrade),
         ("helm rollback", lambda: installation.helm("rollback", "onewriter")),
     ):
 

@@ -2,8 +2,8 @@
 
 ``TIERS=core,check`` picks some; ``core`` and ``check`` pass anywhere, without root and without any
 server installed. A tier that cannot run makes the whole run fail and says how to get what it needs;
-nothing is skipped in silence. What the tiers need is installed and built first. ``TIERS=all`` runs those
-on nodes, too: they mostly wait for pods, beside the tiers that compute, each of the two rows in its order.
+nothing is skipped in silence. What the tiers need is installed and built first. The tiers on a cluster
+mostly wait for its parts: they run beside the tiers that compute, each of the two rows in its order.
 """
 
 from __future__ import annotations
@@ -31,17 +31,13 @@ BIN = Path(sys.executable).parent
 
 Command = tuple[str, ...]
 
-ALL = "all"
-"""The word for every tier."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tier:
     """A part of the tests: its commands, and what is missing for them, one sentence each.
 
     ``packages`` are Debian packages that it needs, by the program (or file) that shows each;
-    ``builds`` are commands that only fill caches; ``on_nodes`` puts it into the second row, and has
-    it run by name only (docs/roadmap.md says until when).
+    ``builds`` are commands that only fill caches; ``waits`` puts it into the second row.
     """
 
     name: str
@@ -49,7 +45,7 @@ class Tier:
     missing: Callable[[], list[str]] = list
     packages: Mapping[str, str] = field(default_factory=dict)
     builds: tuple[Command, ...] = ()
-    on_nodes: bool = False
+    waits: bool = False
 
 
 def tool(name: str, *arguments: str) -> Command:
@@ -142,6 +138,22 @@ TIERS = (
         needs_clients,
     ),
     Tier(
+        "nodes",
+        (pytest("tests/cluster", "-m", "nodes", "--timeout", "1800"),),
+        needs_nodes,
+        LAB_PACKAGES,
+        builds=(build(*binaries.NODE),),
+        waits=True,
+    ),
+    Tier(
+        "e2e",
+        (pytest("e2e", "--timeout", "1800"),),
+        lambda: [] if uses_existing() else needs_nodes(),
+        {} if uses_existing() else LAB_PACKAGES,
+        builds=(*programs_of_e2e(), (sys.executable, "-m", "e2e.images")),
+        waits=True,
+    ),
+    Tier(
         "cluster",
         (
             pytest(
@@ -151,22 +163,7 @@ TIERS = (
         ),
         lambda: [*binaries.missing_tools(), *promtool.missing()],
         builds=(build(*binaries.CONTROL_PLANE, "helm"),),
-    ),
-    Tier(
-        "nodes",
-        (pytest("tests/cluster", "-m", "nodes", "--timeout", "1800"),),
-        needs_nodes,
-        LAB_PACKAGES,
-        builds=(build(*binaries.NODE),),
-        on_nodes=True,
-    ),
-    Tier(
-        "e2e",
-        (pytest("e2e", "--timeout", "1800"),),
-        lambda: [] if uses_existing() else needs_nodes(),
-        {} if uses_existing() else LAB_PACKAGES,
-        builds=(*programs_of_e2e(), (sys.executable, "-m", "e2e.images")),
-        on_nodes=True,
+        waits=True,
     ),
 )
 
@@ -217,16 +214,14 @@ def run_row(tiers: Sequence[Tier], failures: list[str], *, at_once: bool) -> Non
 def main(arguments: Sequence[str]) -> int:
     wanted = ",".join(arguments) or os.environ.get("TIERS", "")
     names = {name.strip() for name in wanted.split(",") if name.strip()}
-    unknown = names - {tier.name for tier in TIERS} - {ALL}
+    unknown = names - {tier.name for tier in TIERS}
     if unknown:
         print(f"no such tier: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
-    tiers = [
-        tier for tier in TIERS if tier.name in names or ALL in names or not (names or tier.on_nodes)
-    ]
+    tiers = [tier for tier in TIERS if tier.name in names or not names]
     prepare(tiers)
     failures: list[str] = []
-    rows = [[tier for tier in tiers if tier.on_nodes is on_nodes] for on_nodes in (False, True)]
+    rows = [[tier for tier in tiers if tier.waits is waits] for waits in (False, True)]
     with ThreadPoolExecutor(len(rows)) as executor:
         running = [
             executor.submit(run_row, row, failures, at_once=row is rows[0] or not rows[0])
