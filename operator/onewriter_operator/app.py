@@ -113,6 +113,8 @@ class Operator:
 
     def _refresh(self) -> None:
         """Gauges that are read off when somebody asks."""
+        if self._sidecars.certificate_not_after is not None:
+            self.metrics.certificate(self._sidecars.certificate_not_after)
         if self._queue is None or self._store is None:
             return
         self.metrics.depth.set(self._queue.depth)

@@ -77,6 +77,7 @@ class Metrics:
             ("kind",),
         )
         self._states: dict[Key, str] = {}
+        self._certificate: Gauge | None = None
 
     def _gauge(self, name: str, text: str, labels: Iterable[str] = ()) -> Gauge:
         return Gauge(name, text, tuple(labels), registry=self.registry)
@@ -92,6 +93,15 @@ class Metrics:
     def visited(self, key: Key, seconds: float, result: str) -> None:
         """A visit ended; see workqueue.Observer."""
         self.reconcile.labels(key.kind, result).observe(seconds)
+
+    def certificate(self, not_after: float) -> None:
+        """The webhook's certificate; without one there is no such metric, and nothing to alert."""
+        if self._certificate is None:
+            self._certificate = self._gauge(
+                "onewriter_tls_certificate_not_after_seconds",
+                "When the webhook's certificate expires, in Unix seconds",
+            )
+        self._certificate.set(not_after)
 
     def topic(self, document: Json) -> None:
         """An ExclusiveTopic as its status says."""

@@ -42,6 +42,11 @@ class Sidecars:
         """Why this replica cannot serve admission; empty when it can, or need not."""
         return "" if self._webhook is None else self._webhook.problem
 
+    @property
+    def certificate_not_after(self) -> float | None:
+        """When the webhook's certificate expires, in Unix seconds; None without one."""
+        return None if self._webhook is None else self._webhook.not_after
+
     async def start(self, kube: Kube) -> None:
         """Listen, if there is a webhook. Raises OSError when its certificate cannot be read."""
         self._kube = kube

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import structlog
 from aiohttp import web
+from cryptography import x509
 
 from onewriter_operator.admission import Injection, NotInjectable, patch_of
 from onewriter_operator.documents import Json
@@ -42,6 +43,8 @@ class Webhook:
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._seen: tuple[float, ...] = ()
         self._runner: web.AppRunner | None = None
+        self.not_after: float | None = None
+        """When the certificate that is served expires, in Unix seconds."""
         self.problem = "the webhook has no certificate yet"
 
     async def start(self, host: str, port: int) -> None:
@@ -63,7 +66,7 @@ class Webhook:
         """Take over a renewed certificate; new connections get it."""
         try:
             await self._load()
-        except (OSError, ssl.SSLError) as error:
+        except OSError as error:  # a pair that does not fit is one, too: ssl.SSLError
             self.problem = f"the webhook's certificate cannot be read: {error}"
             log.warning("webhook.certificate_unreadable", reason=str(error))
 
@@ -75,12 +78,18 @@ class Webhook:
     async def _load(self) -> None:
         seen = await asyncio.to_thread(self._modified)
         if seen != self._seen:
-            await asyncio.to_thread(
-                self._context.load_cert_chain, str(self._cert_file), str(self._key_file)
-            )
+            self.not_after = await asyncio.to_thread(self._take_over)
             self._seen = seen
             log.info("webhook.certificate_loaded", file=str(self._cert_file))
         self.problem = ""
+
+    def _take_over(self) -> float:
+        try:
+            found = x509.load_pem_x509_certificate(self._cert_file.read_bytes())
+        except ValueError as error:
+            raise OSError(f"{self._cert_file}: no certificate in PEM") from error
+        self._context.load_cert_chain(str(self._cert_file), str(self._key_file))
+        return found.not_valid_after_utc.timestamp()
 
     def _modified(self) -> tuple[float, ...]:
         return tuple(file.stat().st_mtime for file in (self._cert_file, self._key_file))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import OperatorProcess, running, wait_until
 from tests.cluster.pki import Authority
@@ -159,6 +160,8 @@ def test_a_certificate_is_renewed_while_pods_come_and_nothing_is_restarted(
     with running(admission.operator):
         admission.until_injected()
         pid, former = admission.operator.pid, admission.serial()
+        expires = x509.load_der_x509_certificate(former).not_valid_after_utc.timestamp()
+        assert admission.operator.metric("onewriter_tls_certificate_not_after_seconds") == expires
         admission.renew(authority)
         wait_until(lambda: admission.serial() != former)
         assert admission.refusal() == ""

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from cryptography import x509
 from tests.cluster.pki import Authority
 
 from onewriter_broker.testing import free_ports
@@ -128,7 +129,10 @@ async def test_a_renewed_certificate_is_taken_over_without_a_restart(tmp_path: P
         first = await world.serial()
         world.authority.server("webhook", ["localhost", "127.0.0.1"])
         await world.webhook.refresh()
-        assert await world.serial() != first
+        second = await world.serial()
+        assert second != first
+        expires = x509.load_der_x509_certificate(second).not_valid_after_utc.timestamp()
+        assert world.webhook.not_after == expires
         assert world.webhook.problem == ""
 
 
