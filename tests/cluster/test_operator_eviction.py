@@ -242,6 +242,7 @@ def test_an_operator_that_dies_forgets_nobody_and_evicts_nobody_twice(own_world:
     world.broker.serve(world.name("orders"), status(40, holders=[later]))  # the story scrolled on
     world.operator.start()
     wait_until(lambda: outcomes(world) == {"writer-0": "Evicted"})
+    wait_until(lambda: len(world.events("PodEvicted")) == 1)  # said behind the status, once
     world.operator.kill()
     successor = pod(world, "writer-0")
     world.operator.start()
