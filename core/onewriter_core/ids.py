@@ -116,12 +116,20 @@ class TopicName:
         return f"{self.domain}://{self.tenant}/{self.namespace}/{self.local}{suffix}"
 
 
+_HASH_TAG = re.compile(r"\{([^}]+)\}")
+
+
 def bucket_of(topic: TopicName, buckets: int) -> int:
     """The bucket that a topic hashes into: the unit of broker ownership and Redis' hash tag.
 
-    All partitions of a topic share its base name's bucket, so that one script can fence them.
+    All partitions of a topic share its base name's bucket, so that one script can fence them. A part
+    of the local name in braces stands for the whole of it: ``{orders}-audit`` lies with ``orders``,
+    so that one script can write to one under the guard of the other.
     """
-    return zlib.crc32(str(topic.base).encode()) % buckets
+    base = topic.base
+    if "{" in base.local and (tag := _HASH_TAG.search(base.local)):
+        base = replace(base, local=tag[1])
+    return zlib.crc32(str(base).encode()) % buckets
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from tests.model.topic_machine_model import (
     Actor,
     State,
     World,
+    forgetting_who_serves,
     queueing_without_the_check,
     removal_of_whoever_holds,
 )
@@ -22,7 +23,14 @@ from onewriter_core.errors import ServerError
 from onewriter_core.topic.effects import Close, Fence, Grant, Reject
 from onewriter_core.topic.events import ClockTicked, FenceStored, ProducerGone, ProducerRequested
 from onewriter_core.topic.invariants import check, check_step
-from onewriter_core.topic.model import AccessMode, Departure, Purpose, Reserved, Vacant
+from onewriter_core.topic.model import (
+    AccessMode,
+    Departure,
+    PromotionPolicy,
+    Purpose,
+    Reserved,
+    Vacant,
+)
 
 WAIT = AccessMode.WAIT_FOR_EXCLUSIVE
 EXCLUSIVE = AccessMode.EXCLUSIVE
@@ -161,6 +169,87 @@ def test_waiters_and_an_exclusive_producer() -> None:
     actors = (Actor("A", WAIT), Actor("B", WAIT, priority=1), Actor("C", EXCLUSIVE))
     world = World(actors, ledger_max=4 + DEEPER, losses_max=1 + DEEPER)
     prove(world, RESUMED, REPLACED, PROMOTED, STALE, GHOST)
+
+
+def spread(before: State, action: Action, after: State) -> bool:
+    """Somebody who came later was promoted, because its host leads less."""
+    grants = [e for e in action.effects if isinstance(e, Fence) and e.contender is not None]
+    return any(
+        fence.best_loser is not None
+        and fence.contender is not None
+        and fence.contender.arrival > fence.best_loser.arrival
+        and fence.load < fence.best_loser_load
+        for fence in grants
+    )
+
+
+def test_waiters_on_hosts_that_lead_more_or_less() -> None:
+    actors = (
+        Actor("A", WAIT, host="one"),
+        Actor("B", WAIT, host="two"),
+        Actor("C", WAIT, priority=-1, host="standby"),
+    )
+    world = World(
+        actors,
+        ledger_max=3 + DEEPER,
+        losses_max=DEEPER,
+        reconnects_max=0,
+        policy=PromotionPolicy.BALANCED,
+        loads=((("one", 2), ("two", 1)), (("one", 1), ("two", 2))),
+    )
+    prove(world, PROMOTED, Sometimes("the one with less to do was promoted", spread))
+
+
+def serves_alone(state: State) -> bool:
+    """Nobody is told that it leads while somebody else may still serve."""
+    leading = {
+        line.registration.partition(".")[0]
+        for lines in state.lines
+        for line in lines
+        if line.granted
+    }
+    return all(leading <= {name} for name in state.serving)
+
+
+def waited_for_who_serves(before: State, action: Action, after: State) -> bool:
+    return isinstance(action.event, ClockTicked) and any(
+        isinstance(e, Grant) and not e.resumed for e in action.effects
+    )
+
+
+SERVERS = (
+    Actor("A", WAIT, serve_seconds=3.0),
+    Actor("B", WAIT, priority=1, serve_seconds=1.0),
+)
+
+
+def test_winners_are_told_when_nobody_else_serves() -> None:
+    actors = (*SERVERS, Actor("C", FENCING))
+    world = World(actors, ledger_max=3 + DEEPER, losses_max=1, reconnects_max=1, closes=False)
+    waited = Sometimes("a winner was told later", waited_for_who_serves)
+    alone = Always("who serves serves alone", serves_alone)
+    report = explore(
+        world, always=[*ALWAYS, alone], steps=STEPS, sometimes=(PROMOTED, TOOK_OVER, waited)
+    )
+    report.assert_sound()
+
+
+def test_who_closes_and_who_hands_over_serve_alone() -> None:
+    world = World(SERVERS, ledger_max=3 + DEEPER, losses_max=1 + DEEPER, is_administered=True)
+    alone = Always("who serves serves alone", serves_alone)
+    handed = Sometimes("a handover", handed_over)
+    report = explore(
+        world, always=[*ALWAYS, alone], steps=STEPS, sometimes=(PROMOTED, RESUMED, handed)
+    )
+    report.assert_sound()
+
+
+def test_forgetting_who_serves_lets_two_act_in_the_topics_name() -> None:
+    world = World(SERVERS, rules=forgetting_who_serves)
+    found = explore(world, always=[Always("who serves serves alone", serves_alone)]).violation
+    assert found is not None
+    assert found.broken == "who serves serves alone"
+    assert "A is assured" in found.story() or "B is assured" in found.story()
 
 
 def test_a_waiter_an_exclusive_producer_and_a_fencer() -> None:

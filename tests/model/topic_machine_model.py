@@ -12,7 +12,10 @@ life of a producer. Names are used again once nobody knows them, arrival and cla
 as ranks, and who was deposed is forgotten where nobody takes over: that only makes equal what no
 rule can tell apart.
 
-Ghost state (only properties look at it): ``log``.
+Who may serve is assured by the broker now and then, believes it for ``serve_seconds``, and stops when
+it closes or hears of its end; at LATER nobody assured before believes it any more.
+
+Ghost state (only properties look at it): ``log``, ``serving``.
 
 Not modelled: the store (storage_protocol.py), pings, several brokers, time but "the deadline
 passed", what a client does with its errors beyond trying again.
@@ -36,16 +39,20 @@ from onewriter_core.topic.events import (
     FenceStored,
     HandoverRequested,
     LedgerFull,
+    LoadsChanged,
     ProducerGone,
     ProducerRequested,
 )
 from onewriter_core.topic.invariants import places
+from onewriter_core.topic.lookups import tenure_of
 from onewriter_core.topic.machine import next_deadline, step
 from onewriter_core.topic.model import (
     WHOLE,
     AccessMode,
     Departure,
     Held,
+    Loads,
+    PromotionPolicy,
     Request,
     Reserved,
     Slot,
@@ -68,6 +75,8 @@ class Actor:
     slots: tuple[int, ...] = (WHOLE,)
     alone: bool = False
     priority: int = 0
+    host: str = ""
+    serve_seconds: float = 0.0
 
     @property
     def identity(self) -> Identity:
@@ -100,6 +109,8 @@ class State:
     stopped: tuple[str, ...] = ()
     losses: int = 0
     failovers: int = 0
+    serving: frozenset[str] = frozenset()
+    is_assured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +146,7 @@ class World:
     """The model. ``rules`` is the function under exploration: the real step, or a naive one.
 
     ``departs_late``: a producer that the broker closed is reported gone once more, some time later.
+    ``loads``: what hosts may turn out to lead elsewhere, at any time.
     """
 
     actors: tuple[Actor, ...]
@@ -148,13 +160,16 @@ class World:
     starts_reserved: bool = False
     closes: bool = True
     departs_late: bool = False
+    policy: PromotionPolicy = PromotionPolicy.PRIORITY
+    loads: tuple[Loads, ...] = ()
     rules: Callable[[Topic, Event], Step] = step
 
     def initial(self) -> Iterator[State]:
         numbers = range(self.partitions) if self.partitions else (WHOLE,)
         lines = tuple(tuple(Line() for _ in actor.slots) for actor in self.actors)
         log = tuple(0 for _ in numbers)
-        yield State(Topic(tuple(Slot(number) for number in numbers)), lines, log)
+        slots = tuple(Slot(number) for number in numbers)
+        yield State(Topic(slots, self.policy), lines, log)
         if self.starts_reserved:
             first = self.actors[0]
             tenure = Tenure(1, first.name, first.identity)
@@ -167,6 +182,9 @@ class World:
             for at in range(len(actor.slots)):
                 yield from self._of_line(state, number, actor, at)
         yield from self._of_store(state)
+        for loads in self.loads:
+            if loads != state.topic.loads:
+                yield self._happens(f"hosts lead {loads}", state, LoadsChanged(loads, 0.0))
         if self.is_administered:
             yield from self._of_administrator(state)
 
@@ -208,6 +226,8 @@ class World:
                 name_given=True,
                 identity=actor.identity,
                 priority=actor.priority,
+                host=actor.host,
+                serve_seconds=actor.serve_seconds,
                 topic_epoch=line.epoch,
                 reconnects=reconnects,
             )
@@ -218,10 +238,17 @@ class World:
                 _with_line(state, number, at, come),
                 ProducerRequested(request, 0.0),
             )
+        slot_now = state.topic.slot(slot)
+        tenure = None if slot_now is None else tenure_of(slot_now)
+        is_current = line.granted and tenure is not None and tenure.epoch == line.epoch
+        if actor.serve_seconds and is_current and actor.name not in state.serving:
+            assured = replace(state, serving=state.serving | {actor.name}, is_assured=True)
+            yield Action(f"{actor.name} is assured"), assured
         if line.registration and self.closes:
+            closed = replace(state, serving=state.serving - {actor.name})
             yield self._happens(
                 f"{line.registration} closes",
-                _with_line(state, number, at, Line(lost=line.lost)),
+                _with_line(closed, number, at, Line(lost=line.lost)),
                 ProducerGone(line.registration, Departure.CLOSED, 0.0),
             )
         for lost in line.lost:
@@ -241,16 +268,21 @@ class World:
     def _of_store(self, state: State) -> Iterator[tuple[Action, State]]:
         claim = state.topic.claim
         newest = max(max(slot.ledger, slot.epoch) for slot in state.topic.slots)
-        if claim is not None and newest < self.ledger_max:
+        is_fencing = claim is not None and claim.waits is None
+        if claim is not None and is_fencing and newest < self.ledger_max:
+            assured_at = 0.0 if state.is_assured else -LATER
             yield self._happens(
-                f"ledger {newest + 1} is stored", state, FenceStored(claim.number, newest + 1, 0.0)
+                f"ledger {newest + 1} is stored",
+                state,
+                FenceStored(claim.number, newest + 1, 0.0, assured_at),
             )
-        if claim is not None and self.may_refuse:
+        if claim is not None and is_fencing and self.may_refuse:
             yield self._happens(
                 "the fence is refused", state, FenceRefused(claim.number, "store is away", 0.0)
             )
         if next_deadline(state.topic) is not None:
-            yield self._happens("the deadline passes", state, ClockTicked(LATER))
+            later = replace(state, serving=frozenset(), is_assured=False)
+            yield self._happens("the deadline passes", later, ClockTicked(LATER))
         if state.failovers < self.failovers_max:
             for grants_known in (True, False):
                 yield self._happens(
@@ -284,7 +316,19 @@ class World:
                     lines = self._heard(lines, registration, effect)
                 case _:
                     pass
-        after = replace(state, topic=self._plain(topic), lines=lines, stopped=stopped, log=log)
+        serving = state.serving - {
+            actor.name
+            for actor, was, now in zip(self.actors, state.lines, lines, strict=True)
+            if any(line.granted for line in was) and not any(line.granted for line in now)
+        }
+        after = replace(
+            state,
+            topic=self._plain(topic),
+            lines=lines,
+            stopped=stopped,
+            log=log,
+            serving=serving,
+        )
         return Action(name, event, topic, effects), after
 
     def _heard(self, lines: Lines, registration: str, effect: Grant | Close | Reject) -> Lines:
@@ -396,6 +440,13 @@ def queueing_without_the_check(topic: Topic, event: Event) -> Step:
             return replace(topic, slots=slots), told
         case _:
             return step(topic, event)
+
+
+def forgetting_who_serves(topic: Topic, event: Event) -> Step:
+    """As if nobody had asked to serve: the winner is told as soon as the fence is stored."""
+    if isinstance(event, FenceStored):
+        event = replace(event, assured_at=-LATER)
+    return step(topic, event)
 
 
 def removal_of_whoever_holds(topic: Topic, event: Event) -> Step:

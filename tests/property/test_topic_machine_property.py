@@ -6,6 +6,7 @@ unknown registrations, wrong slots, invented epochs, answers that come late, clo
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,7 @@ from onewriter_core.topic.events import (
     FenceStored,
     HandoverRequested,
     LedgerFull,
+    LoadsChanged,
     PolicyChanged,
     ProducerGone,
     ProducerRequested,
@@ -53,6 +55,7 @@ PEOPLE = [
 ]
 """Names and identities; carol is nobody in particular."""
 
+HOSTS = ["one", "two", "three"]
 DEPARTURES = [Departure.CLOSED, Departure.CONNECTION_LOST, Departure.SILENT]
 
 
@@ -112,6 +115,8 @@ class AnyTopic(RuleBasedStateMachine):
         priority=st.integers(-1, 2),
         may_take_over=st.booleans(),
         names_epoch=st.sampled_from([None, None, "present", "past"]),
+        host=st.sampled_from(HOSTS),
+        serve_seconds=st.sampled_from([0.0, 0.0, 1.0, 3.0]),
     )
     def somebody_asks(
         self,
@@ -123,6 +128,8 @@ class AnyTopic(RuleBasedStateMachine):
         priority: int,
         may_take_over: bool,
         names_epoch: str | None,
+        host: str,
+        serve_seconds: float,
     ) -> None:
         name, identity = who
         if_epoch = {None: None, "present": self.topic.epoch, "past": self.topic.epoch - 1}
@@ -139,6 +146,8 @@ class AnyTopic(RuleBasedStateMachine):
                 priority=priority,
                 may_take_over=may_take_over,
                 if_epoch=if_epoch[names_epoch],
+                host=host,
+                serve_seconds=serve_seconds,
             )
         )
 
@@ -180,14 +189,26 @@ class AnyTopic(RuleBasedStateMachine):
         deadline = next_deadline(self.topic)
         assert deadline is None or deadline > self.now
 
-    @precondition(lambda self: self.topic.claim is not None)
-    @rule(jump=st.integers(1, 3))
-    def the_fence_is_stored(self, jump: int) -> None:
+    @precondition(lambda self: self.is_fencing)
+    @rule(jump=st.integers(1, 3), assured_ago=st.sampled_from([None, 0.0, 0.5, 2.0, math.inf]))
+    def the_fence_is_stored(self, jump: int, assured_ago: float | None) -> None:
         assert self.topic.claim is not None
         self.ledger += jump
-        self.happens(FenceStored(self.topic.claim.number, self.ledger, self.now))
+        assured_at = None if assured_ago is None else self.now - assured_ago
+        self.happens(FenceStored(self.topic.claim.number, self.ledger, self.now, assured_at))
 
-    @precondition(lambda self: self.topic.claim is not None)
+    @property
+    def is_fencing(self) -> bool:
+        """Whether the store owes an answer."""
+        return self.topic.claim is not None and self.topic.claim.waits is None
+
+    def the_claim_is_decided(self) -> None:
+        """The fence is stored, and nobody serves any more."""
+        if self.is_fencing:
+            self.the_fence_is_stored(1, None)
+        self.time_passes(4.0)
+
+    @precondition(lambda self: self.is_fencing)
     @rule()
     def the_fence_is_refused(self) -> None:
         assert self.topic.claim is not None
@@ -241,6 +262,10 @@ class AnyTopic(RuleBasedStateMachine):
     def the_policy_changes(self, policy: PromotionPolicy) -> None:
         self.happens(PolicyChanged(policy, self.now))
 
+    @rule(loads=st.dictionaries(st.sampled_from(HOSTS), st.integers(0, 2)))
+    def hosts_lead_other_topics(self, loads: dict[str, int]) -> None:
+        self.happens(LoadsChanged(tuple(loads.items()), self.now))
+
     @precondition(lambda self: self.registrations > 12)
     @rule()
     def the_broker_lets_it_go(self) -> None:
@@ -251,13 +276,13 @@ class AnyTopic(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Heal: every fence is stored and everybody leaves; then nobody is left anywhere."""
         while self.topic.claim is not None:
-            self.the_fence_is_stored(1)
+            self.the_claim_is_decided()
         self.time_passes(10.0)
         while (left := next(iter(places(self.topic)), None)) is not None or self.topic.claim:
             if left is not None:
                 self.happens(ProducerGone(left, Departure.CLOSED, self.now))
             if self.topic.claim is not None:
-                self.the_fence_is_stored(1)
+                self.the_claim_is_decided()
 
 
 AnyTopic.TestCase.settings = settings(

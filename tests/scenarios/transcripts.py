@@ -44,6 +44,7 @@ from onewriter_core.topic.events import (
     FenceStored,
     HandoverRequested,
     LedgerFull,
+    LoadsChanged,
     PolicyChanged,
     ProducerGone,
     ProducerRequested,
@@ -138,7 +139,8 @@ def _event(verb: str, words: list[str], topic: Topic, now: float) -> Event:
         case "gone":
             return ProducerGone(words[0], DEPARTURES[words[1]], now)
         case "stored":
-            return FenceStored(topic.claims, int(given["ledger"]), now)
+            assured_at = float(given["assured"]) if "assured" in given else None
+            return FenceStored(topic.claims, int(given["ledger"]), now, assured_at)
         case "refused":
             return FenceRefused(topic.claims, words[0], now)
         case "tick":
@@ -154,6 +156,8 @@ def _event(verb: str, words: list[str], topic: Topic, now: float) -> Event:
             return DatasetChanged(grants_known=words[0] == "grants-known", now=now)
         case "add":
             return SlotsAdded((Slot(int(given["partition"])),), now)
+        case "loads":
+            return LoadsChanged(tuple((host, int(load)) for host, load in given.items()), now)
         case "policy":
             return PolicyChanged(PromotionPolicy(words[0]), now)
         case "unload":
@@ -182,6 +186,8 @@ def _request(registration: str, mode: str, given: dict[str, str]) -> Request:
         claim=given.get("claim", ""),
         may_take_over="may-not-take-over" not in given,
         if_epoch=_number(given.get("if-epoch")),
+        host=given.get("host", ""),
+        serve_seconds=float(given.get("serves", "0")),
     )
 
 
@@ -241,9 +247,10 @@ def _state(topic: Topic) -> str:
         number = "" if slot.number == WHOLE else f"[{slot.number}] "
         parts.append(f"{number}{_ownership(slot.ownership)} epoch {slot.epoch}")
     if topic.claim is not None:
-        parts.append(f"claim for {topic.claim.purpose.value}{_where(topic.claim.slots)}")
+        waits = "" if topic.claim.waits is None else f", told at {topic.claim.waits.until:g}"
+        parts.append(f"claim for {topic.claim.purpose.value}{_where(topic.claim.slots)}{waits}")
     if topic.queue:
-        order = in_order(topic.queue, topic.policy)
+        order = in_order(topic.queue, topic)
         parts.append("waiting " + " ".join(w.producer_name for w in order))
     if topic.deferred:
         parts.append("deferred " + " ".join(r.registration for r in topic.deferred))

@@ -33,10 +33,14 @@ Priority = Annotated[int, Field(ge=INT32_MIN, le=INT32_MAX)]
 
 
 class Permission(StrEnum):
-    """What a claim allows. ``lead``: to hold the topic. ``takeover``: to depose its holder too."""
+    """What a claim allows. ``lead``: to hold the topic. ``takeover``: to depose its holder too.
+
+    ``resetOwnership``: to own the topic, or a partition, by generation 0, whoever owns it.
+    """
 
     LEAD = "lead"
     TAKEOVER = "takeover"
+    RESET_OWNERSHIP = "resetOwnership"
 
 
 _NEEDED: Final[Mapping[AccessMode | None, Permission]] = {
@@ -143,7 +147,7 @@ class ProducerClaimSpec(ApiModel):
     allow: Annotated[
         ListOf[WordOf[Permission]],
         Field(
-            max_length=2,
+            max_length=3,
             json_schema_extra=IS_A_SET
             | rules(
                 rule(
@@ -153,7 +157,8 @@ class ProducerClaimSpec(ApiModel):
             ),
         ),
     ] = (Permission.LEAD,)
-    """lead: to hold the topic. takeover: to depose its holder as well (ExclusiveWithFencing)."""
+    """lead: to hold the topic. takeover: to depose its holder as well (ExclusiveWithFencing).
+    resetOwnership: to own it by generation 0, whoever owns it."""
 
     @field_validator("allow")
     @classmethod

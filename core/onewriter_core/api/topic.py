@@ -95,8 +95,8 @@ class Promotion(ApiModel):
     """How the next writer is chosen. A holder is never deposed by a waiter's higher priority."""
 
     policy: WordOf[PromotionPolicy] = PromotionPolicy.PRIORITY
-    """Fifo: by arrival. Priority: the highest first (PIP-440), then by arrival. Balanced: spread
-    over the waiters' pods (not available yet)."""
+    """Fifo: by arrival. Priority: the highest first (PIP-440), then by arrival. Balanced: within
+    the highest priority the waiter whose node leads fewest topics, then by arrival."""
 
 
 class Detection(ApiModel):
@@ -147,7 +147,9 @@ class Compaction(ApiModel):
     """Whether the latest message of each key is kept in a compacted view."""
 
     enabled: bool = False
-    """Off unless asked for (not available yet)."""
+    """Off unless asked for."""
+    threshold_bytes: Annotated[int, Field(ge=1, le=NUMBER_MAX)] = 16 * 1024 * 1024
+    """Bytes of new entries after which a log is compacted again; at least half of the view's own."""
 
 
 class Fencing(ApiModel):

@@ -33,9 +33,10 @@ from onewriter_core.topic.model import (
     Tenure,
     Topic,
     Vacant,
+    Waiting,
 )
 from onewriter_core.topic.refusals import with_refused_group
-from onewriter_core.topic.waiting import in_order
+from onewriter_core.topic.waiting import in_order, load_of
 
 
 def start_claim(
@@ -62,7 +63,7 @@ def start_claim(
         deposed.append((slot.number, _deposed(slot, contender, departure, purpose)))
         tenures.append((slot.number, _new_tenure(slot, purpose, contender)))
     others = [w for w in topic.queue if contender is None or w.group != contender.group]
-    best_loser = next(iter(in_order(others, topic.policy)), None)
+    best_loser = next(iter(in_order(others, topic)), None)
     claim = Claim(number, purpose, slots, contender, newcomers, departure, answers)
     fence = Fence(
         number,
@@ -75,6 +76,8 @@ def start_claim(
         tuple(deposed),
         best_loser,
         topic.policy,
+        0 if contender is None else load_of(topic, contender),
+        0 if best_loser is None else load_of(topic, best_loser),
     )
     return replace(topic, claims=number, claim=claim), (fence,)
 
@@ -138,16 +141,21 @@ def _deposed(
     return tuple(names[-DEPOSED_MAX:])
 
 
-def fence_stored(topic: Topic, number: int, ledger: int, now: float) -> Step:
+def fence_stored(
+    topic: Topic, number: int, ledger: int, now: float, assured_at: float | None
+) -> Step:
     claim = topic.claim
     if topic.is_closed:
         return topic, ()
-    if claim is None or claim.number != number:
+    if claim is None or claim.number != number or claim.waits is not None:
         raise ImpossibleStep(f"fence {number} answered while {claim} is in progress")
     fenced = [s for s in topic.slots if s.number in claim.slots]
     newest = max((max(s.ledger, s.epoch) for s in fenced), default=0)
     if ledger <= newest:
         raise ImpossibleStep(f"ledger {ledger} fenced after {newest}")
+    serves_until = _serves_until(fenced, now if assured_at is None else assured_at)
+    if claim.purpose in {Purpose.GRANT, Purpose.SHARE} and serves_until > now:
+        return _awaiting(topic, claim, Waiting(ledger, serves_until, fenced[0]), now)
     topic = replace(topic, claim=None)
     match claim.purpose:
         case Purpose.GRANT:
@@ -164,12 +172,53 @@ def fence_stored(topic: Topic, number: int, ledger: int, now: float) -> Step:
             assert_never(claim.purpose)
 
 
+def _serves_until(slots: list[Slot], assured_at: float) -> float:
+    """Until when somebody who was deposed by now may still act in the topic's name."""
+    return assured_at + max((s.serve_seconds for s in slots), default=0.0)
+
+
+def _awaiting(topic: Topic, claim: Claim, waits: Waiting, now: float) -> Step:
+    """The old writers are out, and are told; the new one is told once nobody else may serve."""
+    raises_epoch = claim.purpose is Purpose.GRANT
+    written = {s.number for s in topic.slots if isinstance(s.ownership, Held | Shared)}
+    topic, closes = _evicted(topic, claim, now)
+    for slot in (s for s in topic.slots if s.number in claim.slots):
+        topic = with_slot(
+            topic,
+            replace(
+                slot,
+                epoch=waits.ledger if raises_epoch else slot.epoch,
+                ledger=waits.ledger,
+                is_open=not claim.is_outdated,
+                ownership=Vacant(),
+                departure=claim.departure if slot.number in written else slot.departure,
+                vacant_since=now if slot.number in written else slot.vacant_since,
+                deposed=_deposed(slot, claim.contender, claim.departure, claim.purpose),
+                grants_lost=False,
+            ),
+        )
+    return replace(topic, claim=replace(claim, waits=waits)), closes
+
+
+def served_out(topic: Topic, now: float) -> Step:
+    """The time that a claim waited for may have passed: then it is decided."""
+    claim = topic.claim
+    if claim is None or claim.waits is None or claim.waits.until > now:
+        return topic, ()
+    topic = replace(topic, claim=None)
+    if claim.purpose is Purpose.SHARE:
+        return _shared(topic, claim, claim.waits.ledger)
+    return _granted(topic, claim, claim.waits.ledger, now)
+
+
 def _granted(topic: Topic, claim: Claim, ledger: int, now: float) -> Step:
     contender = _known(claim.contender)
-    first = _first_slot(topic, claim)
+    present = _first_slot(topic, claim)
+    first = present if claim.waits is None else claim.waits.first
     was_held = isinstance(first.ownership, Held | Shared)
     departure = claim.departure if was_held else first.departure
-    gap_seconds = 0.0 if was_held else leaderless_seconds(first, now)
+    takes_over = isinstance(present.ownership, Held | Shared)
+    gap_seconds = 0.0 if takes_over else leaderless_seconds(present, now)
     topic, closes = _evicted(topic, claim, now)
     alive = bool(contender.members)
     tenure = Tenure(ledger, contender.producer_name, contender.identity, contender.claim)
@@ -186,6 +235,7 @@ def _granted(topic: Topic, claim: Claim, ledger: int, now: float) -> Step:
                 vacant_since=None if alive else now,
                 deposed=_deposed(slot, contender, claim.departure, claim.purpose),
                 grants_lost=False,
+                serve_seconds=contender.serve_seconds if alive else 0.0,
             ),
         )
     if alive:
@@ -241,7 +291,9 @@ def _shared(topic: Topic, claim: Claim, ledger: int) -> Step:
     topic = _opened(topic, claim, ledger)
     slot = _first_slot(topic, claim)
     ownership = Shared(claim.newcomers) if claim.newcomers else Vacant()
-    topic = with_slot(topic, replace(slot, ownership=ownership, vacant_since=None))
+    topic = with_slot(
+        topic, replace(slot, ownership=ownership, vacant_since=None, serve_seconds=0.0)
+    )
     return topic, tuple(grant_shared(slot, producer) for producer in claim.newcomers)
 
 
@@ -311,7 +363,7 @@ def fence_refused(topic: Topic, number: int, reason: str, now: float) -> Step:
     claim = topic.claim
     if topic.is_closed:
         return topic, ()
-    if claim is None or claim.number != number:
+    if claim is None or claim.number != number or claim.waits is not None:
         raise ImpossibleStep(f"fence {number} refused while {claim} is in progress")
     topic = replace(topic, claim=None)
     effects: tuple[Effect, ...] = ()

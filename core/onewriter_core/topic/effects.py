@@ -31,7 +31,7 @@ class Fence:
     handed to the store is still receipted, what they have not is refused. ``tenures`` is what the
     markers say, by slot: a tenure of epoch NEW_EPOCH starts with this ledger, others are kept, None
     ends the right to resume. ``deposed`` is remembered with each slot. ``best_loser`` is the waiter
-    that comes next by ``policy``, for the audit.
+    that comes next by ``policy``, for the audit; the loads are what their hosts were seen to lead.
     """
 
     number: int
@@ -44,6 +44,8 @@ class Fence:
     deposed: tuple[tuple[int, tuple[Identity, ...]], ...]
     best_loser: Contender | None
     policy: PromotionPolicy = PromotionPolicy.PRIORITY
+    load: int = 0
+    best_loser_load: int = 0
 
 
 @dataclass(frozen=True, slots=True)

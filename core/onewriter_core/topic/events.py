@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onewriter_core.topic.model import Departure, PromotionPolicy, Request, Slot
+from onewriter_core.topic.model import Departure, Loads, PromotionPolicy, Request, Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,16 @@ class ProducerGone:
 
 @dataclass(frozen=True, slots=True)
 class FenceStored:
-    """The Fence effect of that number is durable; ``ledger`` is the one it opened."""
+    """The Fence effect of that number is durable; ``ledger`` is the one it opened.
+
+    ``assured_at``: when its slots' last holder was told for the last time that it holds them, or may
+    have been; None: that is not known, so it may have been just now.
+    """
 
     number: int
     ledger: int
     now: float
+    assured_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,14 @@ class PolicyChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadsChanged:
+    """The waiters' hosts lead so many other topics: Balanced promotes by it. A hint, perhaps late."""
+
+    loads: Loads
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class Unloaded:
     """This broker stops serving the topic: it moves, was deleted, or the broker shuts down.
 
@@ -134,5 +147,6 @@ Event = (
     | DatasetChanged
     | SlotsAdded
     | PolicyChanged
+    | LoadsChanged
     | Unloaded
 )

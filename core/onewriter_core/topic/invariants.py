@@ -9,6 +9,7 @@ Not here: what only a log or a client can show (docs/invariants.md says which pr
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import assert_never
@@ -16,6 +17,7 @@ from typing import assert_never
 from onewriter_core.errors import ServerError
 from onewriter_core.topic.effects import Answer, Close, Effect, Fence, Grant, Probe, Queue, Reject
 from onewriter_core.topic.events import (
+    ClockTicked,
     Event,
     FenceRefused,
     FenceRequested,
@@ -67,6 +69,7 @@ def check_step(before: Topic, event: Event, after: Topic, effects: tuple[Effect,
     _rights_do_not_return(before, event, after)
     _one_fence(before, event, after, effects)
     _grants_earned(before, event, after, effects)
+    _nobody_else_serves(before, event, after, effects)
     _everybody_answered(before, event, after, effects)
     _gate_kept(before, event, after, effects)
     _removal_names_who(before, event, after, effects)
@@ -178,7 +181,7 @@ def _nothing_slept_through(topic: Topic) -> None:
     """No lost wake-up: without a claim in progress nobody waits for what is there (L2)."""
     if topic.claim is not None or topic.is_closed:
         return
-    waiting = in_order(topic.queue, topic.policy)
+    waiting = in_order(topic.queue, topic)
     for place, waiter in enumerate(waiting):
         wanted = set(waiter.slots)
         overtaken = any(wanted & set(earlier.slots) for earlier in waiting[:place])
@@ -238,7 +241,8 @@ def _rights_do_not_return(before: Topic, event: Event, after: Topic) -> None:
     for old, new in _slot_pairs(before, after):
         tenure = _tenure(new)
         if tenure not in {None, _tenure(old)}:
-            is_new = isinstance(event, FenceStored) and new.epoch == event.ledger > old.epoch
+            was_lower = 0 if isinstance(event, ClockTicked) else old.epoch  # raised by the fence
+            is_new = new.epoch == _opened(before, event) > was_lower
             _must("a tenure begins with its epoch", is_new, (old, new))
     _must("a closed topic stays closed", after.is_closed or not before.is_closed)
 
@@ -248,7 +252,7 @@ def _one_fence(before: Topic, event: Event, after: Topic, effects: tuple[Effect,
     _must("at most one fence is asked for", len(fences) <= 1, fences)
     was = None if before.claim is None else before.claim.number
     now = None if after.claim is None else after.claim.number
-    ends = isinstance(event, FenceStored | FenceRefused | Unloaded)
+    ends = isinstance(event, FenceStored | FenceRefused | Unloaded) or _opened(before, event) > 0
     _must("a claim ends by its answer", was is None or was == now or ends, (was, now))
     begun = [] if now in {was, None} else [now]
     _must("a new claim is a fence asked for", [f.number for f in fences] == begun, fences)
@@ -272,9 +276,39 @@ def _grants_earned(before: Topic, event: Event, after: Topic, effects: tuple[Eff
             _must("a resume keeps the epoch", new.epoch == old.epoch, grant)
             _must("a resume needs the tenure", _tenure(old) == _tenure(new) is not None, grant)
         elif isinstance(new.ownership, Held):
-            stored = isinstance(event, FenceStored) and new.epoch == event.ledger
+            stored = new.epoch == _opened(before, event)
             joins = old.ownership == new.ownership
             _must("a new epoch is granted out of a stored fence", stored or joins, grant)
+
+
+def _opened(before: Topic, event: Event) -> int:
+    """The ledger of a fence that is stored by now and may be decided by this event; 0: none is."""
+    if isinstance(event, FenceStored):
+        return event.ledger
+    waits = None if before.claim is None else before.claim.waits
+    return waits.ledger if waits is not None and isinstance(event, ClockTicked) else 0
+
+
+def _nobody_else_serves(
+    before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]
+) -> None:
+    """No grant while a former holder may still serve (decisions 22)."""
+    claim = before.claim
+    if claim is None or not isinstance(event, FenceStored | ClockTicked):
+        return
+    until = -math.inf if claim.waits is None else claim.waits.until
+    if isinstance(event, FenceStored) and claim.purpose in {Purpose.GRANT, Purpose.SHARE}:
+        assured_at = event.now if event.assured_at is None else event.assured_at
+        seconds = max(s.serve_seconds for s in before.slots if s.number in claim.slots)
+        until = assured_at + seconds if seconds else -math.inf
+    granted = [
+        e for e in effects if isinstance(e, Grant) and e.slot in claim.slots and not e.resumed
+    ]
+    is_over = event.now >= until
+    _must("no grant while a former holder may serve", is_over or not granted, granted)
+    waits = None if after.claim is None else after.claim.waits
+    waited = waits is not None and waits.until >= until
+    _must("who won is told in time", is_over or waited, after.claim)
 
 
 def _everybody_answered(
@@ -393,7 +427,7 @@ def _promotion_chosen(
             and (w in before.queue or w.arrival < winner.arrival)
         ]
         if winner.mode is AccessMode.WAIT_FOR_EXCLUSIVE:
-            ahead = in_order((*rivals, winner), after.policy)
+            ahead = in_order((*rivals, winner), after)
             rivals = ahead[: ahead.index(winner)]
         overtaken = [w for w in rivals if not _extends(after, winner)]
         _must("nobody who waits is overtaken", not overtaken, (winner, overtaken))
@@ -402,7 +436,7 @@ def _promotion_chosen(
 def _handover_chosen(before: Topic, event: Event, winner: Contender) -> None:
     meant = [
         w
-        for w in in_order(before.queue, before.policy)
+        for w in in_order(before.queue, before)
         if isinstance(event, HandoverRequested)
         and (not event.to or event.to in {w.producer_name, w.claim})
     ]

@@ -94,6 +94,8 @@ def vacated(slot: Slot, tenure: Tenure, departure: Departure, now: float) -> Slo
         departure=departure,
         vacant_since=now,
         grants_lost=False,
+        # Who closes its producer has stopped serving before.
+        serve_seconds=0.0 if departure is Departure.CLOSED else slot.serve_seconds,
     )
 
 
@@ -148,6 +150,8 @@ def new_contender(
         arrival=topic.arrivals + 1,
         claim=request.claim,
         address=request.address,
+        host=request.host,
+        serve_seconds=request.serve_seconds,
     )
 
 

@@ -30,6 +30,9 @@ Held                  Vacant                       an administrator fences
 ====================  ===========================  ==========================================
 
 The new topic epoch *is* the ledger that the claim opened, so epochs rise strictly and may jump.
+A holder may have asked to serve (answer reads, act) until a while after it was last assured that it
+holds the topic. Then whoever wins is told no earlier, though the store keeps the old one's writes
+out from the fence on; only who closes its producer is not waited for.
 After every event ``_settle`` starts what had to wait: re-fences, deferred requests, and the
 promotion of the next waiter. A waiter that vanished while its claim was stored is skipped there:
 the slot is vacant again and the next one is promoted, until one takes it or nobody is left.
@@ -49,7 +52,13 @@ from typing import assert_never
 
 from onewriter_core.errors import ServerError
 from onewriter_core.topic.answers import moved_on, not_ready, outdated
-from onewriter_core.topic.claims import fence_refused, fence_stored, resume, start_claim
+from onewriter_core.topic.claims import (
+    fence_refused,
+    fence_stored,
+    resume,
+    served_out,
+    start_claim,
+)
 from onewriter_core.topic.effects import Answer, Close, Effect, Grant, Probe, Reject, Step, Suspect
 from onewriter_core.topic.events import (
     ClockTicked,
@@ -60,6 +69,7 @@ from onewriter_core.topic.events import (
     FenceStored,
     HandoverRequested,
     LedgerFull,
+    LoadsChanged,
     PolicyChanged,
     ProducerGone,
     ProducerRequested,
@@ -104,8 +114,8 @@ def step(topic: Topic, event: Event) -> Step:
             return _and_settle(_requested(topic, request, now), now)
         case ProducerGone(registration, departure, now):
             return _and_settle(_gone(topic, registration, departure, now), now)
-        case FenceStored(number, ledger, now):
-            return _and_settle(fence_stored(topic, number, ledger, now), now)
+        case FenceStored(number, ledger, now, assured_at):
+            return _and_settle(fence_stored(topic, number, ledger, now, assured_at), now)
         case FenceRefused(number, reason, now):
             return _and_settle(fence_refused(topic, number, reason, now), now)
         case ClockTicked(now):
@@ -122,6 +132,8 @@ def step(topic: Topic, event: Event) -> Step:
             return _and_settle(_slots_added(topic, slots), now)
         case PolicyChanged(policy, now):
             return _and_settle((replace(topic, policy=policy), ()), now)
+        case LoadsChanged(loads, now):
+            return _and_settle((replace(topic, loads=loads), ()), now)
         case Unloaded(reason, _):
             return _unloaded(topic, reason)
         case _:
@@ -133,6 +145,8 @@ def next_deadline(topic: Topic) -> float | None:
     deadlines = [held.until for held in topic.held_back]
     deadlines += [group.until for group in topic.refused_groups]
     deadlines += [s.ownership.until for s in topic.slots if isinstance(s.ownership, Reserved)]
+    if topic.claim is not None and topic.claim.waits is not None:
+        deadlines.append(topic.claim.waits.until)
     return min(deadlines, default=None)
 
 
@@ -231,7 +245,7 @@ def _and_settle(done: Step, now: float) -> Step:
             request, *rest = topic.deferred
             topic, more = _requested(replace(topic, deferred=tuple(rest)), request, now)
         else:
-            waiter = next_promoted(topic.queue, topic.policy, free_slots(topic))
+            waiter = next_promoted(topic, free_slots(topic))
             if waiter is None:
                 break
             topic = replace(topic, queue=tuple(w for w in topic.queue if w.group != waiter.group))
@@ -301,7 +315,7 @@ def _ticked(topic: Topic, now: float) -> Step:
         held_back=tuple(h for h in topic.held_back if h.until > now),
         refused_groups=tuple(g for g in topic.refused_groups if g.until > now),
     )
-    effects: tuple[Effect, ...] = ()
+    topic, effects = served_out(topic, now)
     for request in due:
         topic, more = _requested(topic, replace(request, alone=True), now)
         effects += more
@@ -313,7 +327,7 @@ def _handed_over(topic: Topic, identifier: str, to: str, if_epoch: int | None) -
     refusal = _no_order_now(topic, if_epoch)
     if refusal:
         return topic, (Answer(identifier, topic.epoch, refusal),)
-    for waiter in in_order(topic.queue, topic.policy):
+    for waiter in in_order(topic.queue, topic):
         if not to or to in {waiter.producer_name, waiter.claim}:
             queue = tuple(w for w in topic.queue if w.group != waiter.group)
             return start_claim(

@@ -28,6 +28,9 @@ REFUSED_GROUPS_MAX = 256
 DEPOSED_MAX = 16
 """Deposed identities remembered per slot, newest last."""
 
+SERVE_SECONDS_MAX = 3.0
+"""How long a holder may ask to go on serving after it was last assured that it holds the topic."""
+
 DEFERRED_MAX = 256
 """Requests that may wait for a claim in progress."""
 
@@ -97,6 +100,8 @@ class Request:
     address: str = ""
     may_take_over: bool = True
     if_epoch: int | None = None
+    host: str = ""
+    serve_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +135,10 @@ class Contender:
     arrival: int
     claim: str
     address: str
+    host: str = ""
+    """What topics are spread over by the Balanced policy: its node, or what stands in for that."""
+    serve_seconds: float = 0.0
+    """As holder it acts in the topic's name for so long after it was assured; 0: only by writing."""
 
     def without(self, registration: str) -> Contender:
         for member in self.members:
@@ -209,7 +218,8 @@ class Slot:
     this broker; ``is_open`` says that this broker fenced it in the present dataset. ``departure``
     and ``vacant_since`` tell how the last writer left, for the next transition's record. ``deposed``
     are identities that lost a tenure other than by leaving. ``grants_lost``: the store may have
-    forgotten grants, so the present holder must win anew.
+    forgotten grants, so the present holder must win anew. ``serve_seconds``: for so long after it was
+    assured for the last time the last holder may act in the topic's name; 0: not at all, or it left.
     """
 
     number: int
@@ -221,6 +231,7 @@ class Slot:
     vacant_since: float | None = None
     deposed: tuple[Identity, ...] = ()
     grants_lost: bool = False
+    serve_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +241,7 @@ class Claim:
     ``contender`` is who asked for it; None when a roll, a re-fence or an administrator did, or when
     Shared producers (``newcomers``) did. ``answers`` names the administrator's request.
     ``is_outdated``: the store failed over since, so the fence may be in a dataset of the past.
+    ``waits``: the fence is stored, and the former holder may still serve for a moment.
     """
 
     number: int
@@ -240,6 +252,19 @@ class Claim:
     departure: Departure = Departure.NONE
     answers: str = ""
     is_outdated: bool = False
+    waits: Waiting | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Writing has changed hands under ``ledger``; who won is told at ``until``.
+
+    ``first`` is the claim's first slot as it was before.
+    """
+
+    ledger: int
+    until: float
+    first: Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +298,11 @@ class PromotionPolicy(enum.Enum):
 
     FIFO = "Fifo"
     PRIORITY = "Priority"
+    BALANCED = "Balanced"
+
+
+Loads = tuple[tuple[str, int], ...]
+"""How many topics hosts lead; who is not named leads none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +320,8 @@ class Topic:
     arrivals: int = 0
     claims: int = 0
     is_closed: bool = False
+    loads: Loads = ()
+    """What the waiters' hosts lead besides this topic, as last told; Balanced chooses by it."""
 
     def slot(self, number: int) -> Slot | None:
         """The slot of that number, None when there is none."""

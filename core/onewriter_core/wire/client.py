@@ -43,10 +43,12 @@ class ClientConnection(Connection):
         auth_method: str = "none",
         auth_data: bytes = b"",
         proxy_to_broker_url: str = "",
+        extensions_version: int = EXTENSIONS_VERSION,
     ) -> bytes:
         """The first frame; the broker answers CONNECTED, AUTH_CHALLENGE or ERROR.
 
         ``proxy_to_broker_url``: ``host:port`` of the broker that a proxy shall lead to.
+        ``extensions_version``: of our own commands; 0 announces none, as a stock client does.
         """
         return self.encode(
             pb.CommandConnect(
@@ -55,7 +57,7 @@ class ClientConnection(Connection):
                 auth_method_name=auth_method,
                 auth_data=auth_data or None,
                 proxy_to_broker_url=proxy_to_broker_url or None,
-                onewriter_extensions=EXTENSIONS_VERSION,
+                onewriter_extensions=extensions_version or None,
                 feature_flags=pb.FeatureFlags(
                     supports_auth_refresh=True, supports_broker_entry_metadata=True
                 ),

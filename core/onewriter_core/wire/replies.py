@@ -54,10 +54,12 @@ def producer_success(
     topic_epoch: int | None = None,
     last_sequence_id: int = -1,
     schema_version: bytes = b"",
+    guard_is_atomic: bool | None = None,
 ) -> bytes:
     """Answers PRODUCER; ``ready=False`` tells a producer that it waits for the topic.
 
     A waiter gets a second one with the same request id, ready and with its ``topic_epoch``.
+    ``guard_is_atomic`` is for guarded producers of clients that know our own commands.
     """
     return encode_command(
         pb.CommandProducerSuccess(
@@ -67,6 +69,7 @@ def producer_success(
             schema_version=schema_version,
             topic_epoch=topic_epoch,
             producer_ready=ready,
+            guard_is_atomic=guard_is_atomic,
         )
     )
 
@@ -212,6 +215,30 @@ def last_message_id(
             consumer_mark_delete_position=None
             if mark_delete is None
             else message_id_to_proto(mark_delete),
+        )
+    )
+
+
+def check_response(
+    request_id: int, *, epoch: int, is_current: bool, last_message_id: MessageId
+) -> bytes:
+    """Answers CHECK; hot.EARLIEST_ID for an empty topic."""
+    return encode_command(
+        pb.CommandCheckResponse(
+            request_id=request_id,
+            epoch=epoch,
+            is_current=is_current,
+            last_message_id=message_id_to_proto(last_message_id),
+        )
+    )
+
+
+def published_together(request_id: int, message_ids: Iterable[MessageId]) -> bytes:
+    """Answers PUBLISH_TOGETHER: where each part stands, in their order."""
+    return encode_command(
+        pb.CommandPublishTogetherResponse(
+            request_id=request_id,
+            message_ids=[message_id_to_proto(message_id) for message_id in message_ids],
         )
     )
 

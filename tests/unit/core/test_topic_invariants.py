@@ -98,6 +98,16 @@ PROMOTING = after(WAITED_TWICE, ProducerGone("A", Departure.CLOSED, NOW))
 DEFERRED = after(FRESH, FenceRequested("admin", None, NOW), requested("A", EXCLUSIVE))
 
 
+SERVED = after(
+    FRESH,
+    ProducerRequested(replace(asks("A", EXCLUSIVE), serve_seconds=2.0), NOW),
+    FenceStored(1, 1, NOW),
+    requested("B", WAIT),
+    ProducerGone("A", Departure.CONNECTION_LOST, NOW),
+)
+"""A may serve for two seconds after it was assured; the claim of B is in progress."""
+
+
 def with_slot(topic: Topic, **changes: object) -> Topic:
     return replace(topic, slots=(replace(topic.slots[0], **changes),))  # type: ignore[arg-type]  # of any field
 
@@ -241,6 +251,16 @@ STEPS: dict[str, StepMutant] = {
         FRESH,
         TICK,
         mutated(lambda t: with_slot(t, ownership=Vacant(replace(TENURE, epoch=0)))),
+    ),
+    "no grant while a former holder may serve": (
+        SERVED,
+        FenceStored(2, 2, NOW, assured_at=NOW),
+        lambda _topic, _effects: step(SERVED, FenceStored(2, 2, NOW, assured_at=NOW - 2.0)),
+    ),
+    "who won is told in time": (
+        SERVED,
+        FenceStored(2, 2, NOW),
+        mutated(lambda t: replace(t, claim=None)),
     ),
     "a closed topic stays closed": (
         replace(FRESH, is_closed=True),

@@ -2394,40 +2394,12 @@ class CommandTcClientConnectResponse(_message.Message):
 Global___CommandTcClientConnectResponse: _TypeAlias = CommandTcClientConnectResponse  # noqa: Y015
 
 @_typing.final
-class Guard(_message.Message):
+class CommandCheck(_message.Message):
     """Exactly one sub-message is set, the one whose field number equals the type's number.
     ---- our own commands: numbers outside Pulsar's, only for peers that announced them ------------
 
-    What a write elsewhere depends on: the topic epoch of `name`, or, where `group` is given (it may
-    be empty), the generation of the resource `name` in that group.
+    Is this still the topic's epoch, by the store itself? Without `epoch`: what is it?
     """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    NUMBER_FIELD_NUMBER: _builtins.int
-    GROUP_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    number: _builtins.int
-    group: _builtins.str
-    def __init__(
-        self,
-        *,
-        name: _builtins.str | None = ...,
-        number: _builtins.int | None = ...,
-        group: _builtins.str | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "name", b"name", "number", b"number"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "name", b"name", "number", b"number"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Guard: _TypeAlias = Guard  # noqa: Y015
-
-@_typing.final
-class CommandCheck(_message.Message):
-    """Is this still the topic's epoch, by the store itself? Without `epoch`: what is it?"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2485,27 +2457,25 @@ Global___CommandCheckResponse: _TypeAlias = CommandCheckResponse  # noqa: Y015
 
 @_typing.final
 class CommandSeal(_message.Message):
-    """Raise the floor of a guard in `topic`: nothing of an older number enters there any more."""
+    """Raise the floor of a guarded producer's guard in its topic, without a message: nothing of an older
+    number enters there any more. Answered with SUCCESS.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
-    TOPIC_FIELD_NUMBER: _builtins.int
-    GUARD_FIELD_NUMBER: _builtins.int
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
-    topic: _builtins.str
-    @_builtins.property
-    def guard(self) -> Global___Guard: ...
+    producer_id: _builtins.int
     def __init__(
         self,
         *,
         request_id: _builtins.int | None = ...,
-        topic: _builtins.str | None = ...,
-        guard: Global___Guard | None = ...,
+        producer_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["guard", b"guard", "request_id", b"request_id", "topic", b"topic"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["producer_id", b"producer_id", "request_id", b"request_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["guard", b"guard", "request_id", b"request_id", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["producer_id", b"producer_id", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2514,7 +2484,7 @@ Global___CommandSeal: _TypeAlias = CommandSeal  # noqa: Y015
 @_typing.final
 class CommandPublishTogether(_message.Message):
     """Entries for several topics of one bucket, all or none. Each part names a producer of this
-    connection; `entry` is what a SEND carries behind its command.
+    connection, whose guard counts; `entry` is what a SEND carries behind its command.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -2547,22 +2517,18 @@ class CommandPublishTogether(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
-    GUARD_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommandPublishTogether.Part]: ...
-    @_builtins.property
-    def guard(self) -> Global___Guard: ...
     def __init__(
         self,
         *,
         request_id: _builtins.int | None = ...,
         parts: _abc.Iterable[Global___CommandPublishTogether.Part] | None = ...,
-        guard: Global___Guard | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["guard", b"guard", "request_id", b"request_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["guard", b"guard", "parts", b"parts", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2624,12 +2590,18 @@ class CommandOwn(_message.Message):
     RESOURCES_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
+    ONLY_RETURNS_FIELD_NUMBER: _builtins.int
+    SERVE_MILLISECONDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     group: _builtins.str
     identity: _builtins.str
     """Who asks: an equal generation is only taken over from the same identity."""
     nonce: _builtins.str
     """Tells this owner from all others, so that it may go on after a lost connection."""
+    only_returns: _builtins.bool
+    """Go on as the present owner, by the nonce, or be refused: never begin anew."""
+    serve_milliseconds: _builtins.int
+    """It acts in its resources' name for so long after each answer; its successors are answered later."""
     @_builtins.property
     def resources(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedResource]: ...
     def __init__(
@@ -2640,10 +2612,12 @@ class CommandOwn(_message.Message):
         resources: _abc.Iterable[Global___OwnedResource] | None = ...,
         identity: _builtins.str | None = ...,
         nonce: _builtins.str | None = ...,
+        only_returns: _builtins.bool | None = ...,
+        serve_milliseconds: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "identity", b"identity", "nonce", b"nonce", "request_id", b"request_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "identity", b"identity", "nonce", b"nonce", "only_returns", b"only_returns", "request_id", b"request_id", "serve_milliseconds", b"serve_milliseconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "identity", b"identity", "nonce", b"nonce", "request_id", b"request_id", "resources", b"resources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "identity", b"identity", "nonce", b"nonce", "only_returns", b"only_returns", "request_id", b"request_id", "resources", b"resources", "serve_milliseconds", b"serve_milliseconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2745,9 +2719,12 @@ class CommandOwnershipLost(_message.Message):
     RESOURCE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     CURRENT_GENERATION_FIELD_NUMBER: _builtins.int
+    IS_MOVING_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     message: _builtins.str
     current_generation: _builtins.int
+    is_moving: _builtins.bool
+    """Nobody else has it: it goes on, by the nonce, at the broker that serves it next."""
     @_builtins.property
     def resource(self) -> Global___OwnedResource: ...
     def __init__(
@@ -2757,10 +2734,11 @@ class CommandOwnershipLost(_message.Message):
         resource: Global___OwnedResource | None = ...,
         message: _builtins.str | None = ...,
         current_generation: _builtins.int | None = ...,
+        is_moving: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["current_generation", b"current_generation", "group", b"group", "message", b"message", "resource", b"resource"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["current_generation", b"current_generation", "group", b"group", "is_moving", b"is_moving", "message", b"message", "resource", b"resource"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["current_generation", b"current_generation", "group", b"group", "message", b"message", "resource", b"resource"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current_generation", b"current_generation", "group", b"group", "is_moving", b"is_moving", "message", b"message", "resource", b"resource"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

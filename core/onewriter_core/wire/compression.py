@@ -1,0 +1,59 @@
+"""The codecs in which Pulsar's clients compress what follows an entry's metadata."""
+
+from __future__ import annotations
+
+import cramjam
+
+from onewriter_core.errors import ProtocolError
+from onewriter_core.wire.messages import Bytes
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+ZLIB_LEVEL = 6
+ZSTD_LEVEL = 3
+
+
+def compress(codec: int, content: Bytes) -> bytes:
+    """The content in a codec of ``MessageMetadata.Compression``; as it is for NONE.
+
+    Raises ValueError for a number that names no codec.
+    """
+    match codec:
+        case pb.MessageMetadata.NONE:
+            return bytes(content)
+        case pb.MessageMetadata.LZ4:
+            return bytes(cramjam.lz4.compress_block(content, store_size=False))
+        case pb.MessageMetadata.ZLIB:
+            return bytes(cramjam.zlib.compress(content, level=ZLIB_LEVEL))
+        case pb.MessageMetadata.ZSTD:
+            return bytes(cramjam.zstd.compress(content, level=ZSTD_LEVEL))
+        case pb.MessageMetadata.SNAPPY:
+            return bytes(cramjam.snappy.compress_raw(content))
+        case _:
+            raise ValueError(f"there is no compression {codec}")
+
+
+def decompress(codec: int, content: Bytes, size: int) -> bytes:
+    """The content as it was; ``size`` is the metadata's ``uncompressed_size``, bounded by the caller.
+
+    Raises ProtocolError where it is damaged or of another size.
+    """
+    if codec == pb.MessageMetadata.NONE:
+        return bytes(content)
+    room = bytearray(size)
+    try:
+        match codec:
+            case pb.MessageMetadata.LZ4:
+                written = cramjam.lz4.decompress_block_into(content, room, size)
+            case pb.MessageMetadata.ZLIB:
+                written = cramjam.zlib.decompress_into(content, room)
+            case pb.MessageMetadata.ZSTD:
+                written = cramjam.zstd.decompress_into(content, room)
+            case pb.MessageMetadata.SNAPPY:
+                written = cramjam.snappy.decompress_raw_into(content, room)
+            case _:
+                raise ProtocolError(f"there is no compression {codec}")
+    except (cramjam.DecompressionError, OSError, ValueError) as error:
+        raise ProtocolError(f"a content cannot be uncompressed: {error}") from None
+    if written != size:
+        raise ProtocolError(f"a content of {written} bytes says that it has {size}")
+    return bytes(room)

@@ -1,0 +1,204 @@
+"""Ownerships of one resource, for the explorer: the real table, three askers, moves and a failover.
+
+One actor asks twice under the same identity (a task and its next life), one under another. The
+store has a replica that may lag; when it is promoted while the broker dies too, the record that is
+found may have forgotten grants, and the anchor's note says so (``known_since``).
+
+Not modelled: durability within one dataset (a grant is stored when it is answered), several
+resources, readers; the simulation and the tests with real brokers have these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from onewriter_core.ids import Identity
+from onewriter_core.own.table import (
+    Cause,
+    Denied,
+    Granted,
+    Owner,
+    Ownership,
+    OwnRequest,
+    decide,
+    floor_of,
+)
+
+Decide = Callable[[Ownership, OwnRequest], Granted | Denied]
+Floor = Callable[[Ownership, int, int], Ownership]
+
+ASKERS = (
+    Owner(Identity(), "task", "task, first life"),
+    Owner(Identity(), "task", "task, next life"),
+    Owner(Identity(), "rival", "rival"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """``granted``: what each generation was answered to, by nonce; a ghost, nobody reads it.
+
+    ``connected``: the asker whose connection owns the resource; None: nobody's does. ``knows``: the
+    generation each asker believes to own.
+    """
+
+    record: Ownership = Ownership()
+    connected: int | None = None
+    is_reserved: bool = False
+    knows: tuple[int, ...] = (0,) * len(ASKERS)
+    granted: frozenset[tuple[int, str]] = frozenset()
+    replica: Ownership = Ownership()
+    registration: int = 1
+    recorded_under: int = 1
+    known_since: int = 0
+
+    @property
+    def current(self) -> Ownership:
+        is_owned = (self.connected is not None or self.is_reserved) and (
+            self.record.owner is not None
+        )
+        return replace(self.record, is_owned=is_owned)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """``answer`` is what was decided, where something was asked."""
+
+    text: str
+    asker: int | None = None
+    asked: int | None = None
+    answer: Granted | Denied | None = None
+
+    def __str__(self) -> str:
+        if self.answer is None:
+            return self.text
+        return f"asker {self.asker} asks to {self.text} {self.asked}: {self.answer}"
+
+
+def real_floor(stored: Ownership, registration: int, known_since: int) -> Ownership:
+    return floor_of(stored, registration=registration, known_since=known_since)
+
+
+class OwnModel:
+    """``steps_max`` bounds the generations granted; ``registrations_max`` the failovers."""
+
+    def __init__(
+        self,
+        decide: Decide = decide,
+        floor: Floor = real_floor,
+        *,
+        grants_max: int = 3,
+        registrations_max: int = 2,
+    ) -> None:
+        self._decide = decide
+        self._floor = floor
+        self._grants_max = grants_max
+        self._registrations_max = registrations_max
+
+    def initial(self) -> Iterable[World]:
+        yield World()
+
+    def successors(self, world: World) -> Iterable[tuple[Action, World]]:
+        for number in range(len(ASKERS)):
+            yield from self._asked(world, number)
+        if world.connected is not None:
+            gone = replace(world, connected=None)
+            yield Action("the owner's connection is lost"), gone
+            released = replace(gone, record=world.record.released())
+            yield Action("the owner gives it up"), released
+            moved = replace(gone, is_reserved=True)
+            yield Action("the bucket moves to another broker"), moved
+        if world.is_reserved:
+            yield Action("the window for its return is over"), replace(world, is_reserved=False)
+        if world.replica != world.record:
+            yield Action("the replica catches up"), replace(world, replica=world.record)
+        if world.registration < self._registrations_max:
+            yield Action("broker and primary die, the replica counts"), self._failed_over(world)
+
+    def _asked(self, world: World, number: int) -> Iterable[tuple[Action, World]]:
+        current, knows = world.current, world.knows[number]
+        asked = {0, 1, knows, current.generation, current.generation + 1, current.generation + 2}
+        for generation in sorted(asked):
+            for only_returns in (False, True):
+                request = OwnRequest(
+                    ASKERS[number], generation, only_returns=only_returns, may_reset=number == 2
+                )
+                answer = self._decide(current, request)
+                text = "return under" if only_returns else "own it under"
+                after = self._answered(world, number, answer)
+                if len(after.granted) <= self._grants_max:
+                    yield Action(text, number, generation, answer), after
+
+    def _answered(self, world: World, number: int, answer: Granted | Denied) -> World:
+        if isinstance(answer, Denied):
+            return world
+        generation = answer.after.generation
+        knows = tuple(
+            generation if other == number else known for other, known in enumerate(world.knows)
+        )
+        return replace(
+            world,
+            record=answer.after,
+            connected=number,
+            is_reserved=False,
+            knows=knows,
+            granted=world.granted | {(generation, ASKERS[number].nonce)},
+            recorded_under=world.registration,
+        )
+
+    def _failed_over(self, world: World) -> World:
+        registration = world.registration + 1
+        has_forgotten = world.replica != world.record
+        known_since = registration if has_forgotten else world.known_since
+        found = self._floor(world.replica, world.recorded_under, known_since)
+        return replace(
+            world,
+            record=found,
+            replica=found,
+            connected=None,
+            is_reserved=found.owner is not None,
+            registration=registration,
+            recorded_under=registration,
+            known_since=known_since,
+        )
+
+
+def each_generation_is_ones_own(world: World) -> bool:
+    """A generation tells whose a write, a read or an acknowledgement is."""
+    generations = [generation for generation, _ in world.granted]
+    return len(set(generations)) == len(generations)
+
+
+def generations_never_fall(before: World, _action: Action, after: World) -> bool:
+    """Not below what was ever granted, either: no later grant is lower."""
+    highest = max((generation for generation, _ in before.granted), default=0)
+    new = after.granted - before.granted
+    return all(generation > highest for generation, _ in new)
+
+
+def owners_are_deposed_by_right_only(before: World, action: Action, after: World) -> bool:
+    """By a higher generation, by the next life of the same identity, or by who may reset."""
+    owner = before.connected
+    if owner is None or action.asker is None or action.asker == owner or before == after:
+        return True
+    if not isinstance(action.answer, Granted) or action.asked is None:
+        return True
+    is_higher = action.asked > before.record.generation
+    is_same = ASKERS[action.asker].name == ASKERS[owner].name
+    is_reset = action.asked == 0 and action.asker == 2
+    return is_higher or (is_same and action.asked == before.record.generation) or is_reset
+
+
+def nobody_returns_behind_a_successor(before: World, action: Action, _after: World) -> bool:
+    """Going on is for the newest owner alone (S3: only if no grant lies between)."""
+    if not isinstance(action.answer, Granted) or action.answer.is_new or action.asker is None:
+        return True
+    newest = max(before.granted)
+    return newest == (action.answer.after.generation, ASKERS[action.asker].nonce)
+
+
+def caused(cause: Cause) -> Callable[[World, Action, World], bool]:
+    return lambda _before, action, _after: (
+        isinstance(action.answer, Granted) and action.answer.cause is cause
+    )

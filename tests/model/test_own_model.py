@@ -1,0 +1,122 @@
+"""Every way in which three askers can own a resource, and that simpler tables are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from tests.model.explorer import Always, Report, Sometimes, Step, explore
+from tests.model.own_model import (
+    Action,
+    Decide,
+    OwnModel,
+    World,
+    caused,
+    each_generation_is_ones_own,
+    generations_never_fall,
+    nobody_returns_behind_a_successor,
+    owners_are_deposed_by_right_only,
+)
+
+from onewriter_core.errors import ServerError
+from onewriter_core.own.table import Cause, Denied, Granted, Ownership, OwnRequest, decide
+
+
+def explored(model: OwnModel) -> Report[World, Action]:
+    return explore(
+        model,
+        always=[Always("each generation is one's own", each_generation_is_ones_own)],
+        steps=[
+            Step("nobody returns behind a successor", nobody_returns_behind_a_successor),
+            Step("generations never fall", generations_never_fall),
+            Step("owners are deposed by right only", owners_are_deposed_by_right_only),
+        ],
+        sometimes=[
+            *(Sometimes(cause.value, caused(cause)) for cause in Cause),
+            *(Sometimes(code.name, denied(code)) for code in DENIALS),
+            Sometimes("grants are forgotten", lambda _b, _a, after: after.known_since > 0),
+        ],
+    )
+
+
+DENIALS = (
+    ServerError.PRODUCER_FENCED,
+    ServerError.PRODUCER_BUSY,
+    ServerError.AUTHORIZATION_ERROR,
+)
+
+
+def denied(code: ServerError) -> Callable[[World, Action, World], bool]:
+    return lambda _before, action, _after: (
+        isinstance(action.answer, Denied) and action.answer.code is code
+    )
+
+
+def test_the_table_holds_everywhere() -> None:
+    report = explored(OwnModel())
+    report.assert_sound()
+    assert report.states > 1_000, "too small to show anything"
+
+
+def equal_steals_for_anybody(before: Ownership, request: OwnRequest) -> Granted | Denied:
+    """As the proposal has it: two that both believe in generation 1 take turns for ever."""
+    answer = decide(before, request)
+    if isinstance(answer, Denied) and answer.code is ServerError.PRODUCER_BUSY:
+        taken = Ownership(before.generation + 1, request.owner, is_owned=True)
+        return Granted(taken, Cause.SUCCEEDED, before.owner)
+    return answer
+
+
+def generations_restart(before: Ownership, request: OwnRequest) -> Granted | Denied:
+    """As the proposal has it: whoever comes to a resource without an owner gets generation 1."""
+    answer = decide(before, request)
+    if isinstance(answer, Granted) and answer.cause is Cause.VACANT:
+        return replace(answer, after=replace(answer.after, generation=1))
+    return answer
+
+
+def the_next_life_keeps_the_number(before: Ownership, request: OwnRequest) -> Granted | Denied:
+    """Then nobody can tell a task from its zombie."""
+    answer = decide(before, request)
+    if isinstance(answer, Granted) and answer.cause is Cause.SUCCEEDED:
+        return replace(answer, after=replace(answer.after, generation=before.generation))
+    return answer
+
+
+def a_reset_begins_at_1(before: Ownership, request: OwnRequest) -> Granted | Denied:
+    answer = decide(before, request)
+    if isinstance(answer, Granted) and answer.cause is Cause.RESET:
+        return replace(answer, after=replace(answer.after, generation=1))
+    return answer
+
+
+def the_name_is_enough_to_return(before: Ownership, request: OwnRequest) -> Granted | Denied:
+    owner = before.owner
+    if owner is not None and 0 < request.generation <= before.generation:
+        asker = request.owner
+        if asker.is_same_as(owner):
+            return Granted(replace(before, owner=asker, is_owned=True), Cause.RETURNED)
+    return decide(before, request)
+
+
+@pytest.mark.parametrize(
+    ("naive", "broken"),
+    [
+        (equal_steals_for_anybody, "owners are deposed by right only"),
+        (generations_restart, "generations never fall"),
+        (the_next_life_keeps_the_number, "generations never fall"),
+        (a_reset_begins_at_1, "generations never fall"),
+        (the_name_is_enough_to_return, "nobody returns behind a successor"),
+    ],
+)
+def test_simpler_tables_are_found_wrong(naive: Decide, broken: str) -> None:
+    violation = explored(OwnModel(naive)).violation
+    assert violation is not None
+    assert violation.broken == broken, violation.story()
+
+
+def test_trusting_a_dataset_that_has_forgotten_grants_is_found_wrong() -> None:
+    violation = explored(OwnModel(floor=lambda stored, _registration, _since: stored)).violation
+    assert violation is not None
+    assert any("replica counts" in str(action) for action in violation.actions)
