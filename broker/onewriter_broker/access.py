@@ -16,7 +16,9 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from onewriter_broker.settings import Settings
 from onewriter_core.api import ExclusiveTopic, ProducerClaim
+from onewriter_core.api.claim import Permission
 from onewriter_core.api.common import INT32_MAX, INT32_MIN, MODE_WORDS
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Identity, TopicName
@@ -148,6 +150,52 @@ def admit(
     raise Refused(
         ServerError.AUTHORIZATION_ERROR,
         f"mode {MODE_WORDS[mode]} is not for {identity}: ProducerClaim {'; '.join(objections)}",
+    )
+
+
+def check_owner(
+    name: TopicName,
+    topic: ExclusiveTopic | None,
+    claims: Iterable[ProducerClaim],
+    identity: Identity,
+    undeclared: UndeclaredTopics = UndeclaredTopics(),
+    pods_of: PodsOf = _no_pods,
+) -> None:
+    """Decide whether somebody may own a topic or partition; raises Refused.
+
+    Where a claim is required to write to it, one is required to own it, of whatever mode: an owner
+    closes readers, and its generation guards what it writes.
+    """
+    check_topic(name, topic, undeclared)
+    if topic is None or not topic.spec.access.require_claim:
+        return
+    claims = tuple(claims)
+    if not any(matches(claim, identity, pods_of) for claim in claims):
+        _check_not_yet_known(claims, identity)
+        raise Refused(
+            ServerError.AUTHORIZATION_ERROR,
+            f"{name.base} requires a ProducerClaim, and none matches {identity}",
+        )
+
+
+def is_administrator(identity: Identity, settings: Settings) -> bool:
+    """Whether somebody may change things over HTTP: setting ``admin_subjects``."""
+    names = {name.strip() for name in settings.admin_subjects.split(",") if name.strip()}
+    if not names and not settings.authentication_required:
+        return True
+    return identity.subject in names
+
+
+def may_reset(
+    claims: Iterable[ProducerClaim],
+    identity: Identity,
+    settings: Settings,
+    pods_of: PodsOf = _no_pods,
+) -> bool:
+    """Whether somebody may own by generation 0, whoever owns now, under these claims of a topic."""
+    return is_administrator(identity, settings) or any(
+        Permission.RESET_OWNERSHIP in claim.spec.allow and matches(claim, identity, pods_of)
+        for claim in claims
     )
 
 

@@ -28,16 +28,20 @@ from onewriter_broker.log.api import Binding, BrokenKey, Durability, LogStore, O
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.topic_log import Loss, TopicLog
 from onewriter_broker.namespaces import Namespaces
+from onewriter_broker.ownership.bucket_events import Several
 from onewriter_broker.ownership.buckets import BucketOwnership
 from onewriter_broker.ownership.leaving import leave
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.ownership.placement import incarnation_of
+from onewriter_broker.owning.ownerships import Ownerships
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_watch import StoreWatch
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.accounting import Accounting
 from onewriter_broker.topic.catalog import Catalogs
+from onewriter_broker.topic.compacting import Compactions
 from onewriter_broker.topic.fencing import Shell
+from onewriter_broker.topic.loads import LeaderLoads
 from onewriter_broker.topic.maintenance import Maintenance
 from onewriter_broker.topic.resting import RestingTopics
 from onewriter_broker.topic.runner import TopicRunner
@@ -67,6 +71,8 @@ class Parts:
     """What TLS is served with, beside plain; None: only plain is."""
     chores: Sequence[Callable[[], Coroutine[object, object, None]]] = ()
     """What runs as long as the broker does, for the parts."""
+    through: Callable[[asyncio.BufferedProtocol], asyncio.BaseProtocol] = lambda inner: inner
+    """What stands between a client's socket and its connection: for tests that cut it."""
 
 
 class Broker:
@@ -108,6 +114,7 @@ class Broker:
         )
         self.namespaces = Namespaces(parts.store, settings.allow_undeclared.split(","))
         self.catalogs = Catalogs(parts.store, settings.buckets)
+        self.loads = LeaderLoads(lambda: self.membership.observer.leads)
         self.membership = Membership(
             parts.store,
             self.incarnation,
@@ -115,17 +122,19 @@ class Broker:
             clock=now,
             wall_ms=wall_ms,
             is_prepared=lambda: self.desired.is_known,
+            leads=self.loads.told,
         )
         self.read_budget = ReadBudget()
         self.watchers = Watchers()
         self.topics = Topics(settings, self.catalogs, self._subscriptions, self.namespaces)
+        self.owning = Ownerships(self.topics, settings.buckets)
         self.ownership = BucketOwnership(
             me=self.incarnation,
             addresses=self.addresses,
             buckets=settings.buckets,
             anchor=parts.anchor,
             store=parts.store,
-            events=self.topics,
+            events=Several((self.topics, self.owning)),
             single_node=parts.single_node,
             live_view=self.membership.view,
             heard_ms=self.membership.observer.heard_ms,
@@ -134,30 +143,32 @@ class Broker:
         )
         self.topics.promises = parts.promises
         self.accounting = Accounting(parts.anchor, parts.store, self._lost)
-        self.topics.serve_with(
-            self.ownership,
-            Shell(
-                store=parts.store,
-                appender=self.appender,
-                ownership=self.ownership,
-                spawn=self.spawn,
-                now=now,
-                wall_ms=wall_ms,
-                incarnation=self.incarnation,
-                failed=self.topics.failed,
-                broken=self.topics.met_broken_key,
-                lost=self._lost,
-                left=self.accounting.left,
-                moved=self._moved,
-                changed=self.watchers.changed,
-                chronicles=Chronicles(parts.store, now),
-            ),
+        shell = Shell(
+            store=parts.store,
+            appender=self.appender,
+            ownership=self.ownership,
+            spawn=self.spawn,
+            now=now,
+            wall_ms=wall_ms,
+            incarnation=self.incarnation,
+            failed=self.topics.failed,
+            broken=self.topics.met_broken_key,
+            lost=self._lost,
+            left=self.accounting.left,
+            moved=self._moved,
+            changed=self.watchers.changed,
+            chronicles=Chronicles(parts.store, now),
+            loads=self.loads,
         )
+        self.topics.serve_with(self.ownership, shell)
+        self.owning.serve_with(shell)
         self.desired = Desired(parts.desired, self._apply)
+        self.loads.follow(self.desired.state.topics)
         self.topics.apply(self.desired.state)
         self.clients = Clients(
             settings=settings,
             topics=self.topics,
+            owning=self.owning,
             appender=self.appender,
             authenticator=parts.authenticator,
             addresses=self.addresses,
@@ -168,6 +179,7 @@ class Broker:
             ),
             now=now,
             wall_ms=wall_ms,
+            store=parts.store,
             is_told=self.desired.is_known,
         )
         self.maintenance = Maintenance(self.topics, settings, wall_ms, self.appender)
@@ -180,7 +192,14 @@ class Broker:
             dataset=self._dataset_seen,
         )
         self._rebinding: set[int] = set()
-        self.metrics = Metrics(self.clients, now, parts.certificate)
+        self.compactions = Compactions(
+            self.topics,
+            settings,
+            now=now,
+            wall_ms=wall_ms,
+            is_store_full=lambda: self.store_watch.is_full,
+        )
+        self.metrics = Metrics(self.clients, now, parts.certificate, self.compactions)
         self.http = HttpServer(
             Site(
                 clients=self.clients,
@@ -195,6 +214,7 @@ class Broker:
                 watchers=self.watchers,
                 seen=lambda: self.store_watch.seen,
                 certificate=parts.certificate,
+                compactions=self.compactions,
             )
         )
 
@@ -213,6 +233,7 @@ class Broker:
                     self.spawn(self.clients.watch_for_ever()),
                     self.spawn(self.maintenance.look_for_ever()),
                     self.spawn(self.maintenance.sweep_for_ever()),
+                    self.spawn(self.compactions.run()),
                     self.spawn(RestingTopics(self.topics, self.store, self.wall_ms).run()),
                     self.spawn(self.namespaces.run()),
                     self.spawn(self.metrics.run()),
@@ -221,7 +242,7 @@ class Broker:
                     *(self.spawn(chore()) for chore in self._parts.chores),
                 ]
                 await self.http.start()
-                servers = [await listen(self.clients, self.spawn)]
+                servers = [await listen(self.clients, self.spawn, through=self._parts.through)]
                 if (certificate := self._parts.certificate) is not None:
                     background.append(self.spawn(certificate.run()))
                     servers.append(await listen(self.clients, self.spawn, certificate))
@@ -251,6 +272,7 @@ class Broker:
 
     def _apply(self, state: DesiredState) -> None:
         """What is wanted of topics has changed."""
+        self.loads.follow(state.topics)
         self.topics.apply(state)
         if not self.clients.is_told:
             self.topics.resume_windows.let_in()

@@ -153,6 +153,11 @@ class Settings(BaseSettings):
     # The log
     roll_bytes: int = Field(64 * 1024 * 1024, gt=0, description="a ledger is rolled at this size")
     roll_seconds: float = Field(600.0, gt=0, description="or at this age, if it holds entries")
+    compaction_keys_max: int = Field(
+        500_000,
+        gt=0,
+        description="keys of a log that can be compacted; each takes 150 bytes meanwhile",
+    )
     store_timeout_seconds: float = Field(
         5.0, gt=0, description="one call to the store; then Undecided"
     )

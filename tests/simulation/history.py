@@ -31,6 +31,10 @@ class Kind(enum.StrEnum):
     DELIVER = "deliver"
     ACK = "ack"
     REDELIVER = "redeliver"
+    OWN = "own"
+    """A topic was owned for a group (``name``); ok: under the generation in ``epoch``."""
+    SERVE = "serve"
+    """A holder asked whether it may serve on; ok: it does so until ``until``."""
     HANDOVER = "handover"
     FENCE = "fence"
     """An administrator deposed the holder."""
@@ -67,6 +71,9 @@ class Operation:
     number: int = -1
     """The holder's own sequence number (k)."""
     value: str = ""
+    guard: str = ""
+    """A guarded write: the topic, and the epoch of it, that it depends on."""
+    guard_epoch: int = 0
     completed: int = NEVER
     completed_at: float = float(NEVER)
     outcome: Outcome = Outcome.INFO
@@ -76,6 +83,7 @@ class Operation:
     replid: str = ""
     is_waiting: bool = False
     """The broker said: wait."""
+    until: float = 0.0
     values: list[tuple[Position, str]] = field(default_factory=list)
 
 

@@ -7,9 +7,11 @@ NotHere when the history has nothing for it to corrupt.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from tests.simulation.checkers.guards import newer_grants
 from tests.simulation.history import (
     NEVER,
     History,
@@ -134,6 +136,22 @@ def m5_two_holders_in_one_epoch(history: History) -> None:
     raise NotHere
 
 
+def m6_guarded_write_accepted_late(history: History) -> None:
+    """The last one of its producer was begun when all was over, and a newer epoch long granted."""
+    for append in reversed(list(history.of(Kind.APPEND))):
+        if not append.guard or append.outcome is not Outcome.OK:
+            continue
+        later = [o for o in history.of(Kind.APPEND) if o.holder == append.holder]
+        begun = append.invoked, append.invoked_at
+        append.invoked, append.invoked_at = NEVER - 2, history.ended_at
+        if later[-1] is append and newer_grants(history, append):
+            append.completed, append.completed_at = NEVER - 1, history.ended_at
+            _unread(history, append.topic)
+            return
+        append.invoked, append.invoked_at = begun
+    raise NotHere
+
+
 def m7_fence_forgotten_by_compaction(history: History) -> None:
     topic = _clean_topic(history)
     history.logs[topic].epoch = 0
@@ -146,6 +164,17 @@ def m8_stale_waiter_promoted(history: History) -> None:
         if record.get("mode") == "WAIT_FOR_EXCLUSIVE" and "nextWaiter" in record:
             record["priority"] = "-1000"
             return
+    raise NotHere
+
+
+def m8b_busier_host_promoted(history: History) -> None:
+    """Among equals the Balanced policy took one whose host leads more."""
+    for record in history.audit:
+        if record.get("policy") == "Balanced" and "nextWaiter" in record:
+            passed_over = json.loads(record["nextWaiter"])
+            if record["priority"] == str(passed_over["priority"]):
+                record["load"] = "1000"
+                return
     raise NotHere
 
 
@@ -251,20 +280,66 @@ def m17_handover_without_end(history: History) -> None:
     history.ended_at += 60.0
 
 
+def _owned_twice(history: History) -> tuple[Operation, Operation]:
+    """Two grants of one topic's ownership, one behind the other, to different owners."""
+    for topic in history.topics:
+        owns = [o for o in history.of(Kind.OWN, topic) if o.outcome is Outcome.OK]
+        for one in owns:
+            for other in owns:
+                if one.holder != other.holder and one.completed < other.invoked:
+                    return one, other
+    raise NotHere
+
+
+def m9c_deposed_owner_acknowledges(history: History) -> None:
+    """Its acknowledgement, sent behind its successor's grant, is taken."""
+    one, other = _owned_twice(history)
+    for ack in history.of(Kind.ACK, one.topic):
+        if ack.holder and ack.invoked > other.completed and ack.outcome is Outcome.OK:
+            ack.epoch = one.epoch
+            return
+    raise NotHere
+
+
+def m9d_generation_given_twice(history: History) -> None:
+    """A vacant resource is granted under generation 1 again."""
+    one, other = _owned_twice(history)
+    other.epoch = one.epoch
+
+
+def m19_granted_while_another_serves(history: History) -> None:
+    """As if its clock ran slower: it serves on while its successor leads."""
+    for serve in history.of(Kind.SERVE):
+        for grant in history.of(Kind.GRANT, serve.topic):
+            if (
+                serve.outcome is grant.outcome is Outcome.OK
+                and grant.holder != serve.holder
+                and (grant.epoch or 0) > (serve.epoch or 0)
+            ):
+                serve.until = grant.completed_at + 1.0
+                return
+    raise NotHere
+
+
 MUTANTS: Mapping[Mutant, frozenset[str]] = {
     m1_acknowledged_entry_dropped: frozenset({"S5"}),
     m2_acknowledged_value_stored_twice: frozenset({"S5"}),
     m3_entries_swapped_across_an_epoch: frozenset({"S1"}),
     m4_later_grant_with_lower_epoch: frozenset({"S3"}),
     m5_two_holders_in_one_epoch: frozenset({"S2"}),
+    m6_guarded_write_accepted_late: frozenset({"S8"}),
     m7_fence_forgotten_by_compaction: frozenset({"S12"}),
     m8_stale_waiter_promoted: frozenset({"S11"}),
+    m8b_busier_host_promoted: frozenset({"S11"}),
     m9_old_epoch_delivered_after_redeliver: frozenset({"S9"}),
     m9b_cursor_past_what_nobody_acknowledged: frozenset({"S9"}),
+    m9c_deposed_owner_acknowledges: frozenset({"S9"}),
+    m9d_generation_given_twice: frozenset({"S9"}),
     m12_fenced_but_appended: frozenset({"S5"}),
     m13_zombie_written_after_the_grant: frozenset({"S4"}),
     m14_hole_in_a_pipelined_stream: frozenset({"S6"}),
     m15_value_changed_by_offload: frozenset({"S7"}),
+    m19_granted_while_another_serves: frozenset({"S14"}),
     m16_failed_promotion_dropped: frozenset({"L1", "L2"}),
     m17_handover_without_end: frozenset({"L3"}),
 }

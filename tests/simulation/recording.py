@@ -10,6 +10,8 @@ from tests.simulation.loop import VirtualLoop
 from onewriter_core.ids import Position
 from onewriter_core.wire.messages import Bytes, entry_payload
 
+GUARD_PROPERTY = "onewriter.guard"
+
 
 def value_of(entry: Bytes) -> str:
     """The value that a simulated producer put into an entry."""
@@ -35,6 +37,10 @@ class Recorder:
     def _next(self) -> int:
         self._happenings += 1
         return self._happenings
+
+    def moment(self) -> tuple[int, float]:
+        """A place in the order of all happenings, and the time."""
+        return self._next(), self._loop.time()
 
     def invoke(self, kind: Kind, process: str, topic: str, **fields: Any) -> Operation:
         operation = Operation(kind, process, topic, self._next(), self._loop.time(), **fields)

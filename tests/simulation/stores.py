@@ -26,6 +26,13 @@ from onewriter_core.ids import Position
 DELAY_SECONDS = (0.0002, 0.002)
 SLOW_SECONDS = (0.05, 0.8)
 
+DEFINITE_REFUSALS = {
+    api.Outcome.FENCED,
+    api.Outcome.STALE,
+    api.Outcome.AHEAD,
+    api.Outcome.HELD,
+}
+
 _Result = TypeVar("_Result")
 
 
@@ -139,7 +146,7 @@ class RemoteStore:
         self._recorder.seen(f"store.{operation.kind.value}.{outcome.value}")
         if outcome is api.Outcome.DONE:
             self._recorder.complete(operation, Outcome.OK)
-        elif outcome is api.Outcome.FENCED:
+        elif outcome in DEFINITE_REFUSALS:
             self._recorder.complete(operation, Outcome.FAIL, outcome.value)
         else:
             self._recorder.complete(operation, Outcome.INFO, outcome.value)

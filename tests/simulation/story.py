@@ -6,11 +6,15 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from functools import partial
 
 from tests.simulation.actors import people
 from tests.simulation.actors.client import Client
 from tests.simulation.actors.consumer import Reader
+from tests.simulation.actors.guardian import beside, elsewhere, guardian
+from tests.simulation.actors.owner import own_for_ever
 from tests.simulation.actors.producer import Producer
+from tests.simulation.checkers.promotion import was_spread
 from tests.simulation.history import (
     History,
     Kind,
@@ -34,6 +38,9 @@ from onewriter_core.ids import Position, TopicName, bucket_of
 from onewriter_core.topic.model import Purpose
 
 TOPICS = [LOCAL_TOPIC, REPLICATED_TOPIC]
+
+TARGETS = [target for t in TOPICS for target in (beside(t), elsewhere(t, BUCKETS))]
+"""What guardians of these write to besides."""
 
 CALM_SECONDS = 16.0
 """From the last fault healed to the last look: L1's bound and some more."""
@@ -66,6 +73,7 @@ async def tell(world: World) -> None:
 
 def _settle_clients(world: World, randomness: random.Random) -> None:
     """Who takes part: drawn from the seed, so that modes meet in all combinations."""
+    serving = world.random("serving")
     for index, topic in enumerate(TOPICS):
         waiters = randomness.randint(1, 3)
         for number in range(waiters):
@@ -77,6 +85,8 @@ def _settle_clients(world: World, randomness: random.Random) -> None:
                 name,
                 priority=randomness.choice([0, 0, 5, 10]),
                 steadiness=randomness.choice([0.3, 1.0, 5.0]),
+                # Only where a failover forgets no grant.
+                serve_seconds=serving.choice([0, 1, 3]) if topic == REPLICATED_TOPIC else 0,
             )
             world.add_client(f"waiter-{index}-{number}", body, subject=f"waiter-{number}")
         if randomness.random() < 0.4:
@@ -95,6 +105,25 @@ def _settle_clients(world: World, randomness: random.Random) -> None:
         for number in range(randomness.randint(1, 2)):
             world.add_client(f"consumer-{index}-{number}", people.consumer(topic))
     world.add_client("reader", people.reader(TOPICS))
+    _settle_owners(world, world.random("owners"))
+    _settle_guardians(world, world.random("guardians"))
+
+
+def _settle_guardians(world: World, randomness: random.Random) -> None:
+    """Leaders that write elsewhere, too."""
+    for index, topic in enumerate(TOPICS):
+        for number in range(randomness.randint(0, 2)):
+            name = f"guardian-{index}-{number}"
+            world.add_client(name, guardian(topic, name, BUCKETS), subject=name)
+
+
+def _settle_owners(world: World, randomness: random.Random) -> None:
+    """Tasks that own a topic for a group; two of one task are a restarted one and its zombie."""
+    for index, topic in enumerate(TOPICS):
+        for number in range(randomness.randint(0, 3)):
+            task = f"task-{randomness.randint(0, 1)}"
+            body = partial(own_for_ever, topic=topic, task=task)
+            world.add_client(f"owner-{index}-{number}", body)
 
 
 async def _last_words(world: World) -> None:
@@ -139,10 +168,12 @@ def keep(world: World) -> None:
     """Take the store's logs, states and audit into the history."""
     dataset = world.server.primary.dataset
     history = world.history
-    for topic in TOPICS:
+    for topic in [*TOPICS, *(t for t in TARGETS if TopicName.parse(t) in dataset.states)]:
         history.logs[topic] = _log_of(dataset, TopicName.parse(topic))
     for bucket in sorted(dataset.audits):
         history.audit += [record for _, record in dataset.audits[bucket]]
+    if spread := sum(map(was_spread, history.audit)):
+        history.noticed("spread", spread)
     history.unreportable |= _unreportable(history)
 
 

@@ -12,6 +12,8 @@ from tests.simulation.history import History
 from tests.simulation.mutants import MUTANTS, Mutant, NotHere
 from tests.simulation.story import simulate
 
+from onewriter_broker.log.memory_append import MemoryAppends
+
 SEEDS = range(40)
 """Runs that mutants look through for something to corrupt."""
 
@@ -31,6 +33,12 @@ def test_a_mutant_fails_exactly_the_predicate_it_names(mutant: Mutant) -> None:
 
 def test_every_predicate_has_a_mutant() -> None:
     assert frozenset().union(*MUTANTS.values()) == PREDICATES.keys()
+
+
+def test_a_store_that_compares_no_guards_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the history is corrupted here, but the protocol: guardians then get in late."""
+    monkeypatch.setattr(MemoryAppends, "_unguarded", lambda *_: None)
+    assert any("S8" in violated(simulate(seed)) for seed in range(4))
 
 
 def mutated(mutant: Callable[[History], None]) -> History:

@@ -27,6 +27,9 @@ SOMETIMES_SEEDS = range(1_000_000, 1_000_200)
 SOMETIMES = {
     "grant.ok": "somebody was granted a topic",
     "waits": "a client waited in line",
+    "serve.ok": "a holder was assured, and served for a while",
+    "told how many wait": "a holder that understands it heard how many wait behind it",
+    "spread": "who came later was promoted, because its host had less to lead",
     "resume.ok": "a holder came back and kept its epoch",
     "resume.fail": "one came back too late and was fenced",
     "resent": "messages were sent again",
@@ -50,6 +53,16 @@ SOMETIMES = {
     "store.write.refence": "the store refused an append of another dataset",
     "stale delivery dropped": "a consumer dropped what was older than its redelivery",
     "redeliver.ok": "a consumer asked for redelivery",
+    "own.ok": "a topic was owned",
+    "own.fail": "an owner was denied",
+    "an owner went on": "an owner returned after its connection was lost",
+    "an owner was sent on": "an owner's bucket moved",
+    "an owner was told that it was deposed": "somebody else owned it",
+    "an owner's consumer was closed": "a deposed owner's reader was closed",
+    "ack.fail": "an acknowledgement of a deposed owner was refused",
+    "store.write.stale": "the store refused a guarded append whose guard was over",
+    "check failed": "the proof of an epoch failed, and the write elsewhere was not sent",
+    "guarded producer fenced": "a guarded producer was told that its guard is over",
     "read.ok": "a reader went through a log",
 }
 """What must have happened in some of the runs."""

@@ -49,6 +49,7 @@ spec:
   access:
     modes: [Shared, Exclusive, WaitForExclusive, ExclusiveWithFencing]
     requireClaim: false
+  promotion: {policy: Balanced}
   durability: Replicated
 """
 

@@ -18,7 +18,9 @@ from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.authentication import Authenticator
 from onewriter_broker.connection.deadlines import ProgressDeadlines
 from onewriter_broker.connection.hangups import HangUps
+from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.appender import Appender
+from onewriter_broker.owning.ownerships import Ownerships
 from onewriter_broker.settings import Settings
 from onewriter_broker.tls import over_tls
 from onewriter_broker.topic.detection import Detection
@@ -60,6 +62,7 @@ class Clients:
 
     settings: Settings
     topics: Topics
+    owning: Ownerships
     appender: Appender
     authenticator: Authenticator
     addresses: Addresses
@@ -68,6 +71,7 @@ class Clients:
     undeclared: UndeclaredTopics
     now: Callable[[], float]
     wall_ms: Callable[[], int]
+    store: LogStore
     connections: dict[Watched, None] = field(default_factory=dict)
     """In the order in which they came: a simulation must look at them in the same order twice."""
     pending_bytes: int = 0

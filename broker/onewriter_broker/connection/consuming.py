@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 from onewriter_broker.access import check_topic
 from onewriter_broker.connection.clients import Clients
-from onewriter_broker.connection.requests import Link, Opening, Requests, code_of, error_reply
-from onewriter_broker.connection.schemas import check_schema
+from onewriter_broker.connection.requests import Link, Opening, Requests, code_of
+from onewriter_broker.connection.schemas import check_consumer
 from onewriter_broker.dispatch.api import SubscribeOptions, seek_target
 from onewriter_broker.dispatch.handle import ConsumerHandle
 from onewriter_broker.log.entries import Entry, EntryRun
+from onewriter_broker.owning.records import OwnerEnd
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import TopicName
 from onewriter_core.wire import replies
@@ -31,6 +32,29 @@ KNOW_END = ("Pulsar-Java", "DotPulsar")
 """Clients that understand REACHED_END_OF_TOPIC; C++ and Go close their connection on it."""
 
 
+PARKED_MAX = 100
+"""Requests for redelivery, each with an answer to come, that wait for one consumer to be opened."""
+
+
+class OpeningConsumer(Opening):
+    """Keeps the redelivery that is asked for before SUBSCRIBE is answered.
+
+    Nothing has been delivered yet, so all that is left of it is the epoch, and the answers.
+    """
+
+    __slots__ = ("consumer_epoch", "redelivery_requests")
+
+    def __init__(self, request_id: int) -> None:
+        super().__init__(request_id)
+        self.consumer_epoch: int | None = None
+        self.redelivery_requests: list[int] = []
+
+    def raise_epoch(self, epoch: int | None) -> None:
+        """Take a higher consumer epoch."""
+        if epoch is not None:
+            self.consumer_epoch = max(epoch, self.consumer_epoch or 0)
+
+
 class Consuming:
     """One connection's consumers, by their ids on it."""
 
@@ -42,13 +66,15 @@ class Consuming:
         address: str,
         *,
         client_version: str,
+        owner: OwnerEnd,
     ) -> None:
         self.peer_address = address
         self._knows_end = client_version.startswith(KNOW_END)
+        self._owner = owner
         self._clients = clients
         self._link = link
         self._requests = requests
-        self._consumers: dict[int, ConsumerHandle | Opening] = {}
+        self._consumers: dict[int, ConsumerHandle | OpeningConsumer] = {}
         self._partitions: dict[int, int] = {}
         """By consumer id, where a consumer is one of a partition."""
         self._is_lost = False
@@ -64,6 +90,8 @@ class Consuming:
             present = self._consumers[command.consumer_id]
             if isinstance(present, ConsumerHandle):
                 self._link.write(replies.success(command.request_id))
+                if command.HasField("consumer_epoch"):
+                    present.follow_epoch(command.consumer_epoch)
                 return
             text = "Consumer is already present on the connection"
             self._link.write(replies.error(command.request_id, ServerError.SERVICE_NOT_READY, text))
@@ -72,16 +100,11 @@ class Consuming:
             text = "too many consumers on one connection"
             self._link.write(replies.error(command.request_id, ServerError.TOO_MANY_REQUESTS, text))
             return
-        try:
-            check_schema(command)
-        except Refused as refused:
-            self._link.write(error_reply(command.request_id, refused))
-            return
-        opening = Opening(command.request_id)
+        opening = OpeningConsumer(command.request_id)
         self._consumers[command.consumer_id] = opening
         self._requests.run(command.request_id, self._open(command, opening))
 
-    async def _open(self, command: pb.CommandSubscribe, opening: Opening) -> None:
+    async def _open(self, command: pb.CommandSubscribe, opening: OpeningConsumer) -> None:
         try:
             name = TopicName.parse(command.topic)
             options = SubscribeOptions.from_command(command)
@@ -89,27 +112,39 @@ class Consuming:
             if not command.force_topic_creation and not await self._clients.topics.exists(name):
                 raise Refused(ServerError.TOPIC_NOT_FOUND, f"{name} does not exist")
             topic = await self._clients.topics.serve(name)
+            reader = (name, options.subscription, options.metadata, self._owner)
+            await self._clients.owning.check_reader(*reader)
             subscriptions = topic.subscriptions[topic.slot_of(name)]
+            await check_consumer(self._clients, topic, topic.slot_of(name), command)
             consumer = await subscriptions.subscribe(options, self)
+            try:  # the topic may have got another owner meanwhile
+                self._clients.owning.check_reader_now(*reader)
+            except Refused:
+                consumer.close()
+                raise
         except BaseException:
             if self._consumers.get(command.consumer_id) is opening:
                 del self._consumers[command.consumer_id]
+            self._refuse_redelivery(*opening.redelivery_requests)
             raise
         if opening.is_cancelled or self._is_lost:
             consumer.close()
+            self._refuse_redelivery(*opening.redelivery_requests)
             return
         self._consumers[command.consumer_id] = consumer
         self._partitions.pop(command.consumer_id, None)
         if name.partition is not None:
             self._partitions[command.consumer_id] = name.partition
         self._link.write(replies.success(command.request_id))
+        consumer.follow_epoch(opening.consumer_epoch)
+        self._link.write(*map(replies.success, opening.redelivery_requests))
         consumer.start()
 
     def close(self, command: pb.CommandCloseConsumer) -> None:
         consumer = self._consumers.pop(command.consumer_id, None)
         if isinstance(consumer, ConsumerHandle):
             consumer.close()
-        elif isinstance(consumer, Opening):
+        elif consumer is not None:
             consumer.is_cancelled = True
         self._link.write(replies.success(command.request_id))
 
@@ -145,12 +180,25 @@ class Consuming:
         consumer.acknowledge(ack, receipt)
 
     def redeliver(self, command: pb.CommandRedeliverUnacknowledgedMessages) -> None:
+        """The answer goes in front of what is delivered again: all before it is of before."""
         consumer = self._consumers.get(command.consumer_id)
-        if isinstance(consumer, ConsumerHandle):
-            consumer.redeliver(
-                [message_id_from_proto(message_id) for message_id in command.message_ids],
-                command.consumer_epoch if command.HasField("consumer_epoch") else None,
-            )
+        epoch = command.consumer_epoch if command.HasField("consumer_epoch") else None
+        requests = [command.request_id] if command.HasField("request_id") else []
+        match consumer:
+            case ConsumerHandle():
+                self._link.write(*map(replies.success, requests))
+                message_ids = [message_id_from_proto(each) for each in command.message_ids]
+                consumer.redeliver(message_ids, epoch)
+            case OpeningConsumer() if len(consumer.redelivery_requests) < PARKED_MAX:
+                consumer.raise_epoch(epoch)
+                consumer.redelivery_requests += requests
+            case _:
+                self._refuse_redelivery(*requests)
+
+    def _refuse_redelivery(self, *request_ids: int) -> None:
+        for request_id in request_ids:
+            text = "no such consumer on this connection"
+            self._link.write(replies.error(request_id, ServerError.CONSUMER_NOT_FOUND, text))
 
     async def unsubscribe(self, command: pb.CommandUnsubscribe) -> None:
         consumer = self._consumer(command.consumer_id)

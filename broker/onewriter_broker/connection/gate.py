@@ -31,7 +31,12 @@ def not_now(command: Command, *, is_told: bool, may_only_resume: bool) -> bytes 
             case pb.CommandPartitionedMetadata():
                 code = ServerError.METADATA_ERROR
                 return replies.partitions_failed(command.request_id, code, f"{NO_OWNER}: {UNKNOWN}")
-            case pb.CommandProducer() | pb.CommandSubscribe() | pb.CommandGetTopicsOfNamespace():
+            case (
+                pb.CommandProducer()
+                | pb.CommandSubscribe()
+                | pb.CommandGetTopicsOfNamespace()
+                | pb.CommandOwn()
+            ):
                 return replies.error(command.request_id, ServerError.SERVICE_NOT_READY, UNKNOWN)
             case _:
                 return None
@@ -41,6 +46,8 @@ def not_now(command: Command, *, is_told: bool, may_only_resume: bool) -> bytes 
         case pb.CommandProducer() if not _is_resume(command):
             return replies.error(command.request_id, ServerError.SERVICE_NOT_READY, UNCONFIRMED)
         case pb.CommandSubscribe():
+            return replies.error(command.request_id, ServerError.SERVICE_NOT_READY, UNCONFIRMED)
+        case pb.CommandOwn() if not command.only_returns:
             return replies.error(command.request_id, ServerError.SERVICE_NOT_READY, UNCONFIRMED)
         case _:
             return None

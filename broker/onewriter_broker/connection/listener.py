@@ -257,6 +257,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
     # ------------------------------------------------------------ Link
 
     @property
+    def extensions_version(self) -> int:
+        return self._wire.extensions_version
+
+    @property
     def has_room(self) -> bool:
         return not self._is_write_paused and self._outgoing_bytes < self._outgoing_bytes_max
 
@@ -414,15 +418,20 @@ async def listen(
     clients: Clients,
     spawn: Callable[[Coroutine[object, object, None]], object],
     certificate: ServerCertificate | None = None,
+    *,
+    through: Callable[[asyncio.BufferedProtocol], asyncio.BaseProtocol] = lambda inner: inner,
 ) -> asyncio.Server:
-    """Listen for clients of Pulsar's binary protocol; with a certificate, over TLS."""
+    """Listen for clients of Pulsar's binary protocol; with a certificate, over TLS.
+
+    ``through`` may put something between a socket and its connection.
+    """
     numbers = itertools.count(1)
     settings = clients.settings
     prefix = clients.incarnation[: len(settings.name) + NONCE_LENGTH]
     kind = "" if certificate is None else "s"
     options = {} if certificate is None else certificate.server_options()
     return await asyncio.get_running_loop().create_server(
-        lambda: ClientProtocol(clients, f"{prefix}-{kind}{next(numbers)}", spawn),
+        lambda: through(ClientProtocol(clients, f"{prefix}-{kind}{next(numbers)}", spawn)),
         settings.host,
         settings.port if certificate is None else settings.tls_port,
         backlog=4096,

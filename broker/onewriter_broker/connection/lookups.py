@@ -38,7 +38,13 @@ async def wait_for_owner(
     topics: Topics, name: TopicName, wait_seconds: float = OWNER_WAIT_SECONDS
 ) -> Addresses | None:
     """The broker that serves the topic; None when nobody is known to, in time."""
-    bucket = topics.bucket_of(name)
+    return await wait_for_bucket(topics, topics.bucket_of(name), wait_seconds)
+
+
+async def wait_for_bucket(
+    topics: Topics, bucket: int, wait_seconds: float = OWNER_WAIT_SECONDS
+) -> Addresses | None:
+    """The broker that serves a bucket; None when nobody is known to, in time."""
     waited = 0.0
     while (owner := topics.ownership.owner_of(bucket)) is None:
         is_hindered = bool(topics.ownership.waiting_reason(bucket))

@@ -7,6 +7,7 @@ routed to its producer, whose one flag says whether it may.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -14,15 +15,25 @@ import structlog
 
 from onewriter_broker.access import Admission, AskedPriority, admit, check_topic, parse_priority
 from onewriter_broker.connection.clients import Clients
+from onewriter_broker.connection.guards import AskedGuard, Guards, asked_guard
+from onewriter_broker.connection.properties import (
+    HOST_PROPERTY,
+    if_epoch_of,
+    mode_of,
+    properties_of,
+    serve_seconds_of,
+)
 from onewriter_broker.connection.requests import Link, Opening, Requests, error_reply
-from onewriter_broker.connection.schemas import check_schema
+from onewriter_broker.connection.schemas import brought, version_for_producer
 from onewriter_broker.dispatch.api import check_properties
+from onewriter_broker.log.api import Guard, GuardKind, Outcome
 from onewriter_broker.log.termination import terminated_at
 from onewriter_broker.log.topic_log import ENTRY_BYTES
 from onewriter_broker.topic.deduplication import INVENTED_PREFIX
+from onewriter_broker.topic.detection import Detection
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.producer import Producer
-from onewriter_core.errors import ProtocolError, Refused, ServerError
+from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 from onewriter_core.topic.model import AccessMode, Departure, Request
 from onewriter_core.wire import replies
@@ -45,12 +56,6 @@ PRODUCER_NAME_LENGTH_MAX = 512
 
 PROPERTIES_BYTES_MAX = 16 * 1024
 """Of one producer, names and values."""
-
-IF_EPOCH_PROPERTY = "onewriter.if-epoch"
-"""Producer property: a takeover happens only if the topic epoch still is this number."""
-
-ACCESS_MODE_PROPERTY = "onewriter.access-mode"
-"""Producer property: ``ExclusiveWithFencing`` for clients that cannot ask for it (Go)."""
 
 NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 """Of most producers: an empty dict for each would weigh 64 bytes."""
@@ -79,15 +84,20 @@ class Producing:
         self._requests = requests
         self._name = name
         self._address = address
+        self._peer_host = sys.intern(address.rpartition(":")[0])
         self._identity = identity
         self._producers: dict[int, Producer | Opening] = {}
         self._topics_of: dict[int, LoadedTopic] = {}
+        self._schema_versions: dict[int, bytes] = {}
         self._closed_producers: dict[int, None] = {}
         self._named_partitions: dict[str, None] = {}
         self._registrations = 0
         self._exclusive = 0
         self._arrived_bytes = 0
         self._is_lost = False
+        self._detection_min: Detection | None = None
+        """For the sake of what else depends on the connection."""
+        self._guards = Guards(clients.topics, clients.owning, clients.settings.buckets)
 
     def open(self, command: pb.CommandProducer) -> None:
         asked = self._asked_priority(command)
@@ -104,21 +114,26 @@ class Producing:
             self._link.write(replies.error(command.request_id, ServerError.TOO_MANY_REQUESTS, text))
             return
         self._closed_producers.pop(command.producer_id, None)
+        self._schema_versions.pop(command.producer_id, None)
         opening = Opening(command.request_id, asked.value or 0)
         self._producers[command.producer_id] = opening
         try:
             name = TopicName.parse(command.topic)
-            check_schema(command)
-            check_properties(_properties(command), PROPERTIES_BYTES_MAX)
+            check_properties(properties_of(command), PROPERTIES_BYTES_MAX)
+            guard = asked_guard(properties_of(command))
         except (InvalidTopicName, Refused) as error:
             del self._producers[command.producer_id]
             self._link.write(error_reply(command.request_id, error))
             return
         topic = self._clients.topics.loaded.get(str(name.base))
-        if topic is not None and topic.has(name) and not command.initial_subscription_name:
+        is_simple = (
+            not command.initial_subscription_name and guard is None and brought(command) is None
+        )
+        if topic is not None and topic.has(name) and is_simple and not topic.requires_schema:
             self._register(command, name, topic, opening, asked)
         else:
-            self._requests.run(command.request_id, self._open_later(command, name, opening, asked))
+            work = self._open_later(command, name, opening, asked, guard)
+            self._requests.run(command.request_id, work)
 
     def _open_again(
         self,
@@ -146,20 +161,32 @@ class Producing:
         name: TopicName,
         opening: Opening,
         asked: AskedPriority,
+        asked_for: AskedGuard | None,
     ) -> None:
+        guard = None
         try:
             check_topic(name, self._clients.topics.desired.topic(name), self._clients.undeclared)
             topic = await self._clients.topics.serve(name)
             if command.initial_subscription_name:
-                self._admission(name, topic, _mode(command), asked)
+                self._admission(name, topic, mode_of(command), asked)
                 subscriptions = topic.subscriptions[topic.slot_of(name)]
                 await subscriptions.ensure(command.initial_subscription_name)
+            if topic.requires_schema or brought(command) is not None:
+                self._admission(name, topic, mode_of(command), asked)
+                version = await version_for_producer(self._clients, topic, command)
+                self._schema_versions[command.producer_id] = version
+            if asked_for is not None:
+                self._admission(name, topic, mode_of(command), asked)
+                target = topic.runner.logs[topic.slot_of(name)]
+                guard = await self._guards.admit(asked_for, target)
+                if self._clients.topics.loaded.get(str(name.base)) is not topic:
+                    raise Unavailable(f"{name} has moved on")
         except BaseException:
             if self._producers.get(command.producer_id) is opening:
                 del self._producers[command.producer_id]
             raise
         if not opening.is_cancelled and not self._is_lost:
-            self._register(command, name, topic, opening, asked)
+            self._register(command, name, topic, opening, asked, guard)
 
     def _register(
         self,
@@ -168,6 +195,7 @@ class Producing:
         topic: LoadedTopic,
         opening: Opening,
         asked: AskedPriority,
+        guard: Guard | None = None,
     ) -> None:
         """Admit the producer and hand it to the topic's runner, which answers it."""
         try:
@@ -184,7 +212,8 @@ class Producing:
             topic.runner.logs[request.slot],
             self._gathered,
             asked_priority=asked.value or 0,
-            properties=_properties(command) or NO_PROPERTIES,
+            properties=properties_of(command) or NO_PROPERTIES,
+            guard=guard,
         )
         self._producers[command.producer_id] = producer
         self._topics_of[command.producer_id] = topic
@@ -202,8 +231,8 @@ class Producing:
         asked: AskedPriority,
     ) -> Request:
         """The command as the topic machine understands it. Raises Refused."""
-        properties = _properties(command)
-        mode = _mode(command)
+        properties = properties_of(command)
+        mode = mode_of(command)
         admission = self._admission(name, topic, mode, asked)
         if asked.note:
             log.warning("priority.unreadable", topic=str(name), note=asked.note)
@@ -213,9 +242,7 @@ class Producing:
         slot = topic.slot_of(name)
         if terminated_at(topic.runner.logs[slot].state) is not None:
             raise Refused(ServerError.TOPIC_TERMINATED_ERROR, "Topic was already terminated")
-        if_epoch = properties.get(IF_EPOCH_PROPERTY)
-        if if_epoch is not None and not if_epoch.isdecimal():
-            raise Refused(ServerError.NOT_ALLOWED_ERROR, f"{IF_EPOCH_PROPERTY} must be a number")
+        if_epoch = if_epoch_of(properties)
         self._registrations += 1
         registration = f"{self._name}/{command.producer_id}/{self._registrations}"
         return Request(
@@ -233,7 +260,9 @@ class Producing:
             claim=admission.claim_name,
             address=self._address,
             may_take_over=admission.may_take_over,
-            if_epoch=None if if_epoch is None else int(if_epoch),
+            if_epoch=if_epoch,
+            serve_seconds=serve_seconds_of(properties),
+            host=self._identity.node or properties.get(HOST_PROPERTY) or self._peer_host,
         )
 
     def _admission(
@@ -256,7 +285,7 @@ class Producing:
     def _asked_priority(self, command: pb.CommandProducer) -> AskedPriority:
         field = self._clients.settings.queue_priority_field
         wire = queue_priority(command, field) if field else None
-        return parse_priority(_properties(command), wire)
+        return parse_priority(properties_of(command), wire)
 
     def close(self, command: pb.CommandCloseProducer) -> None:
         """Leave once everything handed in is answered, so that a successor comes behind it."""
@@ -286,8 +315,22 @@ class Producing:
         if producer.is_exclusive:
             self._exclusive -= 1
             if self._exclusive == 0:
-                self._link.detection = None
+                self._link.detection = self._detection_min
         return topic
+
+    def active(self, producer_id: int) -> Producer | None:
+        """The producer of that id, if it may write."""
+        producer = self._producers.get(producer_id)
+        return producer if isinstance(producer, Producer) and producer.is_active else None
+
+    async def seal(self, command: pb.CommandSeal) -> None:
+        """Answer SEAL. Raises what answers it instead."""
+        producer = self.active(command.producer_id)
+        if producer is None or producer.guard is None:
+            text = "only a guarded producer that may write can seal its topic"
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+        await self._guards.seal(producer.guard, producer.topic_log)
+        self._link.write(replies.success(command.request_id))
 
     def send(self, send: Send, payload: memoryview) -> None:
         producer = self._producers.get(send.producer_id)
@@ -322,8 +365,22 @@ class Producing:
                 producer.name,
                 topic_epoch=epoch,
                 last_sequence_id=producer.last_sequence_id,
+                schema_version=self._schema_versions.get(producer.producer_id, b""),
+                guard_is_atomic=self._is_atomic(producer.guard),
             )
         )
+
+    def _is_atomic(self, guard: Guard | None) -> bool | None:
+        if guard is None or self._link.extensions_version == 0:
+            return None
+        return guard.kind is not GuardKind.FLOOR
+
+    def guard_refused(self, producer: Producer, outcome: Outcome) -> None:
+        log.info("producer.guard_refused", guard=producer.guard, outcome=outcome.value)
+        topic = self._forget(producer)
+        if topic is not None:
+            topic.runner.gone(producer, Departure.CONNECTION_LOST)
+            self._link.write(replies.close_producer(producer.producer_id))
 
     def producer_waits(self, producer: Producer) -> None:
         self._link.write(replies.producer_success(producer.request_id, producer.name, ready=False))
@@ -360,9 +417,21 @@ class Producing:
     def probe(self) -> None:
         self._link.write(replies.PING)
 
+    @property
+    def hears_of_queue(self) -> bool:
+        return self._link.extensions_version > 0
+
+    def queue_changed(self, producer: Producer, waiting: int) -> None:
+        self._link.write(replies.queue_changed(producer.producer_id, waiting))
+
+    def watch_closely(self, detection: Detection) -> None:
+        """Ownerships depend on this connection, too: it counts as silent so soon at the latest."""
+        self._detection_min = detection
+        self._link.detection = detection.sooner_of(self._link.detection)
+
     def declared_anew(self) -> None:
         """Look again how soon this connection counts as silent, by what its topics declare now."""
-        self._link.detection = None
+        self._link.detection = self._detection_min
         for producer_id, topic in self._topics_of.items():
             producer = self._producers.get(producer_id)
             if isinstance(producer, Producer) and producer.is_exclusive:
@@ -398,21 +467,6 @@ class Producing:
         """The connection is closed."""
         self._is_lost = True
         self.depart(Departure.CONNECTION_LOST)
-
-
-def _properties(command: pb.CommandProducer) -> dict[str, str]:
-    return {item.key: item.value for item in command.metadata}
-
-
-def _mode(command: pb.CommandProducer) -> AccessMode:
-    """The access mode; a property stands in for the one that Go cannot ask for."""
-    mode = AccessMode(command.producer_access_mode)
-    if (
-        mode is AccessMode.EXCLUSIVE
-        and _properties(command).get(ACCESS_MODE_PROPERTY) == "ExclusiveWithFencing"
-    ):
-        return AccessMode.EXCLUSIVE_WITH_FENCING
-    return mode
 
 
 async def _depart_later(waiting: list[tuple[LoadedTopic, Producer]], departure: Departure) -> None:

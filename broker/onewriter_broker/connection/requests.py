@@ -26,6 +26,11 @@ class Link(Protocol):
     """Its identity was proved for the return to what it holds, and for nothing new."""
 
     @property
+    def extensions_version(self) -> int:
+        """Of our own commands, what the client understands; 0: it must get none of them."""
+        ...
+
+    @property
     def has_room(self) -> bool: ...
 
     def is_silent_since(self, moment: float) -> bool:

@@ -1,17 +1,22 @@
-"""Schemas: none is kept yet, so what needs keeping is refused in plain words.
+"""Schemas on the wire: brought by producers and consumers, asked for, and made on request.
 
-A schema that is all in its type (bytes, text, numbers, times) needs nothing of a broker: its
-version is its type, and whoever asks for a version is told the type again. One with a definition
-(JSON, Avro, Protocol Buffers, key and value) promises its readers that the broker checks and finds
-versions; letting it in would leave them to misread messages.
+A schema that is all in its type (text, numbers, times) is kept like one with a definition, so that
+two types never meet in one topic.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Protocol
 
-from onewriter_core.errors import Refused, ServerError
+from onewriter_broker.access import check_topic
+from onewriter_broker.connection.clients import Clients
+from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_broker.topic.schema_rules import NOT_KEPT, KeptSchema, Schema, has_definition
+from onewriter_broker.topic.schemas import TopicSchemas, find, kept_in
+from onewriter_core.errors import OnewriterError, Refused, ServerError
+from onewriter_core.ids import InvalidTopicName, TopicName
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import encode_command
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -19,18 +24,8 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 _VERSION = struct.Struct(">Q")
 """Clients expect eight bytes in a schema version."""
 
-
-_WITH_DEFINITION = frozenset(
-    {
-        pb.Schema.JSON,
-        pb.Schema.PROTOBUF,
-        pb.Schema.AVRO,
-        pb.Schema.KEY_VALUE,
-        pb.Schema.PROTOBUF_NATIVE,
-        pb.Schema.EXTERNAL,
-    }
-)
-"""Not told by the data: the Python client sends the word "null" with a schema that has none."""
+SLOTS_LOOKED_AT_MAX = 64
+"""Logs of a topic that is served elsewhere which are looked through for its schemas."""
 
 
 class WithSchema(Protocol):
@@ -40,53 +35,131 @@ class WithSchema(Protocol):
     def schema(self) -> pb.Schema: ...
 
 
-def check_schema(command: WithSchema) -> None:
-    """Refuse (Refused, INCOMPATIBLE_SCHEMA) a schema that would have to be kept."""
+def brought(command: WithSchema) -> Schema | None:
+    """The schema that a command brings; None: none that would be kept."""
     schema = command.schema
-    if schema.type in _WITH_DEFINITION:
-        kind = pb.Schema.Type.Name(schema.type)
-        raise Refused(
-            ServerError.INCOMPATIBLE_SCHEMA,
-            f"schemas with a definition ({kind}) are not kept here yet: send bytes or text, and "
-            "encode in the application",
-        )
+    return None if schema.type in NOT_KEPT else Schema.from_wire(schema)
 
 
-def found(command: pb.CommandGetSchema) -> bytes:
-    """Answer GET_SCHEMA: the type that the version names; a topic as such has no schema."""
-    version = command.schema_version
-    if len(version) == _VERSION.size:
-        (number,) = _VERSION.unpack(version)
-        if number in pb.Schema.Type.values():
-            kind = pb.Schema.Type.ValueType(number)
-            name = pb.Schema.Type.Name(kind)
-            return encode_command(
-                pb.CommandGetSchemaResponse(
-                    request_id=command.request_id,
-                    schema=pb.Schema(name=name, schema_data=b"", type=kind),
-                    schema_version=version,
-                )
-            )
-    return encode_command(
-        pb.CommandGetSchemaResponse(
-            request_id=command.request_id,
-            error_code=replies.wire_code(ServerError.TOPIC_NOT_FOUND),
-            error_message="no such schema is kept",
-        )
-    )
+def schemas_of(clients: Clients, topic: LoadedTopic) -> TopicSchemas:
+    """The schemas of a topic that is served here."""
+    return TopicSchemas(topic, clients.topics.namespaces, clients.wall_ms)
 
 
-def made(command: pb.CommandGetOrCreateSchema) -> bytes:
-    """Answer GET_OR_CREATE_SCHEMA with the version that names the type.
+async def version_for_producer(
+    clients: Clients, topic: LoadedTopic, command: pb.CommandProducer
+) -> bytes:
+    """The version of a producer's schema, kept from now on; empty: it brings none.
 
-    Any other error than INCOMPATIBLE_SCHEMA would make the Java client ask again for ever.
+    Raises Refused (INCOMPATIBLE_SCHEMA), Undecided and Unavailable.
     """
-    reply = pb.CommandGetOrCreateSchemaResponse(request_id=command.request_id)
+    schema, schemas = brought(command), schemas_of(clients, topic)
+    if schema is None:
+        schemas.check_without()
+        return b""
+    return _VERSION.pack(await schemas.add(schema))
+
+
+async def check_consumer(
+    clients: Clients, topic: LoadedTopic, slot: int, command: pb.CommandSubscribe
+) -> None:
+    """A consumer's schema must fit the topic's. Raises as ``version_for_producer``."""
+    schema = brought(command)
+    if schema is not None:
+        await schemas_of(clients, topic).check_consumer(schema, slot)
+
+
+class SchemaRequests:
+    """The schema requests of one connection."""
+
+    def __init__(self, clients: Clients, write: Callable[[bytes], None]) -> None:
+        self._clients = clients
+        self._write = write
+
+    async def find(self, command: pb.CommandGetSchema) -> None:
+        """GET_SCHEMA."""
+        self._write(await found(self._clients, command))
+
+    async def make(self, command: pb.CommandGetOrCreateSchema) -> None:
+        """GET_OR_CREATE_SCHEMA."""
+        self._write(await made(self._clients, command))
+
+
+async def found(clients: Clients, command: pb.CommandGetSchema) -> bytes:
+    """Answer GET_SCHEMA, which clients send to any broker: one version, or the latest."""
+    reply = pb.CommandGetSchemaResponse(request_id=command.request_id)
     try:
-        check_schema(command)
-    except Refused as refused:
-        reply.error_code = replies.wire_code(refused.code)
-        reply.error_message = refused.message
-    else:
-        reply.schema_version = _VERSION.pack(command.schema.type)
+        name = TopicName.parse(command.topic)
+        version, kept = _number(command.schema_version), None
+        if version is None or version >= 0:
+            kept = find(await kept_of(clients, name.base), version)
+        schema = _of_type(version) if kept is None else kept.schema
+        if schema is None:
+            raise Refused(ServerError.TOPIC_NOT_FOUND, "Topic not found or no-schema")
+        number = version or 0 if kept is None else kept.version
+        reply.schema.CopyFrom(_on_wire(name, schema))
+        reply.schema_version = _VERSION.pack(number)
+    except (OnewriterError, InvalidTopicName, ValueError) as error:
+        code = error.code if isinstance(error, Refused) else ServerError.METADATA_ERROR
+        reply.ClearField("schema")
+        reply.error_code, reply.error_message = replies.wire_code(code), str(error)
     return encode_command(reply)
+
+
+async def made(clients: Clients, command: pb.CommandGetOrCreateSchema) -> bytes:
+    """Answer GET_OR_CREATE_SCHEMA, which a producer sends to the topic's broker."""
+    reply = pb.CommandGetOrCreateSchemaResponse(request_id=command.request_id)
+    schema = brought(command)
+    try:
+        name = TopicName.parse(command.topic)
+        check_topic(name, clients.topics.desired.topic(name), clients.undeclared)
+        if schema is None:
+            reply.schema_version = b""
+        else:
+            topic = await clients.topics.serve_existing(name.base)
+            version = await schemas_of(clients, topic).add(schema)
+            reply.schema_version = _VERSION.pack(version)
+    except (OnewriterError, InvalidTopicName) as error:
+        code = error.code if isinstance(error, Refused) else ServerError.SERVICE_NOT_READY
+        reply.error_code, reply.error_message = replies.wire_code(code), str(error)
+    return encode_command(reply)
+
+
+async def kept_of(clients: Clients, base: TopicName) -> list[KeptSchema]:
+    """The schemas of a topic, wherever it is served. Raises Undecided, ValueError."""
+    topics = clients.topics
+    topic = topics.loaded.get(str(base))
+    if topic is not None:
+        return schemas_of(clients, topic).kept
+    entry = await topics.entry_of(base)
+    for name in [] if entry is None else entry.log_names(base)[:SLOTS_LOOKED_AT_MAX]:
+        kept = kept_in(await clients.store.read_state(name))
+        if kept:
+            return kept
+    return []
+
+
+def _number(version: bytes) -> int | None:
+    """A version that a client names; None: it wants the latest. Raises Refused."""
+    if not version:
+        return None
+    if len(version) != _VERSION.size:
+        raise Refused(ServerError.TOPIC_NOT_FOUND, "a schema version has eight bytes")
+    return int(_VERSION.unpack(version)[0])
+
+
+def _of_type(version: int | None) -> Schema | None:
+    """Before schemas were kept, the version of one without a definition was its type."""
+    if version is None or version not in pb.Schema.Type.values():
+        return None
+    schema = Schema(version)
+    return None if has_definition(schema) else schema
+
+
+def _on_wire(name: TopicName, schema: Schema) -> pb.Schema:
+    return pb.Schema(
+        name=f"{name.namespace_name}/{name.base.local}",
+        schema_data=schema.data,
+        type=pb.Schema.Type.ValueType(schema.kind),
+        properties=[pb.KeyValue(key=key, value=value) for key, value in schema.properties.items()],
+    )

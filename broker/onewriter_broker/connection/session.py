@@ -6,13 +6,16 @@ a task, and a bounded number of them per connection (requests.py).
 
 from __future__ import annotations
 
-from onewriter_broker.connection import schemas
+from onewriter_broker.connection.checks import Checks
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.consuming import Consuming
 from onewriter_broker.connection.gate import not_now
 from onewriter_broker.connection.lookups import Lookups
+from onewriter_broker.connection.owning import Owning
 from onewriter_broker.connection.producing import Producing
 from onewriter_broker.connection.requests import Link, Requests
+from onewriter_broker.connection.schemas import SchemaRequests
+from onewriter_broker.connection.together import TogetherRequests
 from onewriter_core.errors import ProtocolError, ServerError
 from onewriter_core.ids import Identity
 from onewriter_core.topic.model import Departure
@@ -44,6 +47,8 @@ class Session:
         self._link = link
         self._requests = Requests(link)
         self._lookups = Lookups(clients.topics, clients.undeclared, clients.over_tls)
+        self._schemas = SchemaRequests(clients, link.write)
+        self._checks = Checks(clients.topics, clients.undeclared)
         self._producing = Producing(
             clients,
             link,
@@ -53,8 +58,17 @@ class Session:
             identity=identity,
             client_version=client_version,
         )
+        self._owning = Owning(clients, link, identity, self._producing.watch_closely)
+        self._together = TogetherRequests(
+            link, clients.appender, self._producing.active, clients.settings.buckets
+        )
         self._consuming = Consuming(
-            clients, link, self._requests, address, client_version=client_version
+            clients,
+            link,
+            self._requests,
+            address,
+            client_version=client_version,
+            owner=self._owning,
         )
 
     def handle(self, command: Command, payload: memoryview | None) -> None:
@@ -116,9 +130,9 @@ class Session:
             case pb.CommandGetTopicsOfNamespace():
                 self._link.spawn(self._lookups.topics_of_namespace(command, self._link.write))
             case pb.CommandGetSchema():
-                self._link.write(schemas.found(command))
+                self._requests.run(command.request_id, self._schemas.find(command))
             case pb.CommandGetOrCreateSchema():
-                self._link.write(schemas.made(command))
+                self._requests.run(command.request_id, self._schemas.make(command))
             case (
                 pb.CommandNewTxn()
                 | pb.CommandAddPartitionToTxn()
@@ -133,7 +147,24 @@ class Session:
                     replies.transaction_refused(command, ServerError.NOT_ALLOWED_ERROR, text)
                 )
             case _:
+                self._extension(command)
+
+    def _extension(self, command: Command) -> None:
+        """One of our own commands (docs/wire.md)."""
+        match command:
+            case pb.CommandCheck():
+                work = self._checks.check(command, self._link.write)
+            case pb.CommandSeal():
+                work = self._producing.seal(command)
+            case pb.CommandPublishTogether():
+                work = self._together.publish(command)
+            case pb.CommandOwn():
+                work = self._owning.own(command)
+            case pb.CommandDisown():
+                work = self._owning.disown(command)
+            case _:
                 raise ProtocolError(f"unexpected {type(command).__name__}")
+        self._requests.run(command.request_id, work)
 
     def room_made(self) -> None:
         """The socket takes data again."""
@@ -151,4 +182,5 @@ class Session:
     def lost(self) -> None:
         """The socket is closed."""
         self._producing.lost()
+        self._owning.lost()
         self._consuming.lost()

@@ -112,8 +112,8 @@ class SubscribeOptions:
     """What a SUBSCRIBE asks for.
 
     ``start`` is for non-durable subscriptions (readers), ``from_earliest`` and
-    ``rollback_seconds`` for a subscription that does not exist yet. ``read_compacted`` is accepted
-    and reads the whole log, which is what an uncompacted topic means by it.
+    ``rollback_seconds`` for a subscription that does not exist yet. ``read_compacted``: the
+    compacted view first, where it stands for the log.
     """
 
     subscription: str
@@ -142,6 +142,11 @@ class SubscribeOptions:
                 ServerError.NOT_ALLOWED_ERROR,
                 "Key_Shared subscriptions are not served yet: "
                 "use Shared, or Failover to keep the order",
+            )
+        if command.read_compacted and kind is SubscriptionType.SHARED:
+            raise Refused(
+                ServerError.NOT_ALLOWED_ERROR,
+                "readCompacted only allowed on failover or exclusive subscriptions",
             )
         return cls(
             subscription=command.subscription,

@@ -38,6 +38,7 @@ class Consumer:
             and options.kind is not SubscriptionType.SHARED
             and not options.read_compacted
         )
+        self.reads_compacted = options.read_compacted
         self.permits = 0
         self.is_started = False
         self.is_listening = False

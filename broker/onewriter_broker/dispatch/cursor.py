@@ -182,6 +182,34 @@ class Cursor:
         if position > self.mark_delete:
             self._move_to(position)
 
+    def pass_over(self, after: Position, until: Position) -> None:
+        """What lies between these two, both exclusive, is never delivered: count it as acknowledged.
+
+        Of a compacted view its readers get some of the entries alone. Not taken at a bound.
+        """
+        start, end = self._gaps.after(after), before(until)
+        if start > end or end <= self.mark_delete:
+            return
+        if after <= self.mark_delete:
+            self._move_to(end)
+            return
+        low = bisect_right(self._starts, start)
+        if low and self._gaps.after(self._ends[low - 1]) >= start:
+            low -= 1
+            start = self._starts[low]
+        following = self._gaps.after(end)
+        high = bisect_right(self._starts, max(end, following))
+        if high > low:
+            end = max(end, self._ends[high - 1])
+        elif len(self._starts) >= self._ranges_max:
+            self.refused += 1
+            return
+        self._starts[low:high] = [start]
+        self._ends[low:high] = [end]
+        for position in [held for held in self._partial if start <= held <= end]:
+            self._forget_partial(position)
+        self.reach = max(self.reach, end)
+
     def settle(self) -> None:
         """Go on over ranges that, by what the topic has learned since, follow directly."""
         if self._starts and self._gaps.after(self.mark_delete) >= self._starts[0]:

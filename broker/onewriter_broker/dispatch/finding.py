@@ -12,6 +12,8 @@ from onewriter_broker.dispatch.cursor import before, mask_of
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.limits import Limits
 from onewriter_broker.log.api import Block
+from onewriter_broker.log.batches import last_index
+from onewriter_broker.log.compacted import View
 from onewriter_broker.log.entries import Entry, entries_of
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_core.errors import ProtocolError
@@ -103,6 +105,20 @@ async def last_message_id(log: TopicLog) -> tuple[MessageId, Position]:
         return EARLIEST_ID, EARLIEST
     partition = log.name.partition
     return message_id_of(entry, -1 if partition is None else partition), entry.position
+
+
+async def last_compacted_id(log: TopicLog, view: View) -> tuple[MessageId, Position]:
+    """As ``last_message_id``, of a compacted view. Raises Undecided and MalformedBlock."""
+    block = await log.compacted.last(view)
+    if block is None:
+        return EARLIEST_ID, EARLIEST
+    *_, piece = block.pieces()
+    entry = Entry(piece.last, memoryview(piece.payload)[-piece.lengths[-1] :], 1)
+    partition = -1 if log.name.partition is None else log.name.partition
+    return (
+        MessageId(*entry.position, partition=partition, batch_index=last_index(entry.payload)),
+        entry.position,
+    )
 
 
 async def position_before_time(log: TopicLog, time_ms: int, limits: Limits) -> Position:

@@ -72,6 +72,12 @@ class ConsumerHandle:
         """
         self.subscription.redeliver(self.consumer, message_ids, consumer_epoch)
 
+    def follow_epoch(self, consumer_epoch: int | None) -> None:
+        """The client says which epoch it is in; a higher one asks for redelivery as well."""
+        present = self.consumer.epoch
+        if consumer_epoch is not None and (present is None or consumer_epoch > present):
+            self.subscription.redeliver(self.consumer, (), consumer_epoch)
+
     def room_made(self) -> None:
         """Its channel takes more again."""
         if not self.consumer.is_closed:
@@ -95,7 +101,9 @@ class ConsumerHandle:
 
     async def last_message_id(self) -> LastMessageId:
         """The last message of the topic, and how far the subscription is."""
-        message_id, last = await self._registry.find_last()
+        message_id, last = await self._registry.find_last(
+            is_compacted=self.consumer.reads_compacted
+        )
         mark = min(self.subscription.cursor.mark_delete, last)
         return LastMessageId(
             message_id, MessageId(mark.ledger, mark.entry, partition=message_id.partition)

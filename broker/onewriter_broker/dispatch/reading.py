@@ -18,10 +18,11 @@ from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.limits import Limits
 from onewriter_broker.log.api import BrokenKey
 from onewriter_broker.log.blocks import MalformedBlock
+from onewriter_broker.log.compacted_log import CompactedLog, ViewReading
 from onewriter_broker.log.entries import EntryRun
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log import TRIMMED, TopicLog
 from onewriter_core.errors import Unavailable, Undecided
-from onewriter_core.ids import Position
+from onewriter_core.ids import EARLIEST, Position
 
 _log = structlog.get_logger(__name__)
 
@@ -54,6 +55,90 @@ async def read_at_last(
         except MalformedBlock as error:
             _log.error("block.unreadable", topic=str(log.name), after=str(after), why=str(error))
             await asyncio.sleep(limits.unreadable_retry_seconds)
+
+
+class ViewReader:
+    """Reads what stands for the log's beginning in its compacted view, for one ReadAhead.
+
+    Who has begun to read a view goes on with it, and then with the log behind *its* horizon: a newer
+    view lacks the messages that removed keys which the older one still had.
+    """
+
+    __slots__ = ("_is_due", "_limits", "_log", "_reading", "_rewinds")
+
+    def __init__(self, log: TopicLog, limits: Limits) -> None:
+        self._log = log
+        self._limits = limits
+        self._is_due = True
+        self._reading: ViewReading | None = None
+        self._rewinds = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the view is to be asked before the log."""
+        return self._is_due
+
+    def rewind(self) -> None:
+        """Begin anew, with the view that counts by then."""
+        self._is_due = True
+        self._rewinds += 1
+        if self._reading is not None:
+            self._log.compacted.end(self._reading)
+            self._reading = None
+
+    async def read(self, after: Position) -> tuple[list[EntryRun], Position]:
+        """The view's entries behind ``after``; none: the log goes on behind the second value.
+
+        As ``read_at_last`` it takes as long as it takes. Raises BrokenKey.
+        """
+        if not self._is_due and self._trimmed <= (after.ledger, after.entry + 1):
+            return [], after
+        compacted = self._log.compacted
+        while True:
+            try:
+                return await self._read_once(compacted, after)
+            except BrokenKey:
+                raise
+            except (Undecided, Unavailable):
+                await asyncio.sleep(self._limits.retry_seconds)
+            except MalformedBlock as error:
+                topic = str(self._log.name)
+                _log.error("view.unreadable", topic=topic, after=str(after), why=str(error))
+                await asyncio.sleep(self._limits.unreadable_retry_seconds)
+
+    async def _read_once(
+        self, compacted: CompactedLog, after: Position
+    ) -> tuple[list[EntryRun], Position]:
+        rewinds = self._rewinds
+        while rewinds == self._rewinds:
+            reading = self._reading
+            if reading is None:
+                reading = await compacted.begin(after)
+                if rewinds != self._rewinds:
+                    if reading is not None:
+                        compacted.end(reading)
+                    break
+                if reading is None:
+                    self._is_due = False
+                    return [], after
+                self._reading = reading
+            runs = await compacted.read(
+                reading, after, self._limits.read_entries, self._limits.read_bytes
+            )
+            if runs:
+                return runs, runs[-1].last
+            if rewinds == self._rewinds:
+                self._reading = None
+            if runs is not None:  # else the view was dropped, and another one counts
+                compacted.end(reading)
+                self._is_due = rewinds != self._rewinds
+                return [], max(after, reading.view.horizon)
+        return [], after
+
+    @property
+    def _trimmed(self) -> Position:
+        text = self._log.state.get(TRIMMED)
+        return Position(0, 0) if text is None else Position.parse(text)
 
 
 class TailReader:
@@ -145,10 +230,23 @@ class ReadAhead:
         self._following: list[EntryRun] = []  # the read behind _runs
         self._task: TaskHandle | None = None
         self._operation = 0
+        self._view: ViewReader | None = None
+        self.horizon = EARLIEST
+        """Up to where what was read stood in a compacted view."""
+
+    def read_compacted(self, *, is_on: bool) -> None:
+        """Whether the compacted view is read where it stands for the log; a rewind has to follow."""
+        if is_on != (self._view is not None):
+            if self._view is not None:
+                self._view.rewind()
+            self._view = ViewReader(self._log, self._limits) if is_on else None
 
     def rewind(self, position: Position) -> None:
         """Go on behind ``position``. What was read or is being read counts no more."""
         self.position = position
+        self.horizon = EARLIEST
+        if self._view is not None:
+            self._view.rewind()
         self.release()
 
     def release(self) -> None:
@@ -161,7 +259,7 @@ class ReadAhead:
 
     def close(self) -> None:
         """Stop for good."""
-        self.release()
+        self.rewind(self.position)
         if self._task is not None:
             self._task.cancel()
 
@@ -176,7 +274,8 @@ class ReadAhead:
             return True
         if self._task is not None:
             return False
-        runs = self._tail.read(self._read_to)
+        is_view_first = self._view is not None and self._view.is_due
+        runs = None if is_view_first else self._tail.read(self._read_to)
         if runs is None:
             self._start_reading()
             return False
@@ -230,12 +329,22 @@ class ReadAhead:
 
     async def _read(self, operation: int, after: Position) -> None:
         """Read once and say so. After a rewind the result is dropped: the next fill reads anew."""
-        end = self._log.committed
-        runs = await read_at_last(self._log, after, self._limits.read_entries, self._limits)
+        end, asked = self._log.committed, after
+        runs: list[EntryRun] = []
+        if self._view is not None:
+            runs, after = await self._view.read(after)
+        is_of_view = bool(runs)
+        if not is_of_view:
+            runs = await read_at_last(self._log, after, self._limits.read_entries, self._limits)
         self._task = None
         if operation == self._operation:
             self._following = runs
-            if runs:
+            self._read_to = max(self._read_to, after)
+            if after > asked:
+                self.horizon = after
+            if is_of_view:
+                self._hold(is_holding=True)
+            elif runs:
                 self._note(runs)
                 self._hold(is_holding=True)
             elif end > after:

@@ -13,7 +13,7 @@ from onewriter_broker.dispatch.api import SeekTarget, check_properties
 from onewriter_broker.dispatch.consumer import Consumer
 from onewriter_broker.dispatch.context import TopicContext
 from onewriter_broker.dispatch.cursor import Cursor, CursorFormatError
-from onewriter_broker.dispatch.finding import last_message_id, seek_position
+from onewriter_broker.dispatch.finding import last_compacted_id, last_message_id, seek_position
 from onewriter_broker.dispatch.saving import STATE_PREFIX, read_cursor
 from onewriter_broker.dispatch.subscription import Subscription
 from onewriter_core.errors import Refused, ServerError, Unavailable
@@ -98,8 +98,18 @@ class Registry:
         if self._is_closed:
             raise Unavailable(f"{self._context.log.name} is closing here")
 
-    async def find_last(self) -> tuple[MessageId, Position]:
-        """The last message and the position of its entry; EARLIEST when there is none."""
+    async def find_last(self, *, is_compacted: bool = False) -> tuple[MessageId, Position]:
+        """The last message and the position of its entry; EARLIEST when there is none.
+
+        ``is_compacted``: for somebody who does not see what the compacted view leaves out. Raises
+        Undecided.
+        """
+        if is_compacted:
+            view = await self._context.log.compacted.view()
+            message_id, position = await self.find_last()
+            if view is None or position > view.horizon:
+                return message_id, position
+            return await last_compacted_id(self._context.log, view)
         committed = self._context.log.committed
         if self._last is None or self._last[0] != committed:
             self._last = (committed, *await last_message_id(self._context.log))
@@ -136,6 +146,14 @@ class Registry:
             self._discard(subscription)
         else:
             subscription.wake()
+
+    def disconnect(self, subscription: Subscription) -> int:
+        """Close a subscription's consumers and tell them; how many. What they were sent comes again."""
+        leaving = list(subscription.consumers)
+        for consumer in leaving:
+            self.leave(subscription, consumer)
+            consumer.channel.consumer_closed(consumer.id)
+        return len(leaving)
 
     async def remove(self, subscription: Subscription, *, spare: Consumer | None = None) -> None:
         """Delete a subscription and disconnect its consumers; ``spare`` is not told.

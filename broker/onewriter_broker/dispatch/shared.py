@@ -58,6 +58,7 @@ class SharedDispatcher:
         self._delays = Delays(wall_clock_ms, wake)
         self._fetched: deque[Entry] = deque()
         self._task: TaskHandle | None = None
+        reader.read_compacted(is_on=False)  # as in Pulsar: not for these
         reader.rewind(cursor.mark_delete)
 
     @property

@@ -14,6 +14,7 @@ from onewriter_broker.dispatch.consumer import Consumer
 from onewriter_broker.dispatch.cursor import Cursor, ack_set_of
 from onewriter_broker.dispatch.limits import Limits
 from onewriter_broker.dispatch.reading import ReadAhead
+from onewriter_broker.log.compacted import Piece
 from onewriter_broker.log.entries import EntryRun, entries_of
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Position
@@ -44,6 +45,7 @@ class SingleActiveDispatcher:
         self._reader = reader
         self._partition = partition
         self._limits = limits
+        reader.read_compacted(is_on=False)
         reader.rewind(cursor.mark_delete)
 
     @property
@@ -95,11 +97,17 @@ class SingleActiveDispatcher:
         consumer, reader = self.active, self._reader
         if consumer is None or not consumer.can_receive or not reader.fill():
             return False
+        last = reader.position
         runs, messages, size = reader.take(consumer.permits, self._limits.delivery_bytes)
+        is_view = last < reader.horizon
+        if is_view:
+            self._leave_out(runs)
         if runs[0].position > self._cursor.reach:
             consumer.send_many(runs, messages, size)
         else:
             self._send_unacknowledged(consumer, runs)
+        if is_view:
+            self._pass_over(last, runs)
         return reader.has_more and consumer.can_receive
 
     def _send_unacknowledged(self, consumer: Consumer, runs: list[EntryRun]) -> None:
@@ -117,6 +125,29 @@ class SingleActiveDispatcher:
         if until is not None:
             self._reader.skip_to(until)
 
+    def _leave_out(self, runs: Sequence[EntryRun]) -> None:
+        """What compaction took out of batches counts as acknowledged: some clients would show it.
+
+        At the cursor's bound they do.
+        """
+        for run in runs:
+            if isinstance(run.block, Piece):
+                ledger, first = run.block.position
+                for index, mask in run.block.masks.items():
+                    if run.start <= index < run.stop:
+                        self._cursor.acknowledge_messages(Position(ledger, first + index), mask)
+
+    def _pass_over(self, last: Position, runs: Sequence[EntryRun]) -> None:
+        """What the compacted view has left out between these entries nobody will acknowledge."""
+        horizon = self._reader.horizon
+        for run in runs:
+            if last >= horizon:
+                return
+            self._cursor.pass_over(
+                last, min(run.position, Position(horizon.ledger, horizon.entry + 1))
+            )
+            last = run.last
+
     def _choose(self) -> None:
         """Decide who is active now; a change begins again behind the mark-delete position."""
         chosen: Consumer | None = None
@@ -130,6 +161,7 @@ class SingleActiveDispatcher:
         if chosen is self.active:
             return
         self.active = chosen
+        self._reader.read_compacted(is_on=chosen is not None and chosen.reads_compacted)
         self._reader.rewind(self._cursor.mark_delete)
         for consumer in self.consumers:
             if consumer.is_listening:

@@ -220,6 +220,11 @@ class Subscriptions:
             start = await position_before_time(context.log, max(time_ms, 0), context.limits)
         return start
 
+    def disconnect(self, name: str) -> int:
+        """Close all consumers of a subscription, which stays; how many that were."""
+        subscription = self.get(name)
+        return 0 if subscription is None else self._registry.disconnect(subscription)
+
     # ------------------------------------------------------------ administration
 
     async def create(

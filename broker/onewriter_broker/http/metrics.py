@@ -23,8 +23,10 @@ from prometheus_client.registry import Collector
 
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.distribution import SECONDS, Distribution
+from onewriter_broker.log.compacted import view_of
 from onewriter_broker.log.topic_log import Loss
 from onewriter_broker.tls import ServerCertificate
+from onewriter_broker.topic.compacting import Compactions
 from onewriter_core.topic.effects import Record
 from onewriter_core.topic.model import Departure, Purpose
 
@@ -46,8 +48,10 @@ class Metrics:
         clients: Clients,
         now: Callable[[], float],
         certificate: ServerCertificate | None = None,
+        compactions: Compactions | None = None,
     ) -> None:
         self._clients = clients
+        self._compactions = compactions
         self._certificate = certificate
         self._now = now
         self._transitions: Counter[tuple[str, str]] = Counter()
@@ -87,7 +91,14 @@ class Metrics:
 
     def snapshot(self) -> list[Metric]:
         """All figures as they are now; on the event loop, brief."""
-        return [*self._ownership(), *self._topics(), *self._path(), *self._process()]
+        return [
+            *self._ownership(),
+            *self._topics(),
+            *self._path(),
+            *self._compacted(),
+            *self._owned(),
+            *self._process(),
+        ]
 
     @staticmethod
     def render(families: list[Metric]) -> bytes:
@@ -158,6 +169,46 @@ class Metrics:
             leaderless.add_metric([cause], spread.cumulative(), spread.total)
         yield leaderless
         yield _counter("lost_entries", "Acknowledged entries the store lost.", self._lost_entries)
+
+    def _compacted(self) -> Iterator[Metric]:
+        if self._compactions is None:
+            return
+        totals = self._compactions.totals
+        yield _counters(
+            "compactions",
+            "Compactions of logs.",
+            ["result"],
+            ((("success",), totals.succeeded), (("error",), totals.failed)),
+        )
+        yield _counter("compacted_out_messages", "Messages left out.", totals.messages_removed)
+        last = totals.last_success_ms / 1000
+        yield _gauge("compaction_last_success_seconds", "When one last ended well, Unix.", last)
+        size = GaugeMetricFamily(
+            "onewriter_compacted_bytes", "Bytes in a topic's compacted views.", labels=["topic"]
+        )
+        for name, topic in islice(self._clients.topics.loaded.items(), TOPIC_SERIES_MAX):
+            views = [view_of(topic_log.state) for topic_log in topic.runner.logs.values()]
+            held = [view.size for view in views if view is not None]
+            if held:
+                size.add_metric([name], sum(held))
+        yield size
+
+    def _owned(self) -> Iterator[Metric]:
+        owning = self._clients.owning
+        now, rooms = self._clients.now(), list(owning.rooms())
+        entries = [entry for room in rooms for entry in room.entries.values()]
+        owned = sum(entry.current(now).is_owned for entry in entries)
+        yield _gauge("ownerships", "Resources with an owner, of buckets asked for.", owned)
+        yield _gauge("ownership_records", "Resources ever owned, of the same.", len(entries))
+        figures = owning.statistics
+        for name, text, label, counted in (
+            ("ownerships_granted", "Resources given.", "cause", figures.granted),
+            ("ownerships_denied", "Resources denied.", "code", figures.denied),
+        ):
+            rows = (((value,), count) for value, count in counted.items())
+            yield _counters(name, text, [label], rows)
+        yield _counter("readers_refused", "Consumers of no owner.", figures.readers_refused)
+        yield _counter("readers_closed", "Consumers of former owners.", figures.readers_closed)
 
     def _path(self) -> Iterator[Metric]:
         figures = self._clients.appender.statistics

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from onewriter_broker.namespaces import STANDALONE
-from onewriter_broker.topic.policies import DEDUPLICATION
+from onewriter_broker.topic.policies import (
+    COMPACTION_THRESHOLD,
+    DEDUPLICATION,
+    SCHEMA_AUTO_UPDATE,
+    SCHEMA_STRATEGY,
+    SCHEMA_VALIDATION,
+)
 
 NO_EFFECT: Final = '299 onewriter "kept and given back, without effect here: see docs/http.md"'
 """The Warning header of an answer to a policy that changes nothing."""
@@ -111,7 +117,17 @@ TOPIC_POLICIES: Final = (
     ),
 )
 
-WITH_EFFECT: Final = frozenset({DEDUPLICATION.of_namespace, DEDUPLICATION.of_topic, "properties"})
+WITH_EFFECT: Final = frozenset(
+    {
+        DEDUPLICATION.of_namespace,
+        DEDUPLICATION.of_topic,
+        COMPACTION_THRESHOLD.of_topic,
+        SCHEMA_STRATEGY.of_topic,
+        SCHEMA_VALIDATION.of_topic,
+        SCHEMA_AUTO_UPDATE.of_topic,
+        "properties",
+    }
+)
 """What is set here counts; properties are for people and tools alone."""
 
 NOT_OFFERED: Final[Mapping[str, tuple[object, str]]] = {

@@ -55,11 +55,6 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
         checked(request)
         return web.json_response(text=WHOLE_RANGE)
 
-    async def schema(request: web.Request) -> web.Response:
-        checked(request)
-        raise Missing("Schema not found")  # none is kept
-
-    router.add_get("/admin/v2/schemas/{tenant}/{namespace}/{topic}/schema", schema)
     path = "/lookup/v2/topic/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic}"
     router.add_get(path, lookup)
     router.add_get(path + "/bundle", bundle)

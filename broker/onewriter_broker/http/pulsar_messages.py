@@ -7,7 +7,6 @@ import json
 from datetime import UTC, datetime
 from typing import Final
 
-import cramjam
 from aiohttp import web
 
 from onewriter_broker.dispatch.finding import message_id_of, position_before_time
@@ -24,7 +23,9 @@ from onewriter_broker.http.site import Refusal, Site
 from onewriter_broker.log.entries import Entry, entries_of
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.termination import terminate
+from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.wire.compression import decompress
 from onewriter_core.wire.hot import EARLIEST_ID, MessageId
 from onewriter_core.wire.messages import entry_payload, parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -233,19 +234,7 @@ def _uncompressed(metadata: pb.MessageMetadata, content: bytes) -> bytes:
         or metadata.compression == pb.MessageMetadata.NONE
     ):
         return content
-    room = bytearray(size)
     try:
-        match metadata.compression:
-            case pb.MessageMetadata.LZ4:
-                stored = cramjam.lz4.decompress_block_into(content, room, size)
-            case pb.MessageMetadata.ZLIB:
-                stored = cramjam.zlib.decompress_into(content, room)
-            case pb.MessageMetadata.ZSTD:
-                stored = cramjam.zstd.decompress_into(content, room)
-            case pb.MessageMetadata.SNAPPY:
-                stored = cramjam.snappy.decompress_raw_into(content, room)
-            case _:
-                return content
-    except (cramjam.DecompressionError, OSError) as error:
+        return decompress(metadata.compression, content, size)
+    except ProtocolError as error:
         raise Refusal(422, f"the message cannot be uncompressed: {error}") from None
-    return bytes(room[:stored])

@@ -37,7 +37,13 @@ from onewriter_broker.http.site import (
 from onewriter_broker.namespaces import text_of
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.own_policies import set_own
-from onewriter_broker.topic.policies import DEDUPLICATION, deduplicates
+from onewriter_broker.topic.policies import (
+    COMPACTION_THRESHOLD,
+    DEDUPLICATION,
+    SCHEMA_STRATEGY,
+    deduplicates,
+)
+from onewriter_broker.topic.schema_rules import Strategy
 from onewriter_core.ids import TopicName
 
 NAMESPACE_PATH: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
@@ -55,6 +61,9 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
     _add_topic_properties(router, site)
 
 
+_STRATEGIES: Final = frozenset({"UNDEFINED", *(each.value for each in Strategy)})
+
+
 def done_with(path: str) -> web.Response:
     """Done; what has no effect says so."""
     headers = {} if path in WITH_EFFECT else {"Warning": NO_EFFECT}
@@ -65,6 +74,10 @@ def _checked(path: str, value: object) -> object:
     """The value, where it may be set; raises Refusal."""
     if path in {DEDUPLICATION.of_namespace, DEDUPLICATION.of_topic} and type(value) is not bool:
         raise Refusal(400, f"{path} is true or false")
+    if path == COMPACTION_THRESHOLD.of_topic and (type(value) is not int or value < 0):
+        raise Refusal(412, f"{path} is a number of bytes; 0: compact on request only")
+    if path == SCHEMA_STRATEGY.of_topic and value not in _STRATEGIES:
+        raise Refusal(412, f"{path} is one of Pulsar's strategies, for example FULL")
     unwanted, reason = NOT_OFFERED.get(path, (None, ""))
     if reason and value == unwanted:
         raise Refusal(412, reason)

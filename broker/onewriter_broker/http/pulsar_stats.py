@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
+from onewriter_broker.log.compacted import view_of
 from onewriter_broker.log.termination import terminated_at
 from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.topic.compacting import Story
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.producer import Producer
 from onewriter_core.topic.model import AccessMode
@@ -147,7 +149,33 @@ def internal_stats(topic_log: TopicLog, now: float, wall_ms: int) -> dict[str, o
         ],
         "cursors": {},
         "schemaLedgers": [],
-        "compactedLedger": {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False},
+    }
+
+
+def compacted_ledger(topic_log: TopicLog) -> dict[str, object]:
+    """Of a log's internal statistics: its compacted view, under the ledger that it reaches to."""
+    view = view_of(topic_log.state)
+    ledger, entries, size = -1, -1, -1
+    if view is not None:
+        ledger, entries, size = view.horizon.ledger, view.entries, view.size
+    return {
+        "compactedLedger": {
+            "ledgerId": ledger,
+            "entries": entries,
+            "size": size,
+            "offloaded": False,
+            "underReplicated": False,
+        }
+    }
+
+
+def compaction_stats(story: Story) -> dict[str, object]:
+    """Of a log's statistics: its compactions since it is served here."""
+    return {
+        "lastCompactionRemovedEventCount": story.removed,
+        "lastCompactionSucceedTimestamp": story.succeeded_ms,
+        "lastCompactionFailedTimestamp": story.failed_ms,
+        "lastCompactionDurationTimeInMills": story.duration_ms,
     }
 
 

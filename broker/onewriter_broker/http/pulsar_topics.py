@@ -10,6 +10,8 @@ from aiohttp import web
 
 from onewriter_broker.http.pulsar_namespaces import log_names
 from onewriter_broker.http.pulsar_stats import (
+    compacted_ledger,
+    compaction_stats,
     consumers_of,
     internal_stats,
     producers_of,
@@ -40,7 +42,6 @@ PARTITIONS_SHOWN_MAX: Final = 64
 """Partitions whose own statistics are in a partitioned topic's."""
 
 _LATER: Final = {
-    "compaction": "compaction is not there yet",
     "offload": "offloading is not done by the broker",
 }
 
@@ -284,7 +285,9 @@ def _add_stats(router: web.UrlDispatcher, site: Site) -> None:
             raise not_found(name)
         slot = topic.slot_of(name)
         await topic.subscriptions[slot].measure_backlogs()
-        return web.json_response(_shown(request, topic_stats(topic, slot, clients.now(), owner)))
+        stats = topic_stats(topic, slot, clients.now(), owner)
+        stats["compaction"] = compaction_stats(site.compactions.story(topic.runner.logs[slot]))
+        return web.json_response(_shown(request, stats))
 
     async def partitioned(request: web.Request) -> web.Response:
         name, topic = await served(site, request)
@@ -334,7 +337,9 @@ def _add_stats(router: web.UrlDispatcher, site: Site) -> None:
         return stats
 
     def _internal(topic: LoadedTopic, slot: int) -> dict[str, object]:
-        return internal_stats(topic.runner.logs[slot], clients.now(), clients.wall_ms())
+        topic_log = topic.runner.logs[slot]
+        found = internal_stats(topic_log, clients.now(), clients.wall_ms())
+        return found | compacted_ledger(topic_log)
 
     async def last_message_id(request: web.Request) -> web.Response:
         name, topic = await served(site, request)

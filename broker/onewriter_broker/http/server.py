@@ -15,15 +15,19 @@ from urllib.parse import urlsplit
 import structlog
 from aiohttp import web
 
+from onewriter_broker.access import is_administrator
 from onewriter_broker.http import (
     desired_api,
     health,
     onewriter_api,
+    ownerships,
     pulsar_cluster,
+    pulsar_compaction,
     pulsar_lookup,
     pulsar_messages,
     pulsar_namespaces,
     pulsar_policies,
+    pulsar_schemas,
     pulsar_subscriptions,
     pulsar_topics,
     watch,
@@ -93,13 +97,16 @@ class HttpServer:
         for module in (
             health,
             pulsar_cluster,
+            pulsar_compaction,
             pulsar_namespaces,
             pulsar_policies,
+            pulsar_schemas,
             pulsar_topics,
             pulsar_messages,
             pulsar_subscriptions,
             pulsar_lookup,
             onewriter_api,
+            ownerships,
             desired_api,
             watch,
         ):
@@ -191,11 +198,7 @@ class HttpServer:
 
     def _check_administrator(self, identity: Identity) -> None:
         """Changes are for ``admin_subjects``, wherever these or tokens are configured."""
-        settings = self._site.clients.settings
-        names = {name.strip() for name in settings.admin_subjects.split(",") if name.strip()}
-        if not names and not settings.authentication_required:
-            return
-        if identity.subject not in names:
+        if not is_administrator(identity, self._site.clients.settings):
             raise Refused(
                 ServerError.AUTHORIZATION_ERROR,
                 f"{identity} is not among the administrators (setting admin_subjects)",

@@ -26,9 +26,10 @@ from onewriter_broker.log.topic_log import Loss
 from onewriter_broker.namespaces import Conflict, Invalid, Missing, Namespaces
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.tls import ServerCertificate
+from onewriter_broker.topic.compacting import Compactions
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
-from onewriter_core.ids import InvalidTopicName, TopicName
+from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 
 BODY_BYTES_MAX: Final = 256 * 1024
 """A request's body."""
@@ -45,6 +46,7 @@ _STATUS_OF: Final = {
     ServerError.CONSUMER_NOT_FOUND: 404,
     ServerError.TOO_MANY_REQUESTS: 429,
     ServerError.PRODUCER_BUSY: 409,
+    ServerError.INCOMPATIBLE_SCHEMA: 409,
     ServerError.INVALID_TOPIC_NAME: 412,
     ServerError.NOT_ALLOWED_ERROR: 405,
     ServerError.PRODUCER_FENCED: 409,
@@ -107,6 +109,7 @@ class Site:
     watchers: Watchers
     seen: Callable[[], Observation | None]
     """The store as it was last looked at."""
+    compactions: Compactions
     certificate: ServerCertificate | None = None
     """What TLS is served with; None: it is not."""
 
@@ -174,10 +177,10 @@ def _reason(text: str) -> str:
 # ------------------------------------------------------------ requests
 
 
-IDENTITY: Final = "identity"
+IDENTITY: Final = web.RequestKey("identity", Identity)
 """Who asks, as the server's guard proved it."""
 
-EXPIRES: Final = "expires"
+EXPIRES: Final[web.RequestKey[float | None]] = web.RequestKey("expires")
 """Until when that proof counts, in Unix seconds; None: for ever."""
 
 

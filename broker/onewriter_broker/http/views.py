@@ -98,7 +98,7 @@ def loaded_status(topic: LoadedTopic, now: float, wall_ms: int) -> Json:
     """All that the broker knows of a topic it serves."""
     runner = topic.runner
     state = runner.topic
-    waiters = in_order(state.queue, state.policy)
+    waiters = in_order(state.queue, state)
     slots = state.slots
     return loaded_summary(topic) | {
         "holders": [holder(runner, each) for each in state.holders[:HOLDERS_SHOWN_MAX]],
@@ -184,6 +184,7 @@ def _contender(contender: Contender) -> Json:
         "producerName": contender.producer_name,
         "claim": contender.claim or None,
         "address": contender.address,
+        "host": contender.host or None,
         "mode": MODE_NAMES[contender.mode],
         "priority": contender.priority,
         "arrival": contender.arrival,

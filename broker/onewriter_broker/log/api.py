@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import Position, TopicName
+
+if TYPE_CHECKING:
+    from onewriter_broker.log.compacted import CompactedStore
 
 
 class Outcome(enum.Enum):
@@ -33,6 +36,14 @@ class Outcome(enum.Enum):
     UNKNOWN = "unknown"
     """Only for appends: this writer is deposed, and whether an earlier attempt of this block got in
     can no longer be told. Retrying cannot help: drop the producer's connection, say nothing."""
+    STALE = "stale"
+    """Only for guarded appends: what the guard names is over. The block is not in the log."""
+    AHEAD = "ahead"
+    """Only for guarded appends: the store does not know of what the guard names, or not yet (it has
+    to be read anew after a failover). The block is not in the log; it may be sent again."""
+    HELD = "held"
+    """Only for appends: a block in front of this one, of the same log and call, was refused by its
+    guard. This one is not in the log either; it may be sent again, at another position."""
 
 
 class BrokenKey(Unavailable):
@@ -165,13 +176,43 @@ class Marker:
 StoredBlock = Block | Marker
 
 
+class GuardKind(enum.Enum):
+    """Where it stands what a guarded write depends on."""
+
+    EPOCH = "epoch"
+    """In the state of another log of the bucket: the tenure that may write there."""
+    OWNERSHIP = "ownership"
+    """In the bucket's table of ownerships: the generation of one of them."""
+    FLOOR = "floor"
+    """In the log's own state: the highest number of that name that has written here; elsewhere
+    somebody checks which one is current."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What a write depends on: that ``name`` (a topic, an ownership) still has this ``number``."""
+
+    kind: GuardKind
+    name: str
+    number: int
+
+    @property
+    def floor_field(self) -> str:
+        """The state field of a floor."""
+        return f"{FLOOR_PREFIX}{self.name}"
+
+
+FLOOR_PREFIX = "guard:"
+"""How the state fields begin that hold floors of guarded writes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Append:
     """One block for one log, under the token that the log's fence left.
 
     ``never_sent`` is the caller's word that no earlier attempt of this block exists: a refusal is
     then always FENCED. It must be False on every retry after Undecided, where a refusal may have
-    to be UNKNOWN.
+    to be UNKNOWN. ``guard``: append only while that holds, and raise its floor with the append.
     """
 
     binding: Binding
@@ -179,6 +220,46 @@ class Append:
     token: str
     block: Block
     never_sent: bool = False
+    guard: Guard | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a log's state says of its tenures, at a moment at which the asker certainly served it.
+
+    ``epoch`` is the highest topic epoch ever granted; ``leads`` that of the tenure which may write,
+    or come back and write: 0 when there is none.
+    """
+
+    epoch: int
+    leads: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedRecord:
+    """The record of an ownership: the highest generation ever granted, and JSON that says of whom."""
+
+    generation: int
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class OwnWrite:
+    """Set these records of ownerships in one bucket, all or none.
+
+    ``records`` by their names (``onewriter_core.own.names.own_field``). ``ledger`` counts as opened
+    with it, as by a fence, so that the anchor's note of a grant covers this one; 0: no grant is in it.
+    ``audits`` are written once, however often the write is repeated. Without records nothing is
+    written: the answer proves that the bucket is the asker's.
+    """
+
+    binding: Binding
+    ledger: int = 0
+    records: Mapping[str, OwnedRecord] = field(default_factory=dict)
+    audits: Sequence[Mapping[str, str]] = ()
+    settles: bool = False
+    """Without records: note that they are, from this registration of the dataset on, what was
+    granted. Only then do they guard any write."""
 
 
 class LogStore(Protocol):
@@ -198,6 +279,11 @@ class LogStore(Protocol):
     Recovery reads name the dataset they must come from (``replid``): a read from any other raises
     Undecided, as a write to it would answer REFENCE.
     """
+
+    @property
+    def compacted(self) -> CompactedStore:
+        """The compacted views of logs."""
+        ...
 
     async def observe(self, buckets: Sequence[int]) -> Observation:
         """Look at the primary that writes would go to now."""
@@ -234,6 +320,16 @@ class LogStore(Protocol):
         When one block of a log fails, no later one of the same log in this call is appended. A
         block that an earlier attempt left in the log answers DONE. REFENCE, LOST and BrokenKey say
         nothing about earlier attempts.
+
+        STALE, AHEAD and HELD are answered only to blocks that were never sent: their positions are
+        free again. One that was sent before and is not there answers REFENCE instead.
+        """
+        ...
+
+    async def append_together(self, appends: Sequence[Append]) -> list[Outcome | BrokenKey]:
+        """Append blocks of several logs of one bucket, one each: all DONE, or none is appended.
+
+        Answers as ``append`` does. HELD: this block could have been appended, another could not.
         """
         ...
 
@@ -244,6 +340,22 @@ class LogStore(Protocol):
         names the dataset they were made in. Raises Undecided when the connection that carried them
         is gone or has since written to another dataset: the caller sends the very same writes
         again, which say whether they are in this dataset, and commits again.
+        """
+        ...
+
+    async def check(
+        self, binding: Binding, topic: TopicName, token: str, *, marks: bool = False
+    ) -> Standing | Outcome:
+        """Prove that the log carries this token under this binding; an Outcome: it does not.
+
+        ``marks``: leave a write behind, so that ``commit`` covers the proof, too.
+        """
+        ...
+
+    async def own(self, write: OwnWrite) -> Outcome:
+        """Set records of ownerships. BrokenKey where one would lower a generation.
+
+        A retry after Undecided, with nothing else written to these records between, is harmless.
         """
         ...
 
@@ -294,6 +406,10 @@ class LogStore(Protocol):
 
     async def read_state(self, topic: TopicName, *, replid: str = "") -> dict[str, str]:
         """A log's whole state; empty when there is none."""
+        ...
+
+    async def read_owned(self, bucket: int, *, replid: str = "") -> dict[str, OwnedRecord]:
+        """A bucket's records of ownerships, by their names."""
         ...
 
     async def read_catalog(self, bucket: int, *, replid: str = "") -> dict[str, str]:

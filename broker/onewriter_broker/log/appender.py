@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -28,10 +28,13 @@ from onewriter_broker.log.api import (
     Fence,
     LogStore,
     Outcome,
+    OwnWrite,
 )
+from onewriter_broker.log.falling_back import fall_back, withdraw
+from onewriter_broker.log.together import Together
 from onewriter_broker.log.topic_log import PendingBlock, TopicLog
-from onewriter_core.errors import Undecided
-from onewriter_core.ids import TopicName
+from onewriter_core.errors import Refused, ServerError, Undecided
+from onewriter_core.ids import Position, TopicName
 
 CALL_BYTES_MAX = 1024 * 1024
 """One call carries at most so much, or one block."""
@@ -43,6 +46,9 @@ COMMIT_RETRY_SECONDS = 0.01
 COMMIT_RETRY_SECONDS_MAX = 0.25
 """Pause before asking again whether replicas have caught up; doubles up to the second. Asking holds
 up the connection, and topics that promise less must not wait for the replicas of those that do."""
+
+APPENDS_TOGETHER_MAX = 10_000
+"""Requests to store entries of several logs together that wait for their turn."""
 
 log = structlog.get_logger(__name__)
 
@@ -70,17 +76,18 @@ _Kind = tuple[Durability, str]
 
 @dataclass(slots=True, eq=False)
 class _FenceItem:
-    """A fence that waits for its turn."""
+    """A fence that waits for its turn; or ownerships, which are fenced as topics are."""
 
-    fence: Fence
+    fence: Fence | OwnWrite
     logs: Sequence[TopicLog]
     flush: bool
     done: asyncio.Future[Outcome]
+    durability: Durability = Durability.NONE
 
     @property
     def kind(self) -> _Kind:
         """As durable as the ledgers before and behind it: nothing is committed out of order."""
-        wanted = {topic_log.durability for topic_log in self.logs}
+        wanted = {self.durability, *(topic_log.durability for topic_log in self.logs)}
         wanted |= {topic_log.wanted_durability for topic_log in self.logs}
         return max(wanted, key=list(Durability).index), self.fence.binding.replid
 
@@ -121,6 +128,7 @@ class Appender:
         self._broken = broken
         self._dirty: dict[TopicLog, float] = {}  # with the time of the first waiting entry
         self._fences: deque[_FenceItem] = deque()
+        self._together: deque[Together] = deque()
         self._uncommitted: dict[_Kind, list[_StoredBlock | _FenceItem]] = {}
         self._not_yet: dict[_Kind, tuple[float, float]] = {}  # the pause, and until when
         self._wake: asyncio.Future[None] | None = None
@@ -144,6 +152,30 @@ class Appender:
         self._wake_up()
         return await item.done
 
+    async def own(self, write: OwnWrite, durability: Durability) -> Outcome:
+        """Write records of ownerships in their turn among the fences; DONE: as durable as that.
+
+        In turn, because ledgers must be opened in their order (BucketOwnership.reserve_ledger).
+        Raises BrokenKey: nothing of it was written.
+        """
+        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        item = _FenceItem(write, (), flush=False, done=done, durability=durability)
+        self._fences.append(item)
+        self._wake_up()
+        return await item.done
+
+    async def together(self, request: Together) -> list[Position]:
+        """Store entries of several logs, all or none; where they stand. See Together.
+
+        Raises Refused when APPENDS_TOGETHER_MAX wait for their turn already.
+        """
+        if len(self._together) >= APPENDS_TOGETHER_MAX:
+            text = f"{APPENDS_TOGETHER_MAX} requests wait to be stored"
+            raise Refused(ServerError.TOO_MANY_REQUESTS, text)
+        self._together.append(request)
+        self._wake_up()
+        return await asyncio.shield(request.done)
+
     def _wake_up(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
@@ -154,8 +186,10 @@ class Appender:
             while True:
                 if self._fences:
                     await self._perform(self._fences.popleft())
-                elif self._dirty:
+                elif self._dirty or self._together:
                     await self._append(self._gather(list(self._dirty)))
+                    if self._together:
+                        await self._append_together(self._together.popleft())
                 elif self._uncommitted:
                     await asyncio.sleep(COMMIT_RETRY_SECONDS)
                 else:
@@ -167,6 +201,8 @@ class Appender:
         finally:
             for item in self._fences:
                 item.done.cancel()
+            for request in self._together:
+                request.done.cancel()
 
     # ------------------------------------------------------------ blocks
 
@@ -191,12 +227,29 @@ class Appender:
         return gathered
 
     async def _append(self, gathered: list[tuple[TopicLog, PendingBlock]]) -> None:
-        if not gathered:
-            return
+        if gathered:
+            started_at = self._now()
+            self._answered(gathered, await self._decided(gathered), started_at)
+
+    async def _append_together(self, request: Together) -> None:
+        await self._flush(request.logs)
+        gathered = request.form(self._wall_ms())
+        if gathered:
+            started_at = self._now()
+            for _, pending in gathered:
+                pending.since = started_at
+            self._answered(gathered, await self._decided_together(gathered), started_at)
+
+    def _answered(
+        self,
+        gathered: list[tuple[TopicLog, PendingBlock]],
+        answers: Sequence[Outcome | BrokenKey],
+        started_at: float,
+    ) -> None:
+        """Have every block's fate follow from its answer."""
         statistics = self.statistics
-        started_at = self._now()
-        answers = await self._decided(gathered)
         broken: dict[TopicLog, BrokenKey] = {}
+        refused: dict[TopicLog, tuple[PendingBlock, Outcome, list[PendingBlock]]] = {}
         statistics.calls += 1
         statistics.call_seconds.observe(self._now() - started_at)
         statistics.call_blocks.observe(len(gathered))
@@ -234,6 +287,16 @@ class Appender:
                         topic_log.forget_tail()  # there may be a block that it does not have
                     topic_log.give_up(pending, is_definite=outcome is Outcome.FENCED)
                     self._deposed_from(topic_log, outcome)
+                case Outcome.STALE | Outcome.AHEAD | Outcome.HELD if pending.together is not None:
+                    withdraw(topic_log, pending, outcome)
+                case Outcome.STALE | Outcome.AHEAD:
+                    refused[topic_log] = (pending, outcome, [])
+                case Outcome.HELD:
+                    refused[topic_log][2].append(pending)
+        for topic_log, (pending, outcome, held) in refused.items():
+            fall_back(topic_log, pending, held, outcome)
+            if topic_log.waiting:
+                self._dirty.setdefault(topic_log, pending.since)
         for topic_log, error in broken.items():
             self._broken(topic_log.name, error)
 
@@ -254,6 +317,7 @@ class Appender:
                         pending.token,
                         pending.block,
                         never_sent=not pending.was_sent,
+                        guard=pending.guard,
                     )
                 )
             gathered[:] = [pair for pair in gathered if pair[0].binding is not None]
@@ -262,16 +326,54 @@ class Appender:
             try:
                 answers = await self._store.append(appends)
             except Undecided as undecided:
-                self.statistics.undecided_calls += 1
-                if attempt == 0:
-                    log.warning("append.undecided", reason=str(undecided), blocks=len(appends))
-                await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
+                await self._pause_before_retry(attempt, undecided, len(appends))
                 attempt += 1
                 continue
             for (_, pending), sent, answer in zip(gathered, appends, answers, strict=True):
                 if isinstance(answer, BrokenKey):  # this attempt wrote nothing of it
                     pending.was_sent = not sent.never_sent
             return answers
+
+    async def _decided_together(
+        self, gathered: list[tuple[TopicLog, PendingBlock]]
+    ) -> list[Outcome | BrokenKey]:
+        """Send the very same blocks until the store decides, whatever becomes of their logs.
+
+        With one block fewer the next attempt could store what the one before it did not.
+        """
+        appends = [
+            Append(
+                topic_log.binding,
+                topic_log.name,
+                pending.token,
+                pending.block,
+                never_sent=True,
+                guard=pending.guard,
+            )
+            for topic_log, pending in gathered
+            if topic_log.binding is not None
+        ]
+        for _, pending in gathered:
+            pending.was_sent = True
+        attempt = 0
+        while True:
+            try:
+                answers = await self._store.append_together(appends)
+            except Undecided as undecided:
+                appends = [replace(item, never_sent=False) for item in appends]
+                await self._pause_before_retry(attempt, undecided, len(appends))
+                attempt += 1
+                continue
+            for (_, pending), answer in zip(gathered, answers, strict=True):
+                if isinstance(answer, BrokenKey):  # this attempt wrote nothing of it
+                    pending.was_sent = attempt > 0
+            return answers
+
+    async def _pause_before_retry(self, attempt: int, undecided: Undecided, blocks: int) -> None:
+        self.statistics.undecided_calls += 1
+        if attempt == 0:
+            log.warning("append.undecided", reason=str(undecided), blocks=blocks)
+        await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
 
     def _commit_later(self, kind: _Kind, item: _StoredBlock | _FenceItem) -> None:
         self._uncommitted.setdefault(kind, []).append(item)
@@ -330,15 +432,18 @@ class Appender:
 
     # ------------------------------------------------------------ fences
 
+    async def _flush(self, logs: Sequence[TopicLog]) -> None:
+        """Append what waits now and no more: a busy log always has something, and others wait, too."""
+        goals = [(each, each.entries_in + len(each.waiting)) for each in logs]
+        while any(
+            each.entries_in < goal and each.waiting and each.is_writable for each, goal in goals
+        ):
+            await self._append(self._gather(logs))
+            await self._commit()
+
     async def _perform(self, item: _FenceItem) -> None:
         if item.flush:
-            # What waits now and no more: a busy log always has something, and others wait, too.
-            goals = [(each, each.entries_in + len(each.waiting)) for each in item.logs]
-            while any(
-                each.entries_in < goal and each.waiting and each.is_writable for each, goal in goals
-            ):
-                await self._append(self._gather(item.logs))
-                await self._commit()
+            await self._flush(item.logs)
         if any(topic_log.is_closed for topic_log in item.logs):
             # Whoever serves these logs now must not find a marker that nobody waits for.
             if not item.done.done():
@@ -364,10 +469,12 @@ class Appender:
             topic_log.open(item.fence.ledger, item.fence.binding, now)
         self._commit_later(kind, item)
 
-    async def _fenced(self, fence: Fence) -> Outcome:
+    async def _fenced(self, fence: Fence | OwnWrite) -> Outcome:
         attempt = 0
         while True:
             try:
+                if isinstance(fence, OwnWrite):
+                    return await self._store.own(fence)
                 return await self._store.fence(fence)
             except Undecided as undecided:
                 self.statistics.undecided_calls += 1

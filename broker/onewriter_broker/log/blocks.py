@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import google_crc32c
 
-from onewriter_broker.log.api import Block, Marker, StoredBlock
+from onewriter_broker.log.api import Append, Block, Marker, StoredBlock
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import NUMBER_MAX, Position
 
@@ -95,6 +95,16 @@ def check_block(block: Block, token: str) -> None:
         raise ValueError(f"block {block.position}: one message count per entry is needed")
     if len(block.chain) != CHAIN_BYTES:
         raise ValueError(f"block {block.position}: a chain hash has {CHAIN_BYTES} bytes")
+
+
+def check_together(appends: Sequence[Append]) -> None:
+    """Raise ValueError for blocks that no one call could store all or none of."""
+    for item in appends:
+        check_block(item.block, item.token)
+    if len({item.binding for item in appends}) != 1:
+        raise ValueError("blocks of one bucket only can be stored together")
+    if len({item.topic for item in appends}) != len(appends):
+        raise ValueError("together each log gets one block")
 
 
 def check_fields(fields: Mapping[str, str], reserved: frozenset[str]) -> None:

@@ -53,6 +53,14 @@ class Keys:
         """Hash: the bucket's catalog."""
         return f"ow:{{b{bucket}}}:topics"
 
+    def own(self, bucket: int) -> str:
+        """Hash: the bucket's ownerships, each name to its generation, a plain number."""
+        return f"ow:{{b{bucket}}}:own"
+
+    def owners(self, bucket: int) -> str:
+        """Hash: who owns what, each name to JSON."""
+        return f"ow:{{b{bucket}}}:owners"
+
     def log(self, topic: TopicName) -> str:
         """Stream: a topic's blocks."""
         return self.of(topic).log
@@ -60,6 +68,10 @@ class Keys:
     def state(self, topic: TopicName) -> str:
         """Hash: a topic's token, cursors and snapshots."""
         return self.of(topic).state
+
+    def compacted(self, topic: TopicName, slot: int) -> str:
+        """Stream: one of the keys that a topic's compacted views take turns in."""
+        return f"ow:{{b{self.bucket(topic)}}}:compacted{slot}:{topic}"
 
     def _form(self, topic: TopicName) -> LogKeys:
         bucket = self.bucket(topic)

@@ -18,18 +18,23 @@ from onewriter_broker.log.api import (
     BrokenKey,
     Durability,
     Fence,
-    Marker,
     Observation,
     Outcome,
+    OwnedRecord,
+    OwnWrite,
+    Standing,
     StoredBlock,
     Unit,
 )
 from onewriter_broker.log.keys import BUCKETS_DEFAULT, Keys
+from onewriter_broker.log.memory_append import MemoryAppends
+from onewriter_broker.log.memory_compacted import MemoryCompactedStore
+from onewriter_broker.log.memory_owned import owned_in, owning
 from onewriter_broker.log.memory_scripts import (
     add_audit,
-    add_block,
     bear,
     change_fields,
+    change_state,
     check_key,
     fenceable,
     fencing,
@@ -96,6 +101,8 @@ class MemoryLogStore:
         self._closed = False
         # Connection, dataset and offset of the last write that a commit may vouch for.
         self._vouching: tuple[MemoryNode, int, str, int] | None = None
+        self._appends = MemoryAppends(self._keys, self._execute)
+        self.compacted = MemoryCompactedStore(self._keys, self._call, self._read)
 
     async def observe(self, buckets: Sequence[int]) -> Observation:
         def look(node: MemoryNode) -> Observation:
@@ -175,22 +182,13 @@ class MemoryLogStore:
         for item in appends:
             blocks.check_block(item.block, item.token)
 
-        def run(node: MemoryNode) -> list[Outcome | BrokenKey]:
-            stopped: dict[TopicName, Outcome] = {}
-            answers: list[Outcome | BrokenKey] = []
-            for item in appends:
-                try:
-                    outcome = self._append(node, item, stopped.get(item.topic))
-                except BrokenKey as broken:  # as is every later block of the log
-                    answers.append(broken)
-                    continue
-                if outcome is not Outcome.DONE:
-                    lost = outcome in {Outcome.LOST, Outcome.REFENCE}
-                    stopped[item.topic] = outcome if lost else Outcome.FENCED
-                answers.append(outcome)
-            return answers
+        return await self._call("append", lambda node: self._appends.append(node, appends))
 
-        return await self._call("append", run)
+    async def append_together(self, appends: Sequence[Append]) -> list[Outcome | BrokenKey]:
+        blocks.check_together(appends)
+        return await self._call(
+            "append_together", lambda node: self._appends.together(node, appends)
+        )
 
     async def commit(self, durability: Durability, *, replid: str = "") -> bool:
         if durability is Durability.NONE:
@@ -218,6 +216,22 @@ class MemoryLogStore:
         await asyncio.sleep(self._commit_timeout_seconds)
         return await self._call("commit", check)
 
+    async def check(
+        self, binding: Binding, topic: TopicName, token: str, *, marks: bool = False
+    ) -> Standing | Outcome:
+        def run(node: MemoryNode) -> Standing | Outcome:
+            refused = refusal(self._keys, node, binding) or token_refusal(
+                self._keys, node.dataset, topic, token
+            )
+            if refused is not None:
+                return refused
+            state = node.dataset.states[topic]
+            if marks:
+                self._execute(node, no_change, binding)
+            return Standing(int(state.get("epoch", "0")), int(state.get("leads", "0")))
+
+        return await self._call("check", run)
+
     async def set_state(
         self,
         binding: Binding,
@@ -234,7 +248,7 @@ class MemoryLogStore:
                 self._keys, node.dataset, topic, token
             )
             if refused is None:
-                node.execute(lambda dataset: change_fields(dataset.states[topic], fields, remove))
+                node.execute(lambda dataset: change_state(dataset, topic, fields, remove))
             return refused or Outcome.DONE
 
         return await self._call("set_state", run)
@@ -312,6 +326,22 @@ class MemoryLogStore:
 
         return await self._read("read_state", read, replid)
 
+    async def own(self, write: OwnWrite) -> Outcome:
+        def run(node: MemoryNode) -> Outcome:
+            change = owning(self._keys, node, write)
+            if isinstance(change, Outcome):
+                return change
+            if change is not None:
+                self._execute(node, change, write.binding)
+            return Outcome.DONE
+
+        return await self._call("own", run)
+
+    async def read_owned(self, bucket: int, *, replid: str = "") -> dict[str, OwnedRecord]:
+        return await self._read(
+            "read_owned", lambda dataset: owned_in(self._keys, dataset, bucket), replid
+        )
+
     async def read_catalog(self, bucket: int, *, replid: str = "") -> dict[str, str]:
         def read(dataset: Dataset) -> dict[str, str]:
             check_key(dataset, self._keys.topics(bucket))
@@ -376,32 +406,6 @@ class MemoryLogStore:
 
     async def close(self) -> None:
         self._closed = True
-
-    def _append(self, node: MemoryNode, item: Append, stopped: Outcome | None) -> Outcome:
-        dataset, binding, block = node.dataset, item.binding, item.block
-        refused = refusal(self._keys, node, binding)
-        outcome = refused or token_refusal(self._keys, dataset, item.topic, item.token) or stopped
-        if outcome in {None, Outcome.FENCED}:
-            check_key(dataset, self._keys.log(item.topic))
-        log = dataset.logs.get(item.topic)
-        if outcome is None and log is None:
-            outcome = Outcome.LOST
-        if outcome is None and log is not None and block.position > log.last:
-            self._execute(node, lambda data: add_block(data, item.topic, block), binding)
-            return Outcome.DONE
-        if outcome not in {None, Outcome.FENCED}:
-            return outcome or Outcome.FENCED
-        stored = log.blocks if log is not None else []
-        for present in stored:
-            if present.position == block.position:
-                if isinstance(present, Marker) or present.chain != block.chain:
-                    return Outcome.FENCED
-                if refused is not None:
-                    return Outcome.UNKNOWN
-                self._execute(node, no_change, binding)
-                return Outcome.DONE
-        is_definite = item.never_sent or (stored and stored[0].position <= block.position)
-        return Outcome.FENCED if is_definite else Outcome.UNKNOWN
 
     def _execute(self, node: MemoryNode, change: Change, binding: Binding) -> None:
         node.execute(change)

@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from onewriter_broker.log.api import (
+    FLOOR_PREFIX,
     Binding,
     BrokenKey,
     Fence,
     FencedLog,
+    Guard,
+    GuardKind,
     Marker,
     Outcome,
     StoredBlock,
@@ -57,6 +60,48 @@ def token_refusal(keys: Keys, dataset: Dataset, topic: TopicName, token: str) ->
     return None if held == token else Outcome.FENCED
 
 
+def guard_refusal(
+    keys: Keys, dataset: Dataset, binding: Binding, topic: TopicName, guard: Guard
+) -> Outcome | None:
+    """STALE or AHEAD where what a guarded write depends on is not as it says."""
+    match guard.kind:
+        case GuardKind.FLOOR:
+            floor = int(dataset.states[topic].get(guard.floor_field, "0"))
+            return Outcome.STALE if floor > guard.number else None
+        case GuardKind.EPOCH:
+            other = TopicName.parse(guard.name)
+            state = dataset.states.get(other, {})
+            is_settled = state.get("generation") == str(binding.generation)
+            if keys.state(other) in dataset.foreign or not is_settled:
+                return Outcome.AHEAD
+            current, highest = int(state.get("leads", "0")), int(state.get("epoch", "0"))
+        case GuardKind.OWNERSHIP:
+            is_settled = dataset.owned_settled.get(binding.bucket) == binding.generation
+            if keys.own(binding.bucket) in dataset.foreign or not is_settled:
+                return Outcome.AHEAD
+            record = dataset.owned.get(binding.bucket, {}).get(guard.name)
+            current = highest = 0 if record is None else record.generation
+    if current == guard.number:
+        return None
+    return Outcome.STALE if highest >= guard.number else Outcome.AHEAD
+
+
+def raise_floor(dataset: Dataset, topic: TopicName, guard: Guard | None) -> None:
+    """Leave the number of a guarded write as the floor for those to come."""
+    if guard is not None and guard.kind is GuardKind.FLOOR:
+        state = dataset.states[topic]
+        floor = int(state.get(guard.floor_field, "0"))
+        state[guard.floor_field] = str(max(floor, guard.number))
+
+
+def keep_floors(state: Mapping[str, str], changes: dict[str, str]) -> dict[str, str]:
+    """What a fence sets, with no floor below the one that stands."""
+    for name, value in changes.items():
+        if name.startswith(FLOOR_PREFIX):
+            changes[name] = str(max(int(value), int(state.get(name, "0"))))
+    return changes
+
+
 def fenceable(keys: Keys, dataset: Dataset, fence: Fence, fenced: FencedLog) -> Outcome | None:
     """DONE when the log already carries this very fence, None when it may be fenced."""
     check_key(dataset, keys.audit(fence.binding.bucket))
@@ -94,7 +139,8 @@ def fencing(fence: Fence, logs: Sequence[FencedLog]) -> Change:
         for topic, marker in markers:
             add_block(dataset, topic, marker)
         for topic, state in states:
-            dataset.states.setdefault(topic, {}).update(state)
+            present = dataset.states.setdefault(topic, {})
+            present.update(keep_floors(present, dict(state)))
         unit = dataset.units[binding.bucket]
         dataset.units[binding.bucket] = replace(unit, last_ledger=max(unit.last_ledger, ledger))
         if audit:
@@ -129,3 +175,11 @@ def change_fields(target: dict[str, str], fields: Mapping[str, str], remove: Seq
     target.update(fields)
     for name in remove:
         target.pop(name, None)
+
+
+def change_state(
+    dataset: Dataset, topic: TopicName, fields: Mapping[str, str], remove: Sequence[str]
+) -> None:
+    """Set and remove fields of a log's state; a floor is raised, never lowered."""
+    state = dataset.states[topic]
+    change_fields(state, keep_floors(state, dict(fields)), remove)

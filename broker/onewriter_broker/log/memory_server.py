@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from onewriter_broker.log.api import StoredBlock, Unit
+from onewriter_broker.log.api import OwnedRecord, StoredBlock, Unit
+from onewriter_broker.log.compacted import CompactedBlock
 from onewriter_core.ids import EARLIEST, Position, TopicName
 
 
@@ -32,9 +33,13 @@ class Dataset:
     units: dict[int, Unit] = field(default_factory=dict)
     logs: dict[TopicName, Log] = field(default_factory=dict)
     states: dict[TopicName, dict[str, str]] = field(default_factory=dict)
+    compacted: dict[tuple[TopicName, int], list[CompactedBlock]] = field(default_factory=dict)
     catalogs: dict[int, dict[str, str]] = field(default_factory=dict)
     audits: dict[int, list[tuple[str, dict[str, str]]]] = field(default_factory=dict)
     audits_written: int = 0
+    owned: dict[int, dict[str, OwnedRecord]] = field(default_factory=dict)
+    owned_settled: dict[int, int] = field(default_factory=dict)
+    """By bucket, the registration from which on the records of ownerships are what was granted."""
     members: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     foreign: set[str] = field(default_factory=set)
@@ -67,6 +72,10 @@ def _forget_key(dataset: Dataset, key: str) -> None:
             dataset.audits.pop(bucket, None)
         case "topics":
             dataset.catalogs.pop(bucket, None)
+        case "own" | "owners":
+            dataset.owned.pop(bucket, None)
+        case "compacted0" | "compacted1":
+            dataset.compacted.pop((TopicName.parse(name[0]), int(kind[-1])), None)
         case _:
             raise ValueError(f"no key of a bucket: {key}")
 

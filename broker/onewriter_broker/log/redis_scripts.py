@@ -13,7 +13,17 @@ from importlib import resources
 from itertools import chain as flatten
 
 from onewriter_broker.log import blocks
-from onewriter_broker.log.api import Append, Binding, BrokenKey, Fence, Outcome
+from onewriter_broker.log.api import (
+    Append,
+    Binding,
+    BrokenKey,
+    Fence,
+    Guard,
+    GuardKind,
+    Outcome,
+    OwnWrite,
+    Standing,
+)
 from onewriter_broker.log.keys import Keys, LogKeys
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import Position, TopicName
@@ -33,6 +43,9 @@ _OUTCOMES = {
     b"FENCED": Outcome.FENCED,
     b"LOST": Outcome.LOST,
     b"UNKNOWN": Outcome.UNKNOWN,
+    b"STALE": Outcome.STALE,
+    b"AHEAD": Outcome.AHEAD,
+    b"HELD": Outcome.HELD,
 }
 
 _BROKEN = b"BROKEN "
@@ -50,20 +63,43 @@ class Script:
         return ["EVALSHA", self.digest, len(keys), *keys, *arguments]
 
 
-def _load(name: str) -> Script:
+def _load(*names: str) -> Script:
+    """The last one is the script, the others are what it is built on."""
     folder = resources.files("onewriter_broker.log") / "scripts"
-    source = (folder / "guard.lua").read_bytes() + b"\n" + (folder / f"{name}.lua").read_bytes()
+    source = b"\n".join((folder / f"{name}.lua").read_bytes() for name in ("guard", *names))
     return Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
 
 
 STAMP = _load("stamp")
 FENCE = _load("fence")
-APPEND = _load("append")
+APPEND = _load("blocks", "append")
+TOGETHER = _load("blocks", "together")
 SET_STATE = _load("set_state")
 TRIM = _load("trim")
 AUDIT = _load("audit")
 CATALOG = _load("catalog")
-ALL_SCRIPTS = (STAMP, FENCE, APPEND, SET_STATE, TRIM, AUDIT, CATALOG)
+COMPACT_BEGIN = _load("compact_begin")
+COMPACT_WRITE = _load("compact_write")
+COMPACT_FINISH = _load("compact_finish")
+COMPACT_DROP = _load("compact_drop")
+CHECK = _load("check")
+OWN = _load("own")
+ALL_SCRIPTS = (
+    STAMP,
+    FENCE,
+    APPEND,
+    TOGETHER,
+    SET_STATE,
+    TRIM,
+    AUDIT,
+    CATALOG,
+    CHECK,
+    OWN,
+    COMPACT_BEGIN,
+    COMPACT_WRITE,
+    COMPACT_FINISH,
+    COMPACT_DROP,
+)
 
 
 def outcome(reply: object) -> Outcome:
@@ -133,18 +169,60 @@ def append(keys: Keys, appends: Sequence[Append]) -> tuple[list[Word], list[int]
             key_words += log_keys
             arguments += [token, len(indexes)]
             for index in indexes:
-                block = appends[index].block
-                arguments += [
-                    str(block.position),
-                    int(appends[index].never_sent),
-                    blocks.pack_u32(block.lengths),
-                    block.payload,
-                    block.time_ms,
-                    block.chain,
-                    b"" if block.counts is None else blocks.pack_u32(block.counts),
-                ]
+                guard = appends[index].guard
+                arguments += _block_arguments(appends[index])
+                if guard is None:
+                    arguments.append(b"")
+                else:
+                    key_words += _guard_keys(keys, binding, guard)
+                    arguments += _guard_arguments(guard)
             order += indexes
     return APPEND.call(key_words, arguments), order
+
+
+def together(keys: Keys, appends: Sequence[Append]) -> list[Word]:
+    """together.lua: blocks of several logs of one bucket, all or none."""
+    binding = appends[0].binding
+    key_words = [keys.unit(binding.bucket)]
+    arguments: list[Word] = [*_guard(binding), len(appends)]
+    for item in appends:
+        key_words += keys.of(item.topic)
+        arguments += [item.token, *_block_arguments(item)]
+        if item.guard is None:
+            arguments.append(b"")
+        else:
+            key_words += _guard_keys(keys, binding, item.guard)
+            arguments += _guard_arguments(item.guard)
+    return TOGETHER.call(key_words, arguments)
+
+
+def _block_arguments(item: Append) -> list[Word]:
+    block = item.block
+    return [
+        str(block.position),
+        int(item.never_sent),
+        blocks.pack_u32(block.lengths),
+        block.payload,
+        block.time_ms,
+        block.chain,
+        b"" if block.counts is None else blocks.pack_u32(block.counts),
+    ]
+
+
+def _guard_keys(keys: Keys, binding: Binding, guard: Guard) -> list[str]:
+    """The hash that a guard names, where it is not the log's own state."""
+    match guard.kind:
+        case GuardKind.EPOCH:
+            return [keys.state(TopicName.parse(guard.name))]
+        case GuardKind.OWNERSHIP:
+            return [keys.own(binding.bucket)]
+        case GuardKind.FLOOR:
+            return []
+
+
+def _guard_arguments(guard: Guard) -> list[Word]:
+    field = guard.floor_field if guard.kind is GuardKind.FLOOR else guard.name
+    return [guard.kind.value, field, guard.number]
 
 
 def append_outcomes(reply: object, order: Sequence[int]) -> list[Outcome | BrokenKey]:
@@ -202,3 +280,34 @@ def set_catalog(
     """catalog.lua: change a bucket's catalog."""
     arguments = [*_guard(binding), *_changes(fields, remove)]
     return CATALOG.call([keys.unit(binding.bucket), keys.topics(binding.bucket)], arguments)
+
+
+def own(keys: Keys, write: OwnWrite, audit_records_max: int) -> list[Word]:
+    """own.lua: set records of ownerships."""
+    if 3 * len(write.records) > FIELDS_MAX:
+        raise ValueError(f"one write sets at most {FIELDS_MAX // 3} records of ownerships")
+    bucket = write.binding.bucket
+    arguments = [*_guard(write.binding), write.ledger, audit_records_max, len(write.records)]
+    for name, record in write.records.items():
+        arguments += [name, record.generation, record.owner]
+    for audit in write.audits:
+        arguments += _pairs(audit)
+    if write.settles and not write.records:
+        arguments.append("settle")
+    key_words = [keys.unit(bucket), keys.own(bucket), keys.owners(bucket), keys.audit(bucket)]
+    return OWN.call(key_words, arguments)
+
+
+def check(keys: Keys, binding: Binding, topic: TopicName, token: str, *, marks: bool) -> list[Word]:
+    """check.lua: prove that a log is served by this binding."""
+    arguments = [*_guard(binding), token, int(marks)]
+    return CHECK.call([keys.unit(binding.bucket), keys.state(topic)], arguments)
+
+
+def standing(reply: object) -> Standing | Outcome:
+    """What check.lua answered; raises as ``outcome`` does."""
+    match reply:
+        case [bytes(epoch), bytes(leads)]:
+            return Standing(int(epoch), int(leads))
+        case _:
+            return outcome(reply)

@@ -22,9 +22,13 @@ from onewriter_broker.log.api import (
     Fence,
     Observation,
     Outcome,
+    OwnedRecord,
+    OwnWrite,
+    Standing,
     StoredBlock,
     Unit,
 )
+from onewriter_broker.log.redis_compacted import RedisCompactedStore
 from onewriter_broker.log.redis_connection import RedisConnection, Reply
 from onewriter_broker.log.redis_primary import (
     Primary,
@@ -58,6 +62,7 @@ class RedisLogStore:
         self._reads = _Channel(settings)
         # The connection and the dataset of the last write that a WAIT may vouch for.
         self._vouching: tuple[Primary, str] | None = None
+        self.compacted = RedisCompactedStore(self._keys, self._send_one, self._read)
 
     async def observe(self, buckets: Sequence[int]) -> Observation:
         commands: list[list[Word]] = [["INFO", "replication"], ["INFO", "memory"]]
@@ -112,6 +117,14 @@ class RedisLogStore:
                 self._vouching = (primary, item.binding.replid)
         return outcomes
 
+    async def append_together(self, appends: Sequence[Append]) -> list[Outcome | BrokenKey]:
+        blocks.check_together(appends)
+        primary, (reply,) = await self._writes.send([redis_scripts.together(self._keys, appends)])
+        outcomes = redis_scripts.append_outcomes(reply, range(len(appends)))
+        if Outcome.DONE in outcomes:
+            self._vouching = (primary, appends[0].binding.replid)
+        return outcomes
+
     async def commit(self, durability: Durability, *, replid: str = "") -> bool:
         if durability is Durability.NONE:
             return True
@@ -136,6 +149,16 @@ class RedisLogStore:
         (reply,) = (await self._writes.send([words], on=primary, patience=patience_seconds))[1]
         reached = reply[0] if isinstance(reply, list) and reply else reply
         return isinstance(reached, int) and reached >= needed
+
+    async def check(
+        self, binding: Binding, topic: TopicName, token: str, *, marks: bool = False
+    ) -> Standing | Outcome:
+        words = redis_scripts.check(self._keys, binding, topic, token, marks=marks)
+        primary, (reply,) = await self._writes.send([words])
+        answer = redis_scripts.standing(reply)
+        if marks and isinstance(answer, Standing):
+            self._vouching = (primary, binding.replid)
+        return answer
 
     async def set_state(
         self,
@@ -175,6 +198,21 @@ class RedisLogStore:
 
     async def read_state(self, topic: TopicName, *, replid: str = "") -> dict[str, str]:
         return _hash(await self._read(["HGETALL", self._keys.state(topic)], replid))
+
+    async def own(self, write: OwnWrite) -> Outcome:
+        words = redis_scripts.own(self._keys, write, self._settings.audit_records_max)
+        return await self._write(words, write.binding, vouches=bool(write.records))
+
+    async def read_owned(self, bucket: int, *, replid: str = "") -> dict[str, OwnedRecord]:
+        generations = _hash(await self._read(["HGETALL", self._keys.own(bucket)], replid))
+        owners = _hash(await self._read(["HGETALL", self._keys.owners(bucket)], replid))
+        try:
+            return {
+                name: OwnedRecord(int(number), owners.get(name, ""))
+                for name, number in generations.items()
+            }
+        except ValueError as error:
+            raise BrokenKey(f"{self._keys.own(bucket)}: {error}") from error
 
     async def read_catalog(self, bucket: int, *, replid: str = "") -> dict[str, str]:
         return _hash(await self._read(["HGETALL", self._keys.topics(bucket)], replid))
@@ -236,6 +274,9 @@ class RedisLogStore:
         if vouches and outcome is Outcome.DONE:
             self._vouching = (primary, binding.replid)
         return outcome
+
+    async def _send_one(self, words: Sequence[Word]) -> Reply:
+        return (await self._writes.send([words]))[1][0]
 
     async def _read(self, words: Sequence[Word], replid: str = "") -> Reply:
         if not replid:

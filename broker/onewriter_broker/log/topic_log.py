@@ -13,22 +13,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from onewriter_broker.log.api import (
     Binding,
     Block,
     Durability,
+    Guard,
     LogStore,
     Marker,
     Outcome,
     StoredBlock,
 )
 from onewriter_broker.log.blocks import CHAIN_START, chain
+from onewriter_broker.log.compacted import COMPACTED
+from onewriter_broker.log.compacted_log import CompactedLog
 from onewriter_broker.log.entries import EntryRun, runs_behind
+from onewriter_broker.log.guarding import GuardedSender, cut, note_floor
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.wire.hot import Send
+
+if TYPE_CHECKING:
+    from onewriter_broker.log.together import Together
 
 BLOCK_ENTRIES_MAX = 512
 BLOCK_BYTES_MAX = 256 * 1024
@@ -88,6 +95,12 @@ class PendingBlock:
     was_sent: bool = False
     since: float = 0.0
     """When its first entry began to wait, by the appender's clock."""
+    guard: Guard | None = None
+    """What all its entries depend on."""
+    chain_before: bytes = CHAIN_START
+    """The chain hash of the block in front of it in the ledger."""
+    together: Together | None = None
+    """It is stored only with blocks of other logs: if it is not, it never waits again."""
 
     @property
     def size(self) -> int:
@@ -165,6 +178,8 @@ class TopicLog:
     messages_in: int = 0
     bytes_in: int = 0
     """What this broker gathered into blocks of this log, over all ledgers; for statistics."""
+    guarded: dict[Sender, GuardedSender] = field(default_factory=dict)
+    """Who of those with entries on their way has a guard."""
     waiting: list[PendingEntry] = field(default_factory=list)
     undecided: list[PendingBlock] = field(default_factory=list)
     tail: list[StoredBlock] = field(default_factory=list)
@@ -172,6 +187,25 @@ class TopicLog:
     watchers: list[Callable[[], None]] = field(default_factory=list)
     """Called, in turn, whenever the watermark has moved."""
     _largest_block_bytes: float = float(BLOCK_BYTES_MAX)
+    _compacted: CompactedLog | None = None
+
+    @property
+    def compacted(self) -> CompactedLog:
+        """Its compacted view; made on demand: few logs have one."""
+        if self._compacted is None:
+            self._compacted = CompactedLog(self)
+        return self._compacted
+
+    def keep_uncompacted(self, *, is_wanted: bool) -> None:
+        """Whether what no compacted view has stays, although there is no view at all yet."""
+        if is_wanted or self._compacted is not None:
+            self.compacted.is_wanted = is_wanted
+
+    def compacted_limit(self, limit: Position) -> Position:
+        """Below what the log may be cut at most: what no compacted view has yet stays."""
+        if self._compacted is None and COMPACTED not in self.state:
+            return limit
+        return self.compacted.trim_limit(limit)
 
     # ------------------------------------------------------------ writing
 
@@ -211,19 +245,37 @@ class TopicLog:
         # Entries are mostly alike: so many as long as the first, and no more than may fit.
         likely = min(BLOCK_ENTRIES_MAX, BLOCK_BYTES_MAX // max(1, len(waiting[0][2])) + 1)
         entries = waiting[:likely]
+        guard = cut(entries, self.guarded) if self.guarded else None
         payloads = [payload for _, _, payload in entries]
         lengths = list(map(len, payloads))
         size = sum(lengths)
         if size > BLOCK_BYTES_MAX and len(lengths) > 1:
             fitting = max(1, bisect_right(list(accumulate(lengths)), BLOCK_BYTES_MAX))
             del entries[fitting:], payloads[fitting:], lengths[fitting:]
-            size = sum(lengths)
         del waiting[: len(entries)]
+        return self.form(entries, payloads, lengths, time_ms, guard)
+
+    def form(
+        self,
+        entries: list[PendingEntry],
+        payloads: Sequence[memoryview],
+        lengths: list[int],
+        time_ms: int,
+        guard: Guard | None = None,
+    ) -> PendingBlock:
+        """The next block, of just these entries; the log is bound. Its fate is to be told.
+
+        Raises Unavailable when it is not.
+        """
+        if self.binding is None:
+            raise Unavailable(f"{self.name} is not open here")
         position = Position(self.ledger, self.next_entry)
         payload = b"".join(payloads)
+        size = len(payload)
         counts = [send.num_messages for _, send, _ in entries]
         if min(counts) < 1:  # what a client claims about its entry is not checked: take it for one
             counts = [max(1, count) for count in counts]
+        chain_before = self.chain
         self.chain = chain(self.chain, position, lengths, payload)
         self.next_entry += len(entries)
         self.ledger_bytes += size
@@ -239,7 +291,9 @@ class TopicLog:
             time_ms,
             self.chain,
         )
-        pending = PendingBlock(block, self.binding.token(self.ledger), entries)
+        token = self.binding.token(self.ledger)
+        pending = PendingBlock(block, token, entries, guard=guard, chain_before=chain_before)
+        note_floor(self.state, guard)
         self.undecided.append(pending)
         return pending
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Protocol
 
 from onewriter_broker.ownership.claims import Holding
@@ -49,3 +50,26 @@ class BucketEvents(Protocol):
     async def drain(self, bucket: int) -> None:
         """Bring the bucket's topics to rest: no grant and no write in flight when it returns."""
         ...
+
+
+class Several:
+    """Several listeners that are told one after the other. Implements BucketEvents."""
+
+    def __init__(self, listeners: Sequence[BucketEvents]) -> None:
+        self._listeners = listeners
+
+    def bucket_acquired(self, bucket: int, holding: Holding) -> None:
+        for listener in self._listeners:
+            listener.bucket_acquired(bucket, holding)
+
+    def bucket_lost(self, bucket: int, reason: LostReason) -> None:
+        for listener in self._listeners:
+            listener.bucket_lost(bucket, reason)
+
+    def dataset_changed(self, bucket: int, holding: Holding) -> None:
+        for listener in self._listeners:
+            listener.dataset_changed(bucket, holding)
+
+    async def drain(self, bucket: int) -> None:
+        for listener in self._listeners:
+            await listener.drain(bucket)

@@ -12,9 +12,11 @@ bucket; whether they may is decided by anchor and log.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -41,7 +43,13 @@ FORGET_SECONDS = 60.0
 MEMBERS_MAX = 256
 """Heartbeats looked at; more are ignored, the names that sort last first."""
 
-VALUE_LENGTH_MAX = 1024
+HOSTS_MAX = 64
+"""Hosts whose leaders one heartbeat counts."""
+
+HOST_LENGTH_MAX = 253
+"""In characters, as a domain name; longer ones are not told."""
+
+VALUE_LENGTH_MAX = 1024 + HOSTS_MAX * (HOST_LENGTH_MAX + 32)
 """A longer heartbeat is not one of ours."""
 
 _log = structlog.get_logger(__name__)
@@ -60,6 +68,8 @@ class Beat:
     addresses: Addresses
     leaving: bool = False
     at_ms: int = 0
+    leads: Mapping[str, int] = field(default_factory=dict)
+    """How many topics of this broker each host leads, while a policy asks for it (topic/loads.py)."""
 
     def encode(self) -> str:
         """As stored: JSON, so that people and other programs can read it."""
@@ -71,7 +81,12 @@ class Beat:
                 "httpUrl": self.addresses.http_url,
                 "at": self.at_ms,
             }
+            | ({"leads": self._told_leads()} if self.leads else {})
         )
+
+    def _told_leads(self) -> dict[str, int]:
+        known = ((h, count) for h, count in self.leads.items() if len(h) <= HOST_LENGTH_MAX)
+        return dict(itertools.islice(known, HOSTS_MAX))
 
     @classmethod
     def decode(cls, text: str) -> Beat | None:
@@ -84,11 +99,18 @@ class Beat:
             leaving = document["leaving"]
             urls = (document["brokerUrl"], document["httpUrl"])
             at_ms = document.get("at", 0)
-        except (ValueError, KeyError, TypeError, RecursionError):
+            leads = document.get("leads", {}).items()
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
         if type(counter) is not int or not all(isinstance(url, str) for url in urls):
             return None
-        return cls(counter, Addresses(*urls), leaving is True, at_ms if type(at_ms) is int else 0)
+        return cls(
+            counter,
+            Addresses(*urls),
+            leaving is True,
+            at_ms if type(at_ms) is int else 0,
+            {host: count for host, count in leads if type(count) is int and count > 0},
+        )
 
 
 @dataclass(slots=True)
@@ -114,6 +136,8 @@ class MemberObserver:
         self._members: dict[str, _Member] = {}
         self._read_at: float | None = None
         self._observed_seconds = 0.0
+        self.leads: Mapping[str, int] = {}
+        """How many topics each host leads, by what the other living brokers told last."""
 
     def feed(self, now: float, reading: Mapping[str, str]) -> None:
         """Take in one successful reading, made at ``now`` (monotonic seconds)."""
@@ -136,6 +160,11 @@ class MemberObserver:
                 # Who is there before us is no newcomer; nor is a known name that restarted.
                 settled = first or name_of(member) in self._names(settled=True)
                 self._members[member] = _Member(beat, settled)
+        leads: Counter[str] = Counter()
+        for known in self._members.values():
+            if known.is_alive:
+                leads.update(known.beat.leads)
+        self.leads = leads
 
     def _observe_anew(self) -> None:
         self._observed_seconds = 0.0
@@ -206,7 +235,8 @@ class Membership:
     """Beats for this broker and observes the others; ``run`` is the caller's task.
 
     While ``is_prepared`` says no, the others are asked to keep their buckets: topics that moved here
-    would wait, and what their holders have of time to come back would pass.
+    would wait, and what their holders have of time to come back would pass. ``leads``: what the
+    others are told of who leads here.
     ``changed`` is set whenever the view may have changed; whoever waits for it clears it.
     """
 
@@ -219,6 +249,7 @@ class Membership:
         clock: Callable[[], float] | None = None,
         wall_ms: Callable[[], int] = lambda: 0,
         is_prepared: Callable[[], bool] = lambda: True,
+        leads: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._store = store
         self._me = me
@@ -226,6 +257,7 @@ class Membership:
         self._clock = clock
         self._wall_ms = wall_ms
         self._is_prepared = is_prepared
+        self._leads = leads
         self._counter = 0
         self._leaving = False
         self._observer = MemberObserver(me)
@@ -251,7 +283,7 @@ class Membership:
         """One heartbeat and one reading; a store that is away is not an error."""
         self._counter += 1
         is_kept_out = self._leaving or not self._is_prepared()
-        beat = Beat(self._counter, self._addresses, is_kept_out, self._wall_ms())
+        beat = Beat(self._counter, self._addresses, is_kept_out, self._wall_ms(), self._leads())
         try:
             async with asyncio.timeout(HELD_UP_SECONDS):
                 await self._store.beat(self._me, beat.encode())

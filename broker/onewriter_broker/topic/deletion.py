@@ -6,10 +6,13 @@ from collections.abc import Iterable
 
 from onewriter_broker.dispatch.saving import STATE_PREFIX as CURSOR_PREFIX
 from onewriter_broker.log.api import Outcome
+from onewriter_broker.log.compacted import COMPACTED, COMPACTING
 from onewriter_broker.log.termination import TERMINATED
 from onewriter_broker.log.topic_log import TRIMMED, TopicLog
 from onewriter_broker.topic.catalog import CatalogEntry
+from onewriter_broker.topic.compaction import drop_unused
 from onewriter_broker.topic.deduplication import FIELD as DEDUPLICATION
+from onewriter_broker.topic.schemas import STATE_PREFIX as SCHEMA_PREFIX
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, Position, TopicName
@@ -52,8 +55,10 @@ async def erase(topic_log: TopicLog) -> None:
     Raises Unavailable when the log has moved on, Undecided when the store does not answer.
     """
     binding, marker = topic_log.binding, Position(topic_log.ledger, 0)
-    gone = [name for name in topic_log.state if name.startswith(CURSOR_PREFIX)]
-    gone += [TERMINATED, DEDUPLICATION]
+    forgotten = (CURSOR_PREFIX, SCHEMA_PREFIX)
+    gone = [name for name in topic_log.state if name.startswith(forgotten)]
+    gone += [TERMINATED, DEDUPLICATION, COMPACTED]
+    had_view = COMPACTED in topic_log.state or COMPACTING in topic_log.state
     while True:
         if binding is None:
             raise Unavailable(f"{topic_log.name} has moved on")
@@ -62,11 +67,14 @@ async def erase(topic_log: TopicLog) -> None:
             topic_log.name,
             binding.token(topic_log.ledger),
             marker,
-            {TRIMMED: str(marker)},
+            {TRIMMED: str(marker)} | ({COMPACTING: "deleted"} if had_view else {}),
             gone,
         )
         if outcome is not Outcome.DONE:
             raise Unavailable(f"{topic_log.name} has moved on: {outcome.value}")
         first = await topic_log.read_blocks(EARLIEST, count=1)
         if not first or first[0].position >= marker:
-            return
+            break
+    topic_log.state.pop(COMPACTED, None)
+    if had_view:
+        await drop_unused(topic_log)

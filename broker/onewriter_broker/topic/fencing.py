@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, assert_never
 
 import structlog
 
 from onewriter_broker.log.api import (
+    FLOOR_PREFIX,
     Binding,
     Block,
     BrokenKey,
@@ -36,6 +37,7 @@ from onewriter_broker.log.topic_log import (
 )
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.ownership.claims import Holding
+from onewriter_broker.topic.loads import LeaderLoads
 from onewriter_broker.topic.tenures import audit_fields, marker_fields, state_fields
 from onewriter_broker.topic.transitions import Chronicles
 from onewriter_core.errors import Unavailable, Undecided
@@ -107,6 +109,7 @@ class Shell:
     """Told when anything that a topic's status shows has changed, or its being served here."""
     chronicles: Chronicles | None = None
     """What happened to topics before they came here; None: nobody asks."""
+    loads: LeaderLoads = field(default_factory=LeaderLoads)
 
 
 class Fencing:
@@ -241,6 +244,12 @@ class Fencing:
             topic_log = self._logs[number]
             state = state_fields(effect, slots[number], ledger, time_ms)
             state["generation"] = str(binding.generation)
+            # A dataset that lost its tail may have lost floors, too.
+            state |= {
+                name: value
+                for name, value in topic_log.state.items()
+                if name.startswith(FLOOR_PREFIX)
+            }
             state |= self._sequences(number)
             if create:  # the log was lost: what it kept besides is written anew
                 state = {
@@ -347,7 +356,7 @@ class Fencing:
             block = stored.get(pending.block.position)
             if block is not None and block.chain == pending.block.chain:
                 topic_log.block_committed(pending)
-            elif changes_hands:
+            elif changes_hands or pending.together is not None:
                 topic_log.give_up(pending, is_definite=True)
             else:
                 absent.append(pending)

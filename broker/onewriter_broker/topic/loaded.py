@@ -35,6 +35,10 @@ class LoadedTopic:
     runner: TopicRunner
     subscriptions: dict[int, Subscriptions]
     declared: ExclusiveTopic | None
+    compaction_threshold: int = 0
+    """Bytes behind the horizon at which its logs are compacted; 0: only on request."""
+    requires_schema: bool = False
+    """Producers without a schema are refused where the topic has one."""
     is_growing: bool = False
     """Partitions that were declared are being added."""
     _growing: asyncio.Lock | None = field(default=None, init=False)

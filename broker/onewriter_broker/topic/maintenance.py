@@ -114,6 +114,7 @@ class Maintenance:
                 if policy is None or subscriptions is None:
                     self._retention.forget(topic_log)
                     continue
+                topic_log.keep_uncompacted(is_wanted=topic.compaction_threshold > 0)
                 try:
                     await self._retention.sweep(
                         topic_log,

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_core.api import ExclusiveTopic
 from onewriter_core.ids import TopicName
 
 
@@ -24,6 +25,24 @@ class Policy:
 
 
 DEDUPLICATION: Final = Policy("deduplicationEnabled", "deduplication", "deduplicationEnabled")
+
+
+COMPACTION_THRESHOLD: Final = Policy(
+    "compactionThreshold", "compactionThreshold", "compaction_threshold"
+)
+
+
+SCHEMA_STRATEGY: Final = Policy(
+    "schemaCompatibilityStrategy",
+    "schemaCompatibilityStrategy",
+    "schema_compatibility_strategy",
+)
+SCHEMA_VALIDATION: Final = Policy(
+    "schemaValidationEnforced", "schemaValidationEnforced", "schema_validation_enforced"
+)
+SCHEMA_AUTO_UPDATE: Final = Policy(
+    "isAllowAutoUpdateSchema", "isAllowAutoUpdateSchema", "is_allow_auto_update_schema"
+)
 
 
 class NamespacePolicies(Protocol):
@@ -70,8 +89,29 @@ def deduplicates(name: TopicName, entry: CatalogEntry, namespaces: NamespacePoli
     return effective(DEDUPLICATION, name, entry, namespaces) is True
 
 
+def compaction_threshold(
+    name: TopicName,
+    declared: ExclusiveTopic | None,
+    entry: CatalogEntry,
+    namespaces: NamespacePolicies,
+) -> int:
+    """At how many bytes behind the horizon a topic is compacted; 0: only on request, as in Pulsar.
+
+    What an ExclusiveTopic declares counts for it, whatever was set over HTTP.
+    """
+    if declared is not None and declared.spec.compaction.enabled:
+        return declared.spec.compaction.threshold_bytes
+    found = effective(COMPACTION_THRESHOLD, name, entry, namespaces)
+    return found if isinstance(found, int) else 0
+
+
 def follow(topic: LoadedTopic, namespaces: NamespacePolicies) -> None:
     """Have a loaded topic do what is set now."""
+    topic.compaction_threshold = compaction_threshold(
+        topic.name, topic.declared, topic.entry, namespaces
+    )
+    required = effective(SCHEMA_VALIDATION, topic.name, topic.entry, namespaces)
+    topic.requires_schema = required is True
     is_on = deduplicates(topic.name, topic.entry, namespaces)
     if is_on != topic.runner.deduplications.is_on:
         topic.runner.deduplicate(is_on=is_on)

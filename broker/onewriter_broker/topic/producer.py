@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+from onewriter_broker.log.api import Guard, Outcome
 from onewriter_broker.log.topic_log import ENTRY_BYTES, PendingEntry, TopicLog
 from onewriter_broker.topic.deduplication import NOTHING_STORED, Deduplication, Filter
 from onewriter_broker.topic.resends import (
@@ -79,12 +80,25 @@ class ProducerChannel(Protocol):
         """So many bytes are no longer pending and get no receipt."""
         ...
 
+    def guard_refused(self, producer: Producer, outcome: Outcome) -> None:
+        """Close a producer whose guard does not hold; everything it handed in is answered."""
+        ...
+
     def drop(self, reason: str) -> None:
         """Close the connection: its clients reconnect and resend what they have no receipt for."""
         ...
 
     def probe(self) -> None:
         """Send a PING now and expect an answer soon."""
+        ...
+
+    @property
+    def hears_of_queue(self) -> bool:
+        """Whether the client understands how many wait behind it."""
+        ...
+
+    def queue_changed(self, producer: Producer, waiting: int) -> None:
+        """Tell a holder, whose client understands it, how many wait behind it."""
         ...
 
 
@@ -150,6 +164,7 @@ class Producer:
         "epoch",
         "filter",
         "gathered",
+        "guard",
         "is_active",
         "is_answered",
         "is_granted",
@@ -177,6 +192,7 @@ class Producer:
         *,
         asked_priority: int = 0,
         properties: Mapping[str, str] = MappingProxyType({}),
+        guard: Guard | None = None,
     ) -> None:
         self.channel = channel
         self.producer_id = producer_id
@@ -194,6 +210,8 @@ class Producer:
         self.epoch: int | None = None
         self.asked_priority = asked_priority
         self.properties = properties
+        self.guard = guard
+        """What all its writes depend on."""
         self.since_ms = 0  # when the topic was asked for, by the wall clock
         self.pending = 0
         self._on_idle: tuple[Callable[[], None], ...] = ()
@@ -242,8 +260,19 @@ class Producer:
             return
         self.pending += 1
         self._has_published = True
+        if self.guard is not None:
+            self.topic_log.guarded[self] = self
         self.topic_log.accept((self, send, payload))
         self.gathered(self.topic_log)
+
+    def handed_in(self) -> None:
+        """Something of its own is on its way that is answered elsewhere; ``answered`` ends that."""
+        self.pending += 1
+        self._has_published = True
+
+    def answered(self) -> None:
+        """What ``handed_in`` announced is answered."""
+        self._answered(1)
 
     def stored(self, entries: Sequence[PendingEntry], first: Position, size: int) -> None:
         lineage = self.lineage
@@ -270,6 +299,22 @@ class Producer:
         if newest.is_active:  # not deposed by us: what it sends next must not stand behind a gap
             newest.channel.drop("the store refused a message")
         self._answered(1)
+
+    def guard_refused(self, entries: int, size: int, outcome: Outcome) -> None:
+        """See GuardedSender; the client is told by CLOSE_PRODUCER, once it has all its receipts.
+
+        It then asks for the producer again, and the answer says whether the guard is over. A
+        SEND_ERROR would cost C++ and Go clients their whole connection.
+        """
+        self.channel.send_dropped(size + ENTRY_BYTES * entries)
+        newest = self.lineage.newest
+        if newest is not self:  # it may be waiting for these entries' receipts
+            newest.channel.drop("the guard of a message was refused")
+        if self.is_active:
+            self.is_active = False
+            # In front of a close by the client: SUCCESS would say that all was stored.
+            self._on_idle = (lambda: self.channel.guard_refused(self, outcome), *self._on_idle)
+        self._answered(entries)
 
     def unknown(self, size: int) -> None:
         self.channel.send_dropped(size + ENTRY_BYTES)
@@ -298,6 +343,8 @@ class Producer:
 
     def _answered(self, entries: int) -> None:
         self.pending -= entries
+        if self.guard is not None and self.pending == 0:
+            self.topic_log.guarded.pop(self, None)
         self._tell_if_idle()
 
     @property

@@ -25,6 +25,7 @@ from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.topic.deduplication import trim_limit
+from onewriter_broker.topic.policies import compaction_threshold
 from onewriter_broker.topic.retention import Measured, measure, trim_before, trim_once
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.api.topic import Retention as RetentionPolicy
@@ -107,9 +108,15 @@ class RestingTopics:
                 continue
             try:
                 entry = await self._topics.entry_of(base)
-                names = [] if entry is None else entry.log_names(base)
-                for name in names:
-                    visited = await self._visit(base, name, policy, holding, known.get(str(name)))
+                if entry is None:
+                    continue
+                declared, namespaces = self._topics.desired.topic(base), self._topics.namespaces
+                await namespaces.known()
+                keeps_keys = compaction_threshold(base, declared, entry, namespaces) > 0
+                for name in entry.log_names(base):
+                    visited = await self._visit(
+                        base, name, policy, holding, known.get(str(name)), keeps_keys=keeps_keys
+                    )
                     if visited is not None:
                         self._visited[str(name)] = visited
             except (OnewriterError, ValueError) as error:  # what is stored may be nonsense
@@ -129,8 +136,13 @@ class RestingTopics:
         policy: RetentionPolicy,
         holding: Holding,
         known: _Visited | None,
+        *,
+        keeps_keys: bool,
     ) -> _Visited | None:
-        """Trim one log if something of it is due; None: look again in the next round."""
+        """Trim one log if something of it is due; None: look again in the next round.
+
+        ``keeps_keys``: what was not compacted stays until the topic is used and compacted again.
+        """
         await asyncio.sleep(PAUSE_SECONDS)
         state = await self._store.read_state(name, replid=holding.binding.replid)
         token, ledger = state.get("tok"), state.get("ledger", "")
@@ -144,6 +156,7 @@ class RestingTopics:
         topic_log = TopicLog(name, self._store)
         topic_log.state, topic_log.binding = state, holding.binding
         topic_log.ledger, topic_log.committed = int(ledger), Position(int(ledger), 0)
+        topic_log.keep_uncompacted(is_wanted=keeps_keys)
         measured = Measured(topic_log, holding.binding.generation)
         cut = await self._cut(measured, asked, lowest_saved_position(state, self._limits))
         if cut is not None and not await self._trim(base, measured, cut, holding, token):
@@ -155,7 +168,7 @@ class RestingTopics:
     ) -> Position | None:
         """Where the log is to be cut. Reads as much of it as it takes, a part at a time."""
         marker = measured.topic_log.committed
-        limit = trim_limit(measured.topic_log, marker)
+        limit = measured.topic_log.compacted_limit(trim_limit(measured.topic_log, marker))
         has_size = policy.max_bytes is not None or policy.max_entries is not None
         while True:
             reached = measured.reaches

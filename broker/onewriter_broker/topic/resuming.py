@@ -39,7 +39,10 @@ class ResumeWindows:
         """The topic is served again: what its window was is in its slots."""
         self._of_topics.pop(str(base), None)
 
-    def until(self, bucket: int, base: TopicName) -> float | None:
-        """Until when a returning holder comes before the waiters; None when that has passed."""
+    def until(self, bucket: int, base: TopicName | None = None) -> float | None:
+        """Until when a returning holder comes before the waiters; None when that has passed.
+
+        Without a topic: until when the owners of the bucket's other resources are waited for.
+        """
         until = max(self._of_buckets.get(bucket, 0.0), self._of_topics.get(str(base), 0.0))
         return until if until > self._now() else None

@@ -185,7 +185,11 @@ class Retention:
             measured = self._measured[name] = Measured(topic_log, generation)
         await measure(measured)
         limit = trim_limit(topic_log, Position(topic_log.ledger, 0))
+        compacted_limit = topic_log.compacted_limit(limit)
         cut = trim_before(measured.stretches, policy, lowest_retained, limit, now_ms)
+        if cut is not None and cut > compacted_limit:
+            topic_log.compacted.is_waited_for = True
+            cut = trim_before(measured.stretches, policy, lowest_retained, compacted_limit, now_ms)
         return 0 if cut is None else await self._trim(measured, cut)
 
     async def _trim(self, measured: Measured, cut: Position) -> int:

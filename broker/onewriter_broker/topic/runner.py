@@ -8,6 +8,7 @@ event. The publish path does not pass here: see producer.py and log/appender.py.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import assert_never
@@ -18,11 +19,13 @@ from onewriter_broker.log.api import BrokenKey
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.topic.deduplication import Deduplications
 from onewriter_broker.topic.fencing import Fencing, Shell
+from onewriter_broker.topic.loads import may_promote
 from onewriter_broker.topic.presence import note
-from onewriter_broker.topic.producer import Producer, settled
-from onewriter_broker.topic.resends import SNAPSHOT_FIELD, lineage_from_log, read_snapshot, snapshot
+from onewriter_broker.topic.producer import Producer
+from onewriter_broker.topic.queue_news import QueueNews
+from onewriter_broker.topic.registrations import Registrations
 from onewriter_broker.topic.story import Story
-from onewriter_core.errors import ServerError, Unavailable, Undecided
+from onewriter_core.errors import ServerError, Unavailable
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import (
     Answer,
@@ -43,10 +46,13 @@ from onewriter_core.topic.events import (
     FenceRefused,
     FenceStored,
     LedgerFull,
+    LoadsChanged,
+    PolicyChanged,
     ProducerGone,
     ProducerRequested,
     Unloaded,
 )
+from onewriter_core.topic.lookups import tenure_of
 from onewriter_core.topic.machine import next_deadline, step
 from onewriter_core.topic.model import (
     Departure,
@@ -57,9 +63,6 @@ from onewriter_core.topic.model import (
     Topic,
     Vacant,
 )
-
-PREDECESSORS_MAX = 256
-"""Producers that left, remembered per topic so that they can resume without duplicates."""
 
 LEDGER_WAIT_SECONDS = 5.0
 """How long a fence waits for a ledger while the anchor is away, before its asker is told."""
@@ -77,18 +80,18 @@ class TopicRunner:
 
     __slots__ = (
         "_answers",
+        "_assured_at",
         "_fences",
         "_fencing",
         "_is_stepping",
         "_mailbox",
-        "_predecessors",
+        "_queue_news",
+        "_registrations",
         "_shell",
         "_timer",
         "bucket",
-        "deduplications",
         "logs",
         "name",
-        "producers",
         "story",
         "topic",
     )
@@ -107,9 +110,10 @@ class TopicRunner:
         self.bucket = bucket
         self.topic = topic
         self.logs = logs
-        self.producers: dict[str, Producer] = {}
         spawn = self.spawn
-        self.deduplications = Deduplications(logs, spawn, is_on=is_deduplicated)
+        self._registrations = Registrations(
+            logs, spawn, self._activated, is_deduplicated=is_deduplicated
+        )
         # Lists and plain dicts: an empty deque weighs 0.6 KiB, and most topics are idle.
         self.story = Story(name, bucket, shell, spawn)
         self._shell = shell
@@ -117,9 +121,47 @@ class TopicRunner:
         self._mailbox: list[Event] = []
         self._is_stepping = False
         self._timer: asyncio.TimerHandle | None = None
-        self._predecessors: dict[tuple[int, str], Producer] = {}
+        self._queue_news: QueueNews | None = None  # until a holder wants it
+        self._assured_at: dict[int, float] = {}  # by slot; nothing: nobody may serve
         self._answers: dict[str, asyncio.Future[Answer]] = {}
         self._fences: list[asyncio.Task[None]] = []
+
+    @property
+    def producers(self) -> dict[str, Producer]:
+        """Everybody who writes or waits, by registration."""
+        return self._registrations.producers
+
+    @property
+    def deduplications(self) -> Deduplications:
+        """Of each log, while a policy asks for it."""
+        return self._registrations.deduplications
+
+    def deduplicate(self, *, is_on: bool) -> None:
+        """Begin or end deduplication of what is handed in from now on."""
+        self._registrations.deduplicate(is_on=is_on)
+
+    def assure(self, slot: int, epoch: int) -> bool:
+        """Whether this epoch still is a slot's, by what is decided here; its holder may be told so.
+
+        From then on it may act in the topic's name for as long as it has asked for (decisions 22),
+        and nobody else is granted the topic before that has passed.
+        """
+        found = self.topic.slot(slot)
+        tenure = None if found is None else tenure_of(found)
+        if found is None or tenure is None or tenure.epoch != epoch:
+            return False
+        if found.serve_seconds:
+            self._assured_at[slot] = self._shell.now()
+        return True
+
+    def _activated(self, producer: Producer) -> None:
+        if producer.is_exclusive and producer.channel.hears_of_queue:
+            self._queue_news = self._queue_news or QueueNews(self)
+            self._queue_news.look()
+
+    def _sequences(self, slot: int) -> dict[str, str]:
+        fenced = self.topic.slot(slot)
+        return self._registrations.state(slot, 0 if fenced is None else fenced.epoch)
 
     # ------------------------------------------------------------ events
 
@@ -141,6 +183,8 @@ class TopicRunner:
         for number in numbers:
             await self._fencing.remember_end(self.logs[number])
             await self.deduplications.open(number)
+            if known[number].serve_seconds:  # whoever served the topic before may have just assured
+                self._assured_at[number] = self._shell.now()
         return tuple(replace(slot, ledger=opened, is_open=True) for slot in slots)
 
     def start(self, slots: tuple[Slot, ...]) -> None:
@@ -176,6 +220,9 @@ class TopicRunner:
             self._leave_unanswered("the topic failed; the broker's log says why")
             return
         self._set_timer()
+        self._shell.loads.note(str(self.name), self.topic)
+        if self._queue_news is not None:
+            self._queue_news.look()
         if self.topic.claim is None:
             note(self.topic, self.logs, self._shell, self.spawn)
         self._shell.changed(self.name)
@@ -201,6 +248,20 @@ class TopicRunner:
         ):
             log.info("fence.stale", topic=str(self.name), answer=event)  # unloaded meanwhile
             return
+        if may_promote(self.topic, event):
+            self._tell_loads()
+        self._do(event)
+        if isinstance(event, PolicyChanged) and may_promote(self.topic, event):
+            self._tell_loads()
+
+    def _tell_loads(self) -> None:
+        """Have the machine know what the waiters' hosts lead elsewhere."""
+        hosts = (waiter.host for waiter in self.topic.queue)
+        loads = self._shell.loads.elsewhere(str(self.name), hosts)
+        if loads != self.topic.loads:
+            self._do(LoadsChanged(loads, self._shell.now()))
+
+    def _do(self, event: Event) -> None:
         self.topic, effects = step(self.topic, event)
         for effect in effects:
             self._perform(effect)
@@ -226,7 +287,7 @@ class TopicRunner:
 
     def gone(self, producer: Producer, departure: Departure) -> None:
         """A producer or waiter left, or its connection did."""
-        if self._stop(producer.request.registration) is not None:
+        if self._registrations.stop(producer.request.registration) is not None:
             self.post(ProducerGone(producer.request.registration, departure, self._shell.now()))
 
     async def administer(self, event: Event, identifier: str) -> Answer:
@@ -264,6 +325,9 @@ class TopicRunner:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._queue_news is not None:
+            self._queue_news.close()
+            self._queue_news = None
         for topic_log in self.logs.values():
             topic_log.close()
 
@@ -293,17 +357,17 @@ class TopicRunner:
                 self._fences.append(task)
                 task.add_done_callback(self._fences.remove)
             case Grant():
-                self._grant(effect)
+                self._registrations.grant(effect)
             case Queue(registration, name):
                 producer = self.producers[registration]
                 producer.name = name
                 producer.channel.producer_waits(producer)
             case Reject(registration, code, message):
-                refused = self._stop(registration)
+                refused = self._registrations.stop(registration)
                 if refused is not None:
                     refused.channel.producer_refused(refused, code, message)
             case Close(registration, departure):
-                closed = self._stop(registration)
+                closed = self._registrations.stop(registration)
                 if closed is not None:
                     log.info(
                         "producer.closed",
@@ -331,88 +395,6 @@ class TopicRunner:
                     future.set_result(effect)
             case _:
                 assert_never(effect)
-
-    def _stop(self, registration: str) -> Producer | None:
-        """Forget a producer; what it handed to the store is still answered to it."""
-        producer = self.producers.pop(registration, None)
-        if producer is None:
-            return None
-        producer.stop()
-        if producer.is_answered:  # else its lineage may not have been read yet
-            key = (producer.request.slot, producer.name)
-            self._predecessors.pop(key, None)
-            self._predecessors[key] = producer
-            while len(self._predecessors) > PREDECESSORS_MAX:
-                del self._predecessors[next(iter(self._predecessors))]
-        return producer
-
-    def _grant(self, effect: Grant) -> None:
-        producer = self.producers[effect.registration]
-        producer.name = effect.producer_name
-        producer.epoch = effect.epoch
-        producer.is_granted = True
-        if self.deduplications.is_on:
-            self.spawn(self._admit_when_settled(producer, effect))
-        else:
-            self._admit(producer, effect)
-
-    async def _admit_when_settled(self, producer: Producer, effect: Grant) -> None:
-        """It is told what its name has stored: nothing of that may be on its way any more."""
-        await settled(producer.topic_log, producer.name)
-        if self._is_waited_for(producer, effect):
-            self._admit(producer, effect)
-
-    def _is_waited_for(self, producer: Producer, effect: Grant) -> bool:
-        """Whether it is still there, and has lost nothing of what it was granted."""
-        is_there = self.producers.get(effect.registration) is producer
-        return is_there and not producer.is_stopped
-
-    def _admit(self, producer: Producer, effect: Grant) -> None:
-        """Let a producer write, behind what the connections before it handed in."""
-        # Only who was granted before carries a topic epoch. The reconnect counter says nothing:
-        # clients raise it between two attempts at a first creation, too, and a new producer whose
-        # sequence ids were taken for its namesake's would get receipts for what is not stored.
-        if not effect.resumed and producer.request.topic_epoch is None:
-            self._activate(producer)
-            return
-        predecessor = self._predecessors.pop((producer.request.slot, producer.name), None)
-        if predecessor is not None and predecessor.request.identity == producer.request.identity:
-            producer.continues(predecessor)
-            self._activate(producer)
-        else:  # it was granted by another broker, or its connection outlived our memory
-            self.spawn(self._activate_from_log(producer, effect))
-
-    def _activate(self, producer: Producer) -> None:
-        producer.deduplicate(self.deduplications.of(producer.request.slot))
-        producer.is_active = producer.is_answered = True
-        epoch = producer.epoch
-        if epoch is None and not producer.is_exclusive:
-            epoch = 0  # so that it carries one when it comes back
-        producer.channel.producer_ready(producer, epoch)
-
-    async def _activate_from_log(self, producer: Producer, effect: Grant) -> None:
-        try:
-            runs, floor = await lineage_from_log(
-                producer.topic_log,
-                producer.name,
-                effect.epoch if producer.is_exclusive else None,
-            )
-        except Undecided as undecided:
-            producer.channel.drop(f"the log could not be read: {undecided}")
-            return
-        producer.lineage.floor = floor
-        for run in runs:
-            producer.lineage.note(run)
-        producer.resends = producer.lineage.resends(producer.topic_log)
-        if self._is_waited_for(producer, effect):
-            self._activate(producer)
-
-    def deduplicate(self, *, is_on: bool) -> None:
-        """Begin or end deduplication of what is handed in from now on."""
-        self.deduplications.switch(is_on=is_on)
-        for producer in self.producers.values():
-            if producer.is_answered:
-                producer.deduplicate(self.deduplications.of(producer.request.slot))
 
     # ------------------------------------------------------------ fences
 
@@ -457,27 +439,8 @@ class TopicRunner:
         opened = await self._fencing.write_markers(effect, slots, ledger, flush=not changes_hands)
         if opened is None:
             return  # the bucket is lost: the topic is being unloaded
-        self.post(FenceStored(effect.number, opened, self._shell.now()))
-
-    # ------------------------------------------------------------ the story
-
-    def _sequences(self, slot: int) -> dict[str, str]:
-        """State fields that let another broker know a resend when the log's tail is trimmed."""
-        fenced = self.topic.slot(slot)
-        epoch = 0 if fenced is None else fenced.epoch
-        # First what another broker left: its producers may come back after this fence only.
-        last = {
-            name: kept
-            for name, kept in read_snapshot(self.logs[slot].state).items()
-            if kept[0] >= epoch
-        }
-        for producer in (*self._predecessors.values(), *self.producers.values()):
-            newest = producer.lineage.newest_stored
-            # Only an epoch makes a name one lineage: a Shared namesake begins again at 0.
-            is_kept = producer.is_exclusive and producer.request.slot == slot
-            if is_kept and producer.epoch is not None and newest is not None:
-                last[producer.name] = (producer.epoch, newest)
-        return {SNAPSHOT_FIELD: snapshot(last)} | self.deduplications.state(slot)
+        assured_at = max(self._assured_at.get(slot, -math.inf) for slot in effect.slots)
+        self.post(FenceStored(effect.number, opened, self._shell.now(), assured_at))
 
 
 def _tenure(slot: Slot) -> Tenure | None:

@@ -19,6 +19,7 @@ from onewriter_core.topic.model import (
     WHOLE,
     Contender,
     Departure,
+    PromotionPolicy,
     Purpose,
     Reserved,
     Slot,
@@ -36,6 +37,15 @@ is not known."""
 
 PRESENT_SINCE: Final = "presentSince"
 """State field: since when it is, or was when it was noted last; milliseconds by the wall clock."""
+
+
+LEADS: Final = "leads"
+"""State field: the epoch of the tenure in ``holder``, 0 for none: what guarded writes depend on."""
+
+
+SERVES: Final = "serves"
+"""State field: for how many milliseconds a holder may act in the topic's name after it was assured
+that it holds it; the longest of those whose time may not have passed when this was written."""
 
 
 def marker_fields(fence: Fence, slot: int, ledger: int, time_ms: int) -> dict[str, str]:
@@ -61,11 +71,13 @@ def state_fields(fence: Fence, slot: Slot, ledger: int, time_ms: int) -> dict[st
     changes_hands = fence.purpose in {Purpose.GRANT, Purpose.DEPOSE}
     fields = {"epoch": str(ledger if changes_hands else slot.epoch)}
     if tenure is None:
-        fields["holder"] = ""
+        fields |= {"holder": "", LEADS: "0"}
     else:
+        epoch = ledger if tenure.epoch == NEW_EPOCH else tenure.epoch
+        fields[LEADS] = str(epoch)
         fields["holder"] = json.dumps(
             {
-                "epoch": ledger if tenure.epoch == NEW_EPOCH else tenure.epoch,
+                "epoch": epoch,
                 "producer": tenure.producer_name,
                 "subject": tenure.identity.subject,
                 "podUID": tenure.identity.pod_uid,
@@ -74,6 +86,9 @@ def state_fields(fence: Fence, slot: Slot, ledger: int, time_ms: int) -> dict[st
                 "claim": tenure.claim,
             }
         )
+    winner = fence.contender if fence.purpose is Purpose.GRANT else None
+    serve_seconds = max(slot.serve_seconds, 0.0 if winner is None else winner.serve_seconds)
+    fields[SERVES] = str(round(serve_seconds * 1000))
     if fence.purpose is Purpose.SHARE:
         fields[ABSENT_SINCE] = ""  # somebody writes, and it is not noted how long
     if changes_hands:
@@ -124,7 +139,7 @@ def audit_fields(
             }
         ),
     }
-    if fence.purpose is Purpose.GRANT and fence.stops:
+    if fence.purpose is Purpose.GRANT and fence.stops and not first.serve_seconds:
         fields[LEADERLESS_MS] = "0"  # any other gap is told once it is over
     if tenure is not None:
         fields |= {"producer": tenure.producer_name, "subject": str(tenure.identity)}
@@ -133,8 +148,12 @@ def audit_fields(
         fields |= former_fields(former)
     if fence.contender is not None:
         fields |= contender_fields(fence.contender) | {"policy": fence.policy.value}
+    is_balanced = fence.policy is PromotionPolicy.BALANCED
+    if fence.contender is not None and is_balanced:
+        fields |= {"host": fence.contender.host, "load": str(fence.load)}
     if fence.best_loser is not None:
         loser = fence.best_loser
+        chosen_by = {"host": loser.host, "load": fence.best_loser_load} if is_balanced else {}
         fields["nextWaiter"] = json.dumps(
             {
                 "producer": loser.producer_name,
@@ -142,6 +161,7 @@ def audit_fields(
                 "arrival": loser.arrival,
                 "slots": loser.slots,
             }
+            | chosen_by
         )
     return fields
 
@@ -194,6 +214,7 @@ def slot_of(
         departure=Departure.NONE if tenure is None else Departure.MOVED,
         vacant_since=vacant_since,
         deposed=deposed,
+        serve_seconds=int(state.get(SERVES, "0")) / 1000,
     )
 
 

@@ -274,7 +274,6 @@ class Topics:
         self.broken.served(base)
         runner.start(opened)
         log.debug("topic.loaded", topic=str(base), ledger=max(each.ledger for each in opened))
-        follow(topic, self.namespaces)
         self._declare(topic)  # which may have changed meanwhile
         self._shell.changed(base)
         return topic
@@ -375,6 +374,7 @@ class Topics:
         """Have a loaded topic follow what is declared now."""
         if declaring.declare(topic, self.desired.topic(topic.name), self._shell.now()):
             self._shell.changed(topic.name)
+        follow(topic, self.namespaces)
         if declaring.lacks_partitions(topic):
             self._shell.spawn(declaring.grow(topic, self.set_partitions, self.loaded))
 

@@ -243,17 +243,24 @@ def _chosen(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
             "S11",
             name,
             (_place(record.record_id),),
-            f"{record.producer} (priority {promoted.priority}, arrival {promoted.arrival}) was"
-            f" promoted before a waiter of priority {left.priority}, arrival {left.arrival}",
+            f"{record.producer} ({_described(promoted)}) was promoted before a waiter of"
+            f" {_described(left)}",
         )
 
 
-def _rank(waiter: Waiter, policy: PromotionPolicy) -> tuple[int, int]:
+def _rank(waiter: Waiter, policy: PromotionPolicy) -> tuple[int, int, int]:
     match policy:
         case PromotionPolicy.FIFO:
-            return (0, waiter.arrival)
+            return (0, 0, waiter.arrival)
         case PromotionPolicy.PRIORITY:
-            return (-waiter.priority, waiter.arrival)
+            return (-waiter.priority, 0, waiter.arrival)
+        case PromotionPolicy.BALANCED:
+            return (-waiter.priority, waiter.load or 0, waiter.arrival)
+
+
+def _described(waiter: Waiter) -> str:
+    load = "" if waiter.load is None else f", load {waiter.load}"
+    return f"priority {waiter.priority}{load}, arrival {waiter.arrival}"
 
 
 def _place(record_id: str) -> str:

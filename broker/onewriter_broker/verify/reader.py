@@ -19,6 +19,7 @@ from onewriter_broker.log.blocks import MalformedBlock
 from onewriter_broker.log.topic_log import last_position, stored_bytes
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.verify.audit import BucketAudit, check_audit
+from onewriter_broker.verify.compacted import check_compacted
 from onewriter_broker.verify.findings import Findings, Note, Violation
 from onewriter_broker.verify.logs import LogChecker, Stored
 from onewriter_core.errors import Undecided
@@ -115,6 +116,7 @@ async def _verify_bucket(
         state = await _patiently(partial(store.read_state, name))
         observed = await _patiently(partial(store.observe, [bucket]))
         report.findings.add(checker.finish(Stored(state, observed.units.get(bucket, Unit()))))
+        await _patiently(partial(check_compacted, store, name, state, report.findings))
         for note in (*audit.notes, *checker.notes):
             report.findings.note(Note(report.log, note))
         report.first, report.last = checker.first, checker.last

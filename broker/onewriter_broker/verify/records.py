@@ -21,11 +21,15 @@ class UnreadableRecord(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A place in the queue. ``slots`` None: the record does not say what was waited for."""
+    """A place in the queue. ``slots`` None: the record does not say what was waited for.
+
+    ``load``: how many topics its host was seen to lead; None: the policy did not ask.
+    """
 
     priority: int
     arrival: int
     slots: tuple[int, ...] | None
+    load: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +125,14 @@ def _fence(
     mode = fields.get("mode", "")
     promoted = None
     if "arrival" in fields:
-        promoted = Waiter(int(fields.get("priority", "0")), int(fields["arrival"]), None)
+        load = int(fields["load"]) if "load" in fields else None
+        promoted = Waiter(int(fields.get("priority", "0")), int(fields["arrival"]), None, load)
     next_waiter = None
     if "nextWaiter" in fields:
         waiter = json.loads(fields["nextWaiter"])
         slots = tuple(waiter["slots"]) if "slots" in waiter else None
-        next_waiter = Waiter(int(waiter["priority"]), int(waiter["arrival"]), slots)
+        load = int(waiter["load"]) if "load" in waiter else None
+        next_waiter = Waiter(int(waiter["priority"]), int(waiter["arrival"]), slots, load)
     return FenceRecord(
         record_id=record_id,
         kind=kind,

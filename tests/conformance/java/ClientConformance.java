@@ -9,6 +9,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
 import java.util.UUID;
+import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
@@ -21,7 +22,12 @@ import java.util.regex.Pattern;
 import java.util.stream.Collectors;
 import org.apache.pulsar.client.admin.PulsarAdmin;
 import org.apache.pulsar.client.admin.PulsarAdminException;
+import org.apache.pulsar.client.admin.LongRunningProcessStatus;
 import org.apache.pulsar.client.api.*;
+import org.apache.pulsar.client.api.schema.GenericRecord;
+import org.apache.pulsar.common.policies.data.SchemaCompatibilityStrategy;
+import org.apache.pulsar.common.schema.KeyValue;
+import org.apache.pulsar.common.schema.KeyValueEncodingType;
 
 /**
  * What the Java client must find on a broker: its own exclusive-producer stories and the breadth of
@@ -31,11 +37,6 @@ import org.apache.pulsar.client.api.*;
  */
 public final class ClientConformance {
     /** Something with a definition. */
-    public static final class Point {
-        public int x;
-        public int y;
-    }
-
     interface Case {
         void run() throws Exception;
     }
@@ -62,6 +63,8 @@ public final class ClientConformance {
         consumers();
         administration();
         refusals();
+        schemas();
+        compaction();
     }
 
     public static void main(String[] arguments) throws Exception {
@@ -400,6 +403,34 @@ public final class ClientConformance {
                         check(found.equals("message " + n), "round " + round + ": " + found);
                     }
                     consumer.redeliverUnacknowledgedMessages();
+                }
+            }
+        });
+        cases.put("redeliver all in mid-stream, with the consumer's epoch", () -> {
+            String topic = topic(0);
+            try (Consumer<byte[]> consumer = subscribe(topic, "s")) {
+                publish(topic, 200, false);
+                for (int round = 1; round <= 20; round++) {
+                    for (int n = 0; n < round; n++) {
+                        String found = text(receive(consumer));
+                        check(found.equals("message " + n), "round " + round + ": " + found);
+                    }
+                    consumer.redeliverUnacknowledgedMessages();
+                    String first = text(receive(consumer));
+                    if (!first.equals("message 0")) {
+                        first = text(receive(consumer)); // the one that slips through
+                    }
+                    check(first.equals("message 0"), "round " + round + ", first: " + first);
+                    for (int n = 1; n < 200; n++) {
+                        String found = text(receive(consumer));
+                        check(found.equals("message " + n), "round " + round + ": " + found);
+                    }
+                    consumer.redeliverUnacknowledgedMessages();
+                }
+                for (int n = 0; n < 200; n++) {
+                    Message<byte[]> message = receive(consumer);
+                    check(text(message).equals("message " + n), "at last: " + text(message));
+                    consumer.acknowledge(message);
                 }
             }
         });
@@ -831,18 +862,6 @@ public final class ClientConformance {
                 check(any.receive(5, TimeUnit.SECONDS) != null, "whatever it is");
             }
         });
-        cases.put("no schemas with a definition", () -> {
-            String topic = topic(0);
-            try (Consumer<byte[]> consumer = subscribe(topic, "s")) {
-                refused(PulsarClientException.IncompatibleSchemaException.class, () -> client
-                    .newProducer(Schema.JSON(Point.class)).topic(topic).create());
-                refused(PulsarClientException.IncompatibleSchemaException.class, () -> client
-                    .newConsumer(Schema.AVRO(Point.class)).topic(topic).subscriptionName("a")
-                    .subscribe());
-                publish(topic, 1, false);
-                receive(consumer);
-            }
-        });
         cases.put("delayed delivery", () -> {
             String topic = topic(0);
             try (Consumer<byte[]> consumer = subscribe(topic, "s");
@@ -852,6 +871,183 @@ public final class ClientConformance {
                 receive(consumer);
             }
         });
+    }
+
+    // ------------------------------------------------------------------ schemas, compaction
+
+    public static class Point {
+        public int x;
+        public int y;
+
+        public Point() {
+        }
+
+        Point(int x, int y) {
+            this.x = x;
+            this.y = y;
+        }
+    }
+
+    public static class Other {
+        public int z;
+    }
+
+    private void schemas() {
+        for (Schema<Point> schema : List.of(Schema.JSON(Point.class), Schema.AVRO(Point.class))) {
+            String kind = schema.getSchemaInfo().getType().name();
+            cases.put("records, " + kind, () -> {
+                String topic = topic(0);
+                try (Consumer<Point> consumer = client.newConsumer(schema).topic(topic)
+                            .subscriptionName("s").subscribe();
+                        Consumer<GenericRecord> any = client.newConsumer(Schema.AUTO_CONSUME())
+                            .topic(topic).subscriptionName("any").subscribe();
+                        Producer<Point> producer = client.newProducer(schema).topic(topic)
+                            .create()) {
+                    producer.send(new Point(3, 4));
+                    Point point = consumer.receive(5, TimeUnit.SECONDS).getValue();
+                    check(point.x == 3 && point.y == 4, "the record");
+                    Message<GenericRecord> generic = any.receive(5, TimeUnit.SECONDS);
+                    check(generic.getValue().getField("y").equals(4), "the record, whatever it is");
+                    check(admin.schemas().getSchemaInfo(topic).getType()
+                        == schema.getSchemaInfo().getType(), "the type");
+                    check(admin.schemas().getAllSchemas(topic).size() == 1, "one version");
+                }
+                refused(PulsarClientException.IncompatibleSchemaException.class, () -> client
+                    .newProducer(Schema.STRING).topic(topic).create());
+                refused(PulsarClientException.IncompatibleSchemaException.class, () -> client
+                    .newConsumer(Schema.INT32).topic(topic).subscriptionName("a").subscribe());
+            });
+        }
+        cases.put("schemas of one producer", () -> {
+            String topic = topic(0);
+            admin.topicPolicies().setSchemaCompatibilityStrategy(topic,
+                SchemaCompatibilityStrategy.ALWAYS_COMPATIBLE);
+            try (Consumer<GenericRecord> any = client.newConsumer(Schema.AUTO_CONSUME())
+                        .topic(topic).subscriptionName("any").subscribe();
+                    Producer<byte[]> producer = client.newProducer(Schema.AUTO_PRODUCE_BYTES())
+                        .topic(topic).create()) {
+                producer.newMessage(Schema.AVRO(Point.class)).value(new Point(1, 2)).send();
+                producer.newMessage(Schema.AVRO(Other.class)).value(new Other()).send();
+                check(any.receive(5, TimeUnit.SECONDS).getValue().getField("x").equals(1), "x");
+                check(any.receive(5, TimeUnit.SECONDS).getValue().getField("z").equals(0), "z");
+                check(admin.schemas().getAllSchemas(topic).size() == 2, "two versions");
+            }
+        });
+        cases.put("keys and values with schemas", () -> {
+            String topic = topic(0);
+            Schema<KeyValue<String, Point>> schema = Schema.KeyValue(Schema.STRING,
+                Schema.JSON(Point.class), KeyValueEncodingType.SEPARATED);
+            try (Consumer<KeyValue<String, Point>> consumer = client.newConsumer(schema)
+                        .topic(topic).subscriptionName("s").subscribe();
+                    Producer<KeyValue<String, Point>> producer = client.newProducer(schema)
+                        .topic(topic).create()) {
+                producer.send(new KeyValue<>("key", new Point(5, 6)));
+                check(consumer.receive(5, TimeUnit.SECONDS).getValue().getValue().y == 6, "y");
+            }
+        });
+        cases.put("schemas are deleted, versions go on", () -> {
+            String topic = topic(0);
+            client.newProducer(Schema.AVRO(Point.class)).topic(topic).create().close();
+            admin.schemas().deleteSchema(topic);
+            client.newProducer(Schema.AVRO(Other.class)).topic(topic).create().close();
+            check(admin.schemas().getSchemaInfoWithVersion(topic).getVersion() == 2, "version");
+        });
+    }
+
+    private static <T> T asked(Callable<T> question) {
+        try {
+            return question.call();
+        } catch (Exception error) {
+            throw new IllegalStateException(error);
+        }
+    }
+
+    private Producer<Point> leader(String topic, Map<String, Point> state) throws Exception {
+        Producer<Point> leader = client.newProducer(Schema.JSON(Point.class)).topic(topic)
+            .accessMode(ProducerAccessMode.WaitForExclusive).create();
+        try (Reader<Point> reader = client.newReader(Schema.JSON(Point.class)).topic(topic)
+                .startMessageId(MessageId.earliest).readCompacted(true).create()) {
+            while (reader.hasMessageAvailable()) {
+                Message<Point> message = reader.readNext(5, TimeUnit.SECONDS);
+                state.put(message.getKey(), message.getValue());
+            }
+        }
+        return leader;
+    }
+
+    private void compaction() {
+        cases.put("PIP-68's leader replays the compacted topic and then writes ahead", () -> {
+            String topic = topic(0);
+            Map<String, Point> first = new LinkedHashMap<>();
+            Map<String, Point> second = new LinkedHashMap<>();
+            Producer<Point> leader = leader(topic, first);
+            check(first.isEmpty(), "nothing yet");
+            CompletableFuture<Producer<Point>> waiting = CompletableFuture.supplyAsync(
+                () -> asked(() -> leader(topic, second)));
+            for (int i = 0; i < 30; i++) {
+                leader.newMessage().key("key-" + i % 3).value(new Point(i, i)).send();
+            }
+            admin.topics().triggerCompaction(topic);
+            eventually(() -> asked(() -> admin.topics().compactionStatus(topic).status)
+                == LongRunningProcessStatus.Status.SUCCESS, "compacted");
+            leader.newMessage().key("key-0").value(new Point(30, 30)).send();
+            check(!waiting.isDone(), "one leader at a time");
+            leader.close();
+            try (Producer<Point> successor = waiting.get(10, TimeUnit.SECONDS)) {
+                check(second.size() == 3 && second.get("key-0").x == 30
+                    && second.get("key-1").x == 28 && second.get("key-2").x == 29, "the state");
+                successor.newMessage().key("key-1").value(new Point(31, 31)).send();
+            }
+        });
+        for (boolean batched : List.of(false, true)) {
+            cases.put("compaction, batched " + batched, () -> {
+                String topic = topic(0);
+                try (Producer<String> producer = client.newProducer(Schema.STRING).topic(topic)
+                        .enableBatching(batched).create()) {
+                    for (int i = 0; i < 20; i++) {
+                        producer.newMessage().key("key-" + i % 4).value("value-" + i).sendAsync();
+                    }
+                    producer.newMessage().key("key-3").value(null).sendAsync();
+                    producer.flush();
+                    admin.topics().triggerCompaction(topic);
+                    eventually(() -> asked(() -> admin.topics().compactionStatus(topic).status)
+                        == LongRunningProcessStatus.Status.SUCCESS, "compacted");
+                    List<String> found = new ArrayList<>();
+                    try (Reader<String> reader = client.newReader(Schema.STRING).topic(topic)
+                            .startMessageId(MessageId.earliest).readCompacted(true).create()) {
+                        while (reader.hasMessageAvailable()) {
+                            found.add(reader.readNext(5, TimeUnit.SECONDS).getValue());
+                        }
+                        check(found.equals(List.of("value-16", "value-17", "value-18")),
+                            "the view: " + found);
+                        producer.newMessage().key("key-0").value("behind").send();
+                        check(reader.readNext(5, TimeUnit.SECONDS).getValue().equals("behind"),
+                            "the log behind it");
+                    }
+                }
+                try (Consumer<String> consumer = client.newConsumer(Schema.STRING).topic(topic)
+                        .subscriptionName("s").readCompacted(true)
+                        .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest)
+                        .subscribe()) {
+                    for (String value : List.of("value-16", "value-17", "value-18", "behind")) {
+                        Message<String> message = consumer.receive(5, TimeUnit.SECONDS);
+                        check(message.getValue().equals(value), value);
+                        // Of a batch that lacks messages this client never acknowledges the rest one by one.
+                        if (batched) {
+                            consumer.acknowledgeCumulative(message);
+                        } else {
+                            consumer.acknowledge(message);
+                        }
+                    }
+                }
+                eventually(() -> asked(() -> admin.topics().getStats(topic).getSubscriptions()
+                    .get("s").getMsgBacklog()) == 0, "all acknowledged");
+                try (TableView<String> view = client.newTableView(Schema.STRING).topic(topic)
+                        .create()) {
+                    check(view.size() == 3 && view.get("key-0").equals("behind"), "the table");
+                }
+            });
+        }
     }
 
     // ------------------------------------------------------------------ words of the stories

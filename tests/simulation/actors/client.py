@@ -44,6 +44,12 @@ class Handler(Protocol):
     def disconnected(self, end: ClientEnd) -> None: ...
 
 
+class OwnerHandler(Protocol):
+    """Who owns something by a connection."""
+
+    def lost(self, command: pb.CommandOwnershipLost) -> None: ...
+
+
 class ClientEnd(End):
     """A client's end of one connection."""
 
@@ -56,6 +62,7 @@ class ClientEnd(End):
         self.consumers: dict[int, Handler] = {}
         self.listeners: dict[int, Handler] = {}
         """Producers whose PRODUCER request may be answered twice: ready=false, then ready."""
+        self.owners: dict[tuple[str, int], OwnerHandler] = {}
         self.connected: asyncio.Future[bool] = client.loop.create_future()
         self.heard_at = client.loop.time()
 
@@ -64,11 +71,15 @@ class ClientEnd(End):
 
     async def request(self, request_id: int, message: Message) -> Command:
         """Send and wait for the answer; raises Gone."""
+        return await self.ask(request_id, self.codec.encode(message))
+
+    async def ask(self, request_id: int, frame: bytes) -> Command:
+        """The same for a frame that is encoded already."""
         if self.is_closed:
             raise Gone("not connected")
         answer: asyncio.Future[Command | None] = self.client.loop.create_future()
         self.requests[request_id] = answer
-        self.write(message)
+        self.send(frame)
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 found = await answer
@@ -97,6 +108,8 @@ class ClientEnd(End):
                 handler = self.producers.get(command.producer_id)
                 if handler is not None:
                     handler.heard(command, payload)
+            case pb.CommandQueueChanged() if self.client.extensions_version:
+                self.client.recorder.seen("told how many wait")
             case (
                 Delivery()
                 | pb.CommandCloseConsumer()
@@ -106,8 +119,18 @@ class ClientEnd(End):
                 handler = self.consumers.get(command.consumer_id)
                 if handler is not None:
                     handler.heard(command, payload)
+            case pb.CommandOwnershipLost():
+                key = (command.resource.name, command.resource.generation)
+                if (owner := self.owners.get(key)) is not None:
+                    owner.lost(command)
             case _:
                 self._answered(command, payload)
+
+    def answered(self, request_id: int, command: Command) -> None:
+        """An answer that came by a consumer."""
+        future = self.requests.get(request_id)
+        if future is not None and not future.done():
+            future.set_result(command)
 
     def _answered(self, command: Command, payload: memoryview | None) -> None:
         request_id = getattr(command, "request_id", None)
@@ -117,9 +140,7 @@ class ClientEnd(End):
         if request_id in self.listeners:
             self.listeners[request_id].heard(command, payload)
             return
-        future = self.requests.get(request_id)
-        if future is not None and not future.done():
-            future.set_result(command)
+        self.answered(request_id, command)
 
     def lost(self) -> None:
         self.is_closed = True
@@ -158,6 +179,8 @@ class Client:
         self.ports = ports
         self.process: Process = loop.add_process(name)
         self.randomness = randomness
+        self.extensions_version = randomness.choice([0, 1])
+        """Half of them are stock clients, which must never hear our own commands."""
         self.subject = subject
         self.ends: dict[int, ClientEnd] = {}
         self.ids = 0
@@ -182,7 +205,13 @@ class Client:
             raise Gone(str(error)) from error
         assert isinstance(made, ClientEnd)
         self.ends[port] = made
-        made.send(made.codec.connect("simulated-1", auth_data=self.subject.encode()))
+        made.send(
+            made.codec.connect(
+                "simulated-1",
+                auth_data=self.subject.encode(),
+                extensions_version=self.extensions_version,
+            )
+        )
         self.loop.spawn(self.process, self._keep_alive(made))
         try:
             async with asyncio.timeout(REQUEST_SECONDS):

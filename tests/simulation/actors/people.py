@@ -28,7 +28,15 @@ HANDOVER_SECONDS_MAX = 6.0
 """An administrator gives up after so long; L3's bound is in checkers/liveness.py."""
 
 
-def writer(topic: str, mode: str, name: str, *, priority: int = 0, steadiness: float = 1.0) -> Body:
+def writer(
+    topic: str,
+    mode: str,
+    name: str,
+    *,
+    priority: int = 0,
+    steadiness: float = 1.0,
+    serve_seconds: float = 0.0,
+) -> Body:
     """Becomes a producer again and again, and writes while it is one.
 
     ``name`` is its producer name, empty to let the broker invent one; the higher ``steadiness``, the
@@ -38,7 +46,16 @@ def writer(topic: str, mode: str, name: str, *, priority: int = 0, steadiness: f
     async def body(client: Client) -> None:
         randomness = client.randomness
         while True:
-            producer = Producer(client, topic, mode, name=name, priority=priority)
+            host = {"onewriter.host": f"host-{name[-1:]}"}  # writers of both topics share hosts
+            producer = Producer(
+                client,
+                topic,
+                mode,
+                name=name,
+                priority=priority,
+                properties=host,
+                serve_seconds=serve_seconds if client.extensions_version else 0.0,
+            )
             if await producer.create():
                 await _write(client, producer, int(randomness.uniform(10, 150) * steadiness))
                 if randomness.random() < 0.5:

@@ -17,11 +17,15 @@ from dataclasses import dataclass, field
 
 from tests.simulation.actors.client import Backoff, Client, ClientEnd, Gone
 from tests.simulation.history import Kind, Operation, Outcome
+from tests.simulation.recording import GUARD_PROPERTY
 
 from onewriter_core.wire.commands import Command
 from onewriter_core.wire.hot import SendReceipt, encode_send_header
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+DRIFT = 0.01
+"""What a process that serves takes off its time, for its clock."""
 
 CREATE_SECONDS = 25.0
 """Attempts to create a producer end so long after the first; waiting in line does not."""
@@ -66,6 +70,7 @@ class Producer:
         name: str = "",
         priority: int = 0,
         properties: dict[str, str] | None = None,
+        serve_seconds: float = 0.0,
     ) -> None:
         self.client = client
         self.topic = topic
@@ -73,6 +78,9 @@ class Producer:
         self.name = name
         self.priority = priority
         self.properties = dict(properties or {})
+        self.serve_seconds = serve_seconds
+        if serve_seconds:
+            self.properties["onewriter.serve-seconds"] = str(serve_seconds)
         self.producer_id = client.next_id()
         self.incarnation = f"{client.process.name}.{self.producer_id}"
         self.state: State = State.CREATING
@@ -90,6 +98,7 @@ class Producer:
         self._was_closed_over: ClientEnd | None = None
         self._changed = asyncio.Event()
         self._is_waiting = False
+        self._serves: list[Operation] = []
 
     @property
     def is_over(self) -> bool:
@@ -110,12 +119,17 @@ class Producer:
             number=self.priority,
         )
         self.client.loop.spawn(self.client.process, self._stay())
+        if self.serve_seconds:
+            self.client.loop.spawn(self.client.process, self._serve())
         while self.state is State.CREATING:
             await self._change()
         return self.state is State.READY
 
-    def send(self) -> Operation | None:
-        """Hand one message in; None: the producer is over."""
+    def send(self, begun: tuple[int, float] | None = None) -> Operation | None:
+        """Hand one message in; None: the producer is over.
+
+        ``begun``: when its application began to write it, if that was before.
+        """
         if self.state is State.OVER:
             return None
         value = f"{self.incarnation}/{self._sent}"
@@ -136,7 +150,11 @@ class Producer:
             number=self._sent,
             value=value,
             mode=self.mode,
+            guard=self.properties.get(GUARD_PROPERTY, ""),
+            guard_epoch=int(self.properties.get(f"{GUARD_PROPERTY}-number", "0")),
         )
+        if begun is not None:
+            operation.invoked, operation.invoked_at = begun
         header = encode_send_header(self.producer_id, self._sequence, len(entry))
         pending = Pending(operation, self._sequence, header + entry)
         self._sequence += 1
@@ -172,6 +190,32 @@ class Producer:
         """Wait until nothing is pending, or the producer is over."""
         while self.pending and self.state is not State.OVER:
             await self._change()
+
+    async def _serve(self) -> None:
+        """Serve, as long as the broker says now and then that it may."""
+        while not self.is_over:
+            await asyncio.sleep(self.serve_seconds / 3)
+            end = self._end
+            if self.state is not State.READY or end is None or self.epoch is None:
+                continue
+            operation = self._recorder.invoke(
+                Kind.SERVE,
+                self.client.process.name,
+                self.topic,
+                holder=self.incarnation,
+                epoch=self.epoch,
+            )
+            request_id = self.client.next_id()
+            question = pb.CommandCheck(request_id=request_id, topic=self.topic, epoch=self.epoch)
+            try:
+                answer = await end.request(request_id, question)
+            except Gone:
+                continue
+            is_current = isinstance(answer, pb.CommandCheckResponse) and answer.is_current
+            if is_current and not self.is_over:
+                operation.until = operation.invoked_at + self.serve_seconds * (1 - DRIFT)
+                self._serves.append(operation)
+                self._recorder.complete(operation, Outcome.OK)
 
     # ------------------------------------------------------------ staying connected
 
@@ -365,6 +409,8 @@ class Producer:
         self.error = why
         self.state = State.OVER
         self._recorder.holds_no_more(self.incarnation)
+        for serve in self._serves:
+            serve.until = min(serve.until, self.client.loop.time())
         if end is not None:
             end.producers.pop(self.producer_id, None)
             end.listeners.pop(self._request_id, None)

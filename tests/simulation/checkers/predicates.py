@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tests.simulation.checkers import liveness, promotion, readers, writes
+from tests.simulation.checkers import guards, liveness, promotion, readers, serving, writes
 from tests.simulation.history import History
 
 Predicate = Callable[[History], list[str]]
@@ -17,9 +17,11 @@ PREDICATES: Mapping[str, Predicate] = {
     "S5": writes.acks,
     "S6": writes.prefixes,
     "S7": writes.reads_agree,
+    "S8": guards.guarded_writes,
     "S9": readers.single_reader,
     "S11": promotion.choice,
     "S12": writes.never_forgotten,
+    "S14": serving.alone,
     "L1": liveness.some_holder,
     "L2": liveness.queue_moves,
     "L3": liveness.handovers_end,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from tests.simulation.history import History
 
 
 def choice(history: History) -> list[str]:
-    """S11: the promoted waiter is the first by priority, then by arrival, and no stale one."""
+    """S11: the promoted waiter is the first by the topic's policy, and no stale one."""
     problems: list[str] = []
     for record in history.audit:
         if record.get("kind") != "grant":
@@ -19,7 +21,20 @@ def choice(history: History) -> list[str]:
         if not was_promoted or "nextWaiter" not in record:
             continue
         loser = json.loads(record["nextWaiter"])
-        winner_rank = (-int(record["priority"]), int(record["arrival"]))
-        if winner_rank > (-int(loser["priority"]), int(loser["arrival"])):
+        if _rank(record) > _rank(loser):
             problems.append(f"promoted before its turn: {record}")
     return problems
+
+
+def was_spread(record: Mapping[str, Any]) -> bool:
+    """Whether a grant went to one who came later, because its host led less."""
+    if record.get("kind") != "grant" or "load" not in record or "nextWaiter" not in record:
+        return False
+    loser = json.loads(record["nextWaiter"])
+    winner_load, winner_arrival = int(record["load"]), int(record["arrival"])
+    return winner_load < int(loser["load"]) and winner_arrival > int(loser["arrival"])
+
+
+def _rank(waiter: Mapping[str, Any]) -> tuple[int, int, int]:
+    """By priority, then, where the policy is Balanced, by what its host leads, then by arrival."""
+    return -int(waiter["priority"]), int(waiter.get("load", 0)), int(waiter["arrival"])

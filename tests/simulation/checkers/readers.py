@@ -1,10 +1,13 @@
-"""S9, the parts that exist: a subscription skips nothing that nobody has acknowledged."""
+"""S9: a subscription skips nothing that nobody has acknowledged; and owners, who read alone."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Sequence
+from itertools import accumulate
 
-from tests.simulation.history import History, Kind, Operation
+from tests.simulation.history import History, Kind, Operation, Outcome
 
 from onewriter_core.ids import EARLIEST, Position
 
@@ -14,6 +17,7 @@ def single_reader(history: History) -> list[str]:
     problems: list[str] = []
     for topic in history.topics:
         entries = history.logs[topic].entries
+        gone = history.forgotten.get(topic, {})
         names = sorted({o.name for o in history.of(Kind.ACK, topic)})
         acks = {name: _Acknowledged(history, topic, name) for name in names}
         for name, mark in sorted(history.logs[topic].cursors.items()):
@@ -21,10 +25,52 @@ def single_reader(history: History) -> list[str]:
             problems += [
                 f"{topic}: cursor {name} at {mark} passed {entry.position}"
                 for entry in entries
-                if entry.position <= mark and not (known and known.has(entry.position))
+                if entry.position <= mark
+                and not (known and known.has(entry.position))
+                and entry.value not in gone  # while they were, there was nothing to pass
             ]
         problems += _redeliveries(history, topic, acks)
+        problems += _owners(history, topic)
     return problems
+
+
+def _owners(history: History, topic: str) -> list[str]:
+    """A generation is one owner's; they rise in real time; older ones acknowledge nothing."""
+    problems: list[str] = []
+    granted = [o for o in history.of(Kind.OWN, topic) if o.outcome is Outcome.OK]
+    for group in sorted({o.name for o in granted}):
+        owns = sorted((o for o in granted if o.name == group), key=lambda o: o.completed)
+        holders: dict[int, str] = {}
+        for own in owns:
+            generation = own.epoch or 0
+            if holders.setdefault(generation, own.holder) != own.holder:
+                problems.append(f"{topic}: generation {generation} was given twice: {own}")
+        known = _Highest(owns)
+        problems += [
+            f"{topic}: a generation was granted behind a newer one: {own}"
+            for own in owns
+            if (own.epoch or 0) < known.before(own.invoked)
+        ]
+        problems += [
+            f"{topic}: a deposed owner's acknowledgement was taken: {ack}"
+            for ack in history.of(Kind.ACK, topic)
+            if ack.name == group
+            and ack.outcome is Outcome.OK
+            and (ack.epoch or 0) < known.before(ack.invoked)
+        ]
+    return problems
+
+
+class _Highest:
+    """The highest generation that was answered before some moment."""
+
+    def __init__(self, owns: Sequence[Operation]) -> None:
+        self._moments = [own.completed for own in owns]
+        self._highest = list(accumulate((own.epoch or 0 for own in owns), max))
+
+    def before(self, moment: int) -> int:
+        at = bisect_left(self._moments, moment)
+        return self._highest[at - 1] if at else 0
 
 
 def _redeliveries(history: History, topic: str, acks: dict[str, _Acknowledged]) -> list[str]:

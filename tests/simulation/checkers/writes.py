@@ -247,7 +247,10 @@ def reads_agree(history: History) -> list[str]:
                 problems += [
                     f"{topic}: a read left out {entry.position}: {entry.value}"
                     for entry in entries
-                    if entry.position <= last and entry.position not in there
+                    if entry.position <= last
+                    and entry.position not in there
+                    # Emptied, read, and brought back by a restart from an older file.
+                    and forgotten.get(entry.value, NEVER) > operation.completed_at
                 ]
                 if [position for position, _ in seen] != sorted(there):
                     problems.append(f"{topic}: a read is out of order or repeats")

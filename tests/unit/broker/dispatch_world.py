@@ -211,6 +211,7 @@ class World:
         priority_level: int = 0,
         rollback_seconds: int = 0,
         consumer_epoch: int | None = None,
+        read_compacted: bool = False,
     ) -> ConsumerHandle:
         """A consumer that is connected, started and has permits; the store was read to the end."""
         handle = await self.subscriptions.subscribe(
@@ -225,6 +226,7 @@ class World:
                 from_earliest=from_earliest,
                 rollback_seconds=rollback_seconds,
                 consumer_epoch=consumer_epoch,
+                read_compacted=read_compacted,
             ),
             socket,
         )

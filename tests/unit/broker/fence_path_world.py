@@ -52,6 +52,9 @@ class Told:
     answered_bytes: int = 0
     drops: list[str] = field(default_factory=list)
     client_version: str = "world"
+    hears_of_queue: bool = False
+    waiting: list[int] = field(default_factory=list)
+    guards_refused: list[Outcome] = field(default_factory=list)
 
     def producer_ready(self, producer: Producer, epoch: int | None) -> None:
         self.ready.append(epoch)
@@ -77,6 +80,12 @@ class Told:
         self.drops.append(reason)
 
     def probe(self) -> None: ...
+
+    def guard_refused(self, producer: Producer, outcome: Outcome) -> None:
+        self.guards_refused.append(outcome)
+
+    def queue_changed(self, producer: Producer, waiting: int) -> None:
+        self.waiting.append(waiting)
 
 
 class Owner:
@@ -227,10 +236,15 @@ class World:
         topic_epoch: int | None = None,
         reconnects: int = 0,
         connection: str = "",
+        alone: bool | None = None,
+        hears_of_queue: bool = False,
+        host: str = "",
+        priority: int = 0,
+        serve_seconds: float = 0.0,
     ) -> tuple[Producer, Told]:
         """A client creates a producer, on a connection of its own unless one is named."""
         self._registrations += 1
-        told = Told()
+        told = Told(hears_of_queue=hears_of_queue)
         request = Request(
             registration=f"r{self._registrations}",
             connection=connection or f"c{self._registrations}",
@@ -238,10 +252,13 @@ class World:
             name_given=bool(name),
             mode=mode,
             slot=slot,
-            alone=slot == WHOLE,
+            alone=slot == WHOLE if alone is None else alone,
             identity=Identity(),
             topic_epoch=topic_epoch,
             reconnects=reconnects,
+            host=host,
+            priority=priority,
+            serve_seconds=serve_seconds,
         )
         producer = Producer(
             told, 1, 1, request, runner.logs[slot], self.appender.gathered, asked_priority=0

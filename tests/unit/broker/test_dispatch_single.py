@@ -288,6 +288,39 @@ async def test_a_redelivery_with_an_epoch_is_never_followed_by_an_older_one() ->
         assert socket.take()[0] == Position(5, 1)
 
 
+async def test_a_standby_only_has_its_epoch_taken() -> None:
+    async with world() as w:
+        anna, ben = Socket(), Socket()
+        await w.subscribe(
+            anna, kind=FAILOVER, consumer_id=1, consumer_name="anna", consumer_epoch=0
+        )
+        standby = await w.subscribe(
+            ben, kind=FAILOVER, consumer_id=2, consumer_name="ben", consumer_epoch=0
+        )
+        stored = await w.publish(3)
+        assert anna.take() == stored
+        standby.redeliver(consumer_epoch=5)
+        await w.settle()
+        assert anna.take() == []
+        assert standby.consumer.epoch == 5
+
+
+async def test_a_client_in_a_higher_epoch_is_followed_and_one_in_a_lower_is_not() -> None:
+    async with world() as w:
+        socket = Socket()
+        handle = await w.subscribe(socket, consumer_epoch=4)
+        stored = await w.publish(3)
+        socket.take()
+        for epoch in (None, 3, 4):
+            handle.follow_epoch(epoch)
+            await w.settle()
+            assert socket.take() == []
+        handle.follow_epoch(6)
+        await w.settle()
+        assert {delivery.epoch for delivery in socket.delivered} == {6}
+        assert socket.take() == stored
+
+
 async def test_a_client_that_names_no_epoch_gets_none() -> None:
     async with world() as w:
         socket = Socket()

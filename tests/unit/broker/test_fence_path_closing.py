@@ -29,6 +29,7 @@ class Line:
     """A Link that remembers what the client is told, in order."""
 
     has_room = True
+    extensions_version = 0
 
     def __init__(self) -> None:
         self.detection: Detection | None = None
@@ -75,7 +76,11 @@ class Client:
         self.world = world
         self.runner = runner
         identity = Identity()
-        clients = cast("Clients", SimpleNamespace(appender=world.appender))
+        settings = SimpleNamespace(buckets=64)
+        clients = cast(
+            "Clients",
+            SimpleNamespace(appender=world.appender, topics=None, owning=None, settings=settings),
+        )
         self.producing = Producing(
             clients,
             self.line,

@@ -75,6 +75,7 @@ def connected(clock: Clock) -> tuple[Clients, ClientProtocol, Pipe, OneProducer]
     clients = Clients(
         settings=Settings(),
         topics=SimpleNamespace(desired=DesiredState(), loaded={}),  # type: ignore[arg-type]
+        owning=SimpleNamespace(),  # type: ignore[arg-type]
         appender=SimpleNamespace(),  # type: ignore[arg-type]
         authenticator=SimpleNamespace(),
         addresses=SimpleNamespace(),  # type: ignore[arg-type]
@@ -82,6 +83,7 @@ def connected(clock: Clock) -> tuple[Clients, ClientProtocol, Pipe, OneProducer]
         undeclared=SimpleNamespace(),  # type: ignore[arg-type]
         now=lambda: clock.seconds,
         wall_ms=lambda: 0,
+        store=SimpleNamespace(),
     )
     link = ClientProtocol(clients, "c1", lambda work: work.close())
     pipe = Pipe()

@@ -74,6 +74,7 @@ class World:
         clients = Clients(
             settings=Settings(),
             topics=cast("Any", SimpleNamespace(desired=DesiredState(), loaded={})),
+            owning=cast("Any", SimpleNamespace()),
             appender=cast("Any", SimpleNamespace(gathered=None)),
             authenticator=self.judge,
             addresses=cast("Any", SimpleNamespace()),
@@ -81,6 +82,7 @@ class World:
             undeclared=cast("Any", SimpleNamespace()),
             now=lambda: 100.0,
             wall_ms=lambda: NOW_MS,
+            store=cast("Any", SimpleNamespace()),
         )
         self.link = ClientProtocol(clients, "c1", self.works.append)
         self.pipe = Pipe()

@@ -20,6 +20,7 @@ class Line:
     """A Link that keeps what is written."""
 
     has_room = True
+    extensions_version = 0
 
     def __init__(self) -> None:
         self.detection: Detection | None = None

@@ -13,6 +13,7 @@ from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, entry, wai
 
 from onewriter_broker.dispatch.saving import STATE_PREFIX
 from onewriter_broker.log.api import Block
+from onewriter_broker.log.compacted import COMPACTED, View
 from onewriter_broker.log.memory import Faults, MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.log.topic_log import TRIMMED
@@ -21,11 +22,13 @@ from onewriter_broker.topic import resting as resting_module
 from onewriter_broker.topic import retention as retention_module
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.loaded import Settling
+from onewriter_broker.topic.policies import NoPolicies
 from onewriter_broker.topic.resting import RestingTopics, kept_at_rest
 from onewriter_broker.topic.topics import Topics
 from onewriter_broker.verify.reader import verify
+from onewriter_core.api.topic import Compaction
 from onewriter_core.api.topic import Retention as Policy
-from onewriter_core.ids import TopicName
+from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.topic.model import WHOLE, Purpose
 
 LEDGERS = 3
@@ -38,13 +41,17 @@ class Registry:
 
     def __init__(self, holding: Holding, policy: Policy) -> None:
         self.leaving: dict[str, Settling] = {}
+        self.namespaces = NoPolicies()
+        self.compaction = Compaction()
         self.is_loaded = False
         self.declare(policy)
         self._holding = holding
 
     def declare(self, policy: Policy) -> None:
-        declared = SimpleNamespace(topic_name=TOPIC, spec=SimpleNamespace(retention=policy))
-        self.desired = SimpleNamespace(topics=[declared])
+        declared = SimpleNamespace(
+            topic_name=TOPIC, spec=SimpleNamespace(retention=policy, compaction=self.compaction)
+        )
+        self.desired = SimpleNamespace(topics=[declared], topic=lambda _base: declared)
 
     def resting(self, base: TopicName) -> Holding | None:
         return None if self.is_loaded or str(base) in self.leaving else self._holding
@@ -137,6 +144,23 @@ async def test_what_a_subscription_needs_stays() -> None:
     await w.former.store.set_state(w.mine.binding, TOPIC, (await w.state())["tok"], saved, ())
     await w.resting.go_round()
     assert w.stored[0] == "5-5"
+
+
+async def test_of_a_compacted_topic_nothing_goes_that_no_view_has() -> None:
+    w = await world(Policy(max_entries=1))
+    w.topics.compaction = Compaction(enabled=True)
+    w.topics.declare(Policy(max_entries=1))
+    before = w.stored
+    await w.resting.go_round()
+    assert w.stored == before
+    view = View(0, Position(5, 6), 0, 0, 0, EARLIEST, b"", 0)
+    token = (await w.state())["tok"]
+    fields = {COMPACTED: view.encode()}
+    await w.former.store.set_state(w.mine.binding, TOPIC, token, fields, ())
+    w.topics.compaction = Compaction()  # what it has stays complete all the same
+    w.topics.declare(Policy(max_entries=2))
+    await w.resting.go_round()
+    assert w.stored[0] == "5-7"
 
 
 async def test_a_cursor_that_cannot_be_read_needs_everything() -> None:

@@ -142,6 +142,31 @@ async def test_who_is_promoted_first_depends_on_policy_and_a_persons_choice(
     assert (await report_of(store)).findings.holds is holds
 
 
+@pytest.mark.parametrize(("loads", "holds"), [((1, 2), True), ((2, 2), False), ((3, 2), False)])
+async def test_balanced_promotes_whoever_had_less_to_lead(
+    store: MemoryLogStore, loads: tuple[int, int], holds: bool
+) -> None:
+    story = await Story.begin(store)
+    story.policy = PromotionPolicy.BALANCED
+    await story.fence(Purpose.GRANT, waiter("alice"))
+    early, late = waiter("bob", arrival=1), waiter("carol", arrival=2)
+    await story.fence(Purpose.GRANT, late, left=early, loads=loads)
+    findings = (await report_of(store)).findings
+    assert findings.holds is holds
+    assert [each.predicate for each in findings.violations] == ([] if holds else ["S11"])
+
+
+async def test_no_load_makes_up_for_a_lower_priority(store: MemoryLogStore) -> None:
+    story = await Story.begin(store)
+    story.policy = PromotionPolicy.BALANCED
+    await story.fence(Purpose.GRANT, waiter("alice"))
+    busy = waiter("bob", arrival=1, priority=1)
+    await story.fence(Purpose.GRANT, waiter("standby", arrival=2), left=busy, loads=(0, 9))
+    violations = (await report_of(store)).findings.violations
+    assert [each.predicate for each in violations] == ["S11"]
+    assert "priority 1, load 9" in violations[0].sentence
+
+
 async def test_a_waiter_for_another_partition_is_no_better_choice(store: MemoryLogStore) -> None:
     story = await Story.begin(store, partitions=2)
     await story.fence(Purpose.GRANT, waiter("alice"))

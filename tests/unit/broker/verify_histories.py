@@ -148,6 +148,7 @@ class Story:
         left: Contender | None = None,
         departure: Departure = Departure.NONE,
         slots: Sequence[int] = (),
+        loads: tuple[int, int] = (0, 0),
     ) -> int:
         """Open the next ledger for these slots, or all, as the machine would ask for it."""
         numbers = tuple(slots) or tuple(self.slots)
@@ -176,6 +177,7 @@ class Story:
             tuple((number, ()) for number in numbers),
             left,
             self.policy,
+            *loads,
         )
         parts = tuple(
             FencedLog(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from onewriter_core.api import support
 from onewriter_core.api.desired import read_desired
 from onewriter_operator.declarations import Declarations, Desired
 from onewriter_operator.documents import Key
@@ -160,7 +161,8 @@ def test_a_topic_whose_new_spec_is_wrong_keeps_its_old_one() -> None:
     assert world.passed_on()["orders"]["partitions"] == 2
 
 
-def test_its_claims_stay_with_it() -> None:
+def test_its_claims_stay_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(support.NOT_YET, "compaction", "not yet")
     world = World(topic("orders"), claim("primary"))
     world.put(topic("orders", generation=2, compaction={"enabled": True}))
     found = world.declarations.standing(Key("ExclusiveTopic", "shop", "orders"))
@@ -180,10 +182,12 @@ def test_a_claim_whose_new_spec_is_wrong_keeps_its_old_one() -> None:
     assert world.passed_on()["primary"]["subject"] == {"serviceAccountName": "writer"}
 
 
-def test_after_a_start_a_topic_that_was_served_goes_on_without_what_cannot_be_done() -> None:
+def test_after_a_start_a_topic_that_was_served_goes_on_without_what_cannot_be_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(support.NOT_YET, "compaction", "not yet")
     spec: Json = {
         "partitions": 2,
-        "promotion": {"policy": "Balanced"},
         "compaction": {"enabled": True},
     }
     served = topic("orders", **spec)
@@ -205,7 +209,7 @@ def test_a_topic_with_a_wrong_spec_is_still_the_older_one() -> None:
 
 def test_a_topic_with_a_wrong_spec_closes_like_any_other() -> None:
     world = World(topic("orders", deletionPolicy="Delete"), claim("primary"))
-    spec: Json = {"deletionPolicy": "Delete", "compaction": {"enabled": True}}
+    spec: Json = {"deletionPolicy": "Delete", "partitions": -1}
     world.put(topic("orders", generation=2, going=True, **spec))
     assert world.word("orders") == "Closing"
     assert world.passed_on()["orders"]["access"] == {"requireClaim": True}

@@ -1,77 +1,40 @@
 -- Append blocks to logs of any number of buckets.
 --
--- KEYS  per bucket: unit, then per log of the bucket: stream state
+-- KEYS  per bucket: unit, then per log of the bucket: stream state, then the hash that each of its
+--       blocks names by a guard of kind epoch or ownership
 -- ARGV  count of buckets, then
 --       per bucket: replid generation owner version, count of logs
 --       per log:    token, count of blocks
 --       per block:  id never_sent (1|0) lengths payload time chain counts ('' = one message each)
--- Reply one code per block, in the order of ARGV: OK | REFENCE | FENCED | LOST | UNKNOWN | BROKEN ...
+--                   guard: '' | epoch|ownership|floor field number
+-- Reply one code per block, in the order of ARGV:
+--       OK | REFENCE | FENCED | LOST | UNKNOWN | STALE | AHEAD | HELD | BROKEN ...
 --
 -- Invariant: a block enters its log only behind the marker of its own ledger, directly by its
--- owner, and at most once. After a block that was refused, no later block of the same log in this
--- call is appended. FENCED means: this block is certainly not in the log. BROKEN says nothing of
--- earlier attempts, and stands for the logs of that key alone.
+-- owner, at most once, and only while its guard holds. After a block that was refused, no later
+-- block of the same log in this call is appended. FENCED means: this block is certainly not in the
+-- log. STALE, AHEAD (by its guard) and HELD (behind such a one) mean the same, and are answered only
+-- to what was never sent before: no copy under way can make them a lie, and the id is free again. A
+-- block that was sent before is looked for; where it is not, REFENCE: only behind the next ledger
+-- can it be taken for absent. BROKEN says nothing of earlier attempts, and stands for the logs of
+-- that key alone.
 
 local dataset = dataset_here()
 local codes = {}
-local key, at = 0, 1
 
-local function next_key()
-  key = key + 1
-  return KEYS[key]
-end
-
-local function next_argument()
-  at = at + 1
-  return ARGV[at - 1]
-end
-
-local function at_or_below(left, right)
-  local left_ledger, left_entry = string.match(left, '^(%d+)-(%d+)$')
-  local right_ledger, right_entry = string.match(right, '^(%d+)-(%d+)$')
-  left_ledger, right_ledger = tonumber(left_ledger), tonumber(right_ledger)
-  if left_ledger ~= right_ledger then return left_ledger < right_ledger end
-  return tonumber(left_entry) <= tonumber(right_entry)
-end
-
--- What can be said about a block that may not be appended (any more). An earlier attempt of it can
--- only stand under its own id. Its absence is proof only while the log still begins at or below
--- that id: a successor may have trimmed it.
-local function settle(stream, unit, is_owner, block)
-  local found = redis.pcall('XRANGE', stream, block.id, block.id)
-  if broken(stream, found) then return broken(stream, found) end
-  if found[1] then
-    local fields = found[1][2]
-    for i = 1, #fields, 2 do
-      if fields[i] == 'h' and fields[i + 1] == block.chain then
-        if not is_owner then return 'UNKNOWN' end
-        -- WAIT counts this connection's last write; without one it would vouch for nothing.
-        redis.call('HSET', unit, 'beat', block.id)
-        return 'OK'
-      end
-    end
-    return 'FENCED'
+-- Append where the guard holds, and leave its number as the floor for those to come.
+local function append_guarded(stream, unit, generation, block)
+  local guard = block.guard
+  local refused = guard and guard_refusal(guard, generation)
+  if not refused then
+    local answer = append(stream, block)
+    if answer == 'OK' then raise_floor(guard) end
+    return answer
   end
-  if block.never_sent then return 'FENCED' end
-  local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)
-  if first[1] and at_or_below(first[1][1], block.id) then return 'FENCED' end
-  return 'UNKNOWN'
-end
-
-local function append(stream, block)
-  local added
-  if block.counts == '' then
-    added = redis.pcall('XADD', stream, 'NOMKSTREAM', block.id, 'n', block.lengths,
-      'p', block.payload, 't', block.time, 'h', block.chain)
-  else
-    added = redis.pcall('XADD', stream, 'NOMKSTREAM', block.id, 'n', block.lengths,
-      'p', block.payload, 't', block.time, 'h', block.chain, 'c', block.counts)
-  end
-  if not added then return 'LOST' end
-  if type(added) == 'table' and string.find(added.err, 'equal or smaller', 1, true) then
-    return 'PRESENT'
-  end
-  return broken(stream, added) or 'OK'
+  if block.never_sent then return refused end
+  local settled = settle(stream, unit, true, block)
+  if settled == 'FENCED' or settled == 'UNKNOWN' then return 'REFENCE' end
+  return settled
 end
 
 for _ = 1, tonumber(next_argument()) do
@@ -83,15 +46,13 @@ for _ = 1, tonumber(next_argument()) do
     local stream, state, token = next_key(), next_key(), next_argument()
     local code = refused or token_refusal(state, token)
     for _ = 1, tonumber(next_argument()) do
-      local block = {
-        id = next_argument(), never_sent = next_argument() == '1', lengths = next_argument(),
-        payload = next_argument(), time = next_argument(), chain = next_argument(),
-        counts = next_argument(),
-      }
+      local block = next_block(state, unit)
+      if code == 'HELD' and not block.never_sent then code = 'REFENCE' end
       local answer = code
       if not code then
-        answer = append(stream, block)
+        answer = append_guarded(stream, unit, generation, block)
         if answer ~= 'OK' and answer ~= 'PRESENT' then code = answer end
+        if answer == 'STALE' or answer == 'AHEAD' then code = 'HELD' end
       end
       if answer == 'PRESENT' or answer == 'FENCED' then
         answer = settle(stream, unit, refused == nil, block)

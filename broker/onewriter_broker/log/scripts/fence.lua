@@ -89,6 +89,7 @@ if #missing == 0 then
 end
 
 for _, log in ipairs(missing) do
+  keep_floors(log.state, log.state_first, log.state_last)
   redis.call('XADD', log.stream, marker_id, 'k', 'marker', 'owner', owner, 'gen', generation,
     unpack(ARGV, log.marker_first, log.marker_last))
   redis.call('HSET', log.state, 'tok', token, 'ledger', ledger,

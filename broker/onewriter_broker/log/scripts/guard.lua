@@ -41,6 +41,17 @@ local function refusal(unit, dataset, replid, generation, owner, version)
   return nil
 end
 
+-- A floor of guarded writes never falls, whatever late or forgetful call would set it: ARGV gets the
+-- higher one. The key is known to be a hash.
+local function keep_floors(key, first, last)
+  for i = first, last, 2 do
+    if string.sub(ARGV[i], 1, 6) == 'guard:' then
+      local held = redis.call('HGET', key, ARGV[i])
+      if held and (tonumber(held) or 0) > tonumber(ARGV[i + 1]) then ARGV[i + 1] = held end
+    end
+  end
+end
+
 -- Sets ARGV[first..last] (name, value, ...) and removes the fields named by ARGV[last+1..]; nil, or
 -- the code to answer: then nothing was changed.
 local function change_fields(key, first, last)
@@ -58,4 +69,31 @@ local function token_refusal(state, token)
   if not held then return 'LOST' end
   if held ~= token then return 'FENCED' end
   return nil
+end
+
+-- nil when what a guarded write depends on is as it says, otherwise STALE (it is over) or AHEAD (the
+-- store does not know of it, or not yet). A floor is only passed or not; `raises` says that it is to
+-- be raised together with the write. An epoch counts where the guarding log was fenced since the
+-- dataset was registered: a log that lost its tail may still name a tenure that had ended. So with an
+-- ownership: its bucket's records must have been settled since.
+local function guard_refusal(guard, generation)
+  local number = tonumber(guard.number)
+  local fields = { guard.field }
+  if guard.kind == 'epoch' then fields = { 'leads', 'epoch', 'generation' } end
+  if guard.kind == 'ownership' and redis.call('HGET', guard.unit, 'owned') ~= generation then
+    return 'AHEAD'
+  end
+  local held = redis.pcall('HMGET', guard.key, unpack(fields))
+  if broken(guard.key, held) then return 'AHEAD' end
+  local first, highest = tonumber(held[1] or '0'), tonumber(held[2] or held[1] or '0')
+  if not first or not highest then return 'AHEAD' end
+  if guard.kind == 'floor' then
+    guard.raises = first < number
+    if first > number then return 'STALE' end
+    return nil
+  end
+  if guard.kind == 'epoch' and held[3] ~= generation then return 'AHEAD' end
+  if first == number then return nil end
+  if highest >= number then return 'STALE' end
+  return 'AHEAD'
 end

@@ -1,0 +1,56 @@
+"""CHECK: whether an epoch is still current and where a topic ends, by the store and not by memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onewriter_broker.access import UndeclaredTopics, check_topic
+from onewriter_broker.dispatch.finding import last_message_id
+from onewriter_broker.topic.checking import standing_of
+from onewriter_broker.topic.topics import Topics
+from onewriter_core.errors import Refused, ServerError, Unavailable
+from onewriter_core.ids import TopicName
+from onewriter_core.topic.model import WHOLE
+from onewriter_core.wire import replies
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+
+class Checks:
+    """Answers CHECK for the topics that this broker serves. Anybody who is connected may ask."""
+
+    def __init__(self, topics: Topics, undeclared: UndeclaredTopics) -> None:
+        self._topics = topics
+        self._undeclared = undeclared
+
+    async def check(self, command: pb.CommandCheck, write: Callable[[bytes], None]) -> None:
+        """Answer CHECK. Raises what answers the request instead.
+
+        The end of the topic is looked up first, in memory where it is there: it is at or behind all
+        that was acknowledged before the command came, because whoever acknowledged it was this
+        broker, which is proved afterwards, or one before it, whose entries its marker stands behind.
+        """
+        name = TopicName.parse(command.topic)
+        check_topic(name, self._topics.desired.topic(name), self._undeclared)
+        topic = self._topics.loaded.get(str(name.base))
+        if topic is None or not topic.has(name):
+            entry = await self._topics.entry_of(name)
+            slot = WHOLE if name.partition is None else name.partition
+            if entry is None or slot not in entry.slots:
+                raise Refused(ServerError.TOPIC_NOT_FOUND, f"{name} does not exist")
+            topic = await self._topics.serve(name)
+        topic_log = topic.runner.logs[topic.slot_of(name)]
+        message_id, _ = await last_message_id(topic_log)
+        standing = await standing_of(topic_log)
+        if topic.runner.topic.is_closed:
+            raise Unavailable(f"{name} is moving")
+        asked = command.epoch if command.HasField("epoch") else standing.epoch
+        is_current = asked == standing.leads != 0
+        write(
+            replies.check_response(
+                command.request_id,
+                epoch=standing.epoch,
+                # A fence may have been stored since the store was read.
+                is_current=is_current and topic.runner.assure(topic.slot_of(name), asked),
+                last_message_id=message_id,
+            )
+        )

@@ -1,0 +1,187 @@
+"""Guards: what a producer's writes depend on, as it asks for it, and whether that may hold at all.
+
+Whether it does hold is decided with each append, inside the store (log/scripts/append.lua). What is
+looked at here tells a guard that is over, or never was, at once; it gives no right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onewriter_broker.log.api import FLOOR_PREFIX, Guard, GuardKind
+from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.owning.ownerships import Ownerships
+from onewriter_broker.topic.checking import raise_floor, standing_of
+from onewriter_broker.topic.tenures import tenure_of
+from onewriter_broker.topic.topics import Topics
+from onewriter_core.errors import Fenced, Refused, ServerError, Unavailable
+from onewriter_core.ids import NUMBER_MAX, TopicName, bucket_of
+from onewriter_core.own.names import canonical, own_field, resource_bucket, split_field
+from onewriter_core.topic.model import WHOLE
+
+GUARD_PROPERTY = "onewriter.guard"
+"""Producer property: the topic, or the resource, that its writes depend on."""
+
+GUARD_NUMBER_PROPERTY = "onewriter.guard-number"
+"""Producer property: the topic epoch, or the generation, that they depend on."""
+
+GUARD_GROUP_PROPERTY = "onewriter.guard-group"
+"""Producer property: the guard is an ownership, in this group (which may be empty)."""
+
+FLOORS_MAX = 1_000
+"""Guards of other buckets that one topic remembers the highest numbers of."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedGuard:
+    """A guard as a client names it: an epoch of a topic, or a generation of an ownership."""
+
+    name: str
+    number: int
+    group: str | None = None
+
+
+def asked_guard(properties: Mapping[str, str]) -> AskedGuard | None:
+    """The guard that a producer's properties name; None when there is none. Raises Refused."""
+    name = properties.get(GUARD_PROPERTY)
+    if name is None:
+        if GUARD_NUMBER_PROPERTY in properties or GUARD_GROUP_PROPERTY in properties:
+            raise Refused(
+                ServerError.NOT_ALLOWED_ERROR, f"a guard needs the property {GUARD_PROPERTY}"
+            )
+        return None
+    number = _number(properties.get(GUARD_NUMBER_PROPERTY, ""))
+    return AskedGuard(name, number, properties.get(GUARD_GROUP_PROPERTY))
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) <= NUMBER_MAX):
+        raise Refused(
+            ServerError.NOT_ALLOWED_ERROR,
+            f"{GUARD_NUMBER_PROPERTY} must be the epoch or the generation that the writes depend on",
+        )
+    return int(text)
+
+
+def resolve(asked: AskedGuard, target: TopicName, buckets: int) -> Guard:
+    """Where it stands what a write to ``target`` depends on. Raises Refused, InvalidTopicName."""
+    if asked.group is None:
+        topic = TopicName.parse(asked.name)
+        kind, name, bucket = GuardKind.EPOCH, str(topic), bucket_of(topic, buckets)
+    else:
+        resource = canonical(asked.name)
+        kind, name = GuardKind.OWNERSHIP, own_field(asked.group, resource)
+        bucket = resource_bucket(resource, buckets)
+    if bucket != bucket_of(target, buckets):
+        kind = GuardKind.FLOOR
+    return Guard(kind, name, asked.number)
+
+
+class Guards:
+    """Looks at guards for the topics that this broker serves."""
+
+    def __init__(self, topics: Topics, ownerships: Ownerships, buckets: int) -> None:
+        self._topics = topics
+        self._ownerships = ownerships
+        self._buckets = buckets
+
+    async def admit(self, asked: AskedGuard, target: TopicLog) -> Guard:
+        """The guard of writes to ``target``, unless it is known to be over, or never to have been.
+
+        Raises Fenced when it is over, Refused when it never was, Unavailable and Undecided when that
+        cannot be told now.
+        """
+        guard = resolve(asked, target.name, self._buckets)
+        if guard.kind is GuardKind.FLOOR:
+            self._check_floor(guard, target)
+            current, highest = await self._elsewhere(asked, target)
+            if 0 < highest < guard.number:
+                raise Unavailable(f"{asked.name} is not known here under {guard.number} yet")
+        elif guard.kind is GuardKind.EPOCH:
+            current, highest = await self._beside(TopicName.parse(guard.name))
+        else:
+            current = highest = await self._owned(asked)
+        _judge(asked, current, highest)
+        return guard
+
+    async def seal(self, guard: Guard, target: TopicLog) -> None:
+        """Let nothing of an older number enter ``target`` any more. Raises as ``admit`` does.
+
+        Beside its guard nothing older enters anyway: there it is only seen that the guard holds.
+        """
+        if guard.kind is GuardKind.FLOOR:
+            self._check_floor(guard, target)
+            await raise_floor(target, guard)
+            return
+        if guard.kind is GuardKind.EPOCH:
+            asked = AskedGuard(guard.name, guard.number)
+            current, highest = await self._beside(TopicName.parse(guard.name))
+        else:
+            group, resource = split_field(guard.name)
+            asked = AskedGuard(resource, guard.number, group)
+            current = highest = await self._owned(asked)
+            await standing_of(target)  # the ownership's bucket is the target's: it is still ours
+        _judge(asked, current, highest)
+
+    async def _beside(self, name: TopicName) -> tuple[int, int]:
+        """The tenure and the highest epoch of a topic that is served here."""
+        topic = self._topics.loaded.get(str(name.base))
+        if topic is None or not topic.has(name):
+            entry = await self._topics.entry_of(name)
+            slot = WHOLE if name.partition is None else name.partition
+            if entry is None or slot not in entry.slots:
+                return 0, 0
+            topic = await self._topics.serve(name)
+        standing = await standing_of(topic.runner.logs[topic.slot_of(name)])
+        return standing.leads, standing.epoch
+
+    async def _elsewhere(self, asked: AskedGuard, target: TopicLog) -> tuple[int, int]:
+        """The same of a topic that another broker may serve, as the store has it."""
+        if asked.group is not None:
+            generation = await self._generation(asked, target)
+            return generation, generation
+        state = await target.store.read_state(TopicName.parse(asked.name))
+        tenure = tenure_of(state)
+        return 0 if tenure is None else tenure.epoch, int(state.get("epoch", "0"))
+
+    async def _owned(self, asked: AskedGuard) -> int:
+        """The generation of an ownership whose bucket is served here."""
+        return await self._ownerships.current(asked.group or "", canonical(asked.name)) or 0
+
+    async def _generation(self, asked: AskedGuard, target: TopicLog) -> int:
+        resource = canonical(asked.name)
+        bucket = resource_bucket(resource, self._buckets)
+        records = await target.store.read_owned(bucket)
+        record = records.get(own_field(asked.group or "", resource))
+        return 0 if record is None else record.generation
+
+    def _check_floor(self, guard: Guard, target: TopicLog) -> None:
+        floor = int(target.state.get(guard.floor_field, "0"))
+        if floor > guard.number:
+            raise _over(guard.name, guard.number, floor)
+        floors = sum(1 for name in target.state if name.startswith(FLOOR_PREFIX))
+        if floor == 0 and floors >= FLOORS_MAX:
+            text = f"{target.name} is written under {FLOORS_MAX} guards of other buckets already"
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+
+
+def _judge(asked: AskedGuard, current: int, highest: int) -> None:
+    """Raise Fenced or Refused unless the guard's number is the current one."""
+    if current == asked.number:
+        return
+    if highest >= asked.number:
+        raise _over(asked.name, asked.number, highest)
+    what = "led" if asked.group is None else "owned"
+    raise Refused(
+        ServerError.NOT_ALLOWED_ERROR,
+        f"the guard {asked.name} was never {what} under {asked.number}",
+    )
+
+
+def _over(name: str, number: int, highest: int) -> Fenced:
+    return Fenced(
+        f"the guard {name} is not at {number} any more. Current epoch: {highest}",
+        epoch=number,
+        current_epoch=highest,
+    )

@@ -1,0 +1,61 @@
+"""What a producer asks for by its properties, so that every stock client can (docs/wire.md).
+
+Its priority is read in access.py, what its writes depend on in guards.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from onewriter_core.errors import Refused, ServerError
+from onewriter_core.topic.model import SERVE_SECONDS_MAX, AccessMode
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+IF_EPOCH_PROPERTY = "onewriter.if-epoch"
+"""A takeover happens only if the topic epoch still is this number."""
+
+ACCESS_MODE_PROPERTY = "onewriter.access-mode"
+"""``ExclusiveWithFencing`` for clients that cannot ask for it (Go)."""
+
+HOST_PROPERTY = "onewriter.host"
+"""The machine that it runs on, for the Balanced policy; a pod's node counts first."""
+
+SERVE_SECONDS_PROPERTY = "onewriter.serve-seconds"
+"""For how long after a CHECK that says so it acts in the topic's name (decisions 22)."""
+
+
+def properties_of(command: pb.CommandProducer) -> dict[str, str]:
+    return {item.key: item.value for item in command.metadata}
+
+
+def mode_of(command: pb.CommandProducer) -> AccessMode:
+    """The access mode; a property stands in for the one that Go cannot ask for."""
+    mode = AccessMode(command.producer_access_mode)
+    asked = properties_of(command).get(ACCESS_MODE_PROPERTY)
+    if mode is AccessMode.EXCLUSIVE and asked == "ExclusiveWithFencing":
+        return AccessMode.EXCLUSIVE_WITH_FENCING
+    return mode
+
+
+def if_epoch_of(properties: Mapping[str, str]) -> int | None:
+    """Raises Refused."""
+    text = properties.get(IF_EPOCH_PROPERTY)
+    if text is not None and not text.isdecimal():
+        raise Refused(ServerError.NOT_ALLOWED_ERROR, f"{IF_EPOCH_PROPERTY} must be a number")
+    return None if text is None else int(text)
+
+
+def serve_seconds_of(properties: Mapping[str, str]) -> float:
+    """In whole milliseconds; 0: it does not ask to serve. Raises Refused."""
+    text = properties.get(SERVE_SECONDS_PROPERTY)
+    if text is None:
+        return 0.0
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= SERVE_SECONDS_MAX:
+        wrong = f"{SERVE_SECONDS_PROPERTY} must be more than 0 and at most {SERVE_SECONDS_MAX:g}"
+        raise Refused(ServerError.NOT_ALLOWED_ERROR, wrong)
+    return math.ceil(seconds * 1000) / 1000  # as the store keeps it, and never less

@@ -1,0 +1,110 @@
+"""PUBLISH_TOGETHER: messages for several topics of one bucket, all stored or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from onewriter_broker.connection.requests import Link
+from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.blocks import BLOCK_ENTRIES_MAX
+from onewriter_broker.log.together import Part, Together
+from onewriter_broker.log.topic_log import ENTRY_BYTES
+from onewriter_broker.topic.producer import Producer
+from onewriter_core.errors import Refused, ServerError, Undecided
+from onewriter_core.ids import Position, TopicName, bucket_of
+from onewriter_core.wire import replies
+from onewriter_core.wire.hot import MessageId, Send
+from onewriter_core.wire.messages import entry_checksum_ok
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+PARTS_MAX = BLOCK_ENTRIES_MAX
+"""Messages of one request."""
+
+
+class TogetherRequests:
+    """One connection's requests. ``producer`` finds an active producer of it by its id."""
+
+    def __init__(
+        self,
+        link: Link,
+        appender: Appender,
+        producer: Callable[[int], Producer | None],
+        buckets: int,
+    ) -> None:
+        self._link = link
+        self._appender = appender
+        self._producer = producer
+        self._buckets = buckets
+
+    async def publish(self, command: pb.CommandPublishTogether) -> None:
+        """Answer PUBLISH_TOGETHER. Raises what answers it instead: definite, nothing was stored.
+
+        Where nobody can tell any more whether it was the connection is dropped.
+        """
+        producers = self._producers(command)
+        parts = [
+            _part(part, producer) for part, producer in zip(command.parts, producers, strict=True)
+        ]
+        request = Together(parts, lambda: all(producer.is_active for producer in producers))
+        size = sum(len(part.payload) + ENTRY_BYTES for part in parts)
+        self._link.pending_changed(size)
+        for producer in producers:
+            producer.handed_in()
+        try:
+            positions = await self._appender.together(request)
+        except Undecided as undecided:
+            self._link.close(str(undecided))
+            return
+        finally:
+            self._link.pending_changed(-size)
+            for producer in producers:
+                producer.answered()
+        self._link.write(replies.published_together(command.request_id, _ids(positions, producers)))
+
+    def _producers(self, command: pb.CommandPublishTogether) -> list[Producer]:
+        """The producer of each part. Raises Refused."""
+        if not 0 < len(command.parts) <= PARTS_MAX:
+            text = f"together 1 to {PARTS_MAX} messages are published"
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+        producers = []
+        for part in command.parts:
+            producer = self._producer(part.producer_id)
+            if producer is None:
+                text = f"producer {part.producer_id} may not write now"
+                raise Refused(ServerError.SERVICE_NOT_READY, text)
+            if producer.filter is not None:
+                text = f"{producer.topic_log.name} is deduplicated: nothing is published together"
+                raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+            producers.append(producer)
+        check_bucket([producer.topic_log.name for producer in producers], self._buckets)
+        return producers
+
+
+def check_bucket(topics: Sequence[TopicName], buckets: int) -> None:
+    """Raise Refused for topics of different buckets."""
+    first = topics[0]
+    for name in topics:
+        bare = name.base.local.replace("{", "").replace("}", "")
+        if bucket_of(name, buckets) != bucket_of(first, buckets):
+            raise Refused(
+                ServerError.NOT_ALLOWED_ERROR,
+                f"{name} and {first} lie in different buckets, so nothing can be published to both"
+                f" together; a name with a hash tag, as {{{first.base.local}}}-{bare},"
+                f" lies in the bucket of {first.base.local}",
+            )
+
+
+def _part(part: pb.CommandPublishTogether.Part, producer: Producer) -> Part:
+    payload = memoryview(part.entry)
+    if not entry_checksum_ok(payload):
+        raise Refused(ServerError.CHECKSUM_ERROR, "the checksum of a message is wrong")
+    send = Send(part.producer_id, part.sequence_id, max(1, part.num_messages))
+    return Part(producer.topic_log, send, payload, producer.guard)
+
+
+def _ids(positions: Sequence[Position], producers: Sequence[Producer]) -> list[MessageId]:
+    found = []
+    for position, producer in zip(positions, producers, strict=True):
+        partition = producer.topic_log.name.partition
+        found.append(MessageId(*position, partition=-1 if partition is None else partition))
+    return found

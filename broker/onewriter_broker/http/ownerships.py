@@ -1,0 +1,67 @@
+"""Who owns which resource, of the buckets that this broker serves."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from aiohttp import web
+
+from onewriter_broker.http.site import Site, number
+from onewriter_broker.owning.records import Entry
+from onewriter_core.own.names import split_field
+
+ROWS_PER_PAGE: Final = 500
+ROWS_PER_PAGE_MAX: Final = 5_000
+
+
+def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+    """See docs/http.md, "Ownerships"."""
+
+    async def every(request: web.Request) -> web.Response:
+        return web.json_response(await _list(site, request))
+
+    router.add_get("/onewriter/v1/ownerships", every)
+
+
+async def _list(site: Site, request: web.Request) -> dict[str, Any]:
+    """A page by record names. Raises Refusal, Unavailable, Undecided."""
+    limit = number(request, "limit", ROWS_PER_PAGE, ROWS_PER_PAGE_MAX)
+    after, group = request.query.get("after", ""), request.query.get("group")
+    found: dict[str, tuple[int, Entry]] = {}
+    for bucket in sorted(site.topics.ownership.held()):
+        room = await site.clients.owning.room(bucket)
+        for field, entry in room.entries.items():
+            if field > after and group in {None, split_field(field)[0]}:
+                found[field] = (bucket, entry)
+    page = sorted(found)[:limit]
+    now = site.clients.now()
+    return {
+        "broker": site.addresses.broker_url,
+        "ownerships": [_row(field, *found[field], now) for field in page],
+        "next": page[-1] if len(found) > limit else None,
+    }
+
+
+def _row(field: str, bucket: int, entry: Entry, now: float) -> dict[str, Any]:
+    """What people may see of a record: not its nonce, by which its owner is known again."""
+    group, resource = split_field(field)
+    current = entry.current(now)
+    owner = current.owner
+    return {
+        "resource": resource,
+        "group": group,
+        "generation": current.generation,
+        "owned": current.is_owned,
+        "connected": entry.end is not None,
+        "owner": None
+        if owner is None
+        else {
+            "subject": owner.identity.subject,
+            "identity": owner.name,
+            "pod": owner.identity.pod,
+            "podUID": owner.identity.pod_uid,
+            "node": owner.identity.node,
+        },
+        "since": entry.since_ms,
+        "bucket": bucket,
+    }

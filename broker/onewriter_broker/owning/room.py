@@ -1,0 +1,393 @@
+"""The ownerships of one bucket, from when it is first asked for until the bucket leaves.
+
+One change at a time, each written under the bucket's guard before anybody hears of it. A grant
+opens a ledger, as the fence of a topic does: so the anchor's note of the last ledger covers it, and
+a dataset that has forgotten one is recognised (``own.table.floor_of``). After a failover of the store
+what memory knows is written into the new dataset before anything else is granted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import structlog
+
+from onewriter_broker.log.api import Binding, Durability, LogStore, Outcome, OwnWrite
+from onewriter_broker.log.appender import Appender
+from onewriter_broker.ownership.bucket_events import Refenced
+from onewriter_broker.ownership.claims import Holding
+from onewriter_broker.owning.records import Entry, OwnerEnd, audit_fields, decode
+from onewriter_core.errors import ServerError, Unavailable, Undecided
+from onewriter_core.own.table import (
+    SERVE_SECONDS_MAX,
+    Denied,
+    Granted,
+    Owner,
+    Ownership,
+    OwnRequest,
+    decide,
+    floor_of,
+)
+
+RECORDS_PER_BUCKET_MAX = 10_000
+"""Records of one bucket. They are never dropped: a generation that restarts would be no fence."""
+
+RECORDS_PER_WRITE_MAX = 100
+"""Records, with their audit, in one call of the store."""
+
+RETRY_SECONDS = 0.2
+"""Between attempts at what must succeed before a grant is answered."""
+
+log = structlog.get_logger(__name__)
+
+
+class BucketsOwned(Protocol):
+    """What this needs of bucket ownership (buckets.BucketOwnership)."""
+
+    def holding(self, bucket: int) -> Holding | None: ...
+
+    async def reserve_ledger(self, bucket: int) -> int: ...
+
+    async def record_grant(self, bucket: int, ledger: int) -> None: ...
+
+    async def record_use(self, bucket: int, ledger: int) -> None: ...
+
+    async def refence(
+        self, bucket: int, failed: Binding, outcome: Outcome | None = None
+    ) -> Refenced: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What all rooms of a broker share. ``promises``: what the store can promise now."""
+
+    store: LogStore
+    appender: Appender
+    ownership: BucketsOwned
+    spawn: Callable[[Coroutine[object, object, None]], object]
+    now: Callable[[], float]
+    wall_ms: Callable[[], int]
+    incarnation: str
+    promises: Callable[[], frozenset[Durability]]
+    reserved_until: Callable[[int], float]
+    """Until when the owners are waited for that a bucket's former broker had."""
+    deposed: Callable[[Room, str], None]
+    """Told of a record whose owner is another one from now on, before that one is answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One resource of a request, by its record's name."""
+
+    field: str
+    generation: int
+    may_reset: bool = False
+
+
+class Room:
+    """See the module."""
+
+    def __init__(self, bucket: int, parts: Parts) -> None:
+        self.bucket = bucket
+        self.entries: dict[str, Entry] = {}
+        self._parts = parts
+        self._turn = asyncio.Lock()
+        self._bound: Binding | None = None
+        self._is_closed = False
+        self._quiet_until = 0.0
+        """Until then a grant that the store has forgotten may let somebody serve."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether ``entries`` is what is stored, or newer."""
+        return self._bound is not None
+
+    # ------------------------------------------------------------ asking
+
+    async def loaded(self) -> None:
+        """Wait until the records are known. Raises Unavailable, Undecided, BrokenKey."""
+        if self._bound is None:
+            await self.bind()
+
+    async def bind(self) -> None:
+        """Have memory and store agree under the binding that counts now. Raises as ``loaded``."""
+        async with self._turn:
+            await self._bind()
+
+    async def own(
+        self,
+        asker: Owner,
+        end: OwnerEnd,
+        wanted: Sequence[Wanted],
+        *,
+        only_returns: bool = False,
+    ) -> list[Granted | Denied]:
+        """Decide on each resource, in order; what is granted is durable when this returns, and its
+        former owners do not serve any more (``Owner.serve_seconds``).
+
+        Raises Unavailable (the bucket leaves), Undecided and BrokenKey: then it may be granted all
+        the same, and asking again with the same nonce says so.
+        """
+        async with self._turn:
+            while True:
+                await self._bind()
+                answers, before, after = self._decide(asker, wanted, only_returns=only_returns)
+                changed = {field: each for field, each in after.items() if each.is_new}
+                if changed:
+                    is_done = await self._grant(changed, before)
+                else:
+                    is_done = not after or await self._prove()
+                if is_done:
+                    break
+            for field, granted in after.items():
+                self._apply(field, granted, end)
+            moments = [self.entries[field].answer_at for field in after]
+            answer_at = max([*moments, self._quiet_until] if after else [0.0])
+        while (seconds := answer_at - self._parts.now()) > 0:  # noqa: ASYNC110 - for a moment, not for news
+            await asyncio.sleep(seconds)
+        return answers
+
+    async def disown(self, end: OwnerEnd, wanted: Sequence[Wanted]) -> None:
+        """Give up what ``end`` owns of these; what it does not own is left alone. Raises as ``own``."""
+        async with self._turn:
+            await self._bind()
+            released: list[str] = []
+            for each in wanted:
+                entry = self.entries.get(each.field)
+                is_its = entry is not None and entry.end is end
+                if entry is not None and is_its and entry.ownership.generation == each.generation:
+                    entry.ownership = entry.ownership.released()
+                    entry.end = None
+                    released.append(each.field)
+                    self._parts.deposed(self, each.field)
+            while not await self._put(released, {}, is_grant=False):
+                await self._bind()
+
+    # ------------------------------------------------------------ leaving
+
+    def left(self, end: OwnerEnd) -> None:
+        """A connection is gone: what it owned nobody owns now."""
+        left = [field for field, entry in self.entries.items() if entry.end is end]
+        for field in left:
+            entry = self.entries[field]
+            entry.end = None
+            entry.ownership = entry.ownership.left()
+        if left:
+            self._parts.spawn(self._note_left(left))
+
+    def close(self, message: str) -> None:
+        """The bucket leaves: all owners are told to go on where it is served next."""
+        self._is_closed = True
+        for field, entry in self.entries.items():
+            end, entry.end = entry.end, None
+            if end is not None:
+                end.ownership_lost(
+                    field, entry.ownership.generation, message, current=None, is_moving=True
+                )
+
+    async def settled(self) -> None:
+        """Wait until no change is under way."""
+        async with self._turn:
+            return
+
+    async def _note_left(self, fields: Sequence[str]) -> None:
+        """So that the next broker does not wait for them; best effort."""
+        try:
+            async with self._turn:
+                await self._bind()
+                still = [field for field in fields if self.entries[field].end is None]
+                await self._put(still, {}, is_grant=False)
+        except (Unavailable, Undecided) as error:
+            log.debug("ownerships.unnoted", bucket=self.bucket, reason=str(error))
+
+    # ------------------------------------------------------------ deciding
+
+    def _decide(
+        self, asker: Owner, wanted: Sequence[Wanted], *, only_returns: bool
+    ) -> tuple[list[Granted | Denied], dict[str, Ownership], dict[str, Granted]]:
+        """The answers; the records as they are; and what changes, one grant per record."""
+        now = self._parts.now()
+        known_since = self._require().known_since
+        answers: list[Granted | Denied] = []
+        before: dict[str, Ownership] = {}
+        after: dict[str, Granted] = {}
+        room = RECORDS_PER_BUCKET_MAX - len(self.entries)
+        for each in wanted:
+            entry = self.entries.get(each.field)
+            if entry is None and each.field not in before:
+                if room <= 0:
+                    text = f"bucket {self.bucket} has {RECORDS_PER_BUCKET_MAX} ownerships already"
+                    answers.append(Denied(ServerError.NOT_ALLOWED_ERROR, text, 0))
+                    continue
+                room -= 1
+            if each.field not in before:
+                nothing = floor_of(Ownership(), registration=0, known_since=known_since)
+                before[each.field] = nothing if entry is None else entry.current(now)
+            earlier = after.get(each.field)
+            present = before[each.field] if earlier is None else earlier.after
+            request = OwnRequest(asker, each.generation, only_returns, each.may_reset)
+            answer = decide(present, request)
+            answers.append(answer)
+            if isinstance(answer, Granted) and (earlier is None or answer.is_new):
+                after[each.field] = answer
+        return answers, before, after
+
+    async def _grant(self, changed: Mapping[str, Granted], before: Mapping[str, Ownership]) -> bool:
+        """Write grants; False: the bucket was bound anew meanwhile, decide again."""
+        time_ms = self._parts.wall_ms()
+        audits = {
+            field: audit_fields(
+                field,
+                granted,
+                before[field],
+                broker=self._parts.incarnation,
+                time_ms=time_ms,
+            )
+            for field, granted in changed.items()
+        }
+        coming = {
+            field: Entry(granted.after, time_ms, waits_seconds=self._waits(field))
+            for field, granted in changed.items()
+        }
+        return await self._put(list(changed), audits, coming=coming, is_grant=True)
+
+    def _waits(self, field: str) -> float:
+        """For so long whoever owned it last may act as its owner yet."""
+        entry = self.entries.get(field)
+        if entry is None:
+            return 0.0
+        owner = entry.ownership.owner
+        served = 0.0 if owner is None else owner.serve_seconds
+        return max(served, entry.answer_at - self._parts.now())
+
+    def _apply(self, field: str, granted: Granted, end: OwnerEnd) -> None:
+        """Let a grant that is durable count. Tells who owned the resource before."""
+        entry = self.entries.setdefault(field, Entry(Ownership()))
+        former, generation = entry.end, entry.ownership.generation
+        if granted.is_new:
+            entry.waits_seconds = self._waits(field)
+            entry.answer_at = self._parts.now() + entry.waits_seconds
+        entry.reserved_until = 0.0
+        entry.end = None if end.is_gone else end
+        entry.ownership = replace(granted.after, is_owned=entry.end is not None)
+        if granted.is_new:
+            entry.since_ms = self._parts.wall_ms()
+            entry.registration = self._bound.generation if self._bound is not None else 0
+        is_other = former is not None and former is not end
+        if granted.is_new or is_other:
+            self._parts.deposed(self, field)
+        if former is not None and (granted.is_new or is_other):
+            message = f"another owner has it: {granted.cause.value}"
+            current = granted.after.generation
+            former.ownership_lost(field, generation, message, current=current, is_moving=False)
+
+    # ------------------------------------------------------------ storing
+
+    def _require(self) -> Holding:
+        holding = self._parts.ownership.holding(self.bucket)
+        if holding is None or self._is_closed:
+            raise Unavailable(f"bucket {self.bucket} is not served here")
+        return holding
+
+    async def _bind(self) -> None:
+        while (holding := self._require()).binding != self._bound:
+            binding = holding.binding
+            stored = await self._parts.store.read_owned(self.bucket, replid=binding.replid)
+            if self._bound is None:
+                until = self._parts.reserved_until(self.bucket)
+                now = self._parts.now()
+                if 0 < holding.known_since == binding.generation:
+                    self._quiet_until = now + SERVE_SECONDS_MAX
+                self.entries = {
+                    field: decode(
+                        record, known_since=holding.known_since, reserved_until=until, now=now
+                    )
+                    for field, record in stored.items()
+                }
+            differing = []
+            for field, entry in self.entries.items():
+                found = stored.get(field)
+                # A higher one there is our own, of a write that is being repeated.
+                if found is None or found.generation < entry.ownership.generation:
+                    differing.append(field)
+            if (
+                self._require() == holding
+                and await self._put(differing, {}, is_grant=True, binding=binding)
+                and await self._settle(binding)
+            ):
+                self._bound = binding
+
+    async def _settle(self, binding: Binding) -> bool:
+        """Let the records guard writes: from now on they are what was granted, in this dataset."""
+        outcome = await self._parts.store.own(OwnWrite(binding, settles=True))
+        return outcome is Outcome.DONE or await self._refused(binding, outcome)
+
+    async def _prove(self) -> bool:
+        """Whether the store itself says that this broker still serves the bucket."""
+        binding = self._require().binding
+        outcome = await self._parts.store.own(OwnWrite(binding))
+        return outcome is Outcome.DONE or await self._refused(binding, outcome)
+
+    async def _put(
+        self,
+        fields: Sequence[str],
+        audits: Mapping[str, Mapping[str, str]],
+        *,
+        is_grant: bool,
+        coming: Mapping[str, Entry] | None = None,
+        binding: Binding | None = None,
+    ) -> bool:
+        """Write records, ``coming`` ones or as they are; False: bound anew meanwhile, begin again."""
+        bound = self._bound if binding is None else binding
+        for start in range(0, len(fields), RECORDS_PER_WRITE_MAX):
+            chunk = fields[start : start + RECORDS_PER_WRITE_MAX]
+            ledger = await self._parts.ownership.reserve_ledger(self.bucket) if is_grant else 0
+            current = self._require().binding
+            if current != bound:
+                return False
+            records = {}
+            for field in chunk:
+                entry = self.entries[field] if coming is None else coming[field]
+                entry.registration = current.generation
+                records[field] = entry.encode(current.generation)
+            lines = tuple(audits[field] for field in chunk if field in audits)
+            write = OwnWrite(current, ledger, records, lines)
+            is_kept = Durability.LOCAL in self._parts.promises()
+            durability = Durability.LOCAL if is_kept else Durability.NONE
+            outcome = await self._parts.appender.own(write, durability)
+            if outcome is not Outcome.DONE:
+                return await self._refused(current, outcome)
+            if is_grant:
+                await self._note(ledger)
+            if self._require().binding != current:
+                return False
+        return True
+
+    async def _refused(self, binding: Binding, outcome: Outcome) -> bool:
+        """Find out what became of the bucket. False: begin again; raises Unavailable if it is lost."""
+        answer = await self._parts.ownership.refence(self.bucket, binding, outcome)
+        log.warning(
+            "ownerships.refused", bucket=self.bucket, outcome=outcome.value, answer=answer.value
+        )
+        if answer is Refenced.LOST:
+            raise Unavailable(f"bucket {self.bucket} is served elsewhere now")
+        return False
+
+    async def _note(self, ledger: int) -> None:
+        """Have the anchor know of a grant before anybody else does, however long that takes."""
+        ownership, is_told = self._parts.ownership, False
+        while True:
+            try:
+                await ownership.record_use(self.bucket, ledger)
+                await ownership.record_grant(self.bucket, ledger)
+            except Unavailable as unavailable:
+                self._require()
+                if not is_told:
+                    log.warning("ownership.unrecorded", bucket=self.bucket, reason=str(unavailable))
+                    is_told = True
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return

@@ -1,0 +1,80 @@
+"""Is this broker still the one that serves a log, and which epoch is it? Answered by the store.
+
+A broker's memory proves nothing: it may have been frozen, and its topics may have another owner since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from onewriter_broker.log.api import Binding, Durability, Guard, Outcome, Standing
+from onewriter_broker.log.topic_log import TopicLog
+from onewriter_core.errors import Unavailable, Undecided
+
+_Answer = TypeVar("_Answer")
+
+COMMIT_ATTEMPTS_MAX = 3
+"""Times that the replicas are waited for before the asker is told to ask again."""
+
+
+async def standing_of(topic_log: TopicLog) -> Standing:
+    """What the log's state says, at a moment at which this broker certainly served the log.
+
+    It holds as firmly as an acknowledgement of the topic: where that waits for replicas, so does
+    this. Raises Undecided (ask again) and Unavailable (this broker does not serve the log now).
+    """
+    durability = topic_log.durability
+    marks = durability not in {Durability.NONE, Durability.LOCAL}
+
+    def ask(binding: Binding, token: str) -> Awaitable[Standing | Outcome]:
+        return topic_log.store.check(binding, topic_log.name, token, marks=marks)
+
+    binding, answer = await _owned(topic_log, ask)
+    if not isinstance(answer, Standing):
+        raise Unavailable(f"{topic_log.name} has moved on: {answer.value}")
+    if marks:
+        await _committed(topic_log, durability, binding.replid)
+    return answer
+
+
+async def raise_floor(topic_log: TopicLog, guard: Guard) -> None:
+    """From now on nothing enters the log under an older number of this guard, which is a floor.
+
+    Raises as ``standing_of`` does; the floor may stand all the same.
+    """
+    field = guard.floor_field
+
+    def ask(binding: Binding, token: str) -> Awaitable[Outcome]:
+        floor = max(guard.number, int(topic_log.state.get(field, "0")))
+        topic_log.state[field] = str(floor)  # before it is sent, as with an append
+        return topic_log.store.set_state(binding, topic_log.name, token, {field: str(floor)})
+
+    _, outcome = await _owned(topic_log, ask)
+    if outcome is not Outcome.DONE:
+        raise Unavailable(f"{topic_log.name} has moved on: {outcome.value}")
+    await standing_of(topic_log)  # as durable as an acknowledgement
+
+
+async def _owned(
+    topic_log: TopicLog, ask: Callable[[Binding, str], Awaitable[_Answer]]
+) -> tuple[Binding, _Answer]:
+    """The answer to a question under the log's present ledger, asked again while ledgers change."""
+    while True:
+        binding, ledger = topic_log.binding, topic_log.ledger
+        if binding is None:
+            raise Unavailable(f"{topic_log.name} is not open here")
+        answer = await ask(binding, binding.token(ledger))
+        is_refused = isinstance(answer, Outcome) and answer is not Outcome.DONE
+        if is_refused and (binding, ledger) != (topic_log.binding, topic_log.ledger):
+            continue
+        if answer is Outcome.REFENCE:  # whoever follows the store binds the bucket anew
+            raise Undecided(f"{topic_log.name} is being bound to the store anew")
+        return binding, answer
+
+
+async def _committed(topic_log: TopicLog, durability: Durability, replid: str) -> None:
+    for _ in range(COMMIT_ATTEMPTS_MAX):
+        if await topic_log.store.commit(durability, replid=replid):
+            return
+    raise Undecided(f"the replicas that {topic_log.name} counts on do not answer")

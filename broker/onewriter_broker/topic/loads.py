@@ -1,0 +1,78 @@
+"""How many topics each host leads: what the Balanced policy chooses by.
+
+A host is the node of a writer's pod; where nobody proves that, what the writer says
+(``onewriter.host``), else its address. This broker's own topics are counted at once, so that many
+promotions in one turn of the loop are spread; other brokers tell theirs with their heartbeats
+(ownership/membership.py), up to half a second late. It is a hint: nothing but the choice among
+waiters of one priority depends on it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from onewriter_broker.ownership.membership import HOSTS_MAX
+from onewriter_core.api import ExclusiveTopic
+from onewriter_core.topic.events import Event, ProducerRequested
+from onewriter_core.topic.model import Loads, PromotionPolicy, Purpose, Topic, Vacant
+
+
+class LeaderLoads:
+    """The counts of one broker, and what ``others`` says that the other brokers told."""
+
+    def __init__(self, others: Callable[[], Mapping[str, int]] = dict) -> None:
+        self.is_wanted = False
+        """Some topic is declared Balanced: the other brokers want to know."""
+        self._others = others
+        self._hosts: dict[str, tuple[str, ...]] = {}
+        self._counts: Counter[str] = Counter()
+
+    def follow(self, declared: Iterable[ExclusiveTopic]) -> None:
+        """These topics are declared from now on, here and at the other brokers."""
+        balanced = PromotionPolicy.BALANCED.value
+        self.is_wanted = any(each.spec.promotion.policy.value == balanced for each in declared)
+
+    def note(self, name: str, topic: Topic) -> None:
+        """Who leads a topic now; whoever is about to be granted it counts already."""
+        hosts = tuple(holder.host for holder in topic.holders)
+        claim = topic.claim
+        if claim is not None and claim.purpose is Purpose.GRANT and claim.contender is not None:
+            hosts += (claim.contender.host,)
+        before = self._hosts.get(name, ())
+        if hosts == before:
+            return
+        if hosts:
+            self._hosts[name] = hosts
+        else:
+            del self._hosts[name]
+        self._counts.update(hosts)
+        for host in before:
+            self._counts[host] -= 1
+            if not self._counts[host]:
+                del self._counts[host]
+
+    def told(self) -> dict[str, int]:
+        """What the other brokers are to know: nothing while nobody wants it, else a bounded number.
+
+        Beyond the bound the hosts that lead least are left out.
+        """
+        return dict(self._counts.most_common(HOSTS_MAX)) if self.is_wanted else {}
+
+    def elsewhere(self, name: str, hosts: Iterable[str]) -> Loads:
+        """What these hosts lead besides the topic of that name, in all the cluster."""
+        others = self._others()
+        here = Counter(self._hosts.get(name, ()))
+        loads = {
+            host: self._counts[host] - here[host] + others.get(host, 0) for host in sorted({*hosts})
+        }
+        return tuple((host, load) for host, load in loads.items() if load)
+
+
+def may_promote(topic: Topic, event: Event) -> bool:
+    """Whether the event may have the machine choose among waiters by what their hosts lead."""
+    if topic.policy is not PromotionPolicy.BALANCED or not topic.queue:
+        return False
+    # Who joins a line while somebody leads promotes nobody, and thousands may.
+    is_led = not any(isinstance(slot.ownership, Vacant) for slot in topic.slots)
+    return not (isinstance(event, ProducerRequested) and is_led)

@@ -1,0 +1,262 @@
+"""Schemas as they are kept, when two of them are the same, and which may follow which.
+
+Pure. Definitions in Avro (AVRO, JSON and PROTOBUF of Pulsar's clients) are compared by Apache Avro's
+own rules for reader and writer; of a key with a value both parts are. The strategies are Pulsar's.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import avro.errors
+import avro.schema
+from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
+
+from onewriter_core.errors import OnewriterError
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+BYTES_MAX: Final = 256 * 1024
+"""Of one definition."""
+
+NOT_KEPT: Final = frozenset({pb.Schema.NONE, pb.Schema.AUTO_CONSUME})
+"""What means that a client brings no schema."""
+
+NOT_OFFERED: Final = frozenset({pb.Schema.PROTOBUF_NATIVE, pb.Schema.EXTERNAL})
+
+_IN_AVRO: Final = frozenset({pb.Schema.AVRO, pb.Schema.JSON, pb.Schema.PROTOBUF})
+
+_LENGTH = struct.Struct(">i")
+
+
+class Incompatible(OnewriterError):
+    """A schema may not follow those that a topic has; the message says why, in Pulsar's words."""
+
+
+class InvalidSchema(OnewriterError):
+    """A definition that cannot be understood; the message says why."""
+
+
+class Strategy(enum.Enum):
+    """Which schemas may follow which; the values are Pulsar's words."""
+
+    FULL = "FULL"
+    BACKWARD = "BACKWARD"
+    FORWARD = "FORWARD"
+    FULL_TRANSITIVE = "FULL_TRANSITIVE"
+    BACKWARD_TRANSITIVE = "BACKWARD_TRANSITIVE"
+    FORWARD_TRANSITIVE = "FORWARD_TRANSITIVE"
+    ALWAYS_COMPATIBLE = "ALWAYS_COMPATIBLE"
+    ALWAYS_INCOMPATIBLE = "ALWAYS_INCOMPATIBLE"
+
+    @property
+    def new_reads_old(self) -> bool:
+        """Whether a reader with the new schema must understand what was written before."""
+        return "BACKWARD" in self.value or "FULL" in self.value
+
+    @property
+    def old_reads_new(self) -> bool:
+        """Whether a reader with an older schema must understand what is written from now on."""
+        return "FORWARD" in self.value or "FULL" in self.value
+
+
+DEFAULT_STRATEGY: Final = Strategy.FULL
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """One schema: its type (a number of pb.Schema.Type), definition and properties."""
+
+    kind: int
+    data: bytes = b""
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_wire(cls, schema: pb.Schema) -> Schema:
+        """A schema as a client sends it."""
+        data = b"" if schema.type in _WITHOUT_DEFINITION else schema.schema_data
+        return cls(schema.type, data, {pair.key: pair.value for pair in schema.properties})
+
+    @property
+    def type_name(self) -> str:
+        """Pulsar's word for the type."""
+        return pb.Schema.Type.Name(pb.Schema.Type.ValueType(self.kind))
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSchema:
+    """A schema of a topic, under its version; or the mark that those before it were deleted."""
+
+    version: int
+    schema: Schema
+    time_ms: int
+    is_deleted: bool = False
+
+    def encode(self) -> str:
+        """What is stored of it."""
+        return json.dumps(
+            {
+                "type": self.schema.type_name,
+                "data": base64.b64encode(self.schema.data).decode(),
+                "properties": dict(self.schema.properties),
+                "t": self.time_ms,
+                "deleted": self.is_deleted,
+            }
+        )
+
+    @classmethod
+    def parse(cls, version: int, text: str) -> KeptSchema:
+        """What was stored; raises ValueError."""
+        try:
+            found = json.loads(text)
+            schema = Schema(
+                pb.Schema.Type.Value(found["type"]),
+                base64.b64decode(found["data"], validate=True),
+                dict(found["properties"]),
+            )
+            return cls(version, schema, int(found["t"]), bool(found["deleted"]))
+        except (KeyError, TypeError, ValueError, binascii.Error) as error:
+            raise ValueError(f"schema {version} cannot be understood: {error!r}") from error
+
+
+_WITHOUT_DEFINITION: Final = frozenset(
+    {
+        pb.Schema.STRING,
+        pb.Schema.BOOL,
+        pb.Schema.INT8,
+        pb.Schema.INT16,
+        pb.Schema.INT32,
+        pb.Schema.INT64,
+        pb.Schema.FLOAT,
+        pb.Schema.DOUBLE,
+        pb.Schema.DATE,
+        pb.Schema.TIME,
+        pb.Schema.TIMESTAMP,
+        pb.Schema.INSTANT,
+        pb.Schema.LOCAL_DATE,
+        pb.Schema.LOCAL_TIME,
+        pb.Schema.LOCAL_DATE_TIME,
+    }
+)
+"""All in the type: the Python client sends the word "null" with one that has no definition."""
+
+
+def has_definition(schema: Schema) -> bool:
+    """Whether readers need more than the type to read what was written with it."""
+    return schema.kind not in _WITHOUT_DEFINITION
+
+
+def check(schema: Schema) -> None:
+    """Raise InvalidSchema for a schema that cannot be kept."""
+    if schema.kind in NOT_OFFERED:
+        raise InvalidSchema(
+            f"schemas of type {schema.type_name} are not kept here: use AVRO or JSON, or send bytes"
+        )
+    size = len(schema.data) + sum(len(k) + len(v) for k, v in schema.properties.items())
+    if size > BYTES_MAX:
+        raise InvalidSchema(f"a schema has at most {BYTES_MAX} bytes")
+    if schema.kind in _IN_AVRO:
+        _parsed(schema)
+    elif schema.kind == pb.Schema.KEY_VALUE:
+        for part in parts(schema):
+            check(part)
+
+
+def same(one: Schema, other: Schema) -> bool:
+    """Whether two schemas are one and the same version."""
+    if one.kind != other.kind:
+        return False
+    if one.data == other.data:
+        return True
+    if one.kind not in _IN_AVRO:
+        return False
+    try:
+        return bool(json.loads(one.data) == json.loads(other.data))
+    except ValueError:
+        return False
+
+
+def check_follows(new: Schema, kept: Sequence[KeptSchema], strategy: Strategy) -> None:
+    """Raise Incompatible when a topic that has these, oldest first, may not get a new one."""
+    if not kept or strategy is Strategy.ALWAYS_COMPATIBLE:
+        return
+    latest = kept[-1].schema
+    if latest.kind != new.kind:
+        raise Incompatible(
+            f"Incompatible schema: exists schema type {latest.type_name}, "
+            f"new schema type {new.type_name}"
+        )
+    if strategy is Strategy.ALWAYS_INCOMPATIBLE:
+        raise Incompatible("schemas of this topic are never compatible: the strategy says so")
+    compared = kept if strategy.value.endswith("TRANSITIVE") else kept[-1:]
+    for old in compared:
+        if strategy.new_reads_old:
+            _check_reads(new, old.schema, f"the new schema cannot read version {old.version}")
+        if strategy.old_reads_new:
+            _check_reads(old.schema, new, f"version {old.version} cannot read the new schema")
+
+
+def check_reads(reader: Schema, kept: Sequence[KeptSchema], strategy: Strategy) -> None:
+    """Raise Incompatible when a consumer with that schema cannot read what the topic has.
+
+    As in Pulsar: the latest alone, or all of them where the strategy is a transitive one.
+    """
+    if strategy is Strategy.ALWAYS_COMPATIBLE:
+        return
+    is_transitive = strategy.value.endswith("TRANSITIVE")
+    check_follows(
+        reader, kept, Strategy.BACKWARD_TRANSITIVE if is_transitive else Strategy.BACKWARD
+    )
+
+
+def _check_reads(reader: Schema, writer: Schema, what: str) -> None:
+    if reader.kind == pb.Schema.KEY_VALUE:
+        for mine, theirs in zip(parts(reader), parts(writer), strict=True):
+            if mine.kind != theirs.kind:
+                raise Incompatible(f"{what}: {mine.type_name} is not {theirs.type_name}")
+            _check_reads(mine, theirs, what)
+        return
+    if reader.kind not in _IN_AVRO:
+        return
+    checker = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
+    result = checker.get_compatibility(_parsed(reader), _parsed(writer))
+    if result.compatibility is not SchemaCompatibilityType.compatible:
+        reasons = ", ".join(sorted(str(reason) for reason in result.messages))
+        raise Incompatible(f"Unable to read schema: {what}: {reasons or 'incompatible'}")
+
+
+def _parsed(schema: Schema) -> avro.schema.Schema:
+    try:
+        return avro.schema.parse(schema.data.decode())
+    except (avro.errors.AvroException, ValueError, TypeError, RecursionError) as error:
+        raise InvalidSchema(
+            f"Invalid schema definition data for {schema.type_name} schema: {error}"
+        ) from error
+
+
+def parts(schema: Schema) -> tuple[Schema, Schema]:
+    """The key's and the value's schema of a KEY_VALUE schema; raises InvalidSchema."""
+    found: list[Schema] = []
+    rest = schema.data
+    for name in ("key", "value"):
+        kind = schema.properties.get(f"{name}.schema.type", "BYTES")
+        if len(rest) < _LENGTH.size:
+            raise InvalidSchema("a schema of key and value is cut short")
+        length = max(0, _LENGTH.unpack_from(rest)[0])
+        data, rest = rest[_LENGTH.size : _LENGTH.size + length], rest[_LENGTH.size + length :]
+        if len(data) != length:
+            raise InvalidSchema("a schema of key and value is cut short")
+        try:
+            number = pb.Schema.NONE if kind == "BYTES" else pb.Schema.Type.Value(kind.upper())
+        except ValueError as error:
+            raise InvalidSchema(f"there is no schema type {kind}") from error
+        if number == pb.Schema.KEY_VALUE:
+            raise InvalidSchema("a key or a value has no key of its own")
+        found.append(Schema(number, data))
+    return found[0], found[1]
