@@ -5,16 +5,29 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from onewriter._checks import Check, Checks
 from onewriter._config import ClientOptions, Limits, Tls, TokenSource, fixed_token, token_file
-from onewriter._errors import Closed, ConfigurationError, Unavailable
+from onewriter._consumer import Consumer, ConsumerOptions
+from onewriter._errors import Closed, ConfigurationError, OnewriterError, Unavailable
+from onewriter._ids import EARLIEST, LATEST, MessageId
+from onewriter._lead import Lead, LeadOptions
+from onewriter._leader import LeaderInfo
+from onewriter._leader_search import newest_leader
 from onewriter._lookup import Directory
+from onewriter._own import Own, Ownerships, Resources, new_nonce, wanted_of
+from onewriter._owning import Asker, Owners
 from onewriter._producer import Producer
+from onewriter._reader import Reader, ReaderOptions
 from onewriter._tenure import AccessMode, ProducerOptions
 from onewriter_core.ids import InvalidTopicName, TopicName
+
+_COMPACTED = ReaderOptions(read_compacted=True)
+"""Of a compacted topic, who leads is found without reading what was written since."""
 
 
 class Client:
@@ -43,8 +56,13 @@ class Client:
         self._tasks = asyncio.TaskGroup()
         self._running: set[asyncio.Task[None]] = set()
         self._directory = Directory(service_url, self._options, self.spawn)
+        self._checks = Checks(self._directory, self._options.limits, self.spawn)
+        self._owners = Owners(self._directory, self._options.limits)
         self._producers: dict[Producer, None] = {}
+        self._owned: dict[Ownerships, None] = {}
+        self._consumers: dict[Consumer | Reader, None] = {}
         self._producer_ids = itertools.count(1)
+        self._consumer_ids = itertools.count(1)
         self._is_open = False
 
     async def __aenter__(self) -> Self:
@@ -59,8 +77,8 @@ class Client:
         traceback: TracebackType | None,
     ) -> None:
         self._is_open = False
-        for producer in list(self._producers):
-            producer.abandon()
+        for member in (*self._producers, *self._consumers, *self._owned):
+            member.abandon()
         await self._directory.close()
         for task in list(self._running):
             task.cancel()
@@ -138,6 +156,212 @@ class Client:
             producer.abandon()
             raise
         return producer
+
+    async def subscribe(
+        self,
+        topic: str,
+        subscription: str,
+        options: ConsumerOptions | None = None,
+        *,
+        timeout_seconds: float | None = None,
+    ) -> Consumer:
+        """A consumer that is connected; the subscription is made where there is none.
+
+        Raises Refused when the broker says no (Exclusive, and there is a consumer; a partitioned
+        topic: name one partition), Unavailable when there was no answer in ``timeout_seconds``
+        (``Limits.operation_timeout_seconds``), ConfigurationError for a wrong name, Closed.
+        """
+        name = self._topic_name(topic)
+        if not subscription:
+            raise ConfigurationError("the subscription has no name")
+        consumer = Consumer(
+            name,
+            subscription,
+            options or ConsumerOptions(),
+            directory=self._directory,
+            limits=self._options.limits,
+            spawn=self.spawn,
+            consumer_ids=self._consumer_ids.__next__,
+        )
+        await self._until_ready(consumer, timeout_seconds)
+        return consumer
+
+    async def create_reader(
+        self,
+        topic: str,
+        start: MessageId = EARLIEST,
+        options: ReaderOptions | None = None,
+        *,
+        is_inclusive: bool = False,
+        timeout_seconds: float | None = None,
+    ) -> Reader:
+        """A reader that is connected, and begins behind ``start``: an id, EARLIEST or LATEST.
+
+        ``is_inclusive``: it begins with that message. Raises as ``subscribe`` does.
+        """
+        reader = Reader(
+            self._topic_name(topic),
+            start,
+            options or ReaderOptions(),
+            is_inclusive=is_inclusive,
+            directory=self._directory,
+            limits=self._options.limits,
+            spawn=self.spawn,
+            consumer_ids=self._consumer_ids.__next__,
+        )
+        await self._until_ready(reader, timeout_seconds)
+        return reader
+
+    async def check(self, topic: str, epoch: int | None = None) -> Check:
+        """Have the broker that serves ``topic`` prove it; which epoch is current, where it ends.
+
+        True at one moment after the call: a linearizable read. Raises Refused for a topic that does
+        not exist and for brokers other than onewriter's, Unavailable when none answered within
+        ``Limits.operation_timeout_seconds``, ConfigurationError for a wrong name, Closed.
+        """
+        if not self._is_open:
+            raise Closed("the client is not open: use it in an async with statement")
+        try:
+            name = TopicName.parse(topic)
+        except InvalidTopicName as error:
+            raise ConfigurationError(str(error)) from error
+        return await self._checks.check(name, epoch)
+
+    def lead(
+        self,
+        topic: str,
+        *,
+        priority: int | None = None,
+        identity: str = "",
+        metadata: Any = None,
+        announce: bool = True,
+        timeout_seconds: float | None = None,
+        handover_timeout_seconds: float | None = None,
+        on_lost: Callable[[OnewriterError], None] | None = None,
+        options: ProducerOptions | None = None,
+    ) -> Lead:
+        """``async with client.lead(topic) as leadership``: wait for one's turn, lead, hand over.
+
+        Waits as long as it takes, or ``timeout_seconds``: then Unavailable. Higher ``priority`` is
+        earlier in the line (PIP-440; brokers without it take waiters as they come). Before the block
+        begins, the new leader publishes who it is: ``identity`` (the host's name unless given), its
+        priority and epoch, and ``metadata``, what a successor needs: any JSON value, or bytes.
+        ``leader`` reads it. With ``announce=False`` nothing is published.
+
+        ``on_lost`` is called at once when the leadership is over; see ``Leadership.lost``. Leaving
+        the block hands over: messages that were taken are seen through first, for as long as
+        ``handover_timeout_seconds`` (``Limits.operation_timeout_seconds``).
+
+        Entering raises Refused when the broker says no (there is no claim), Unavailable,
+        ConfigurationError for a wrong name or metadata that is no JSON, Closed.
+        """
+        producer = options or ProducerOptions()
+        if priority is not None:
+            producer = replace(producer, queue_priority=priority)
+        return Lead(
+            self,
+            topic,
+            LeadOptions(
+                producer=producer,
+                identity=identity,
+                announce=announce,
+                metadata=metadata,
+                timeout_seconds=timeout_seconds,
+                handover_timeout_seconds=handover_timeout_seconds,
+                on_lost=on_lost,
+            ),
+        )
+
+    def own(
+        self,
+        group: str | None,
+        resources: Resources,
+        *,
+        identity: str = "",
+        serve_seconds: float | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Own:
+        """Own resources as the only one of ``group`` (None: no group): await it, or enter it.
+
+        A resource is a full topic or partition name (``persistent://...``) or any other text; with a
+        generation, ``(resource, generation)``, else 1. Nobody owns it: it is ours, whatever was
+        named. Somebody does: a higher generation takes it over; an equal one does for a later life
+        of the same ``identity``; generation 0 always does, where that is permitted.
+
+        Gives an Ownership per resource, in order; one that was denied is over at once, and its
+        ``generation`` raises why. Leaving the block, or ``release``, gives everything back.
+        ``serve_seconds`` (at most 3): so long after each proof we may act without asking
+        (``Ownership.may_serve``), and successors wait for it. Raises ConfigurationError for no
+        resources or one named twice, Closed.
+        """
+        if not self._is_open:
+            raise Closed("the client is not open: use it in an async with statement")
+        asker = Asker(group or "", identity, new_nonce(), serve_seconds or 0.0)
+        owned = Ownerships(self._owners, self, asker, wanted_of(resources))
+        return Own(owned, self._keep, timeout_seconds)
+
+    def _keep(self, owned: Ownerships) -> None:
+        self._owned[owned] = None
+        self.spawn(self._keep_until_over(owned))
+
+    async def _keep_until_over(self, owned: Ownerships) -> None:
+        renewal = self.spawn(owned.serve())
+        await owned.keep()
+        renewal.cancel()
+        del self._owned[owned]
+
+    def _topic_name(self, topic: str) -> TopicName:
+        if not self._is_open:
+            raise Closed("the client is not open: use it in an async with statement")
+        try:
+            return TopicName.parse(topic)
+        except InvalidTopicName as error:
+            raise ConfigurationError(str(error)) from error
+
+    async def _until_ready(
+        self, consumer: Consumer | Reader, timeout_seconds: float | None
+    ) -> None:
+        """Wait until it is connected; whoever stops waiting leaves nothing behind."""
+        self._consumers[consumer] = None
+        self.spawn(self._forget_consumer(consumer))
+        limit = self._options.limits.operation_timeout_seconds
+        seconds = limit if timeout_seconds is None else timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await consumer.ready()
+        except TimeoutError as error:
+            trouble = consumer.trouble
+            consumer.abandon()
+            raise Unavailable(
+                f"no consumer of {consumer.topic} within {seconds:g} s: {trouble}"
+            ) from error
+        except BaseException:
+            consumer.abandon()
+            raise
+
+    async def _forget_consumer(self, consumer: Consumer | Reader) -> None:
+        await consumer.ended()
+        del self._consumers[consumer]
+
+    async def leader(
+        self, topic: str, *, timeout_seconds: float | None = None
+    ) -> LeaderInfo | None:
+        """Who leads, as it said itself when it began to, or with ``Leadership.announce`` since.
+
+        None: nobody ever said so, or it was trimmed. Reads the topic from its end backwards, so it
+        costs what was written since. A leader that announces nothing is not known this way, so the
+        epoch may be behind; ``check`` knows the present one. Raises as ``create_reader`` does.
+        """
+        limit = self._options.limits.operation_timeout_seconds
+        seconds = limit if timeout_seconds is None else timeout_seconds
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                await self.create_reader(topic, LATEST, _COMPACTED) as reader,
+            ):
+                return await newest_leader(reader)
+        except TimeoutError as error:
+            raise Unavailable(f"{topic} was not read back within {seconds:g} s") from error
 
     async def _forget_when_ended(self, producer: Producer) -> None:
         await producer.ended()

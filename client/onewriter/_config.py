@@ -22,6 +22,10 @@ BACKOFF_FIRST_SECONDS = 0.05
 BACKOFF_MAX_SECONDS = 2.0
 """Pauses between attempts grow from the one to the other, each drawn from its upper half."""
 
+REQUEUE_SECONDS_PER_PRIORITY = 0.01
+REQUEUE_SECONDS_MAX = 1.0
+"""PIP-440: a producer delays its reconnect the longer, the higher its priority."""
+
 TokenSource = Callable[[], Awaitable[str]]
 """Gives the token to prove oneself with; asked at each connection and each challenge."""
 
@@ -172,3 +176,13 @@ class Backoff:
     def reset(self) -> None:
         """It worked: begin again with the shortest."""
         self._next = self._first
+
+
+def requeue_delay_seconds(priority: int, draw: Callable[[], float] = random.random) -> float:
+    """How long a producer of this priority waits before it queues again: PIP-440's delay.
+
+    It grows with the priority up to a cap, is jittered (``draw`` gives 0 to 1), and is nothing at 0
+    and below. It concerns queueing only: a holder that resumes its epoch never waits.
+    """
+    longest = min(max(priority, 0) * REQUEUE_SECONDS_PER_PRIORITY, REQUEUE_SECONDS_MAX)
+    return longest * (0.5 + 0.5 * draw())

@@ -17,17 +17,19 @@ import logging
 import math
 import time
 from collections.abc import Callable, Coroutine
-from typing import Protocol, Self, cast
+from typing import Self, cast
 
 from google.protobuf.message import Message
 
 from onewriter._config import Address, ClientOptions
-from onewriter._errors import OnewriterError, Refused, ServerError, Unavailable, answer_of
+from onewriter._ends import ConsumerEnd, ProducerEnd
+from onewriter._errors import Refused, ServerError, Unavailable, answer_of
+from onewriter._owner_ends import OwnerEnds
 from onewriter_core.errors import ProtocolError
 from onewriter_core.wire import replies
 from onewriter_core.wire.client import ClientConnection
-from onewriter_core.wire.commands import MESSAGE_LENGTH_MAX, Command
-from onewriter_core.wire.hot import SendReceipt
+from onewriter_core.wire.commands import MESSAGE_LENGTH_MAX, Command, encode_command
+from onewriter_core.wire.hot import Delivery, SendReceipt
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 REQUESTS_MAX = 10_000
@@ -53,44 +55,23 @@ log = logging.getLogger("onewriter")
 
 Spawn = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
 
-Request = pb.CommandLookup | pb.CommandPartitionedMetadata | pb.CommandCloseProducer
+Request = (
+    pb.CommandLookup
+    | pb.CommandPartitionedMetadata
+    | pb.CommandCloseProducer
+    | pb.CommandSubscribe
+    | pb.CommandCloseConsumer
+    | pb.CommandUnsubscribe
+    | pb.CommandSeek
+    | pb.CommandGetLastMessageId
+    | pb.CommandRedeliverUnacknowledgedMessages
+    | pb.CommandCheck
+    | pb.CommandSeal
+    | pb.CommandPublishTogether
+    | pb.CommandOwn
+    | pb.CommandDisown
+)
 """What ``Connection.request`` sends; each carries a request id of that connection."""
-
-
-class ProducerEnd(Protocol):
-    """A producer, as its connection sees it. No method blocks or raises."""
-
-    def on_success(self, answer: pb.CommandProducerSuccess) -> None:
-        """It waits for its turn, or it may write."""
-        ...
-
-    def on_error(self, error: OnewriterError) -> None:
-        """The broker refuses it."""
-        ...
-
-    def on_receipt(self, receipt: SendReceipt) -> None:
-        """A message is stored."""
-        ...
-
-    def on_send_error(self, error: pb.CommandSendError) -> None:
-        """A message is refused."""
-        ...
-
-    def on_queue_changed(self, waiting: int) -> None:
-        """So many wait behind it."""
-        ...
-
-    def on_closed(self) -> None:
-        """The broker closed it: fenced, or the topic moves. Receipts may still come."""
-        ...
-
-    def on_lost(self, reason: str) -> None:
-        """The connection is gone."""
-        ...
-
-    def on_writable(self) -> None:
-        """The socket takes data again, or the broker was proved to be there."""
-        ...
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -122,6 +103,9 @@ class Connection(asyncio.BufferedProtocol):
         self._requests: dict[int, asyncio.Future[Command]] = {}
         self._ends: dict[int, ProducerEnd] = {}
         self._asked: dict[int, ProducerEnd] = {}
+        self._consumers: dict[int, ConsumerEnd] = {}
+        self._expecting: dict[int, ConsumerEnd] = {}
+        self.owners = OwnerEnds()
         self._outgoing: list[bytes] = []
         self._is_paused = False
         self._heard_at = self._ticked_at = now()
@@ -184,8 +168,13 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._heard_at = self.now()
         try:
-            for command, _ in self._wire.buffer_updated(nbytes):
-                self._take(command)
+            for command, payload in self._wire.buffer_updated(nbytes):
+                if payload is None:
+                    self._take(command)
+                elif isinstance(command, Delivery):
+                    consumer = self._consumers.get(command.consumer_id)
+                    if consumer is not None:
+                        consumer.on_delivery(command, payload)
         except ProtocolError as error:
             self.abort(f"the broker broke the protocol: {error}")
 
@@ -228,20 +217,24 @@ class Connection(asyncio.BufferedProtocol):
 
     async def request(self, request: Request) -> Command:
         """Send a request and wait for its answer. Raises Refused, Unavailable."""
+        return await self.ask(request.request_id, encode_command(request))
+
+    async def ask(self, request_id: int, frame: bytes) -> Command:
+        """``request`` for a frame that is encoded already."""
         if self.is_closed or len(self._requests) >= REQUESTS_MAX:
             raise Unavailable(f"{self.address} takes no requests")
         seconds = self._limits.request_timeout_seconds
         answer: asyncio.Future[Command] = self._loop.create_future()
-        self._requests[request.request_id] = answer
+        self._requests[request_id] = answer
         begun_at = self.now()
-        self.say(request)
+        self.write(frame)
         try:
             async with asyncio.timeout(seconds):
                 command = await answer
         except TimeoutError as error:
             raise Unavailable(f"{self.address} did not answer within {seconds:g} s") from error
         finally:
-            del self._requests[request.request_id]
+            del self._requests[request_id]
         self.note_proof(begun_at)
         return command
 
@@ -254,6 +247,18 @@ class Connection(asyncio.BufferedProtocol):
         """Nobody is interested any more."""
         self._ends.pop(producer_id, None)
         self._asked.pop(request_id, None)
+
+    def attach_consumer(self, consumer_id: int, end: ConsumerEnd) -> None:
+        """From now on ``end`` hears what concerns the consumer."""
+        self._consumers[consumer_id] = end
+
+    def detach_consumer(self, consumer_id: int) -> None:
+        """Nobody is interested any more."""
+        self._consumers.pop(consumer_id, None)
+
+    def expect(self, request_id: int, end: ConsumerEnd) -> None:
+        """``end`` hears the answer in its place among the deliveries; to a future it would be late."""
+        self._expecting[request_id] = end
 
     # ------------------------------------------------------------ proof
 
@@ -341,11 +346,15 @@ class Connection(asyncio.BufferedProtocol):
             if not answer.done():
                 answer.set_exception(lost)
         self._wake_provers()
-        ends, self._ends = self._ends, {}
+        ends: list[ProducerEnd | ConsumerEnd] = [*self._ends.values(), *self._consumers.values()]
+        self._ends.clear()
         self._asked.clear()
+        self._consumers.clear()
+        self._expecting.clear()
+        self.owners.lost()
         if ends:
             log.info("connection to %s is lost: %s", self.address, reason)
-        for end in ends.values():
+        for end in ends:
             end.on_lost(reason)
 
     # ------------------------------------------------------------ inside
@@ -393,25 +402,40 @@ class Connection(asyncio.BufferedProtocol):
             case pb.CommandCloseProducer():
                 if (end := self._ends.get(command.producer_id)) is not None:
                     end.on_closed()
+            case pb.CommandCloseConsumer():
+                if (consumer := self._consumers.get(command.consumer_id)) is not None:
+                    consumer.on_closed()
+            case pb.CommandActiveConsumerChange():
+                if (consumer := self._consumers.get(command.consumer_id)) is not None:
+                    consumer.on_active(is_active=command.is_active)
             case pb.CommandQueueChanged():
                 if (end := self._ends.get(command.producer_id)) is not None:
                     end.on_queue_changed(command.waiting)
             case pb.CommandError():
                 self._take_error(command)
+            case pb.CommandSuccess() if command.request_id in self._expecting:
+                self._expecting.pop(command.request_id).on_answered(None)
             case (
                 pb.CommandSuccess()
                 | pb.CommandLookupResponse()
                 | pb.CommandPartitionedMetadataResponse()
+                | pb.CommandAckResponse()
+                | pb.CommandGetLastMessageIdResponse()
+                | pb.CommandCheckResponse()
+                | pb.CommandPublishTogetherResponse()
+                | pb.CommandOwnResponse()
             ):
                 answer = self._requests.get(command.request_id)
                 if answer is not None and not answer.done():
                     answer.set_result(command)
+            case pb.CommandOwnershipLost():
+                self.owners.take(command)
             case pb.CommandConnected():
                 self._accepted(command)
             case pb.CommandAuthChallenge():
                 self._spawn(self._answer_challenge())
             case _:
-                log.debug("%s is not for producers", type(command).__name__)
+                log.debug("%s is not for this client", type(command).__name__)
 
     def _take_error(self, command: pb.CommandError) -> None:
         error = answer_of(command.error, command.message)
@@ -419,6 +443,8 @@ class Connection(asyncio.BufferedProtocol):
             self._connected.set_exception(error)
         elif (end := self._asked.get(command.request_id)) is not None:
             end.on_error(error)
+        elif (consumer := self._expecting.pop(command.request_id, None)) is not None:
+            consumer.on_answered(error)
         else:
             answer = self._requests.get(command.request_id)
             if answer is not None and not answer.done():

@@ -6,8 +6,10 @@
     ├── Refused            a definite no to what was asked; ``code`` says why
     │   └── Fenced         the writer lost its turn: the message is definitely not in the log
     ├── Unavailable        nothing happened, and it may work later
-    │   └── NotSent        the message was not handed to a broker in time: definitely not in the log
+    │   ├── NotSent        the message was not handed to a broker in time: definitely not in the log
+    │   └── NoMessage      nothing came in the time that was given; also a TimeoutError
     ├── OutcomeUnknown     the message may or may not be in the log; nobody will ever tell this producer
+    ├── Unreadable         an entry that came cannot be taken apart; the ones behind it can be had
     ├── Closed             this program closed the producer or the client itself
     └── ConfigurationError a URL, a file or an option is wrong
 
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import re
 
+from onewriter._ids import MessageId
 from onewriter_core.errors import (
     ConfigurationError,
     Fenced,
@@ -36,17 +39,35 @@ __all__ = [
     "Closed",
     "ConfigurationError",
     "Fenced",
+    "NoMessage",
     "NotSent",
     "OnewriterError",
     "OutcomeUnknown",
     "Refused",
     "ServerError",
     "Unavailable",
+    "Unreadable",
 ]
 
 
 class NotSent(Unavailable):
     """The message was not handed to any broker in time and was withdrawn: it is not in the log."""
+
+
+class NoMessage(Unavailable, TimeoutError):
+    """No message came in the time that was given; none is lost by that."""
+
+
+class Unreadable(OnewriterError):
+    """The entry at ``message_id`` is damaged, encrypted, or lacks parts; why is in the text.
+
+    It stands in the place of its messages. Receiving again goes on behind it; a consumer may
+    acknowledge ``message_id``, else the entry comes again.
+    """
+
+    def __init__(self, message_id: MessageId, why: str) -> None:
+        super().__init__(f"{message_id}: {why}")
+        self.message_id = message_id
 
 
 class OutcomeUnknown(Undecided):

@@ -1,93 +1,128 @@
-"""Leading a topic again and again: wait in line, lead a term, lose it or hand it over, wait again.
+"""Leading a topic for one term: its epoch, sending under it, hearing of its loss, handing over.
 
-::
-
-    QUEUEING ──▶ LEADING ──▶ QUEUEING ...        fenced, or its own release
-    (not connected, or waiting for the turn)
-    LEADING ──▶ STEPPING_DOWN ──▶ STANDING_ASIDE ──▶ QUEUEING     release, perhaps with a pause
-
-Each term has its own producer and an epoch above all earlier ones. A term that is over never comes
-back: what was begun under it fails, even if the next term is won at once.
+What lives here: one term, from the grant to its end. What does not: how it was won (_lead.py waits
+for one, _candidacy.py for one after the other), and getting and keeping the topic (_tenure.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
-import random
+import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from typing import Any, Protocol
 
-from onewriter._client import Client
-from onewriter._config import Backoff
-from onewriter._errors import Closed, Fenced, OnewriterError, Refused, ServerError
+from onewriter._checks import Check
+from onewriter._errors import OnewriterError, Refused, ServerError
+from onewriter._guard import Guarded, GuardedBy, GuardedTopics, judge, over
+from onewriter._leader import Announcement, LeaderInfo, host_name, iso_time
 from onewriter._outbox import MessageId
 from onewriter._producer import Producer
+from onewriter._serving import Serving
 from onewriter._signal import Signal
-from onewriter._tenure import AccessMode, ProducerOptions, ProducerState
-
-REQUEUE_SECONDS_PER_PRIORITY = 0.01
-REQUEUE_SECONDS_MAX = 1.0
-"""PIP-440: a producer delays its reconnect the longer, the higher its priority."""
-
-REFUSED_MAX_SECONDS = 5.0
-"""The longest pause after a broker refused the candidate: its claim may be on its way."""
+from onewriter._tenure import ProducerOptions
+from onewriter._transaction import COMMIT_SECONDS, Transaction
 
 NONCE_BYTES = 8
 
+KEEP = object()
+"""Metadata that stays as it was announced last."""
 
-def requeue_delay_seconds(priority: int, draw: Callable[[], float] = random.random) -> float:
-    """How long a producer of this priority waits before it queues again: PIP-440's delay.
+ANNOUNCE_SECONDS = 10.0
+"""A new leader that cannot publish who it is in that time gives the topic back."""
 
-    It grows with the priority up to a cap, is jittered (``draw`` gives 0 to 1), and is nothing at 0
-    and below. It concerns queueing only: a holder that resumes its epoch never waits.
+
+class Host(Protocol):
+    """The client, as what is made from it knows it."""
+
+    def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Run something that ends with the client at the latest."""
+        ...
+
+    def start_producer(
+        self,
+        topic: str,
+        options: ProducerOptions | None = None,
+        *,
+        on_change: Callable[[Producer], None] = lambda _producer: None,
+    ) -> Producer:
+        """A producer that begins to ask for its topic."""
+        ...
+
+    async def create_producer(
+        self,
+        topic: str,
+        options: ProducerOptions | None = None,
+        *,
+        timeout_seconds: float | None = None,
+        on_change: Callable[[Producer], None] = lambda _producer: None,
+    ) -> Producer:
+        """A producer that may write."""
+        ...
+
+    async def check(self, topic: str, epoch: int | None = None) -> Check:
+        """Have the topic's broker prove which epoch is current."""
+        ...
+
+
+class Ending(Protocol):
+    """What ends once: a producer, an ownership."""
+
+    def when_ended(self, callback: Callable[[OnewriterError], None]) -> None:
+        """Call it when it is over."""
+        ...
+
+
+class Loss:
+    """The end of a leadership: ``await`` it, ask ``is_set()``, or let it ``call`` somebody.
+
+    Set in the very turn of the loop that brought the news, and never reset. ``reason`` is Fenced
+    after a takeover, Closed after the leader's own handover, or what the broker refused with.
     """
-    longest = min(max(priority, 0) * REQUEUE_SECONDS_PER_PRIORITY, REQUEUE_SECONDS_MAX)
-    return longest * (0.5 + 0.5 * draw())
+
+    def __init__(self, ending: Ending) -> None:
+        self.reason: OnewriterError | None = None
+        self._callbacks: list[Callable[[OnewriterError], object]] = []
+        self._news = Signal()
+        ending.when_ended(self._set)
+
+    def is_set(self) -> bool:
+        """Whether it is over."""
+        return self.reason is not None
+
+    async def wait(self) -> OnewriterError:
+        """Wait until it is over; why."""
+        while (reason := self.reason) is None:
+            await self._news.wait()
+        return reason
+
+    def __await__(self) -> Generator[Any, None, OnewriterError]:
+        return self.wait().__await__()
+
+    def call(self, callback: Callable[[OnewriterError], object]) -> None:
+        """Call it once it is over, at once if it is; it must not block or raise."""
+        if self.reason is not None:
+            callback(self.reason)
+        else:
+            self._callbacks.append(callback)
+
+    def _set(self, reason: OnewriterError) -> None:
+        self.reason = reason
+        self._news.tell()
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(reason)
 
 
-class Phase(enum.Enum):
-    """Where a candidate stands."""
+class Leadership:
+    """One time at the head of a topic. ``epoch`` is above that of every earlier one of anybody.
 
-    QUEUEING = "queueing"
-    """In line, or on the way to it (``is_connected`` says which)."""
-    LEADING = "leading"
-    STEPPING_DOWN = "stepping-down"
-    """It releases the topic: messages that were taken are seen through, no more are."""
-    STANDING_ASIDE = "standing-aside"
-    """Out of the line, by its own wish."""
-    CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """A candidate's situation at one moment. ``version`` counts up with every change.
-
-    ``is_connected``: a broker knows us, as leader or in the line. ``latest_epoch`` is the newest
-    topic epoch that this candidate heard of, its own or another's. ``trouble``: why there is no
-    connection. ``last_term`` and ``loss``: the latest term that is over, and why. ``since`` is
-    seconds since 1970.
+    It ends for good: by a takeover, by ``handover``, or because the broker refuses it. Whatever is
+    sent afterwards fails, also if the same process leads again by then.
     """
 
-    version: int
-    phase: Phase
-    term: Term | None
-    is_connected: bool
-    latest_epoch: int | None
-    trouble: str
-    last_term: Term | None
-    loss: OnewriterError | None
-    since: float
-
-
-class Term:
-    """One time at the head of the topic. ``epoch`` is above that of every earlier term of anybody."""
-
-    def __init__(self, producer: Producer) -> None:
+    def __init__(self, producer: Producer, host: Host, *, identity: str = "") -> None:
         if producer.epoch is None:
             raise Refused(
                 ServerError.NOT_ALLOWED_ERROR, "the broker granted the topic without an epoch"
@@ -96,6 +131,28 @@ class Term:
         self.nonce = secrets.token_hex(NONCE_BYTES)
         """Tells this term from every other, also from those of another process."""
         self.producer = producer
+        self.identity = identity or host_name()
+        """Who leads, as it is announced."""
+        self.lost = Loss(producer)
+        """Told at once when it is over, for whatever reason."""
+        self.metadata: Any = None
+        """What was announced last for a successor."""
+        self._host = host
+        self._guarded = GuardedTopics(self, host)
+        self.lost.call(self._guarded.over)
+        self._serving: Serving | None = None
+        if producer.options.serve_seconds is not None:
+            self._serving = Serving(
+                producer.options.serve_seconds, self.check, lambda: producer.is_ready
+            )
+            renewal = host.spawn(self._serving.run())
+            self.lost.call(lambda _reason: renewal.cancel())
+        self._since = iso_time(time.time_ns() / 1e9)
+
+    @property
+    def topic(self) -> str:
+        """The topic's full name."""
+        return str(self.producer.topic)
 
     @property
     def session(self) -> str:
@@ -107,200 +164,153 @@ class Term:
         """Whether it is known to be lost or given up."""
         return self.producer.end is not None
 
+    @property
+    def waiting(self) -> int:
+        """How many wait for this term to end; see Producer.waiting."""
+        return self.producer.waiting
+
     async def over(self) -> OnewriterError:
         """Wait until it is over; why: Fenced, Closed, or another refusal."""
         return await self.producer.ended()
 
     async def send(
-        self, content: bytes, *, key: str | None = None, properties: Mapping[str, str] | None = None
+        self,
+        content: bytes,
+        *,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        ordering_key: bytes | None = None,
+        event_time_ms: int = 0,
+        timeout_seconds: float | None = None,
     ) -> MessageId:
         """Append one message under this term's epoch; see Producer.send for what it raises."""
-        return await self.producer.send(content, key=key, properties=properties)
+        return await self.producer.send(
+            content,
+            key=key,
+            properties=properties,
+            ordering_key=ordering_key,
+            event_time_ms=event_time_ms,
+            timeout_seconds=timeout_seconds,
+        )
 
-
-class Leadership:
-    """A candidate for one topic. ``async with`` it inside its client's.
-
-    ``options`` describe the producer of each term; its access mode is WaitForExclusive.
-    ``on_elected`` runs at the beginning of each term, before anybody is told that it leads.
-    ``on_change`` is called at once with every new Standing; it must not block or raise.
-    """
-
-    def __init__(
+    async def submit(
         self,
-        client: Client,
-        topic: str,
-        options: ProducerOptions | None = None,
+        content: bytes,
         *,
-        on_elected: Callable[[Term], Awaitable[None]] | None = None,
-        on_change: Callable[[Standing], None] = lambda _standing: None,
-    ) -> None:
-        options = options or ProducerOptions()
-        priority = options.priority or 0
-        self._client = client
-        self._topic = topic
-        self._options = replace(
-            options,
-            access_mode=AccessMode.WAIT_FOR_EXCLUSIVE,
-            requeue_delay=lambda: requeue_delay_seconds(priority),
-        )
-        self._on_elected = on_elected
-        self._on_change = on_change
-        self._changed = Signal()
-        self._wants = asyncio.Event()
-        self._wants.set()
-        self._runner: asyncio.Task[None] | None = None
-        self._producer: Producer | None = None
-        self.standing = Standing(
-            version=0,
-            phase=Phase.QUEUEING,
-            term=None,
-            is_connected=False,
-            latest_epoch=None,
-            trouble="",
-            last_term=None,
-            loss=None,
-            since=time.time_ns() / 1e9,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        ordering_key: bytes | None = None,
+        event_time_ms: int = 0,
+    ) -> asyncio.Future[MessageId]:
+        """Hand a message in once there is room; see Producer.submit."""
+        return await self.producer.submit(
+            content,
+            key=key,
+            properties=properties,
+            ordering_key=ordering_key,
+            event_time_ms=event_time_ms,
         )
 
-    async def __aenter__(self) -> Self:
-        self._runner = self._client.spawn(self._run())
-        return self
+    def info(self, metadata: Any = None) -> LeaderInfo:
+        """Who leads, with what a successor needs: any JSON value, or bytes."""
+        return LeaderInfo(
+            topic=self.topic,
+            epoch=self.epoch,
+            identity=self.identity,
+            host=host_name(),
+            priority=self.producer.queue_priority,
+            producer_name=self.producer.name,
+            at=self._since,
+            metadata=metadata,
+        )
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
+    def announcement(self, metadata: Any = None) -> Announcement:
+        """The message that says who leads, as ``announce`` publishes it."""
+        return self.info(metadata).announcement()
+
+    async def announce(
+        self, metadata: Any = None, *, timeout_seconds: float = ANNOUNCE_SECONDS
+    ) -> MessageId:
+        """Publish who leads; ``Client.leader`` reads the newest of these. Raises as ``send`` does.
+
+        Call it again whenever ``metadata``, what a successor needs, has changed.
+        """
+        message = self.announcement(metadata)
+        self.metadata = metadata
+        return await self.producer.send(
+            message.content,
+            key=message.key,
+            properties=message.properties,
+            timeout_seconds=timeout_seconds,
+        )
+
+    # ------------------------------------------------------------ proving it
 
     @property
-    def term(self) -> Term | None:
-        """The term that it leads now; None while it does not."""
-        standing = self.standing
-        return standing.term if standing.phase is Phase.LEADING else None
+    def guard(self) -> GuardedBy:
+        """What writes elsewhere name to depend on this leadership; see GuardedBy.properties."""
+        return GuardedBy(self.topic, self.epoch)
 
-    async def lead(self) -> Term:
-        """Wait until it leads, for ever if need be. Raises Closed."""
-        while (term := self.term) is None:
-            if self.standing.phase is Phase.CLOSED:
-                raise Closed("the candidacy was closed")
-            await self._changed.wait()
-        return term
+    def check_held(self) -> None:
+        """Raise Fenced or Closed when it is known to be over; asks nobody, so it proves nothing."""
+        over(self.lost.reason, self.epoch)
 
-    async def terms(self) -> AsyncIterator[Term]:
-        """Each term in turn, until the candidacy is closed."""
-        while True:
-            try:
-                term = await self.lead()
-            except Closed:
-                return
-            yield term
-            await self._until_over(term)
+    async def check(self) -> Check:
+        """Have the topic's broker prove, by the store, that this epoch is current.
 
-    async def change(self, version: int) -> Standing:
-        """Wait until the standing is newer than ``version``."""
-        await self._changed.until(lambda: self.standing.version > version)
-        return self.standing
-
-    async def release(self, *, rejoin: bool = True, timeout_seconds: float | None = None) -> None:
-        """Hand over: see through what was sent, leave, and let the next in line lead.
-
-        Then queue again, behind whoever waits; with ``rejoin=False`` stand aside until ``rejoin``
-        is called. Returns when the topic is released; at once while it does not lead.
+        It was at one moment between the call and its answer. For whoever acts, or answers reads, in
+        the leader's name. Raises Fenced, Closed, Unavailable (nobody could be asked in time).
         """
-        if not rejoin:
-            self._wants.clear()
-        term = self.term
-        if term is not None:
-            self._stand(phase=Phase.STEPPING_DOWN)
-            await term.producer.close(timeout_seconds=timeout_seconds)
-        elif self.standing.phase is Phase.STEPPING_DOWN:
-            await self._changed.until(lambda: self.standing.phase is not Phase.STEPPING_DOWN)
-        elif not rejoin and self._producer is not None:
-            self._producer.abandon()
+        self.check_held()
+        answer = await self._host.check(self.topic, self.epoch)
+        judge(self.topic, self.epoch, answer)
+        return answer
 
-    def rejoin(self) -> None:
-        """Queue again after standing aside."""
-        self._wants.set()
+    @property
+    def serve_until(self) -> float:
+        """Until when ``may_serve`` says yes, by ``time.monotonic``; minus infinity: it says no."""
+        return -math.inf if self._serving is None else self._serving.until
 
-    async def close(self, *, timeout_seconds: float | None = None) -> None:
-        """Release the topic and be no candidate any more."""
-        await self.release(rejoin=False, timeout_seconds=timeout_seconds)
-        if self._runner is not None:
-            self._runner.cancel()
-        self._stand(phase=Phase.CLOSED, term=None, is_connected=False, trouble="")
+    def may_serve(self) -> bool:
+        """Whether one may act, or answer reads, in the leader's name at this moment.
 
-    # ------------------------------------------------------------ inside
+        Asks nobody. Needs ``ProducerOptions.serve_seconds``; without, it is always False and
+        ``check`` says it. No successor is granted the topic before the answer turned to False.
+        """
+        return self._serving is not None and self._serving.may()
 
-    async def _run(self) -> None:
-        backoff = Backoff(max_seconds=REFUSED_MAX_SECONDS)
-        has_queued = False
-        while True:
-            if not self._wants.is_set():
-                self._stand(phase=Phase.STANDING_ASIDE, term=None, is_connected=False)
-                await self._wants.wait()
-            self._stand(phase=Phase.QUEUEING, term=None)
-            if has_queued:
-                await asyncio.sleep(self._options.requeue_delay())
-            has_queued = True
-            try:
-                await self._serve_one_term()
-            except OnewriterError as error:
-                self._stand(trouble=str(error), is_connected=False)
-                await asyncio.sleep(backoff.seconds())
-            else:
-                backoff.reset()
+    def guarded(self, topic: str, options: ProducerOptions | None = None) -> Guarded:
+        """Writes to another topic that succeed only while this epoch is current; see Guarded.
 
-    async def _serve_one_term(self) -> None:
-        """Queue, lead, lose. Raises when it never came to leading."""
-        producer = self._producer = self._client.start_producer(
-            self._topic, self._options, on_change=self._producer_changed
-        )
-        try:
-            try:
-                await producer.ready()
-            except Closed:
-                return  # it was told to stand aside
-            term = Term(producer)
-            self._stand(latest_epoch=term.epoch)
-            if self._on_elected is not None:
-                await self._on_elected(term)
-            if not term.is_over:
-                self._stand(phase=Phase.LEADING, term=term)
-            await term.over()
-        finally:
-            producer.abandon()
+        ``options`` describe the producer and count for the first call for that topic.
+        """
+        return self._guarded.to(topic, options)
 
-    def _producer_changed(self, producer: Producer) -> None:
-        """Called by the producer itself: a loss is told in the turn of the loop that brought it."""
-        standing = self.standing
-        if standing.phase is Phase.CLOSED:
-            return
-        changes: dict[str, Any] = {
-            "is_connected": producer.state in {ProducerState.WAITING, ProducerState.READY},
-            "trouble": "" if producer.trouble is None else str(producer.trouble),
-        }
-        if producer.end is not None:
-            changes["phase"] = Phase.QUEUEING if self._wants.is_set() else Phase.STANDING_ASIDE
-            changes["trouble"] = ""
-            if standing.term is not None:
-                changes |= {"term": None, "last_term": standing.term, "loss": producer.end}
-            if isinstance(producer.end, Fenced) and producer.end.current_epoch is not None:
-                changes["latest_epoch"] = producer.end.current_epoch
-        self._stand(**changes)
+    async def seal(self, topic: str, *, timeout_seconds: float | None = None) -> None:
+        """Keep the guarded writes of all earlier leaders out of ``topic``; see Guarded.seal."""
+        await self.guarded(topic).seal(timeout_seconds=timeout_seconds)
 
-    def _stand(self, **changes: Any) -> None:
-        """Change the standing and tell everybody, unless it is as it was."""
-        standing = replace(self.standing, **changes)
-        if standing == self.standing:
-            return
-        has_moved = standing.phase is not self.standing.phase
-        since = time.time_ns() / 1e9 if has_moved else standing.since
-        self.standing = replace(standing, version=standing.version + 1, since=since)
-        self._changed.tell()
-        self._on_change(self.standing)
+    def transaction(
+        self,
+        metadata: Any = KEEP,
+        *,
+        announce: bool = True,
+        timeout_seconds: float = COMMIT_SECONDS,
+    ) -> Transaction:
+        """``async with leadership.transaction() as transaction``: messages stored all or none.
 
-    async def _until_over(self, term: Term) -> None:
-        await self._changed.until(lambda: self.term is not term)
+        For this topic and others of its bucket (``{orders}-audit`` lies with ``orders``). With them
+        the leader publishes anew who it is, and ``metadata``: what was announced last, unless given.
+        """
+        announcement = None
+        if announce:
+            announcement = self.announcement(self.metadata if metadata is KEEP else metadata)
+        return Transaction(self, announcement, timeout_seconds=timeout_seconds)
+
+    async def handover(self, *, timeout_seconds: float | None = None) -> None:
+        """See through what was sent, leave, and let the next in line lead; returns when it may.
+
+        What has no receipt when the time (``Limits.operation_timeout_seconds``) is over fails as
+        ``Producer.send`` describes.
+        """
+        await self.producer.close(timeout_seconds=timeout_seconds)

@@ -52,6 +52,18 @@ class Directory:
             connection = await self.connection(address)
         raise Unavailable(f"looking up {topic} led through {HOPS_MAX} brokers and to none")
 
+    async def any_broker(self) -> Connection:
+        """A connection to any broker, for what each of them can answer. Raises as ``owner_of``."""
+        return await self._any_broker()
+
+    def address_of(self, url: str, url_tls: str) -> Address | None:
+        """The broker that an answer names, by the scheme that this client uses; None: none usable."""
+        try:
+            found = url_tls if self._addresses[0].is_tls else url
+            return parse_service_url(found)[0]
+        except ConfigurationError:
+            return None
+
     async def check_partitions(self, connection: Connection, topic: TopicName) -> None:
         """Refuse a partitioned topic. Asked on the connection that will carry the producer.
 

@@ -8,47 +8,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from onewriter._connection import Connection
 from onewriter._errors import OnewriterError
-from onewriter_core.wire import hot
+from onewriter._ids import MessageId
+from onewriter._packing import Outgoing, Packed
 
+__all__ = ["MessageId", "Outbox", "Pending", "Receipt", "Repack"]
 
-class MessageId(NamedTuple):
-    """Where a message stands in its topic's log; ids of one topic order as its messages do.
+Receipt = asyncio.Future[MessageId]
 
-    ``ledger`` rises at each change of hands. Both are -1 for a message that is certainly stored, at
-    a position that the broker no longer remembers (a resend, after a change of broker).
-    """
-
-    ledger: int
-    entry: int
-    partition: int = -1
-
-    def __str__(self) -> str:
-        return f"{self.ledger}:{self.entry}:{self.partition}"
-
-    @classmethod
-    def of(cls, received: hot.MessageId) -> MessageId:
-        """From the wire, where both numbers are unsigned."""
-        return cls(_signed(received.ledger), _signed(received.entry), received.partition)
-
-
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number
+Repack = Callable[[Sequence[Outgoing]], Packed]
 
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A message without a receipt."""
+    """An entry without a receipt: one message, or a batch of them."""
 
     sequence_id: int
     header: bytes
     entry: bytes
-    receipt: asyncio.Future[MessageId]
+    receipts: Sequence[Receipt]
+    messages: list[Outgoing] | None = None
+    """A batch's, until it is written for the first time."""
     connection: Connection | None = None
     """Where it was written last; None: nowhere yet."""
     written_at: float = 0.0
@@ -70,6 +54,25 @@ class Pending:
             and connection.is_onewriter
         )
 
+    def stored_at(self, position: MessageId) -> None:
+        """Tell each message where it stands."""
+        receipts = self.receipts
+        if len(receipts) == 1:
+            if not receipts[0].done():
+                receipts[0].set_result(position)
+            return
+        ledger, entry, partition, _ = position
+        for index, receipt in enumerate(receipts):
+            if not receipt.done():
+                receipt.set_result(MessageId(ledger, entry, partition, index))
+
+    def refuse(self, error: Callable[[], OnewriterError]) -> None:
+        """Tell each message what became of it; each gets an exception of its own."""
+        for receipt in self.receipts:
+            if not receipt.done():
+                receipt.set_exception(error())
+                receipt.exception()  # whoever handed it in may have gone
+
 
 class Outbox:
     """At most ``messages_max`` messages and ``bytes_max`` bytes; one larger message goes alone."""
@@ -79,10 +82,11 @@ class Outbox:
         self._bytes_max = bytes_max
         self._all: deque[Pending] = deque()
         self._unwritten: deque[Pending] = deque()
+        self._messages = 0
         self._bytes = 0
 
     def __len__(self) -> int:
-        return len(self._all)
+        return self._messages
 
     @property
     def bytes(self) -> int:
@@ -94,17 +98,25 @@ class Outbox:
         """Whether everything was handed to the present connection."""
         return not self._unwritten
 
-    def has_room(self, size: int) -> bool:
-        """Whether a message of so many bytes may be added."""
-        if not self._all:
+    def has_room(self, size: int, beside_messages: int = 0, beside_bytes: int = 0) -> bool:
+        """Whether a message of so many bytes may be added, ``beside`` others that are to come."""
+        messages = self._messages + beside_messages
+        if not messages:
             return True
-        return len(self._all) < self._messages_max and self._bytes + size <= self._bytes_max
+        return (
+            messages < self._messages_max and self._bytes + beside_bytes + size <= self._bytes_max
+        )
 
     def add(self, pending: Pending) -> None:
         """Behind all others."""
         self._all.append(pending)
         self._unwritten.append(pending)
+        self._messages += len(pending.receipts)
         self._bytes += len(pending.entry)
+
+    def last(self) -> Pending | None:
+        """The newest one."""
+        return self._all[-1] if self._all else None
 
     def next_unwritten(self) -> Pending | None:
         """The first one that the present connection has not got."""
@@ -115,6 +127,7 @@ class Outbox:
         pending = self._unwritten.popleft()
         pending.connection = connection
         pending.written_at = at
+        pending.messages = None
 
     def rewind(self) -> None:
         """The producer was resumed: all that has no receipt is to be written again."""
@@ -123,7 +136,7 @@ class Outbox:
         self._unwritten = deque(self._all)
 
     def answered(self, sequence_id: int) -> Pending | None:
-        """Take out the oldest message, whose receipt or refusal came.
+        """Take out the oldest entry, whose receipt or refusal came.
 
         None when it was answered before. Raises LookupError when the broker skipped one.
         """
@@ -133,13 +146,26 @@ class Outbox:
             raise LookupError(f"an answer to {sequence_id}, not to {self._all[0].sequence_id}")
         return self._remove_first()
 
-    def withdraw(self, pending: Pending) -> bool:
-        """Take back a message that was never written to any connection; False: too late."""
-        if pending.connection is not None or pending not in self._unwritten:
+    def withdraw(self, receipt: Receipt, repack: Repack) -> bool:
+        """Take back a message that was never written to any connection; False: too late.
+
+        Another message of its batch stays: ``repack`` makes the batch anew.
+        """
+        found = next((each for each in self._unwritten if receipt in each.receipts), None)
+        if found is None or found.connection is not None:
             return False
-        self._unwritten.remove(pending)
-        self._all.remove(pending)
-        self._bytes -= len(pending.entry)
+        self._bytes -= len(found.entry)
+        self._messages -= 1
+        rest = [each for each in found.messages or () if each.receipt is not receipt]
+        if not rest:
+            self._unwritten.remove(found)
+            self._all.remove(found)
+            return True
+        found.messages = rest
+        found.receipts = [each.receipt for each in rest]
+        found.sequence_id = rest[0].sequence_id
+        found.header, found.entry = repack(rest)
+        self._bytes += len(found.entry)
         return True
 
     def fail(
@@ -154,14 +180,12 @@ class Outbox:
         """
         while self._all:
             pending = self._remove_first()
-            if not pending.receipt.done():
-                is_definite = pending.is_definite_on(connection)
-                pending.receipt.set_exception(refusal() if is_definite else unknown())
-                pending.receipt.exception()  # whoever handed it in may have gone
+            pending.refuse(refusal if pending.is_definite_on(connection) else unknown)
         self._unwritten.clear()
 
     def _remove_first(self) -> Pending:
         pending = self._all.popleft()
+        self._messages -= len(pending.receipts)
         self._bytes -= len(pending.entry)
         if self._unwritten and self._unwritten[0] is pending:
             self._unwritten.popleft()

@@ -1,14 +1,15 @@
 """A producer: messages in, receipts out, through every connection that its tenure has.
 
-What lives here: sending, bounded; the resending after a resume; what each message is told in the
-end. What does not: getting and keeping the topic (_tenure.py), what is pending (_outbox.py).
+What lives here: writing; the resending after a resume; what each message is told in the end. What
+does not: getting and keeping the topic (_tenure.py), taking messages and packing them (_intake.py),
+what is pending (_outbox.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from onewriter._config import Limits
 from onewriter._connection import Connection, Spawn
@@ -22,14 +23,15 @@ from onewriter._errors import (
     ServerError,
     Unavailable,
 )
+from onewriter._ids import MessageId
+from onewriter._intake import Intake
 from onewriter._lookup import Directory
-from onewriter._outbox import MessageId, Outbox, Pending
+from onewriter._outbox import Outbox, Pending, Receipt
+from onewriter._registration import Registration
 from onewriter._signal import Signal
 from onewriter._tenure import ProducerOptions, ProducerState, Tenure
 from onewriter_core.ids import TopicName
-from onewriter_core.wire import hot
 from onewriter_core.wire.hot import SendReceipt
-from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 _DEFINITE_SEND_ERRORS = frozenset({ServerError.CHECKSUM_ERROR, ServerError.NOT_ALLOWED_ERROR})
@@ -52,15 +54,16 @@ class Producer:
     ) -> None:
         self.topic = topic
         self.options = options
-        self._producer_id = producer_id
         self._limits = limits
         self._on_change = on_change
         self._outbox = Outbox(options.pending_messages_max, options.pending_bytes_max)
         self._moved = Signal()
         """The outbox has room, or is written, or the producer may write or has ended."""
-        self._turn = asyncio.Lock()
-        self._next_sequence_id = 0
-        self._message_bytes_max = 0
+        self._intake = Intake(producer_id, options, self._outbox, self._moved, owner=self)
+        self._when_ended: list[Callable[[OnewriterError], None]] = []
+        self.guard_is_atomic: bool | None = None
+        """Of a guarded producer: whether the guard is checked together with each append; None: the
+        broker knows nothing of guards."""
         self._is_closing = False
         self._tenure = Tenure(
             topic, options, producer_id, directory=directory, limits=limits, tenant=self
@@ -95,14 +98,45 @@ class Producer:
         return self._tenure.trouble
 
     @property
+    def is_ready(self) -> bool:
+        """Whether it holds its topic, is connected, and has not begun to close."""
+        return self._tenure.link is not None and not self._is_closing
+
+    @property
+    def waiting(self) -> int:
+        """How many wait behind it while it holds the topic.
+
+        0 also while it has no connection, for Shared producers, and on brokers that do not tell
+        (Pulsar). ``on_change`` is called whenever it changes.
+        """
+        return 0 if self._tenure.link is None else self._tenure.link.waiting
+
+    async def waited_for(self) -> int:
+        """Wait until somebody waits behind it; how many. Raises what it ended with."""
+        await self._until(lambda: self.waiting > 0)
+        return self.waiting
+
+    @property
+    def queue_priority(self) -> int:
+        """Its place in the waiting line, as it asked for it; cannot be changed afterwards."""
+        return self.options.queue_priority or 0
+
+    @property
     def pending_messages(self) -> int:
         """Messages without a receipt."""
-        return len(self._outbox)
+        return len(self._outbox) + self._intake.gathered_messages
 
     @property
     def pending_bytes(self) -> int:
         """Bytes without a receipt."""
-        return self._outbox.bytes
+        return self._outbox.bytes + self._intake.gathered_bytes
+
+    def when_ended(self, callback: Callable[[OnewriterError], None]) -> None:
+        """Call it in the very turn of the loop in which it ends; it must not block or raise."""
+        if self.end is not None:
+            callback(self.end)
+        else:
+            self._when_ended.append(callback)
 
     async def ready(self) -> None:
         """Wait until it may write for the first time. Raises what it ended with."""
@@ -113,6 +147,12 @@ class Producer:
         while (end := self._tenure.end) is None:
             await self._tenure.changes.wait()
         return end
+
+    async def linked(self) -> Registration:
+        """The registration under which it may write, once there is one. Raises what it ended with."""
+        while (link := self._tenure.link) is None:
+            await self._until(lambda: self._tenure.link is not None)
+        return link
 
     async def verify(self) -> None:
         """Wait until a broker says, by a round trip, that it is there and we may write.
@@ -139,6 +179,7 @@ class Producer:
         *,
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
+        ordering_key: bytes | None = None,
         event_time_ms: int = 0,
         timeout_seconds: float | None = None,
     ) -> MessageId:
@@ -148,18 +189,24 @@ class Producer:
         OutcomeUnknown when it may be. When cancelled, a message that was written may be stored.
         """
         seconds = self.options.send_timeout_seconds if timeout_seconds is None else timeout_seconds
-        pending: Pending | None = None
+        receipt: Receipt | None = None
         try:
             async with asyncio.timeout(seconds):
-                pending = await self._enqueue(content, key, properties, event_time_ms)
-                return await pending.receipt
+                receipt = await self.submit(
+                    content,
+                    key=key,
+                    properties=properties,
+                    ordering_key=ordering_key,
+                    event_time_ms=event_time_ms,
+                )
+                return await receipt
         except TimeoutError:
-            if pending is None or self._outbox.withdraw(pending):
+            if receipt is None or self._intake.withdraw(receipt):
                 raise NotSent(f"no broker took the message within {seconds:g} s") from self.trouble
             raise OutcomeUnknown(f"no receipt within {seconds:g} s") from self.trouble
         except asyncio.CancelledError:
-            if pending is not None:
-                self._outbox.withdraw(pending)
+            if receipt is not None:
+                self._intake.withdraw(receipt)
             raise
 
     async def submit(
@@ -168,6 +215,7 @@ class Producer:
         *,
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
+        ordering_key: bytes | None = None,
         event_time_ms: int = 0,
     ) -> asyncio.Future[MessageId]:
         """Hand a message in once there is room, and get the future of its receipt.
@@ -175,27 +223,43 @@ class Producer:
         Messages are appended in the order of these calls. The future ends as ``send`` does, without
         its time-out. Raises Fenced, Refused or Closed when the message was not taken.
         """
-        return (await self._enqueue(content, key, properties, event_time_ms)).receipt
+        return await self._intake.take(content, key, ordering_key, properties, event_time_ms)
 
-    async def _enqueue(
-        self,
-        content: bytes,
-        key: str | None,
-        properties: Mapping[str, str] | None,
-        event_time_ms: int,
-    ) -> Pending:
-        async with self._turn:  # in the order of the calls, also where they wait
-            while True:
-                self._check_open()
-                if self._tenure.was_ready and self._outbox.has_room(len(content)):
-                    break
-                await self._moved.wait()
-            pending = self._pack(content, key, properties or {}, event_time_ms)
-            self._outbox.add(pending)
-        self._pump()
-        return pending
+    async def flush(self) -> None:
+        """Send the batch that is being gathered, and wait for all receipts so far.
 
-    def _check_open(self) -> None:
+        What became of each message is in its own future.
+        """
+        self._intake.seal()
+        last = self._outbox.last()
+        if last is not None:
+            await asyncio.wait(last.receipts)
+
+    async def written(self) -> None:
+        """Wait until everything handed in so far is on its way. Raises what it ended with."""
+        self._intake.seal()
+        self.pump()
+        while not self._outbox.is_written:
+            self.check_open()
+            await self.flush()
+
+    def pack(self, content: bytes, **described: Any) -> tuple[int, bytes]:
+        """The next message as an entry that is published otherwise than by SEND: number and bytes.
+
+        ``described`` is what ``send`` takes beside the content. Raises Refused for one that no
+        broker would take.
+        """
+        return self._intake.pack_alone(content, **described)
+
+    # ------------------------------------------------------------ its intake's owner
+
+    def may_send(self) -> bool:
+        """Whether it was granted its topic, and neither ended nor is being closed."""
+        tenure = self._tenure
+        return tenure.was_ready and tenure.end is None and not self._is_closing
+
+    def check_open(self) -> None:
+        """Raises what it ended with, Closed while it is being closed."""
         end = self._tenure.end
         if isinstance(end, Fenced):
             raise self._fenced_like(end)
@@ -204,30 +268,7 @@ class Producer:
         if self._is_closing:
             raise Closed("the producer is being closed")
 
-    def _pack(
-        self, content: bytes, key: str | None, properties: Mapping[str, str], event_time_ms: int
-    ) -> Pending:
-        metadata = pb.MessageMetadata(
-            producer_name=self.name,
-            sequence_id=self._next_sequence_id,
-            publish_time=time.time_ns() // 1_000_000,
-            partition_key=key,
-            event_time=event_time_ms or None,
-            properties=[pb.KeyValue(key=name, value=value) for name, value in properties.items()],
-        )
-        entry = build_entry(metadata, content)
-        if len(entry) > self._message_bytes_max:
-            raise Refused(
-                ServerError.NOT_ALLOWED_ERROR,
-                f"a message of {len(entry)} bytes; the broker takes {self._message_bytes_max}",
-            )
-        header = hot.encode_send_header(self._producer_id, self._next_sequence_id, len(entry))
-        receipt: asyncio.Future[MessageId] = asyncio.get_running_loop().create_future()
-        pending = Pending(self._next_sequence_id, header, entry, receipt)
-        self._next_sequence_id += 1
-        return pending
-
-    def _pump(self) -> None:
+    def pump(self) -> None:
         """Write what the connection takes; nothing unless the broker was there just now."""
         if self._tenure.link is None:
             return
@@ -236,8 +277,8 @@ class Producer:
             if not connection.is_proved:
                 connection.ask_proof()
                 return
-            self._outbox.wrote(connection, connection.now())
             connection.write(pending.header, pending.entry)
+            self._outbox.wrote(connection, connection.now())
         if self._is_closing:
             self._moved.tell()
 
@@ -246,23 +287,30 @@ class Producer:
     def received(self, receipt: SendReceipt) -> None:
         """A message is stored."""
         pending = self._answered(receipt.sequence_id)
-        if pending is not None and not pending.receipt.done() and receipt.message_id is not None:
-            pending.receipt.set_result(MessageId.of(receipt.message_id))
+        if pending is not None and receipt.message_id is not None:
+            pending.stored_at(MessageId.of(receipt.message_id))
 
     def send_refused(self, error: pb.CommandSendError) -> None:
         """A message is refused."""
         pending = self._answered(error.sequence_id)
-        if pending is None or pending.receipt.done():
+        if pending is None:
             return
         code = ServerError(error.error)
-        if code in _DEFINITE_SEND_ERRORS and not pending.was_rewritten:
-            pending.receipt.set_exception(Refused(code, error.message))
-        else:
-            pending.receipt.set_exception(OutcomeUnknown(error.message))
+        is_definite = code in _DEFINITE_SEND_ERRORS and not pending.was_rewritten
+        pending.refuse(
+            (lambda: Refused(code, error.message))
+            if is_definite
+            else (lambda: OutcomeUnknown(error.message))
+        )
 
     def writable(self) -> None:
         """The socket takes data again, or the broker was proved to be there."""
-        self._pump()
+        self.pump()
+
+    def queue_changed(self) -> None:
+        """Another number of candidates waits behind it."""
+        self._tenure.changes.tell()
+        self._on_change(self)
 
     def _answered(self, sequence_id: int) -> Pending | None:
         try:
@@ -282,11 +330,13 @@ class Producer:
     def granted(self, answer: pb.CommandProducerSuccess) -> None:
         """It may write, for the first time or again: everything without a receipt goes first."""
         if not self._tenure.was_ready:
-            self._next_sequence_id = answer.last_sequence_id + 1
+            self._intake.begin(self.name, answer.last_sequence_id + 1)
+        if answer.HasField("guard_is_atomic"):
+            self.guard_is_atomic = answer.guard_is_atomic
         if self._tenure.link is not None:
-            self._message_bytes_max = self._tenure.link.connection.message_bytes_max
+            self._intake.message_bytes_max = self._tenure.link.connection.message_bytes_max
         self._outbox.rewind()
-        self._pump()
+        self.pump()
 
     def changed(self) -> None:
         """State or trouble changed."""
@@ -305,6 +355,11 @@ class Producer:
             return OutcomeUnknown(f"it had no receipt when the producer ended: {end}")
 
         self._outbox.fail(said_by, refusal, unknown)
+        self._intake.drop(refusal)
+        callbacks, self._when_ended = self._when_ended, []
+        reason = self._fenced_like(end) if isinstance(end, Fenced) else end
+        for callback in callbacks:
+            callback(reason)
 
     def _fenced_like(self, end: Fenced) -> Fenced:
         epoch = self.epoch if end.epoch is None else end.epoch
@@ -319,6 +374,7 @@ class Producer:
         when the time (``Limits.operation_timeout_seconds``) is over fails as ``send`` describes.
         """
         self._is_closing = True
+        self._intake.seal()
         self._moved.tell()
         limit = self._limits.operation_timeout_seconds
         try:

@@ -30,6 +30,10 @@ class Writer(Protocol):
         """Go on writing."""
         ...
 
+    def queue_changed(self) -> None:
+        """Another number of candidates waits behind it."""
+        ...
+
 
 class Registration:
     """Implements ProducerEnd. ``ask`` once, then ``answer``, then ``ready``.
@@ -47,6 +51,8 @@ class Registration:
         self.connection = connection
         self.is_open = True
         """The broker has neither refused nor closed it, and the connection lives."""
+        self.waiting = 0
+        """How many wait behind it, once it is granted; 0 where the broker does not tell."""
         self._producer_id = producer_id
         self._writer = writer
         self._on_detached = on_detached
@@ -54,6 +60,11 @@ class Registration:
         loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[pb.CommandProducerSuccess] = loop.create_future()
         self._ready: asyncio.Future[pb.CommandProducerSuccess] = loop.create_future()
+
+    @property
+    def producer_id(self) -> int:
+        """What requests on its connection call the producer."""
+        return self._producer_id
 
     def ask(self, command: pb.CommandProducer) -> None:
         """Send the command, with a producer id and request id of this connection."""
@@ -115,6 +126,10 @@ class Registration:
 
     def on_send_error(self, error: pb.CommandSendError) -> None:
         self._writer.send_refused(error)
+
+    def on_queue_changed(self, waiting: int) -> None:
+        self.waiting = waiting
+        self._writer.queue_changed()
 
     def on_closed(self) -> None:
         # It stays attached: receipts of what was stored before may still come.

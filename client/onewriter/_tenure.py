@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
-from onewriter._config import Backoff, Limits
+from onewriter._config import Backoff, Limits, requeue_delay_seconds
 from onewriter._connection import Connection
 from onewriter._errors import (
     FINAL_FOR_HOLDERS,
@@ -31,6 +31,7 @@ from onewriter._errors import (
     Unavailable,
 )
 from onewriter._lookup import Directory
+from onewriter._packing import Batching, Compression
 from onewriter._registration import Registration, Writer
 from onewriter._signal import Signal
 from onewriter_core.errors import ProtocolError
@@ -39,6 +40,7 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 PRIORITY_PROPERTY = "onewriter.queue-priority"
 IF_EPOCH_PROPERTY = "onewriter.if-epoch"
+SERVE_SECONDS_PROPERTY = "onewriter.serve-seconds"
 
 PENDING_MESSAGES_MAX = 1_000
 PENDING_BYTES_MAX = 16 * 1024 * 1024
@@ -58,7 +60,7 @@ class AccessMode(enum.Enum):
 
 
 class ProducerState(enum.Enum):
-    """Where a producer stands."""
+    """Where a producer stands: asking, in line, writing, cut off for a while, or over for good."""
 
     CONNECTING = "connecting"
     WAITING = "waiting"
@@ -72,20 +74,34 @@ class ProducerState(enum.Enum):
 class ProducerOptions:
     """What a producer is. ``name`` empty: the broker gives one.
 
-    ``priority`` orders waiters (PIP-440), ``if_epoch`` makes a takeover conditional; both are
-    onewriter's. ``requeue_delay`` gives seconds to wait before it queues again after a lost
-    connection; a resume is never delayed.
+    ``queue_priority`` orders waiters, higher first (PIP-440; unknown to other brokers, which then
+    take them as they come), ``if_epoch`` makes a takeover conditional; both are onewriter's.
+    ``batching`` None: each message is an entry of its own. ``requeue_delay`` gives seconds to wait
+    before it queues again after a lost connection; None: as PIP-440 words it, by the priority. A
+    resume is never delayed. ``serve_seconds`` (at most 3): a leader may serve until a deadline, and its
+    successors wait for it (Leadership.may_serve); None: whoever leads asks each time.
     """
 
     access_mode: AccessMode = AccessMode.SHARED
     name: str = ""
-    priority: int | None = None
+    queue_priority: int | None = None
     if_epoch: int | None = None
     properties: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     pending_messages_max: int = PENDING_MESSAGES_MAX
     pending_bytes_max: int = PENDING_BYTES_MAX
     send_timeout_seconds: float = 30.0
-    requeue_delay: Callable[[], float] = lambda: 0.0
+    batching: Batching | None = None
+    compression: Compression = Compression.NONE
+    requeue_delay: Callable[[], float] | None = None
+    serve_seconds: float | None = None
+
+    def requeue_seconds(self) -> float:
+        """How long to wait before it queues again; drawn anew each time."""
+        if self.requeue_delay is not None:
+            return self.requeue_delay()
+        if self.access_mode is not AccessMode.WAIT_FOR_EXCLUSIVE:
+            return 0.0  # nobody else waits in a line, so there is nobody to let pass
+        return requeue_delay_seconds(self.queue_priority or 0)
 
     @property
     def is_exclusive(self) -> bool:
@@ -149,7 +165,7 @@ class Tenure:
         try:
             while self.end is None:
                 if self._attempts > 0 and self.epoch is None and self._options.is_exclusive:
-                    await asyncio.sleep(self._options.requeue_delay())
+                    await asyncio.sleep(self._options.requeue_seconds())
                 try:
                     await self._register()
                 except (OnewriterError, ProtocolError) as error:
@@ -287,10 +303,12 @@ class Tenure:
     def _command(self) -> pb.CommandProducer:
         options = self._options
         properties = dict(options.properties)
-        if options.priority is not None:
-            properties.setdefault(PRIORITY_PROPERTY, str(options.priority))
+        if options.queue_priority is not None:
+            properties.setdefault(PRIORITY_PROPERTY, str(options.queue_priority))
         if options.if_epoch is not None and self.epoch is None:
             properties.setdefault(IF_EPOCH_PROPERTY, str(options.if_epoch))
+        if options.serve_seconds is not None:
+            properties.setdefault(SERVE_SECONDS_PROPERTY, f"{options.serve_seconds:g}")
         return pb.CommandProducer(
             topic=str(self._topic),
             producer_name=self.name or None,

@@ -21,7 +21,7 @@ async def broker() -> AsyncIterator[FakeBroker]:
 @pytest.fixture
 async def pulsar_broker() -> AsyncIterator[FakeBroker]:
     """One that says it is Apache Pulsar."""
-    async with fake_broker(server_version="Pulsar Server 4.0.7") as started:
+    async with fake_broker(server_version="Pulsar Server 4.0.7", has_extensions=False) as started:
         yield started
 
 

@@ -90,8 +90,11 @@ Answer = Callable[[FakeLink, Any], None]
 class FakeBroker:
     """``answers`` by command class replace what is done by itself; None: say nothing."""
 
-    def __init__(self, *, server_version: str = "onewriter fake") -> None:
+    def __init__(
+        self, *, server_version: str = "onewriter fake", has_extensions: bool = True
+    ) -> None:
         self.server_version = server_version
+        self.has_extensions = has_extensions
         self.links: list[FakeLink] = []
         self.heard: list[tuple[FakeLink, Command, bytes]] = []
         self.answers: dict[type, Answer | None] = {}
@@ -160,6 +163,8 @@ class FakeBroker:
             return
         match command:
             case pb.CommandConnect():
+                if not self.has_extensions and link.wire.peer is not None:
+                    link.wire.peer.onewriter_extensions = 0
                 link.write(
                     link.wire.connected(
                         self.server_version, max_message_size=self.message_bytes_max

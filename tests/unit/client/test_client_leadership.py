@@ -9,6 +9,7 @@ import pytest
 from tests.unit.client.fake_broker import FakeBroker, begin, client_of
 
 from onewriter import (
+    Candidacy,
     Client,
     Closed,
     Fenced,
@@ -16,7 +17,6 @@ from onewriter import (
     Phase,
     ProducerOptions,
     Standing,
-    Term,
     Unavailable,
 )
 from onewriter_core.errors import ServerError
@@ -41,8 +41,8 @@ async def test_each_term_has_its_own_epoch_session_and_producer(
     broker: FakeBroker, client: Client
 ) -> None:
     fence_whoever_returns(broker)
-    terms: list[Term] = []
-    async with Leadership(client, "orders") as candidate:
+    terms: list[Leadership] = []
+    async with Candidacy(client, "orders") as candidate:
         async for term in candidate.terms():
             terms.append(term)
             await term.send(b"mine")
@@ -60,7 +60,7 @@ async def test_each_term_has_its_own_epoch_session_and_producer(
 
 async def test_a_loss_is_told_at_once_with_both_epochs(broker: FakeBroker, client: Client) -> None:
     seen: list[Standing] = []
-    async with Leadership(client, "orders", on_change=seen.append) as candidate:
+    async with Candidacy(client, "orders", on_change=seen.append) as candidate:
         term = await candidate.lead()
         broker.answers[pb.CommandProducer] = broker.fence
         broker.links[-1].write(replies.close_producer(1))
@@ -76,7 +76,7 @@ async def test_a_loss_is_told_at_once_with_both_epochs(broker: FakeBroker, clien
 
 
 async def test_a_resumed_term_is_the_same_term(broker: FakeBroker, client: Client) -> None:
-    async with Leadership(client, "orders") as candidate:
+    async with Candidacy(client, "orders") as candidate:
         term = await candidate.lead()
         broker.links[-1].cut()
         await broker.heard_of(pb.CommandProducer, 2)
@@ -88,7 +88,7 @@ async def test_a_resumed_term_is_the_same_term(broker: FakeBroker, client: Clien
 async def test_release_sees_messages_through_and_queues_again_behind_others(
     broker: FakeBroker, client: Client
 ) -> None:
-    async with Leadership(client, "orders") as candidate:
+    async with Candidacy(client, "orders") as candidate:
         term = await candidate.lead()
         receipts = [await term.producer.submit(b"x") for _ in range(10)]
         broker.answers[pb.CommandProducer] = broker.queue
@@ -103,7 +103,7 @@ async def test_release_sees_messages_through_and_queues_again_behind_others(
 
 
 async def test_standing_aside_until_told_otherwise(broker: FakeBroker, client: Client) -> None:
-    async with Leadership(client, "orders") as candidate:
+    async with Candidacy(client, "orders") as candidate:
         await candidate.lead()
         await candidate.release(rejoin=False)
         assert candidate.standing.phase is Phase.STANDING_ASIDE
@@ -115,7 +115,7 @@ async def test_standing_aside_until_told_otherwise(broker: FakeBroker, client: C
 
 async def test_a_waiter_may_stand_aside_too(broker: FakeBroker, client: Client) -> None:
     broker.answers[pb.CommandProducer] = broker.queue
-    async with Leadership(client, "orders") as candidate:
+    async with Candidacy(client, "orders") as candidate:
         await broker.heard_of(pb.CommandProducer)
         await candidate.release(rejoin=False)
         await broker.heard_of(pb.CommandCloseProducer)
@@ -124,7 +124,7 @@ async def test_a_waiter_may_stand_aside_too(broker: FakeBroker, client: Client) 
 
 
 async def test_two_releases_at_once_are_one(broker: FakeBroker, client: Client) -> None:
-    async with Leadership(client, "orders") as candidate:
+    async with Candidacy(client, "orders") as candidate:
         await candidate.lead()
         broker.answers[pb.CommandProducer] = broker.queue
         await asyncio.gather(candidate.release(), candidate.release())
@@ -136,11 +136,11 @@ async def test_leading_begins_when_the_new_leader_has_done_what_comes_first(
 ) -> None:
     phases: list[Phase] = []
 
-    async def first(term: Term) -> None:
+    async def first(term: Leadership) -> None:
         phases.append(candidate.standing.phase)
         await term.send(b"it is me")
 
-    candidate = Leadership(client, "orders", on_elected=first)
+    candidate = Candidacy(client, "orders", on_elected=first)
     async with candidate:
         await candidate.lead()
         assert phases == [Phase.QUEUEING]
@@ -152,12 +152,12 @@ async def test_a_leader_that_cannot_do_what_comes_first_gives_the_topic_back(
 ) -> None:
     attempts: list[int] = []
 
-    async def first(term: Term) -> None:
+    async def first(term: Leadership) -> None:
         attempts.append(term.epoch)
         if len(attempts) == 1:
             raise Unavailable("not now")
 
-    async with Leadership(client, "orders", on_elected=first) as candidate:
+    async with Candidacy(client, "orders", on_elected=first) as candidate:
         assert (await candidate.lead()).epoch == 8
         assert attempts == [7, 8]
         assert len(broker.all(pb.CommandCloseProducer)) == 1
@@ -168,7 +168,7 @@ async def test_a_refused_candidate_asks_again_and_says_why(
 ) -> None:
     """Its claim may be on its way."""
     broker.answers[pb.CommandProducer] = broker.refuse(ServerError.AUTHORIZATION_ERROR, "no claim")
-    async with Leadership(client, "orders") as candidate:
+    async with Candidacy(client, "orders") as candidate:
         await broker.heard_of(pb.CommandProducer, 2)
         assert candidate.standing.trouble == "no claim"
         del broker.answers[pb.CommandProducer]
@@ -185,9 +185,9 @@ async def test_requeueing_after_a_loss_is_delayed_by_priority(
         asked.append(priority)
         return 0.0
 
-    monkeypatch.setattr("onewriter._leadership.requeue_delay_seconds", delay)
+    monkeypatch.setattr("onewriter._tenure.requeue_delay_seconds", delay)
     fence_whoever_returns(broker)
-    async with Leadership(client, "orders", ProducerOptions(priority=5)) as candidate:
+    async with Candidacy(client, "orders", ProducerOptions(queue_priority=5)) as candidate:
         await candidate.lead()
         assert asked == []
         broker.links[-1].write(replies.close_producer(1))
@@ -198,7 +198,7 @@ async def test_requeueing_after_a_loss_is_delayed_by_priority(
 
 async def test_after_the_end_nobody_waits_in_vain(broker: FakeBroker, client: Client) -> None:
     broker.answers[pb.CommandProducer] = broker.queue
-    async with Leadership(client, "orders") as candidate:
+    async with Candidacy(client, "orders") as candidate:
         waiting = begin(candidate.lead())
         await broker.heard_of(pb.CommandProducer)
     with pytest.raises(Closed):

@@ -29,7 +29,7 @@ from onewriter_core.wire.messages import parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 EXCLUSIVE = ProducerOptions(access_mode=AccessMode.EXCLUSIVE, name="writer")
-WAIT = ProducerOptions(access_mode=AccessMode.WAIT_FOR_EXCLUSIVE, name="writer", priority=7)
+WAIT = ProducerOptions(access_mode=AccessMode.WAIT_FOR_EXCLUSIVE, name="writer", queue_priority=7)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ async def test_priority_and_condition_travel_as_properties(
 ) -> None:
     options = ProducerOptions(
         access_mode=AccessMode.EXCLUSIVE_WITH_FENCING,
-        priority=-3,
+        queue_priority=-3,
         if_epoch=6,
         properties={"team": "orders"},
     )

@@ -1,0 +1,81 @@
+"""What a connection tells the producers and consumers that live on it. No method blocks or raises."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from onewriter._errors import OnewriterError
+from onewriter_core.wire.hot import Delivery, SendReceipt
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+
+class ProducerEnd(Protocol):
+    """A producer, as its connection sees it."""
+
+    def on_success(self, answer: pb.CommandProducerSuccess) -> None:
+        """It waits for its turn, or it may write."""
+        ...
+
+    def on_error(self, error: OnewriterError) -> None:
+        """The broker refuses it."""
+        ...
+
+    def on_receipt(self, receipt: SendReceipt) -> None:
+        """A message is stored."""
+        ...
+
+    def on_send_error(self, error: pb.CommandSendError) -> None:
+        """A message is refused."""
+        ...
+
+    def on_queue_changed(self, waiting: int) -> None:
+        """So many wait behind it."""
+        ...
+
+    def on_closed(self) -> None:
+        """The broker closed it: fenced, or the topic moves. Receipts may still come."""
+        ...
+
+    def on_lost(self, reason: str) -> None:
+        """The connection is gone."""
+        ...
+
+    def on_writable(self) -> None:
+        """The socket takes data again, or the broker was proved to be there."""
+        ...
+
+
+class OwnerEnd(Protocol):
+    """An ownership, as its connection sees it."""
+
+    def on_ownership_lost(self, command: pb.CommandOwnershipLost) -> None:
+        """It is over, or goes on at another broker."""
+        ...
+
+    def on_owner_detached(self) -> None:
+        """The connection is gone."""
+        ...
+
+
+class ConsumerEnd(Protocol):
+    """A consumer, as its connection sees it."""
+
+    def on_delivery(self, delivery: Delivery, payload: memoryview) -> None:
+        """An entry; ``payload`` is only good until this returns."""
+        ...
+
+    def on_active(self, *, is_active: bool) -> None:
+        """Failover: it is, or is not, the one that receives."""
+        ...
+
+    def on_answered(self, error: OnewriterError | None) -> None:
+        """The answer that it expects, before anything that came behind it; None: success."""
+        ...
+
+    def on_closed(self) -> None:
+        """The broker closed it: the subscription was moved, or the topic moves."""
+        ...
+
+    def on_lost(self, reason: str) -> None:
+        """The connection is gone."""
+        ...

@@ -1,0 +1,202 @@
+"""Taking a producer's messages: bounded, in the order of the calls, packed one by one or in batches.
+
+What lives here: everything from the call to the outbox. What does not: writing (_producer.py), and
+what becomes of messages there (_outbox.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from onewriter._batch import Batch
+from onewriter._errors import OnewriterError, Refused, ServerError
+from onewriter._outbox import Outbox, Pending, Receipt
+from onewriter._packing import Outgoing, Packed, Packer, message_size
+from onewriter._signal import Signal
+from onewriter._tenure import ProducerOptions
+
+
+class Owner(Protocol):
+    """The producer whose intake it is."""
+
+    def may_send(self) -> bool:
+        """Whether it was granted its topic, and neither ended nor is being closed."""
+        ...
+
+    def check_open(self) -> None:
+        """Raises what it ended with, Closed while it is being closed."""
+        ...
+
+    def pump(self) -> None:
+        """Something is to be written."""
+        ...
+
+
+class Intake:
+    """``moved`` is told when there may be room again, and when the owner may send or has ended."""
+
+    def __init__(
+        self,
+        producer_id: int,
+        options: ProducerOptions,
+        outbox: Outbox,
+        moved: Signal,
+        owner: Owner,
+    ) -> None:
+        self._producer_id = producer_id
+        self._options = options
+        self._outbox = outbox
+        self._moved = moved
+        self._owner = owner
+        self._batch = None if options.batching is None else Batch(options.batching, self.seal)
+        self._packer = Packer(producer_id, options.name, options.compression)
+        self._loop = asyncio.get_running_loop()
+        self._turn = asyncio.Lock()
+        self._queued = 0
+        """Calls that wait for room, in their order."""
+        self._next_sequence_id = 0
+        self.message_bytes_max = 0
+        """Of one entry, as the broker says."""
+
+    @property
+    def gathered_messages(self) -> int:
+        """Taken, and in no entry yet."""
+        return 0 if self._batch is None else len(self._batch)
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Of these messages."""
+        return 0 if self._batch is None else self._batch.bytes
+
+    def begin(self, producer_name: str, next_sequence_id: int) -> None:
+        """The broker has granted the topic, under this name."""
+        self._packer = Packer(self._producer_id, producer_name, self._options.compression)
+        self._next_sequence_id = next_sequence_id
+
+    async def take(
+        self,
+        content: bytes,
+        key: str | None,
+        ordering_key: bytes | None,
+        properties: Mapping[str, str] | None,
+        event_time_ms: int,
+    ) -> Receipt:
+        """Wait until there is room, in the order of the calls; the future of the receipt.
+
+        Raises Refused for a message that no broker would take, and what the owner has ended with.
+        """
+        if not self._queued and self._may_take(len(content)):
+            return self._pack(content, key, ordering_key, properties, event_time_ms)
+        self._queued += 1
+        try:
+            async with self._turn:
+                while not self._may_take(len(content)):
+                    self._owner.check_open()
+                    await self._moved.wait()
+                return self._pack(content, key, ordering_key, properties, event_time_ms)
+        finally:
+            self._queued -= 1
+
+    def seal(self) -> None:
+        """What was gathered becomes an entry."""
+        messages = [] if self._batch is None else self._batch.take()
+        if not messages:
+            return
+        for message in messages:
+            message.sequence_id = self._next_sequence_id
+            self._next_sequence_id += 1
+        header, entry = self._repack(messages)
+        receipts = [message.receipt for message in messages]
+        pending = Pending(messages[0].sequence_id, header, entry, receipts, messages)
+        try:
+            self._check_size(len(entry))
+        except Refused as error:
+            code, text = error.code, error.message
+            pending.refuse(lambda: Refused(code, text))
+            return
+        self._outbox.add(pending)
+        self._owner.pump()
+
+    def withdraw(self, receipt: Receipt) -> bool:
+        """Take back a message that was never written to any connection; False: too late."""
+        if self._batch is not None and self._batch.withdraw(receipt):
+            return True
+        return self._outbox.withdraw(receipt, self._repack)
+
+    def drop(self, refusal: Callable[[], OnewriterError]) -> None:
+        """What is in no entry yet never will be."""
+        for message in () if self._batch is None else self._batch.take():
+            if not message.receipt.done():
+                message.receipt.set_exception(refusal())
+                message.receipt.exception()  # whoever handed it in may have gone
+
+    def pack_alone(self, content: bytes, **described: Any) -> tuple[int, bytes]:
+        """The next message as an entry that is published otherwise than by SEND: number and bytes.
+
+        Raises Refused for one that no broker would take.
+        """
+        number = self._next_sequence_id
+        _, entry = self._packer.single(number, content, now_ms=_now_ms(), **described)
+        self._check_size(len(entry))
+        self._next_sequence_id = number + 1
+        return number, entry
+
+    # ------------------------------------------------------------ inside
+
+    def _may_take(self, size: int) -> bool:
+        if not self._owner.may_send():
+            return False
+        batch = self._batch
+        if batch is None:
+            return self._outbox.has_room(size)
+        return self._outbox.has_room(size, len(batch), batch.bytes)
+
+    def _pack(
+        self,
+        content: bytes,
+        key: str | None,
+        ordering_key: bytes | None,
+        properties: Mapping[str, str] | None,
+        event_time_ms: int,
+    ) -> Receipt:
+        receipt: Receipt = self._loop.create_future()
+        if self._batch is not None:
+            size = message_size(content, key, ordering_key, properties)
+            self._check_size(size)
+            self._batch.add(
+                Outgoing(content, key, ordering_key, properties, event_time_ms, receipt, size)
+            )
+            return receipt
+        number = self._next_sequence_id
+        header, entry = self._packer.single(
+            number,
+            content,
+            key=key,
+            ordering_key=ordering_key,
+            properties=properties,
+            event_time_ms=event_time_ms,
+            now_ms=_now_ms(),
+        )
+        self._check_size(len(entry))
+        self._next_sequence_id = number + 1
+        self._outbox.add(Pending(number, header, entry, (receipt,)))
+        self._owner.pump()
+        return receipt
+
+    def _check_size(self, size: int) -> None:
+        if size > self.message_bytes_max:
+            raise Refused(
+                ServerError.NOT_ALLOWED_ERROR,
+                f"a message of {size} bytes; the broker takes {self.message_bytes_max}, and this "
+                "producer does not split messages into chunks",
+            )
+
+    def _repack(self, messages: Sequence[Outgoing]) -> Packed:
+        return self._packer.batch(messages, _now_ms())
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

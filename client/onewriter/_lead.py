@@ -1,0 +1,106 @@
+"""``async with client.lead(topic) as leadership``: wait for one's turn, lead, hand over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+from onewriter._config import Backoff
+from onewriter._errors import Fenced, OnewriterError, OutcomeUnknown, Unavailable
+from onewriter._leader import IDENTITY_PROPERTY, LeaderInfo, host_name
+from onewriter._leadership import ANNOUNCE_SECONDS, Host, Leadership
+from onewriter._producer import Producer
+from onewriter._tenure import AccessMode, ProducerOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeadOptions:
+    """What ``Client.lead`` was told; its parameters, by name."""
+
+    producer: ProducerOptions
+    identity: str
+    announce: bool
+    metadata: Any
+    timeout_seconds: float | None
+    handover_timeout_seconds: float | None
+    on_lost: Callable[[OnewriterError], None] | None
+
+
+class Lead:
+    """Made by ``Client.lead``; enter it once."""
+
+    def __init__(self, host: Host, topic: str, options: LeadOptions) -> None:
+        identity = options.identity or host_name()
+        if options.announce:  # what cannot be said is found out before anybody waits
+            LeaderInfo(
+                topic=topic, epoch=0, identity=identity, metadata=options.metadata
+            ).announcement()
+        self._host = host
+        self._topic = topic
+        self._options = options
+        self._identity = identity
+        self._producer_options = replace(
+            options.producer,
+            access_mode=AccessMode.WAIT_FOR_EXCLUSIVE,
+            properties={IDENTITY_PROPERTY: identity, **options.producer.properties},
+        )
+        self._asking: Producer | None = None
+        self._leadership: Leadership | None = None
+
+    async def __aenter__(self) -> Leadership:
+        seconds = self._options.timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                leadership = await self._win()
+        except TimeoutError as error:
+            trouble = None if self._asking is None else self._asking.trouble
+            self._withdraw()
+            raise Unavailable(
+                f"not the leader of {self._topic} within {seconds:g} s: "
+                f"{trouble or 'it was not its turn'}"
+            ) from error
+        except BaseException:
+            self._withdraw()
+            raise
+        self._leadership = leadership
+        if self._options.on_lost is not None:
+            leadership.lost.call(self._options.on_lost)
+        return leadership
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._leadership is not None:
+            await self._leadership.handover(timeout_seconds=self._options.handover_timeout_seconds)
+
+    # ------------------------------------------------------------ inside
+
+    async def _win(self) -> Leadership:
+        """Queue until it leads and has said so. Raises Refused, ConfigurationError."""
+        backoff = Backoff()
+        while True:
+            producer = self._asking = self._host.start_producer(self._topic, self._producer_options)
+            await producer.ready()
+            leadership = Leadership(producer, self._host, identity=self._identity)
+            if not self._options.announce:
+                return leadership
+            try:
+                await leadership.announce(self._options.metadata, timeout_seconds=ANNOUNCE_SECONDS)
+            except (Fenced, Unavailable, OutcomeUnknown):
+                # Nobody was told that it leads: it gives the topic back and queues as anybody does.
+                self._withdraw()
+                await asyncio.sleep(
+                    max(backoff.seconds(), self._producer_options.requeue_seconds())
+                )
+                continue
+            return leadership
+
+    def _withdraw(self) -> None:
+        if self._asking is not None:
+            self._asking.abandon()

@@ -1,0 +1,235 @@
+"""Messages into entries: metadata, compression, batches. No I/O; the caller says what time it is.
+
+One entry is one SEND and one position in the log; a batch is many messages in one entry. Metadata
+of the usual shape is written by hand, everything else by protobuf: it is done per message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import google_crc32c
+
+from onewriter._errors import ConfigurationError
+from onewriter._ids import MessageId
+from onewriter_core.wire import hot
+from onewriter_core.wire.compression import compress
+from onewriter_core.wire.frames import CHECKSUM_MAGIC
+from onewriter_core.wire.hot import encode_varint
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+BATCH_MESSAGES_MAX = 1_000
+BATCH_BYTES_MAX = 128 * 1024
+BATCH_DELAY_SECONDS = 0.001
+"""What Pulsar's Java client does unless told otherwise."""
+
+MESSAGE_OVERHEAD_BYTES = 16
+"""Of a message in a batch: lengths, numbers."""
+
+_U32 = struct.Struct(">I")
+_crc32c: Callable[[bytes], int] = google_crc32c.value
+_crc32c_extended: Callable[[int, bytes], int] = google_crc32c.extend
+
+
+class Compression(enum.Enum):
+    """How contents are compressed: Pulsar's codecs, which every Pulsar client reads."""
+
+    NONE = pb.MessageMetadata.NONE
+    LZ4 = pb.MessageMetadata.LZ4
+    ZLIB = pb.MessageMetadata.ZLIB
+    ZSTD = pb.MessageMetadata.ZSTD
+    SNAPPY = pb.MessageMetadata.SNAPPY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """When messages that were handed in make up an entry: whichever limit comes first.
+
+    A batch is stored as one entry, whole or not at all. ``delay_seconds`` 0 gathers what comes in
+    one turn of the event loop. Raises ConfigurationError for limits that make no sense.
+    """
+
+    messages_max: int = BATCH_MESSAGES_MAX
+    bytes_max: int = BATCH_BYTES_MAX
+    delay_seconds: float = BATCH_DELAY_SECONDS
+
+    def __post_init__(self) -> None:
+        if self.messages_max < 1 or self.bytes_max < 1 or self.delay_seconds < 0:
+            raise ConfigurationError(
+                "a batch holds at least one message and one byte, and waits at least 0 s"
+            )
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    """A message of a batch that was not written to any connection yet."""
+
+    content: bytes
+    key: str | None
+    ordering_key: bytes | None
+    properties: Mapping[str, str] | None
+    event_time_ms: int
+    receipt: asyncio.Future[MessageId]
+    size: int
+    sequence_id: int = -1
+
+
+def message_size(
+    content: bytes,
+    key: str | None,
+    ordering_key: bytes | None,
+    properties: Mapping[str, str] | None,
+) -> int:
+    """About how many bytes a message takes in a batch."""
+    size = len(content) + MESSAGE_OVERHEAD_BYTES
+    if key is not None:
+        size += len(key)
+    if ordering_key is not None:
+        size += len(ordering_key)
+    if properties:
+        size += sum(len(name) + len(value) for name, value in properties.items())
+    return size
+
+
+class Packed(NamedTuple):
+    """An entry and the SEND command that goes before it."""
+
+    header: bytes
+    entry: bytes
+
+
+class Packer:
+    """Packs for one producer, under the name that its broker knows it by."""
+
+    def __init__(self, producer_id: int, producer_name: str, compression: Compression) -> None:
+        self._producer_id = producer_id
+        self._name = producer_name
+        self._codec = compression.value
+        encoded = producer_name.encode()
+        self._head = b"\x0a" + encode_varint(len(encoded)) + encoded + b"\x10"
+        self._ms = -1
+        self._encoded_ms = b""
+
+    def single(
+        self,
+        sequence_id: int,
+        content: bytes,
+        *,
+        key: str | None,
+        ordering_key: bytes | None,
+        properties: Mapping[str, str] | None,
+        event_time_ms: int,
+        now_ms: int,
+    ) -> Packed:
+        """One message as an entry of its own."""
+        if self._codec or key is not None or ordering_key is not None or properties:
+            is_usual = False
+        else:
+            is_usual = not event_time_ms
+        if is_usual:
+            metadata = self._head + encode_varint(sequence_id) + self._published(now_ms)
+        else:
+            said = self._metadata(sequence_id, now_ms)
+            _describe(said, key, ordering_key, properties, event_time_ms)
+            content = self._compressed(said, content)
+            metadata = said.SerializeToString()
+        entry = _entry(metadata, content)
+        return Packed(hot.encode_send_header(self._producer_id, sequence_id, len(entry)), entry)
+
+    def batch(self, messages: Sequence[Outgoing], now_ms: int) -> Packed:
+        """Messages, numbered already, as one entry."""
+        first, last, count = messages[0], messages[-1], len(messages)
+        said = self._metadata(first.sequence_id, now_ms)
+        said.num_messages_in_batch = count
+        if count > 1:
+            said.highest_sequence_id = last.sequence_id
+        # For those who distribute by key: a batch has one only if all of its messages share it.
+        if first.key is not None and all(each.key == first.key for each in messages):
+            said.partition_key = first.key
+        if first.ordering_key is not None and all(
+            each.ordering_key == first.ordering_key for each in messages
+        ):
+            said.ordering_key = first.ordering_key
+        content = self._compressed(said, b"".join(_parts(messages)))
+        entry = _entry(said.SerializeToString(), content)
+        header = hot.encode_send_header(
+            self._producer_id,
+            first.sequence_id,
+            len(entry),
+            num_messages=count,
+            highest_sequence_id=last.sequence_id if count > 1 else 0,
+        )
+        return Packed(header, entry)
+
+    def _metadata(self, sequence_id: int, now_ms: int) -> pb.MessageMetadata:
+        return pb.MessageMetadata(
+            producer_name=self._name, sequence_id=sequence_id, publish_time=now_ms
+        )
+
+    def _compressed(self, said: pb.MessageMetadata, content: bytes) -> bytes:
+        if not self._codec or not content:
+            return content  # the stock C++ client cannot read nothing from zlib
+        said.compression = self._codec
+        said.uncompressed_size = len(content)
+        return compress(self._codec, content)
+
+    def _published(self, now_ms: int) -> bytes:
+        """The field publish_time; many messages share a millisecond."""
+        if now_ms != self._ms:
+            self._ms, self._encoded_ms = now_ms, b"\x18" + encode_varint(now_ms)
+        return self._encoded_ms
+
+
+def _entry(metadata: bytes, content: bytes) -> bytes:
+    head = _U32.pack(len(metadata)) + metadata
+    checksum = _crc32c_extended(_crc32c(head), content)
+    return b"".join((CHECKSUM_MAGIC, _U32.pack(checksum), head, content))
+
+
+def _parts(messages: Sequence[Outgoing]) -> list[bytes]:
+    """What a batch consists of: length, metadata and content of each message."""
+    parts: list[bytes] = []
+    for each in messages:
+        if each.key is None and each.ordering_key is None and not each.event_time_ms:
+            is_usual = not each.properties
+        else:
+            is_usual = False
+        if is_usual:
+            metadata = (
+                b"\x18"
+                + encode_varint(len(each.content))
+                + b"\x40"
+                + encode_varint(each.sequence_id)
+            )
+        else:
+            said = pb.SingleMessageMetadata(
+                payload_size=len(each.content), sequence_id=each.sequence_id
+            )
+            _describe(said, each.key, each.ordering_key, each.properties, each.event_time_ms)
+            metadata = said.SerializeToString()
+        parts += (_U32.pack(len(metadata)), metadata, each.content)
+    return parts
+
+
+def _describe(
+    said: pb.MessageMetadata | pb.SingleMessageMetadata,
+    key: str | None,
+    ordering_key: bytes | None,
+    properties: Mapping[str, str] | None,
+    event_time_ms: int,
+) -> None:
+    if key is not None:
+        said.partition_key = key
+    if ordering_key is not None:
+        said.ordering_key = ordering_key
+    if event_time_ms:
+        said.event_time = event_time_ms
+    if properties:
+        said.properties.extend(
+            pb.KeyValue(key=name, value=value) for name, value in properties.items()
+        )

@@ -1,0 +1,283 @@
+"""A reader: a topic's messages from a place on, without a subscription that the broker keeps.
+
+Where it goes on after a lost connection is its own business: behind the last message that it handed
+out, so none comes twice and none is left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+from onewriter._config import Limits
+from onewriter._connection import Spawn
+from onewriter._errors import Closed, OnewriterError, Unreadable
+from onewriter._ids import EARLIEST, LATEST, MessageId
+from onewriter._link import Link
+from onewriter._lookup import Directory
+from onewriter._message import Message
+from onewriter._stream import Stream, pairs
+from onewriter._unpacking import Item
+from onewriter._window import QUEUE_BYTES_MAX, QUEUE_MESSAGES_MAX, Window
+from onewriter_core.ids import TopicName
+from onewriter_core.wire.commands import message_id_from_proto
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+CHUNKS_MAX = 10_000
+"""Messages in chunks that a reader has seen the beginning of and not handed out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderOptions:
+    """What a reader is. ``name`` begins the name of its subscription at the broker.
+
+    ``read_compacted``: of a compacted topic, only the last message of each key, up to where
+    compaction has come. ``queue_...``: how much the broker may send ahead.
+    """
+
+    name: str = ""
+    read_compacted: bool = False
+    properties: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    queue_messages_max: int = QUEUE_MESSAGES_MAX
+    queue_bytes_max: int = QUEUE_BYTES_MAX
+
+
+class Reader:
+    """Reads one topic. Made by ``Client.create_reader``; for one event loop.
+
+    ``async for message in reader`` never ends by itself.
+    """
+
+    def __init__(
+        self,
+        topic: TopicName,
+        start: MessageId,
+        options: ReaderOptions,
+        *,
+        is_inclusive: bool,
+        directory: Directory,
+        limits: Limits,
+        spawn: Spawn,
+        consumer_ids: Callable[[], int],
+    ) -> None:
+        self.topic = topic
+        self.options = options
+        self._place = _Place(topic, options, start, is_inclusive=is_inclusive)
+        self._stream = Stream(
+            topic,
+            self._place,
+            directory=directory,
+            limits=limits,
+            consumer_ids=consumer_ids,
+            window=Window(options.queue_messages_max, options.queue_bytes_max),
+        )
+        spawn(self._stream.run())
+
+    # ------------------------------------------------------------ what it is
+
+    @property
+    def position(self) -> MessageId | None:
+        """The last message that it handed out; None: none yet."""
+        return self._place.last
+
+    @property
+    def end(self) -> OnewriterError | None:
+        """Why it ended; None while it lives."""
+        return self._stream.end
+
+    @property
+    def trouble(self) -> OnewriterError | None:
+        """Why the last attempt to reach a broker failed; None since one succeeded."""
+        return self._stream.trouble
+
+    async def ready(self) -> None:
+        """Wait until it is connected for the first time. Raises what it ended with."""
+        while not self._stream.was_attached:
+            self._stream.check_open()
+            await self._stream.changes.wait()
+
+    async def ended(self) -> OnewriterError:
+        """Wait until it is refused or closed; which."""
+        while (end := self._stream.end) is None:
+            await self._stream.changes.wait()
+        return end
+
+    # ------------------------------------------------------------ reading
+
+    async def next(self, *, timeout_seconds: float | None = None) -> Message:
+        """The next message, however long it takes.
+
+        Raises NoMessage after ``timeout_seconds``, Unreadable for an entry that cannot be taken
+        apart (the next call goes on behind it), Closed, Refused. May be cancelled: nothing is lost.
+        """
+        return await self._stream.receive(timeout_seconds)
+
+    def next_nowait(self) -> Message | None:
+        """The next message if it is here already; None: it is not. Raises as ``next`` does."""
+        return self._stream.take_next()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        try:
+            return await self.next()
+        except Closed:
+            if self._stream.was_closed:
+                raise StopAsyncIteration from None
+            raise
+
+    async def last_message_id(self) -> MessageId | None:
+        """The topic's last message as the broker knows it; None: it holds none.
+
+        Raises Unavailable, Refused, Closed.
+        """
+        return (await self._stream.ends())[0]
+
+    async def has_message_available(self) -> bool:
+        """Whether there is a message that was not handed out. Raises as ``last_message_id``."""
+        if self._stream.queued_messages:
+            return True
+        last = await self.last_message_id()
+        return last is not None and self._place.is_ahead(last)
+
+    async def seek(self, target: MessageId | int, *, is_inclusive: bool = False) -> None:
+        """Go on behind (``is_inclusive``: with) this message, or with the first one that was
+        published at this time (milliseconds since 1970) or later.
+
+        Raises Refused and Unavailable (it could not ask for that time), OutcomeUnknown, Closed.
+        """
+        self._stream.check_open()
+        if isinstance(target, MessageId):
+            self._place.move(target, is_inclusive=is_inclusive)
+            self._stream.start_over("moved")
+            await self._stream.attached_again()
+        else:
+            self._place.move_to_time(target)
+            await self._stream.seek(pb.CommandSeek(message_publish_time=target))
+
+    # ------------------------------------------------------------ ending
+
+    async def close(self) -> None:
+        """Leave. Idempotent."""
+        await self._stream.close()
+
+    def abandon(self) -> None:
+        """Leave at once, without waiting for anything or anybody."""
+        self._stream.stop(Closed("the reader was closed"))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class _Place:
+    """Where a reader is. Implements Role."""
+
+    keeps_order = False  # it never asks for redelivery
+
+    def __init__(
+        self, topic: TopicName, options: ReaderOptions, start: MessageId, *, is_inclusive: bool
+    ) -> None:
+        self.last: MessageId | None = None
+        self._topic = topic
+        self._options = options
+        self._start = start
+        self._is_inclusive = is_inclusive
+        self._since_ms = 0
+        self._chunks: dict[MessageId, None] = {}
+        """First chunks of messages that were not handed out yet, in their order."""
+        self._is_kept = False
+        """The broker's subscription is at the right place: go on with it."""
+        self._name = options.name or f"reader-{secrets.token_hex(5)}"
+        self._attempts = itertools.count()
+        self._subscription = ""
+
+    def move(self, start: MessageId, *, is_inclusive: bool) -> None:
+        """Go on elsewhere."""
+        self._start, self._is_inclusive = start, is_inclusive
+        self.last = None
+        self._since_ms = 0
+        self._is_kept = False
+        self._chunks.clear()
+
+    def move_to_time(self, publish_time_ms: int) -> None:
+        """Go on with what was published then: the broker knows where that is."""
+        self.move(EARLIEST, is_inclusive=False)
+        self._since_ms = publish_time_ms
+        self._is_kept = True
+
+    def is_ahead(self, message_id: MessageId) -> bool:
+        """Whether a message lies behind what was handed out."""
+        start = self._start
+        if message_id.position != start.position:
+            return message_id.position > start.position
+        if start.batch_index < 0:
+            return self._is_inclusive  # all of the entry, or none of it
+        if self._is_inclusive:
+            return message_id.batch_index >= start.batch_index
+        return message_id.batch_index > start.batch_index
+
+    # ------------------------------------------------------------ Role
+
+    def subscribe_command(self) -> pb.CommandSubscribe:
+        # A name of its own for each attempt: what an earlier one left at the broker cannot be in
+        # the way, nor say where to begin. After a seek to a time it shall.
+        if not self._is_kept:
+            self._subscription = f"{self._name}-{next(self._attempts)}"
+        start = min(self._start, next(iter(self._chunks), self._start))
+        ledger, entry = start.position
+        return pb.CommandSubscribe(
+            topic=str(self._topic),
+            subscription=self._subscription,
+            sub_type=pb.CommandSubscribe.EXCLUSIVE,
+            durable=False,
+            start_message_id=pb.MessageIdData(
+                ledger_id=ledger % 2**64, entry_id=entry % 2**64, batch_index=start.batch_index
+            ),
+            read_compacted=self._options.read_compacted,
+            metadata=pairs(self._options.properties),
+        )
+
+    async def attached(self, link: Link) -> None:
+        """Pin the place that the broker chose, so that a lost connection leaves no gap."""
+        if self._start != LATEST and not self._is_kept:
+            return
+        answer = await link.last_message_id()
+        if answer.HasField("consumer_mark_delete_position"):
+            mark = MessageId.of(message_id_from_proto(answer.consumer_mark_delete_position))
+            self._start, self._is_inclusive = mark._replace(batch_index=-1), False
+        self._is_kept = False
+
+    def wants(self, item: Item) -> bool:
+        message_id = item.message_id if isinstance(item, Unreadable) else item.id
+        if not self.is_ahead(message_id):
+            return False
+        if self._since_ms and isinstance(item, Message):
+            if item.publish_time_ms < self._since_ms:
+                return False
+            self._since_ms = 0
+        return True
+
+    def chunk_begun(self, first: MessageId) -> None:
+        self._chunks[first] = None
+        if len(self._chunks) > CHUNKS_MAX:
+            del self._chunks[next(iter(self._chunks))]
+
+    def handed_out(self, item: Item) -> None:
+        message_id = item.message_id if isinstance(item, Unreadable) else item.id
+        self.last = self._start = message_id
+        self._is_inclusive = False
+        if isinstance(item, Message) and item.chunk_ids:
+            self._chunks.pop(item.chunk_ids[0], None)

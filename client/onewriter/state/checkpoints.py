@@ -1,0 +1,422 @@
+"""Checkpoints: a state written down, so that opening it takes as long as the log behind it.
+
+A checkpoint of position p is the fold of the log up to p. It stands in a companion topic, as chunks
+and one closing entry with their number, their hash, and what the fold needs to go on. Only one that
+is there whole counts, and only if the log goes on from it: the next entry names the version in
+front of it. So a checkpoint can be useless, but not wrong: who wrote it, and when, does not matter.
+
+The log's retention is held back by a durable subscription (``KeepBehind``): it stands at the
+newest checkpoint that was read back whole, and the broker keeps everything behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from onewriter._client import Client
+from onewriter._errors import OnewriterError, Refused, ServerError, Unavailable
+from onewriter.state.errors import StateGap
+from onewriter.state.fold import Base
+from onewriter.state.log import BEGINNING, Log, LogEntry, LogMessage
+from onewriter.state.memory import MemoryLog
+from onewriter.state.replica import Replica
+from onewriter.state.topic_log import TopicLog, companion_of
+from onewriter_core.ids import Position
+
+CHUNKS_IN_FLIGHT_MAX = 4
+
+READ_TIMEOUT_SECONDS = 30.0
+"""For reading checkpoints; without one the log is read from what is kept of its beginning."""
+
+LOOK_SECONDS = 1.0
+"""How often it is looked whether a checkpoint is due."""
+
+ID_BYTES = 16
+
+_MAGIC = b"OWC1"
+_HEADER = struct.Struct(f"<4s{ID_BYTES}sIqq")
+_CLOSING = 0xFFFFFFFF
+"""The number of the closing entry, in place of a chunk's."""
+
+S = TypeVar("S")
+S_contra = TypeVar("S_contra", contravariant=True)
+
+log = logging.getLogger("onewriter")
+
+
+class Snapshots(Protocol[S]):
+    """Turns states into bytes and back."""
+
+    def dump(self, state: S) -> Iterator[bytes]:
+        """The state in parts of about ``CHUNK_BYTES``; runs in a thread of its own."""
+        ...
+
+    def load(self, chunks: Iterable[bytes]) -> S:
+        """The same state again. Raises ValueError for anything else; runs in a thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """When checkpoints are written: by whoever may write the log, if all bounds are passed.
+
+    The log behind the last one must also be as large as that one was: so all checkpoints together
+    are about as large as the log.
+
+    ``is_enabled=False``: they are neither read nor written, nor is retention held back for them;
+    ``is_written=False``: they are only read.
+    """
+
+    is_enabled: bool = True
+    is_written: bool = True
+    writes: int = 50_000
+    """Writes since the last one."""
+    seconds_min: float = 10.0
+    """So much time between two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The closing entry of a checkpoint: what makes its chunks count."""
+
+    chunks: int
+    sha256: str
+    position: Position
+    version: int
+    writers: tuple[tuple[bytes, int], ...]
+
+    def encode(self) -> bytes:
+        """As the body of an entry."""
+        return json.dumps(
+            {
+                "chunks": self.chunks,
+                "sha256": self.sha256,
+                "position": str(self.position),
+                "version": self.version,
+                "writers": [[writer.hex(), last] for writer, last in self.writers],
+            }
+        ).encode()
+
+    @classmethod
+    def decode(cls, body: bytes) -> Self:
+        """The other way round. Raises ValueError."""
+        try:
+            read = json.loads(body)
+            writers = tuple((bytes.fromhex(writer), int(last)) for writer, last in read["writers"])
+            position = Position.parse(read["position"])
+            return cls(
+                int(read["chunks"]), str(read["sha256"]), position, int(read["version"]), writers
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError("a closing entry that lacks something") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One entry of the companion topic. ``first`` is where its checkpoint's first chunk stands."""
+
+    checkpoint: bytes
+    number: int
+    first: Position
+    body: bytes
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it is the last of its checkpoint."""
+        return self.number == _CLOSING
+
+    def encode(self) -> LogMessage:
+        """As a message."""
+        header = _HEADER.pack(_MAGIC, self.checkpoint, self.number, *self.first)
+        return LogMessage(header + self.body)
+
+    @classmethod
+    def decode(cls, entry: LogEntry) -> Self:
+        """The other way round. Raises ValueError."""
+        content = entry.messages[0].content
+        if len(content) < _HEADER.size or content[:4] != _MAGIC:
+            raise ValueError("not a checkpoint's")
+        _, checkpoint, number, ledger, index = _HEADER.unpack_from(content)
+        first = Position(ledger, index)
+        if first == BEGINNING:
+            first = entry.position
+        return cls(checkpoint, number, first, content[_HEADER.size :])
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A checkpoint that is there whole. ``first`` is where it begins in the companion topic."""
+
+    closing: Closing
+    chunks: tuple[bytes, ...]
+    first: Position
+
+
+class Collector:
+    """Puts parts together as they come, and keeps the newest checkpoint that is whole."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[bytes, list[bytes]] = {}
+        self.newest: Stored | None = None
+        self.before: Stored | None = None
+        """The one before that."""
+
+    def take(self, entry: LogEntry) -> None:
+        """The next entry of the companion topic; what makes no sense is said and left out."""
+        try:
+            part = Part.decode(entry)
+            if part.is_closing:
+                self._close(part)
+            elif part.number == 0:
+                self._chunks = {part.checkpoint: [part.body]}
+            elif len(self._chunks.get(part.checkpoint, ())) == part.number:
+                self._chunks[part.checkpoint].append(part.body)
+        except ValueError as error:
+            log.warning("the checkpoint at %s does not count: %s", entry.position, error)
+
+    def _close(self, part: Part) -> None:
+        chunks = tuple(self._chunks.pop(part.checkpoint, ()))
+        closing = Closing.decode(part.body)
+        if len(chunks) != closing.chunks:
+            raise ValueError(f"{len(chunks)} of its {closing.chunks} chunks are there")
+        if _hash(chunks) != closing.sha256:
+            raise ValueError("its chunks are damaged")
+        self.before, self.newest = self.newest, Stored(closing, chunks, part.first)
+
+
+class KeepBehind(Protocol):
+    """Holds a log's retention back; both methods raise Unavailable or Refused."""
+
+    async def begin(self) -> None:
+        """From now on nothing is cut, unless ``advance`` allows it."""
+        ...
+
+    async def advance(self, position: Position) -> None:
+        """Everything up to this position may be cut."""
+        ...
+
+
+@dataclass(slots=True)
+class CheckpointStore:
+    """Where checkpoints are kept, and what holds back the retention of both logs."""
+
+    companion: Log
+    keep_log: KeepBehind | None = None
+    keep_companion: KeepBehind | None = None
+
+    @classmethod
+    def beside(cls, client: Client, topic: str) -> Self:
+        """The companion of a topic: ``{<topic>}-checkpoints``, in the same bucket."""
+        source, companion = (
+            TopicLog(client, topic),
+            TopicLog(client, companion_of(topic), creates=False),
+        )
+        return cls(companion, source.retention(), companion.retention())
+
+    @classmethod
+    def in_memory(cls) -> Self:
+        """For tests, beside a MemoryLog."""
+        return cls(MemoryLog("memory-checkpoints"))
+
+    async def begin(self) -> None:
+        """Hold retention back, from the very beginning."""
+        for keep in (self.keep_log, self.keep_companion):
+            if keep is not None:
+                await keep.begin()
+
+    async def newest(self) -> Collector:
+        """The newest checkpoint that is whole. Raises Unavailable, Refused.
+
+        Looks at the last entry first; only if it does not close a good one is everything read.
+        """
+        collector = Collector()
+        end = await self.companion.end()
+        if end == BEGINNING:
+            return collector
+        try:
+            last = await self._one(end)
+            part = Part.decode(last)
+            if part.is_closing:
+                await self._collect(collector, part.first.previous, end)
+        except ValueError as error:
+            log.warning("%s: the last entry: %s", self.companion.name, error)
+        if collector.newest is None:
+            collector = Collector()
+            await self._collect(collector, None, end)
+        return collector
+
+    async def _one(self, position: Position) -> LogEntry:
+        async with aclosing(self.companion.follow(position.previous)) as entries:
+            async for entry in entries:
+                return entry
+        raise Unavailable(f"no entry at {position}")
+
+    async def _collect(self, into: Collector, after: Position | None, end: Position) -> None:
+        async with aclosing(self.companion.follow(after)) as entries:
+            async for entry in entries:
+                into.take(entry)
+                if entry.position >= end:
+                    return
+
+    async def append(self, chunks: Iterator[bytes], base: Base[Any]) -> None:
+        """Write one checkpoint. Raises Unavailable, Refused, Fenced: it does not count then."""
+        checkpoint = secrets.token_bytes(ID_BYTES)
+        grant = await self.companion.acquire(lambda: None)
+        try:
+            digest, count, first = hashlib.sha256(), 0, BEGINNING
+            receipts: list[asyncio.Future[object]] = []
+            while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+                digest.update(chunk)
+                part = Part(checkpoint, count, first, chunk)
+                receipts.append(await grant.append([part.encode()]))
+                if count == 0:
+                    first = await _position_of(receipts[0])
+                count += 1
+                if len(receipts) >= CHUNKS_IN_FLIGHT_MAX:
+                    await receipts.pop(0)
+            for receipt in receipts:
+                await receipt
+            closing = Closing(count, digest.hexdigest(), base.position, base.version, base.writers)
+            part = Part(checkpoint, _CLOSING, first, closing.encode())
+            await (await grant.append([part.encode()]))
+        finally:
+            await grant.hand_over()
+
+
+class Checkpointer(Generic[S]):
+    """Writes checkpoints when they are due, and reads the newest."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        source: Log,
+        snapshots: Snapshots[S],
+        policy: Checkpoints,
+        is_holder: Callable[[], bool],
+    ) -> None:
+        self._store = store
+        self._source = source
+        self._snapshots = snapshots
+        self._policy = policy
+        self._is_holder = is_holder
+        self._last_version = 0
+        """Of the newest checkpoint that is known."""
+        self._bytes = 0
+        """Of its chunks."""
+        self._folded_bytes = 0
+        """Of the fold when it was written."""
+        self._turn = asyncio.Lock()
+        self._has_begun = False
+
+    async def begin(self) -> None:
+        """Hold retention back, before anything is written. Raises Unavailable, Refused."""
+        if not self._has_begun:
+            await self._store.begin()
+            self._has_begun = True
+
+    async def recover(self) -> Base[S] | None:
+        """Where the fold may begin; None: no checkpoint is good. Raises Unavailable, Refused."""
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_SECONDS):
+                collector = await self._store.newest()
+                end = await self._source.end()
+        except TimeoutError:
+            log.warning("%s: checkpoints cannot be read in time", self._source.name)
+            return None
+        for stored in (collector.newest, collector.before):
+            if stored is not None and (base := await self._load(stored, end)) is not None:
+                self._last_version = base.version
+                self._bytes = sum(map(len, stored.chunks))
+                self._folded_bytes = 0
+                return base
+        return None
+
+    async def _load(self, stored: Stored, end: Position) -> Base[S] | None:
+        closing = stored.closing
+        if end == BEGINNING:
+            raise StateGap(
+                f"there is a checkpoint of {closing.position}, but the log holds nothing:"
+                " it was cut, or deleted without its checkpoints",
+                position=closing.position,
+            )
+        if closing.position > end:
+            log.warning(
+                "%s: the checkpoint at %s is newer than the log, which ends at %s: it does not count",
+                *(self._source.name, closing.position, end),
+            )
+            return None
+        try:
+            state = await asyncio.to_thread(self._snapshots.load, stored.chunks)
+        except ValueError as error:
+            log.warning("%s: a checkpoint does not count: %s", self._source.name, error)
+            return None
+        return Base(state, closing.version, closing.position, closing.writers)
+
+    async def run(self, replica: Replica[S, Any]) -> None:
+        """Write one whenever it is due and this instance may write the log."""
+        loop = asyncio.get_running_loop()
+        written_at = loop.time()
+        while True:
+            await asyncio.sleep(min(LOOK_SECONDS, self._policy.seconds_min))
+            is_time = loop.time() - written_at >= self._policy.seconds_min
+            if not (is_time and self._is_holder() and self._is_due(replica)):
+                continue
+            written_at = loop.time()
+            self._folded_bytes = replica.fold.bytes
+            try:
+                await self.write(replica.fold.base())
+            except OnewriterError as error:
+                log.warning("%s: no checkpoint: %s", self._source.name, error)
+
+    def _is_due(self, replica: Replica[S, Any]) -> bool:
+        """Whether enough has come since the last one."""
+        fold = replica.fold
+        self._folded_bytes = min(self._folded_bytes, fold.bytes)  # another fold begins at 0
+        return (
+            self._policy.is_written
+            and replica.is_complete
+            and fold.version - self._last_version >= self._policy.writes
+            and fold.bytes - self._folded_bytes >= self._bytes
+        )
+
+    async def write(self, base: Base[S]) -> None:
+        """Write a checkpoint, read it back, and let the log be cut up to the one before.
+
+        Raises Unavailable, Refused; then nothing is cut.
+        """
+        async with self._turn:
+            await self._store.append(self._snapshots.dump(base.state), base)
+            collector = await self._store.newest()
+            newest = collector.newest
+            if newest is None or newest.closing.version < base.version:
+                raise Unavailable("the checkpoint was not read back")
+            self._last_version = newest.closing.version
+            self._bytes = sum(map(len, newest.chunks))
+            if self._store.keep_log is not None:
+                # The last entry that it covers stays: it shows that the log reaches so far.
+                await self._store.keep_log.advance(newest.closing.position.previous)
+            if self._store.keep_companion is not None:
+                await self._store.keep_companion.advance(newest.first.previous)
+
+
+async def _position_of(receipt: asyncio.Future[object]) -> Position:
+    position = await receipt
+    if not isinstance(position, Position) or position < (0, 0):
+        raise Refused(ServerError.UNKNOWN_ERROR, "the first chunk's position is not known")
+    return position
+
+
+def _hash(chunks: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()

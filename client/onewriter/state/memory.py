@@ -1,0 +1,222 @@
+"""A log in memory: the variant for tests, shared by everything made on the same ``MemoryLog``.
+
+It behaves as a fenced topic does: one grant at a time, given in order of arrival, and an append
+under an older grant is refused. ``fence``, ``lose_answers``, ``break_followers`` and ``trim`` do to
+it what happens to topics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from onewriter._errors import (
+    Closed,
+    Fenced,
+    OnewriterError,
+    OutcomeUnknown,
+    Refused,
+    ServerError,
+    Unavailable,
+)
+from onewriter._signal import Signal
+from onewriter.state.log import BEGINNING, BarrierUnsupported, LogEntry, LogMessage
+from onewriter_core.ids import Position
+
+ENTRY_BYTES_MAX = 5 * 1024 * 1024
+
+
+class MemoryLog:
+    """Implements Log. For one event loop.
+
+    ``proves_end=False`` and ``tells_waiting=False`` make it what a stock Pulsar broker is.
+    """
+
+    def __init__(
+        self,
+        name: str = "memory",
+        *,
+        entry_bytes_max: int = ENTRY_BYTES_MAX,
+        proves_end: bool = True,
+        tells_waiting: bool = True,
+    ) -> None:
+        self.name = name
+        self.entry_bytes_max = entry_bytes_max
+        self.entries: list[LogEntry] = []
+        self.grants = 0
+        """How often it was granted: the epoch of the present grant."""
+        self.tells_waiting = tells_waiting
+        self._proves_end = proves_end
+        self._holder: MemoryGrant | None = None
+        self._line: deque[tuple[asyncio.Future[MemoryGrant], Callable[[], None]]] = deque()
+        self._grown = Signal()
+        self._breaks = 0
+        self._answers_lost = 0
+        self._loses_entries = False
+
+    # ------------------------------------------------------------ Log
+
+    async def acquire(self, on_change: Callable[[], None]) -> MemoryGrant:
+        """Wait in line for the right to append; see Log."""
+        turn: asyncio.Future[MemoryGrant] = asyncio.get_running_loop().create_future()
+        self._line.append((turn, on_change))
+        self._promote()
+        self._tell_waiting()
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            self._line = deque(each for each in self._line if each[0] is not turn)
+            self._tell_waiting()
+            if turn.done() and not turn.cancelled():
+                await turn.result().hand_over()
+            raise
+
+    async def follow(self, after: Position | None) -> AsyncGenerator[LogEntry, None]:
+        """The entries behind a position, and those to come. Unavailable: it was broken off."""
+        reached = after or BEGINNING
+        breaks = self._breaks
+        while True:
+            if breaks != self._breaks:
+                raise Unavailable("the follower was broken off")
+            batch = [entry for entry in self._behind(reached) if entry.position > reached]
+            for entry in batch:
+                if breaks != self._breaks:
+                    break
+                reached = entry.position
+                yield entry
+            if not batch:
+                await self._grown.wait()
+
+    async def end(self) -> Position:
+        """Where the log ends, as far as it is known."""
+        await asyncio.sleep(0)
+        return self.entries[-1].position if self.entries else BEGINNING
+
+    async def barrier(self) -> Position:
+        """Where the log ends at least, proved after the call. Raises BarrierUnsupported."""
+        if not self._proves_end:
+            raise BarrierUnsupported("this log is like a stock broker's")
+        return await self.end()
+
+    # ------------------------------------------------------------ what happens to logs
+
+    def fence(self) -> None:
+        """Depose the holder; what it appends from now on is refused, and it is told so then."""
+        self._holder = None
+        self._promote()
+
+    def lose_answers(self, count: int = 1, *, loses_entries: bool = False) -> None:
+        """The next appends have no known outcome; their entries are stored, or are not."""
+        self._answers_lost = count
+        self._loses_entries = loses_entries
+
+    def break_followers(self) -> None:
+        """Every follower's connection breaks."""
+        self._breaks += 1
+        self._grown.tell()
+
+    def trim(self, before: Position) -> None:
+        """Drop entries from the beginning."""
+        self.entries = [entry for entry in self.entries if entry.position >= before]
+
+    def lose_tail(self, count: int) -> None:
+        """The store forgets its newest entries: a fault beyond any promise."""
+        del self.entries[-count:]
+        self.fence()
+
+    # ------------------------------------------------------------ inside
+
+    def _behind(self, position: Position) -> list[LogEntry]:
+        low, high = 0, len(self.entries)
+        while low < high:
+            middle = (low + high) // 2
+            if self.entries[middle].position > position:
+                high = middle
+            else:
+                low = middle + 1
+        return self.entries[low:]
+
+    def waiting(self) -> int:
+        """How many wait behind the holder."""
+        return len(self._line)
+
+    def store(self, grant: MemoryGrant, messages: Sequence[LogMessage]) -> Position:
+        """Append, if the grant still holds; what ``MemoryGrant.append`` calls."""
+        if grant is not self._holder:
+            raise Fenced("another writer has the log", epoch=grant.epoch, current_epoch=self.grants)
+        last = self.entries[-1].position if self.entries else BEGINNING
+        entry = 1 if last.ledger != grant.epoch else last.entry + 1
+        position = Position(grant.epoch, entry)
+        is_unknown = self._answers_lost > 0
+        self._answers_lost -= is_unknown
+        if not (is_unknown and self._loses_entries):
+            self.entries.append(LogEntry(position, tuple(messages)))
+            self._grown.tell()
+        if is_unknown:
+            self.leave(grant)
+            raise OutcomeUnknown("the answer was lost")
+        return position
+
+    def leave(self, grant: MemoryGrant) -> None:
+        """The holder goes."""
+        if self._holder is grant:
+            self._holder = None
+            self._promote()
+
+    def _promote(self) -> None:
+        while self._holder is None and self._line:
+            turn, on_change = self._line.popleft()
+            if turn.done():
+                continue
+            self.grants += 1
+            self._holder = MemoryGrant(self, self.grants, on_change)
+            turn.set_result(self._holder)
+        self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        if self._holder is not None:
+            self._holder.on_change()
+
+
+class MemoryGrant:
+    """Implements Grant."""
+
+    def __init__(self, log: MemoryLog, epoch: int, on_change: Callable[[], None]) -> None:
+        self.epoch = epoch
+        self.end: OnewriterError | None = None
+        self.on_change = on_change
+        self._log = log
+
+    @property
+    def waiting(self) -> int | None:
+        return self._log.waiting() if self._log.tells_waiting else None
+
+    async def append(self, messages: Sequence[LogMessage]) -> asyncio.Future[object]:
+        if self.end is not None:
+            raise self.end
+        if sum(len(message.content) for message in messages) > self._log.entry_bytes_max:
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, "the entry is too large")
+        loop = asyncio.get_running_loop()
+        receipt: asyncio.Future[object] = loop.create_future()
+        try:
+            position = self._log.store(self, messages)
+        except OnewriterError as error:
+            self.end = error
+            receipt.set_exception(error)
+            receipt.exception()
+            self.on_change()
+        else:
+            loop.call_soon(_receive, receipt, position)
+        return receipt
+
+    async def hand_over(self) -> None:
+        if self.end is None:
+            self.end = Closed("handed over")
+        self._log.leave(self)
+        self.on_change()
+
+
+def _receive(receipt: asyncio.Future[object], position: Position) -> None:
+    if not receipt.done():
+        receipt.set_result(position)

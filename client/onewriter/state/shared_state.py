@@ -1,0 +1,341 @@
+"""``SharedState``: a value that all who open it share, changed only by operations in a log."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Generic, NamedTuple, Self, TypeVar
+
+from onewriter._client import Client
+from onewriter._errors import Closed, Refused, Unavailable
+from onewriter.state.checkpoints import Checkpointer, Checkpoints, CheckpointStore, Snapshots
+from onewriter.state.envelope import CompactFraming, Framing
+from onewriter.state.errors import StateError
+from onewriter.state.fold import AppliedWrite, Base, Rules, Taken, Verdict
+from onewriter.state.log import BarrierUnsupported, Log
+from onewriter.state.memory import MemoryLog
+from onewriter.state.replica import Replica
+from onewriter.state.topic_log import TopicLog
+from onewriter.state.writer import StateLimits, Writer
+from onewriter.state.writing import Outcome, PendingWrite
+
+S = TypeVar("S")
+Op = TypeVar("Op")
+R = TypeVar("R")
+
+
+class Versioned(NamedTuple, Generic[S]):
+    """A state and its version, which rises by one with every write that changed something."""
+
+    version: int
+    state: S
+
+
+Listener = Callable[[tuple[AppliedWrite[Any, Any], ...]], None]
+
+
+def unchanged(state: S) -> S:
+    """What ``immutable`` states are copied with."""
+    return state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedStateBuilder(Generic[S, Op]):
+    """Says what a state is made of; ``open`` it on a topic, or ``in_memory`` for tests.
+
+    ``initial`` gives the state of an empty log. ``apply(state, operation)`` gives the state behind
+    an operation; everybody applies the same operations in the same order, so it must depend on
+    nothing else. ``serialize`` and ``deserialize`` turn operations into bytes and back.
+
+    States are copied (``copy``, deeply unless said otherwise) before they are changed or given out,
+    so nobody can change what is shared. Where states are values that never change, and ``apply``
+    returns new ones, say ``immutable=True``: then nothing is copied.
+
+    With ``snapshots``, which turn states into bytes and back, ``checkpoints`` bound how long it
+    takes to open.
+    """
+
+    initial: Callable[[], S]
+    apply: Callable[[S, Op], S]
+    serialize: Callable[[Op], bytes]
+    deserialize: Callable[[bytes], Op]
+    immutable: bool = False
+    copy: Callable[[S], S] = copy.deepcopy
+    framing: Framing = field(default_factory=CompactFraming)
+    limits: StateLimits = field(default_factory=StateLimits)
+    snapshots: Snapshots[S] | None = None
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+
+    def open(self, client: Client, topic: str) -> SharedState[S, Op]:
+        """The state on a topic, which must not be partitioned; ``async with`` it."""
+        store = None
+        if self.snapshots is not None and self.checkpoints.is_enabled:
+            store = CheckpointStore.beside(client, topic)
+        return SharedState(self, TopicLog(client, topic, is_batched=self.framing.is_batched), store)
+
+    def in_memory(
+        self, log: MemoryLog | None = None, checkpoints: CheckpointStore | None = None
+    ) -> SharedState[S, Op]:
+        """The state on a log in memory; several on the same log share it, as on a topic."""
+        return SharedState(self, log or MemoryLog(), checkpoints)
+
+    def with_limits(self, limits: StateLimits) -> Self:
+        """The same with other bounds."""
+        return replace(self, limits=limits)
+
+    def rules(self) -> Rules[S, Op]:
+        """For the fold."""
+        return Rules(
+            self.initial,
+            self.apply,
+            self.serialize,
+            self.deserialize,
+            unchanged if self.immutable else self.copy,
+            self.framing,
+        )
+
+
+class SharedState(Generic[S, Op]):
+    """A shared state. ``async with`` it in one task; use it from any task of that loop.
+
+    Opening folds the log, from the newest checkpoint on. Raises StateGap where entries are missing,
+    Refused (a partitioned topic, no right to read), Unavailable when it takes too long.
+    """
+
+    def __init__(
+        self, builder: SharedStateBuilder[S, Op], source: Log, store: CheckpointStore | None = None
+    ) -> None:
+        self._rules = builder.rules()
+        self._limits = builder.limits
+        self._writer: Writer[S, Op] = Writer(source, self._rules, builder.limits, self._prepare)
+        self._checkpointer: Checkpointer[S] | None = None
+        if store is not None and builder.snapshots is not None:
+            self._checkpointer = Checkpointer(
+                store, source, builder.snapshots, builder.checkpoints, self._is_holder
+            )
+        self._replica: Replica[S, Op] = Replica(
+            source,
+            self._rules,
+            self._recover,
+            memo=self._writer.outbox.memo,
+            on_taken=self._on_taken,
+            on_replaced=self._on_replaced,
+        )
+        self._writer.attach(self._replica)
+        self._source = source
+        self._listeners: dict[object, Listener] = {}
+        self._tasks = asyncio.TaskGroup()
+        self._running: list[asyncio.Task[None]] = []
+        self._is_open = False
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        work = [self._replica.run(), self._writer.run()]
+        if self._checkpointer is not None:
+            work.append(self._checkpointer.run(self._replica))
+        self._running = [self._tasks.create_task(each) for each in work]
+        try:
+            await self._complete(self._limits.opening_timeout_seconds)
+        except BaseException:
+            await self._stop(None, None, None)
+            raise
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """See writes through that were taken, and hand the log over."""
+        self._is_open = False
+        try:
+            if not isinstance(error, asyncio.CancelledError):
+                await self._writer.close(self._limits.timeout_seconds)
+        finally:
+            await self._stop(kind, error, traceback)
+
+    async def _stop(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._writer.abandon()
+        for task in self._running:
+            task.cancel()
+        # The group would wrap what the application raised; only its own cancellation concerns it.
+        if isinstance(error, asyncio.CancelledError):
+            await self._tasks.__aexit__(kind, error, traceback)
+        else:
+            await self._tasks.__aexit__(None, None, None)
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def version(self) -> int:
+        """Of the state as it is known here now."""
+        return self._replica.fold.version
+
+    @property
+    def grants(self) -> int:
+        """How often it was this instance's turn to write."""
+        return self._writer.grants
+
+    @property
+    def trouble(self) -> StateError | Refused | None:
+        """Why it does not follow its log any more; None while it does."""
+        return self._replica.trouble
+
+    async def read(
+        self,
+        reader: Callable[[S], R],
+        *,
+        latest: bool = False,
+        timeout_seconds: float | None = None,
+    ) -> R:
+        """What ``reader`` makes of the state; it must not block.
+
+        ``latest``: the state holds every write, anybody's, that was acknowledged before this call.
+        Otherwise it is as it is known here, which costs nothing, never goes back, and holds all
+        that this instance wrote or read before. Raises Unavailable, StateGap; with ``latest`` also
+        UnreadableEntry when the state cannot be read to its end.
+        """
+        return reader((await self.snapshot(latest=latest, timeout_seconds=timeout_seconds)).state)
+
+    async def snapshot(
+        self, *, latest: bool = False, timeout_seconds: float | None = None
+    ) -> Versioned[S]:
+        """The state and its version; see ``read``. A ``write`` may ask for that version."""
+        self._check_open()
+        seconds = self._limits.timeout_seconds if timeout_seconds is None else timeout_seconds
+        await self._complete(seconds)
+        if latest:
+            await self._freshen(seconds)
+        fold = self._replica.fold
+        return Versioned(fold.version, self._rules.copy(fold.state))
+
+    async def _complete(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._replica.complete()
+        except TimeoutError as error:
+            raise Unavailable(f"the log was not read to its end within {seconds:g} s") from error
+
+    async def _freshen(self, seconds: float) -> None:
+        """Wait until everything is folded that was acknowledged before."""
+        try:
+            async with asyncio.timeout(seconds):
+                folded = self._replica.fold.position
+                end = await self._source.barrier()
+                if end < folded:
+                    self._replica.suspect()
+                await self._replica.complete()
+                await self._replica.reach(end)
+                return
+        except BarrierUnsupported:
+            pass
+        except TimeoutError as error:
+            raise Unavailable(f"the log's end was not reached within {seconds:g} s") from error
+        await self._write(_nothing, None, seconds, is_forced=True)
+
+    # ------------------------------------------------------------ writing
+
+    async def write(
+        self,
+        generate: Callable[[S], Iterable[Op]],
+        reader: Callable[[S], R],
+        *,
+        if_version: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> R:
+        """Append the operations that ``generate`` gives, all or none; what ``reader`` makes of it.
+
+        ``generate`` sees the newest state, with every write before this one, and may run several
+        times, each on another state: it must have no effects. ``reader`` runs once, on exactly the
+        state behind these operations. No operations: nothing is written, and ``reader`` sees the
+        state that ``generate`` saw, which was the newest at some moment of this call.
+
+        Raises what ``generate`` or the applier raised and VersionConflict (``if_version``), NotSent,
+        Refused, Closed: nothing was written. Raises OutcomeUnknown when the time is over and the
+        write may be in the log. What ``reader`` raises comes after the write is done.
+        """
+        outcome = await self._write(generate, if_version, timeout_seconds)
+        return reader(self._rules.copy(outcome.state))
+
+    async def _write(
+        self,
+        generate: Callable[[S], Iterable[Op]],
+        if_version: int | None,
+        timeout_seconds: float | None,
+        *,
+        is_forced: bool = False,
+    ) -> Outcome[S]:
+        self._check_open()
+        seconds = self._limits.timeout_seconds if timeout_seconds is None else timeout_seconds
+        write = PendingWrite(
+            generate,
+            asyncio.get_running_loop().create_future(),
+            if_version=if_version,
+            is_forced=is_forced,
+        )
+        return await self._writer.write(write, seconds)
+
+    # ------------------------------------------------------------ for those who build on it
+
+    def listen(self, key: object, listener: Listener) -> None:
+        """Tell ``listener`` of all writes as they are applied; it must not block or raise."""
+        self._listeners[key] = listener
+
+    def unlisten(self, key: object) -> None:
+        """No more."""
+        self._listeners.pop(key, None)
+
+    def present(self) -> tuple[S, int]:
+        """The state and its version, as they are known here now; not a copy."""
+        return self._replica.fold.state, self._replica.fold.version
+
+    async def checkpoint(self) -> None:
+        """Write a checkpoint of the present state now. Raises Unavailable, Refused."""
+        self._check_open()
+        if self._checkpointer is None:
+            raise Closed("this state has no checkpoints")
+        await self._checkpointer.write(self._replica.fold.base())
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise Closed("the shared state is not open: use it in an async with statement")
+
+    async def _prepare(self) -> None:
+        if self._checkpointer is not None:
+            await self._checkpointer.begin()
+
+    def _is_holder(self) -> bool:
+        return self._writer.grant is not None
+
+    async def _recover(self) -> Base[S]:
+        if self._checkpointer is not None:
+            base = await self._checkpointer.recover()
+            if base is not None:
+                return base
+        return Base(self._rules.initial())
+
+    def _on_taken(self, taken: Taken[S, Op]) -> None:
+        self._writer.taken(taken)
+        if taken.verdict is Verdict.APPLIED and taken.writes and self._replica.is_complete:
+            for listener in list(self._listeners.values()):
+                listener(taken.writes)
+
+    def _on_replaced(self, before: S, after: S) -> None:
+        """The log lost what was read before: whoever watches is shown the difference."""
+        applied: AppliedWrite[S, Op] = AppliedWrite((), before, after, self.version)
+        for listener in list(self._listeners.values()):
+            listener((applied,))
+
+
+def _nothing(_state: object) -> tuple[()]:
+    return ()

@@ -1,0 +1,307 @@
+"""Who appends: takes the log's grant when there is something to write, and keeps it between writes.
+
+The grant is held until somebody else waits for it. Then, after a tenure of at least
+``tenure_seconds_min``, what is under way is seen through and the log is handed over; whoever still
+has writes queues again. So two busy writers take turns, each for a tenure, and none is ever fenced.
+Where brokers do not tell that somebody waits the grant is given up after ``blind_tenure_seconds``,
+or when there was nothing to write for ``blind_idle_seconds``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from onewriter._config import Backoff
+from onewriter._errors import (
+    Closed,
+    Fenced,
+    NotSent,
+    OnewriterError,
+    OutcomeUnknown,
+    Refused,
+    Unavailable,
+)
+from onewriter._signal import Signal
+from onewriter.state.envelope import WRITER_BYTES
+from onewriter.state.errors import StateError
+from onewriter.state.fold import Rules, Taken
+from onewriter.state.log import BarrierUnsupported, Grant, Log
+from onewriter.state.replica import Replica
+from onewriter.state.writing import Outbox, Outcome, PendingWrite, fail, settle
+
+_DEFINITE = (Fenced, Refused, NotSent)
+"""An append that ended so is certainly not in the log."""
+
+S = TypeVar("S")
+Op = TypeVar("Op")
+
+log = logging.getLogger("onewriter")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateLimits:
+    """Bounds of one shared state; seconds."""
+
+    timeout_seconds: float = 30.0
+    """A read or a write where nothing else is said; closing."""
+    opening_timeout_seconds: float = 120.0
+    """Reading the log for the first time."""
+    queued_writes_max: int = 10_000
+    """Writes that have no outcome yet; more wait for room."""
+    entries_in_flight_max: int = 8
+    """Entries that were appended and did not come back yet."""
+    tenure_seconds_min: float = 0.1
+    """For how long a writer may write before it hands over to another."""
+    drain_seconds_max: float = 5.0
+    """For how long it then sees through what is under way; what is left is decided later."""
+    blind_tenure_seconds: float = 0.25
+    blind_idle_seconds: float = 0.02
+    watched_changes_max: int = 10_000
+    """Changes that one watcher has not taken yet; with more it ends with WatchOverflow."""
+
+
+class Writer(Generic[S, Op]):
+    """``run`` it beside its replica; ``write`` from any task of the same loop.
+
+    ``prepare`` runs before each grant is asked for.
+    """
+
+    def __init__(
+        self,
+        source: Log,
+        rules: Rules[S, Op],
+        limits: StateLimits,
+        prepare: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._source = source
+        self._limits = limits
+        self._prepare = prepare
+        self.outbox: Outbox[S, Op] = Outbox(rules, source.entry_bytes_max)
+        self._replica: Replica[S, Op]
+        self._wake = Signal()
+        self._decided = Signal()
+        """Some writes have an outcome, or their callers have gone."""
+        self._slots = asyncio.Semaphore(limits.queued_writes_max)
+        self._is_failed = False
+        """An append under the present grant was refused, or nobody knows."""
+        self._is_closing = False
+        self.grant: Grant | None = None
+        """While it is held."""
+        self.grants = 0
+        """How often it was got."""
+
+    def attach(self, replica: Replica[S, Op]) -> None:
+        """Say whose log it is."""
+        self._replica = replica
+
+    def taken(self, taken: Taken[S, Op]) -> None:
+        """An entry came out of the log."""
+        self.outbox.taken(taken)
+        self._wake.tell()
+        self._decided.tell()
+
+    async def write(self, write: PendingWrite[S, Op], timeout_seconds: float) -> Outcome[S]:
+        """See one write through. Raises what its generator raised, NotSent, OutcomeUnknown, Closed."""
+        try:
+            async with asyncio.timeout(timeout_seconds), self._slots:
+                if self._is_closing:
+                    raise Closed("the shared state is closed: nothing was written")
+                self.outbox.queue.append(write)
+                self._wake.tell()
+                return await write.outcome
+        except TimeoutError:
+            if write.is_sent:
+                raise OutcomeUnknown(
+                    f"the write was sent and not read back within {timeout_seconds:g} s"
+                ) from None
+            raise NotSent(f"not this writer's turn within {timeout_seconds:g} s") from None
+        finally:
+            self._decided.tell()
+
+    async def run(self) -> None:
+        """Write whatever is queued, for ever."""
+        backoff = Backoff()
+        outbox = self.outbox
+        while True:
+            await self._wake.until(lambda: bool(outbox.queue or outbox.sent))
+            try:
+                await self._replica.complete()
+                await self._prepare()
+                grant = await self._source.acquire(self._wake.tell)
+            except (Refused, StateError) as error:
+                self._refuse(error)
+                await asyncio.sleep(backoff.seconds())
+                continue
+            except Unavailable as error:
+                log.info("%s: no grant yet: %s", self._source.name, error)
+                await asyncio.sleep(backoff.seconds())
+                continue
+            try:
+                await self._serve(grant)
+                backoff.reset()
+            except (Refused, StateError) as error:
+                self._refuse(error)
+            except Unavailable as error:
+                log.info("%s: giving the grant up: %s", self._source.name, error)
+                await asyncio.sleep(backoff.seconds())
+            finally:
+                self.grant = None
+                await grant.hand_over()
+
+    async def close(self, timeout_seconds: float) -> None:
+        """Take no more writes and see those through that were taken, for so long."""
+        self._is_closing = True
+        self._decided.tell()
+        outbox = self.outbox
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._decided.until(
+                    lambda: self._replica.trouble is not None or not (outbox.queue or outbox.sent)
+                )
+        except TimeoutError:
+            log.info("%s: closed with writes under way", self._source.name)
+        outbox.fail_all(_closed)
+
+    def abandon(self) -> None:
+        """Nothing is written any more: tell everybody."""
+        self._is_closing = True
+        self.outbox.fail_all(_closed)
+        self._decided.tell()
+
+    # ------------------------------------------------------------ under a grant
+
+    async def _serve(self, grant: Grant) -> None:
+        """Write under a grant until it is over or others want it."""
+        self._is_failed = False
+        await self._read_to_the_end()
+        fold = self._replica.fold
+        self.outbox.begin(secrets.token_bytes(WRITER_BYTES), fold.state, fold.version)
+        self._decided.tell()
+        self.grant = grant
+        self.grants += 1
+        now = asyncio.get_running_loop().time
+        granted_at = idle_since = now()
+        while not self._is_over(grant):
+            if self._replica.trouble is not None:
+                raise self._replica.trouble
+            wait_seconds = self._seconds_left(grant, now() - granted_at, now() - idle_since)
+            if wait_seconds is not None and wait_seconds <= 0:
+                await self._drain(grant)
+                return
+            is_full = len(self.outbox.sent) >= self._limits.entries_in_flight_max
+            if self.outbox.queue and not is_full:
+                await self._send(grant)
+                idle_since = now()
+            else:
+                await self._wait(wait_seconds)
+
+    async def _read_to_the_end(self) -> None:
+        """Fold everything that was there when the grant began; nobody else appends any more."""
+        replica = self._replica
+        end = await self._source.end()
+        if end < replica.fold.position:
+            replica.suspect()
+        await replica.complete()
+        await replica.reach(end)
+
+    def _is_over(self, grant: Grant) -> bool:
+        return grant.end is not None or self._is_failed or self.outbox.is_spoiled
+
+    def _seconds_left(self, grant: Grant, held: float, idle: float) -> float | None:
+        """Until it is to be handed over; None: nobody waits."""
+        limits = self._limits
+        if grant.waiting is None:
+            left = limits.blind_tenure_seconds - held
+            is_idle = not self.outbox.queue and not self.outbox.sent
+            return min(left, limits.blind_idle_seconds - idle) if is_idle else left
+        return limits.tenure_seconds_min - held if grant.waiting > 0 else None
+
+    async def _wait(self, seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _drain(self, grant: Grant) -> None:
+        """Wait until what was sent has come back."""
+        try:
+            async with asyncio.timeout(self._limits.drain_seconds_max):
+                await self._wake.until(lambda: not self.outbox.sent or self._is_over(grant))
+        except TimeoutError:
+            log.warning("%s: handing over with entries under way", self._source.name)
+
+    async def _send(self, grant: Grant) -> None:
+        """One entry, out of what is queued."""
+        gathered = self.outbox.gather()
+        messages = self.outbox.seal(gathered) if gathered.writes or gathered.is_forced else ()
+        if not messages:
+            if gathered.riders and not self.outbox.ride(gathered.riders):
+                await self._confirm(grant, gathered.riders)
+            return
+        try:
+            receipt = await grant.append(messages)
+        except OnewriterError as error:
+            is_refused = isinstance(error, Refused)
+            self._failed(gathered.writes, error if is_refused else NotSent(str(error)))
+        else:
+            receipt.add_done_callback(lambda done: self._received(gathered.writes, done))
+
+    async def _confirm(
+        self, grant: Grant, riders: list[tuple[PendingWrite[S, Op], Outcome[S]]]
+    ) -> None:
+        """They change nothing, and nothing is under way: they are true if the log still ends here."""
+        writes = [write for write, _ in riders]
+        position = self._replica.fold.position
+        is_forced = any(write.is_forced for write in writes)
+        try:
+            end = await (self._source.end() if is_forced else self._source.barrier())
+        except BarrierUnsupported:
+            for write in writes:
+                write.is_forced = True
+            self.outbox.put_back(writes)
+            return
+        except BaseException:
+            self.outbox.put_back(writes)
+            raise
+        if end <= position and not self._is_over(grant):
+            for write, outcome in riders:
+                settle(write, outcome)
+        else:
+            self._is_failed = True
+            self.outbox.put_back(writes)
+
+    def _received(self, writes: list[PendingWrite[S, Op]], receipt: asyncio.Future[object]) -> None:
+        if not receipt.cancelled() and (error := receipt.exception()) is not None:
+            self._failed(writes, error)
+
+    def _failed(self, writes: list[PendingWrite[S, Op]], error: BaseException) -> None:
+        """Nothing more is sent under this grant; the next one decides what became of the rest."""
+        if not self._is_failed:
+            log.info("%s: an append failed: %s", self._source.name, error)
+        if isinstance(error, _DEFINITE):
+            for write in writes:
+                write.is_sent = False
+                if isinstance(error, Refused) and not isinstance(error, Fenced):
+                    fail(write, Refused(error.code, error.message))  # it would be again
+        self._is_failed = True
+        self._wake.tell()
+
+    def _refuse(self, error: OnewriterError) -> None:
+        """Nothing can be written now: those that were never sent are told so."""
+        queue = self.outbox.queue
+        while queue:
+            write = queue.popleft()
+            fail(write, error)
+        self._decided.tell()
+
+
+def _closed(write: PendingWrite[S, Op]) -> OnewriterError:
+    if write.is_sent:
+        return OutcomeUnknown("the shared state was closed before the write was read back")
+    return Closed("the shared state was closed: nothing was written")

@@ -1,0 +1,254 @@
+"""Writes on their way into the log: generated, gathered into entries, decided by reading them back.
+
+::
+
+    queued ──▶ generated on the tip ──▶ in an entry, sent ──▶ read back: applied, its caller told
+       ▲                                     │
+       └─────────── certainly not in the log ┘   (a later grant's log was read to its end)
+
+The **tip** is the state behind everything that was sent under the present grant; nobody sees it but
+generators. Several entries may be under way, and all writes that come meanwhile go into the next
+one. Once anything goes wrong under a grant nothing more is sent under it. Whatever then has no
+outcome is decided by the next grant: the log is read to where that grant begins, and what did not
+come out of it is not in it and never will be. Its generator runs again, on the new state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from onewriter._errors import OnewriterError, Refused, ServerError
+from onewriter.state.envelope import Envelope, Stamp
+from onewriter.state.errors import VersionConflict
+from onewriter.state.fold import AppliedWrite, Memo, Rules, Taken, Verdict
+from onewriter.state.log import LogMessage
+
+WRITES_PER_ENTRY_MAX = 1_000
+"""Writes that share an entry at most."""
+
+ENTRY_BYTES_AIM = 256 * 1024
+"""Bytes of operations after which an entry is closed, and the next write begins another."""
+
+ENTRY_BYTES_SPARE = 64 * 1024
+"""Left of an entry for its stamp, its lengths and the broker's own metadata."""
+
+S = TypeVar("S")
+Op = TypeVar("Op")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[S]):
+    """A write that is done: the state exactly behind its operations, and that state's version."""
+
+    state: S
+    version: int
+
+
+@dataclass(slots=True, eq=False)
+class PendingWrite(Generic[S, Op]):
+    """One call of ``write``. ``is_sent``: it may be in the log, though nobody knows yet."""
+
+    generate: Callable[[S], Iterable[Op]]
+    outcome: asyncio.Future[Outcome[S]]
+    if_version: int | None = None
+    is_forced: bool = False
+    """An entry is written for it, even if it changes nothing: a barrier."""
+    is_sent: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class SentEntry(Generic[S, Op]):
+    """An entry under way. ``riders`` changed nothing: they are true once it is applied."""
+
+    writes: list[PendingWrite[S, Op]]
+    riders: list[tuple[PendingWrite[S, Op], Outcome[S]]]
+    memo: Memo[S, Op]
+
+
+@dataclass(slots=True)
+class Gathered(Generic[S, Op]):
+    """What one round took from the queue: an entry's writes, and those that change nothing."""
+
+    before: S
+    writes: list[PendingWrite[S, Op]] = field(default_factory=list)
+    applied: list[AppliedWrite[S, Op]] = field(default_factory=list)
+    contents: list[tuple[bytes, ...]] = field(default_factory=list)
+    riders: list[tuple[PendingWrite[S, Op], Outcome[S]]] = field(default_factory=list)
+    is_forced: bool = False
+    bytes: int = 0
+
+
+class Outbox(Generic[S, Op]):
+    """The writes of one instance, without any I/O: what is queued, what is sent under which stamp."""
+
+    def __init__(self, rules: Rules[S, Op], entry_bytes_max: int) -> None:
+        self._rules = rules
+        self._bytes_max = entry_bytes_max - ENTRY_BYTES_SPARE
+        self.queue: deque[PendingWrite[S, Op]] = deque()
+        self.sent: dict[tuple[bytes, int], SentEntry[S, Op]] = {}
+        self._writer = b""
+        self._sequence = 0
+        self.is_spoiled = False
+        """An entry of the present grant is void, or the log has one of somebody else behind the
+        grant's beginning: nothing more may be sent under it."""
+        self._tip: S
+        self._tip_version = 0
+
+    # ------------------------------------------------------------ a grant begins
+
+    def begin(self, writer: bytes, state: S, version: int) -> None:
+        """A new grant, at this state: what was sent before and has not come out is not in the log."""
+        undecided = [write for entry in self.sent.values() for write in _all_of(entry)]
+        self.sent.clear()
+        for write in reversed(undecided):
+            write.is_sent = False
+            if not write.outcome.done():
+                self.queue.appendleft(write)
+        self._writer = writer
+        self._sequence = 0
+        self.is_spoiled = False
+        self._tip, self._tip_version = state, version
+
+    # ------------------------------------------------------------ out
+
+    def gather(self) -> Gathered[S, Op]:
+        """Run the generators of queued writes on the tip, as many as one entry takes.
+
+        A write whose generator or applier raises, or that expects another version, is told so and
+        leaves nothing behind.
+        """
+        gathered: Gathered[S, Op] = Gathered(self._tip)
+        most = self._rules.framing.writes_max or WRITES_PER_ENTRY_MAX
+        while self.queue and len(gathered.writes) < most and gathered.bytes < ENTRY_BYTES_AIM:
+            write = self.queue[0]
+            if write.outcome.done():
+                self.queue.popleft()  # its caller has gone
+                continue
+            try:
+                made = self._generate(write)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the caller's
+                self.queue.popleft()
+                write.outcome.set_exception(error)
+                continue
+            if made is None:
+                self.queue.popleft()
+                gathered.riders.append((write, Outcome(self._tip, self._tip_version)))
+                gathered.is_forced = gathered.is_forced or write.is_forced
+                continue
+            contents, applied = made
+            framing = self._rules.framing
+            size = sum(map(len, contents)) + framing.operation_bytes * len(contents)
+            if len(contents) > framing.operations_max:
+                size = max(size, self._bytes_max + 1)
+            if gathered.writes and gathered.bytes + size > self._bytes_max:
+                break  # it begins the next entry; its generator runs again there
+            self.queue.popleft()
+            if size > self._bytes_max:
+                write.outcome.set_exception(_too_large(size, self._bytes_max))
+                continue
+            gathered.writes.append(write)
+            gathered.contents.append(contents)
+            gathered.applied.append(applied)
+            gathered.bytes += size
+            self._tip, self._tip_version = applied.after, applied.version
+        return gathered
+
+    def _generate(
+        self, write: PendingWrite[S, Op]
+    ) -> tuple[tuple[bytes, ...], AppliedWrite[S, Op]] | None:
+        """A write's operations and what they do; None: nothing."""
+        if write.if_version is not None and write.if_version != self._tip_version:
+            raise VersionConflict(write.if_version, self._tip_version)
+        operations = tuple(write.generate(self._rules.copy(self._tip)))
+        if not operations:
+            return None
+        contents = tuple(map(self._rules.serialize, operations))
+        after = self._rules.run(self._tip, operations)
+        return contents, AppliedWrite(operations, self._tip, after, self._tip_version + 1)
+
+    def seal(self, gathered: Gathered[S, Op]) -> tuple[LogMessage, ...]:
+        """The messages of the entry that these writes make; from now on they count as sent."""
+        version = self._tip_version - len(gathered.writes)
+        stamp = Stamp(self._writer, self._sequence, version)
+        messages = self._rules.framing.pack(Envelope(stamp, tuple(gathered.contents)))
+        if messages:
+            self._sequence += 1
+            memo = Memo(messages, gathered.before, tuple(gathered.applied))
+            entry = SentEntry(gathered.writes, gathered.riders, memo)
+            self.sent[stamp.writer, stamp.sequence] = entry
+            for write in gathered.writes:
+                write.is_sent = True
+        return messages
+
+    def ride(self, riders: list[tuple[PendingWrite[S, Op], Outcome[S]]]) -> bool:
+        """Let writes that change nothing wait for the newest entry under way; False: there is none."""
+        newest = self.sent.get((self._writer, self._sequence - 1))
+        if newest is not None:
+            newest.riders.extend(riders)
+        return newest is not None
+
+    def put_back(self, writes: Iterable[PendingWrite[S, Op]]) -> None:
+        """They were not decided: first in the queue again."""
+        self.queue.extendleft(reversed([write for write in writes if not write.outcome.done()]))
+
+    # ------------------------------------------------------------ back
+
+    def memo(self, stamp: Stamp) -> Memo[S, Op] | None:
+        """What was computed for an entry of ours."""
+        entry = self.sent.get((stamp.writer, stamp.sequence))
+        return None if entry is None else entry.memo
+
+    def taken(self, taken: Taken[S, Op]) -> None:
+        """An entry came out of the log: if it was ours, its callers are told."""
+        stamp = taken.stamp
+        if taken.writes and (stamp is None or stamp.writer != self._writer):
+            self.is_spoiled = True  # somebody else has the log: the tip is behind it
+        if stamp is None or (stamp.writer, stamp.sequence) not in self.sent:
+            return
+        if taken.verdict is not Verdict.APPLIED:
+            self.is_spoiled = True
+            return
+        entry = self.sent.pop((stamp.writer, stamp.sequence))
+        for write, applied in zip(entry.writes, taken.writes, strict=True):
+            settle(write, Outcome(applied.after, applied.version))
+        for rider, outcome in entry.riders:
+            settle(rider, outcome)
+
+    def fail_all(self, error_of: Callable[[PendingWrite[S, Op]], OnewriterError]) -> None:
+        """No write will be decided any more by this instance."""
+        writes = [write for entry in self.sent.values() for write in _all_of(entry)]
+        writes += self.queue
+        self.sent.clear()
+        self.queue.clear()
+        for write in writes:
+            if not write.outcome.done():
+                write.outcome.set_exception(error_of(write))
+                write.outcome.exception()  # its caller may have gone
+
+
+def settle(write: PendingWrite[S, Op], outcome: Outcome[S]) -> None:
+    """Tell a write's caller, if it still waits."""
+    if not write.outcome.done():
+        write.outcome.set_result(outcome)
+
+
+def fail(write: PendingWrite[S, Op], error: BaseException) -> None:
+    """Tell a write's caller that nothing was written, if it still waits."""
+    if not write.outcome.done():
+        write.outcome.set_exception(error)
+
+
+def _all_of(entry: SentEntry[S, Op]) -> list[PendingWrite[S, Op]]:
+    return [*entry.writes, *(rider for rider, _ in entry.riders)]
+
+
+def _too_large(size: int, bytes_max: int) -> Refused:
+    return Refused(
+        ServerError.NOT_ALLOWED_ERROR,
+        f"a write of {size} bytes, or of too many operations; one entry holds {bytes_max} bytes:"
+        " nothing was written",
+    )

@@ -1,0 +1,1 @@
+"""What the SDK adds to the ``onewriter`` command; each verb in a module of its own."""

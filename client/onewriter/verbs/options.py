@@ -1,0 +1,94 @@
+"""What the SDK's verbs have in common: where brokers are, who asks, how answers look."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from onewriter._client import Client
+from onewriter._config import Tls
+
+SERVICE_URL = "pulsar://127.0.0.1:6650"
+SERVICE_URL_VARIABLE = "ONEWRITER_SERVICE_URL"
+
+VERSION = "onewriter-command"
+"""What brokers are told we are."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connect:
+    """How to reach brokers, as the command line says."""
+
+    service_url: str
+    token_file: Path | None
+    tls: Tls
+
+    def client(self) -> Client:
+        """A client; raises ConfigurationError for a wrong URL."""
+        return Client(self.service_url, token=self.token_file, tls=self.tls, version=VERSION)
+
+
+def connecting(command: Callable[..., Result]) -> Callable[..., Result]:
+    """The options of every verb that speaks with brokers; it is called with ``connect``."""
+
+    @click.option(
+        "--service-url",
+        default=SERVICE_URL,
+        show_default=True,
+        envvar=SERVICE_URL_VARIABLE,
+        show_envvar=True,
+        help="The brokers: pulsar://HOST:PORT,... or pulsar+ssl://...",
+    )
+    @click.option("--token-file", type=click.Path(path_type=Path), help="Read anew at each use.")
+    @click.option("--ca-file", type=click.Path(path_type=Path), help="Authorities to trust.")
+    @click.option("--certificate-file", type=click.Path(path_type=Path), help="Our own, for TLS.")
+    @click.option("--key-file", type=click.Path(path_type=Path), help="Of our certificate.")
+    @functools.wraps(command)
+    def with_connect(
+        *,
+        service_url: str,
+        token_file: Path | None,
+        ca_file: Path | None,
+        certificate_file: Path | None,
+        key_file: Path | None,
+        **given: Any,
+    ) -> Result:
+        tls = Tls(ca_file=ca_file, certificate_file=certificate_file, key_file=key_file)
+        connect = Connect(service_url=service_url, token_file=token_file, tls=tls)
+        return command(connect=connect, **given)
+
+    return with_connect
+
+
+output = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="How answers are written; json: one object per line.",
+)
+
+
+def pairs(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> Any:
+    """NAME=VALUE, again and again, as a dict: an option's callback."""
+    found = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{each!r} is not NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def line(content: dict[str, Any], *, to_errors: bool = False) -> None:
+    """One JSON object on a line of its own."""
+    click.echo(json.dumps(content), err=to_errors)

@@ -1,0 +1,112 @@
+"""Many instances write one map while faults happen; then: was it linearizable, is it the log's fold?"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from tests.state.registers import History, Operation
+
+from onewriter import OutcomeUnknown, Unavailable
+from onewriter.state import SharedMap
+from onewriter.state.envelope import CompactFraming
+from onewriter.state.log import BEGINNING, LogEntry
+from onewriter.state.map_operations import COMPACT, Kind
+from onewriter_core.ids import Position
+
+KEYS = ("a", "b", "c")
+
+
+class Campaign:
+    """``play`` it; ``history`` is what everybody saw."""
+
+    def __init__(self, maps: list[SharedMap[str, int]], seed: int) -> None:
+        self.maps = maps
+        self.random = random.Random(seed)
+        self.history = History()
+        self._values = itertools.count(1)
+        self.done = 0
+
+    async def play(self, operations: int, fault: Callable[[], Awaitable[None]]) -> None:
+        """Each map has two clients; now and then there is a fault."""
+        left = itertools.repeat(None, operations)
+        is_over = False
+
+        async def client(shared: SharedMap[str, int]) -> None:
+            for _ in left:
+                await self._one(shared)
+
+        async def faults() -> None:
+            while not is_over:
+                await asyncio.sleep(self.random.uniform(0.0, 0.01))
+                await fault()
+
+        async with asyncio.TaskGroup() as group:
+            trouble = group.create_task(faults())
+            async with asyncio.TaskGroup() as clients:
+                for shared in self.maps * 2:
+                    clients.create_task(client(shared))
+            is_over = True
+            await trouble
+
+    async def _one(self, shared: SharedMap[str, int]) -> None:
+        key, value = self.random.choice(KEYS), next(self._values)
+        work: Awaitable[Any]
+        match self.random.randrange(6):
+            case 0 | 1:
+                operation = self.history.begin(key, f"put {value}", lambda old: (value, old))
+                work = shared.put(key, value)
+            case 2:
+                operation = self.history.begin(key, "get", lambda old: (old, old))
+                work = shared.get(key, latest=True)
+            case 3:
+                operation = self.history.begin(
+                    key, f"put_if_absent {value}", lambda old: (value if old is None else old, old)
+                )
+                work = shared.put_if_absent(key, value)
+            case 4:
+                operation = self.history.begin(key, "delete", lambda old: (None, old))
+                work = shared.delete(key)
+            case _:
+                expected = await shared.get(key) or 0
+                operation = self.history.begin(
+                    key,
+                    f"replace {expected} with {value}",
+                    lambda old: (value, True) if old == expected else (old, False),
+                )
+                work = shared.replace(key, expected, value)
+        await self._finish(operation, work)
+
+    async def _finish(self, operation: Operation, work: Awaitable[Any]) -> None:
+        try:
+            self.history.end(operation, await work)
+            self.done += 1
+        except OutcomeUnknown:
+            return
+        except Unavailable:
+            self.history.withdraw(operation)
+
+
+def fold(entries: Iterable[LogEntry], up_to: Position | None = None) -> dict[bytes, bytes]:
+    """What a log's operations make of an empty map, by the simplest means; every entry counts."""
+    content: dict[bytes, bytes] = {}
+    for entry in entries:
+        if up_to is not None and entry.position > up_to:
+            break
+        for write in CompactFraming().unpack(entry.messages).writes:
+            for kind, key, value in map(COMPACT.load, write):
+                if kind is Kind.CLEAR:
+                    content.clear()
+                elif kind is Kind.PUT:
+                    content[key] = value
+                else:
+                    content.pop(key, None)
+    return content
+
+
+def last_position(entries: list[LogEntry]) -> Position:
+    """Of a log."""
+    return entries[-1].position if entries else BEGINNING

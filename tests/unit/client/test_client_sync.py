@@ -1,0 +1,185 @@
+"""``onewriter.sync``: the same SDK for programs without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.unit.client.fake_broker import QUICK, FakeBroker
+
+import onewriter.sync
+from onewriter import (
+    Batching,
+    Closed,
+    ConfigurationError,
+    Fenced,
+    OnewriterError,
+    ProducerOptions,
+    Refused,
+    Unavailable,
+)
+from onewriter_core.errors import ServerError
+from onewriter_core.wire import replies
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+SECONDS_MAX = 10.0
+
+
+class Stage:
+    """A scripted broker in a loop of its own, for stories that block."""
+
+    def __init__(self) -> None:
+        self.broker = FakeBroker()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self.broker.start(), self._loop).result(SECONDS_MAX)
+
+    def do(self, work: Callable[[], object]) -> None:
+        """Have the broker do something, in its own thread."""
+        done = threading.Event()
+
+        def run() -> None:
+            work()
+            done.set()
+
+        self._loop.call_soon_threadsafe(run)
+        assert done.wait(SECONDS_MAX)
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SECONDS_MAX
+        while not holds():
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.broker.stop(), self._loop).result(SECONDS_MAX)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    opened = Stage()
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+@pytest.fixture
+def client(stage: Stage) -> Iterator[onewriter.sync.Client]:
+    with onewriter.sync.Client(stage.broker.url, limits=QUICK) as opened:
+        yield opened
+
+
+def test_leading_from_beginning_to_end(stage: Stage, client: onewriter.sync.Client) -> None:
+    with client.lead("orders", priority=3, metadata="next: 4") as leadership:
+        assert leadership.epoch == 7
+        assert leadership.session.startswith("7-")
+        assert leadership.topic == "persistent://public/default/orders"
+        assert leadership.send(b"mine").entry == 2
+        assert leadership.announce("next: 5").entry == 3
+        assert leadership.lost.wait(timeout_seconds=0.01) is None
+        assert not leadership.is_over
+    assert isinstance(leadership.lost.reason, Closed)
+    assert len(stage.broker.all(pb.CommandCloseProducer)) == 1
+    assert leadership.producer.queue_priority == 3
+
+
+def test_a_loss_is_told_to_whoever_waits_and_to_the_next_call(
+    stage: Stage, client: onewriter.sync.Client
+) -> None:
+    told: list[OnewriterError] = []
+    with client.lead("orders", on_lost=told.append) as leadership:
+        stage.broker.answers[pb.CommandProducer] = stage.broker.fence
+        stage.do(lambda: stage.broker.links[-1].write(replies.close_producer(1)))
+        reason = leadership.lost.wait(timeout_seconds=SECONDS_MAX)
+        assert isinstance(reason, Fenced)
+        assert told == [reason]
+        assert leadership.lost.is_set()
+        with pytest.raises(Fenced):
+            leadership.send(b"too late")
+
+
+def test_a_callback_must_not_block(stage: Stage, client: onewriter.sync.Client) -> None:
+    raised: list[str] = []
+
+    def send(_reason: OnewriterError) -> None:
+        try:
+            leadership.send(b"from the client's own thread")
+        except Closed as error:
+            raised.append(str(error))
+
+    with client.lead("orders") as leadership:
+        leadership.lost.call(send)
+        leadership.handover()
+    assert raised == ["a callback must not call what blocks"]
+
+
+def test_a_pipeline_of_batches(stage: Stage, client: onewriter.sync.Client) -> None:
+    options = ProducerOptions(batching=Batching(delay_seconds=3600.0))
+    producer = client.create_producer("orders", options)
+    receipts = [producer.submit(b"%d" % number) for number in range(10)]
+    producer.flush()
+    assert [receipt.result(SECONDS_MAX).batch_index for receipt in receipts] == list(range(10))
+    late = producer.submit(b"late")
+    producer.close()
+    assert late.result(SECONDS_MAX).entry == 2
+    assert isinstance(producer.end, Closed)
+    with pytest.raises(Closed):
+        producer.submit(b"after the end")
+
+
+def test_what_has_no_receipt_when_the_client_closes_is_told_so(stage: Stage) -> None:
+    options = ProducerOptions(batching=Batching(delay_seconds=3600.0))
+    with onewriter.sync.Client(stage.broker.url, limits=QUICK) as client:
+        receipt = client.create_producer("orders", options).submit(b"never sent")
+    with pytest.raises(OnewriterError):
+        receipt.result(SECONDS_MAX)
+
+
+def test_errors_are_those_of_the_sdk(stage: Stage, client: onewriter.sync.Client) -> None:
+    stage.broker.answers[pb.CommandProducer] = stage.broker.refuse(
+        ServerError.AUTHORIZATION_ERROR, "no claim"
+    )
+    with pytest.raises(Refused, match="no claim"):
+        client.lead("orders").__enter__()
+    stage.broker.answers[pb.CommandProducer] = stage.broker.queue
+    with pytest.raises(Unavailable, match="not the leader"):
+        client.lead("orders", timeout_seconds=0.05).__enter__()
+    with pytest.raises(ConfigurationError):
+        client.create_producer("no://topic")
+
+
+def test_a_client_that_is_not_open_says_so(stage: Stage) -> None:
+    client = onewriter.sync.Client(stage.broker.url)
+    with pytest.raises(Closed):
+        client.create_producer("orders")
+    with client:
+        producer = client.create_producer("orders")
+    with pytest.raises(Closed):
+        producer.send(b"after the end")
+    with pytest.raises(ConfigurationError):
+        onewriter.sync.Client("http://somewhere").__enter__()
+
+
+def test_closing_the_client_ends_what_waits_in_another_thread(stage: Stage) -> None:
+    ended: list[BaseException] = []
+    with onewriter.sync.Client(stage.broker.url, limits=QUICK) as client:
+        leadership = client.lead("orders").__enter__()
+
+        def wait() -> None:
+            try:
+                ended.append(leadership.lost.wait() or AssertionError("no reason"))
+            except Closed as error:
+                ended.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+    waiting.join(SECONDS_MAX)
+    assert [type(each) for each in ended] == [Closed]
