@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 DATA ?= var
 SEEDS ?= 300
 
-.PHONY: run test check model sim soak soak-operator bench bench-operator compare-pulsar e2e kind image chart clean help
+.PHONY: run test check model sim soak soak-operator bench bench-sdk bench-operator compare-pulsar examples e2e kind image chart reference clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -43,8 +43,14 @@ soak-operator: $(STAMP)  ## Brokers replaced twenty times in a row under writers
 	$(BIN)/python -m e2e.images
 	ONEWRITER_ROLLOUTS=20 $(BIN)/pytest e2e/test_upgrades.py -k replacing_the_brokers --timeout 7200
 
+examples: $(STAMP)  ## Every worked example against a broker of its own, each checks its own claim
+	$(BIN)/python examples/run.py
+
 bench: $(STAMP)  ## Benchmarks, side by side with Pulsar, into docs/benchmarks.md
 	$(BIN)/python -m bench.run
+
+bench-sdk: $(STAMP)  ## The SDK beside the stock client, handover, shared maps, into the same page
+	$(BIN)/python -m bench.sdk_run
 
 bench-operator: $(STAMP)  ## The operator at scale, takeover through pods (root), into the same page
 	$(BIN)/python -m bench.operator_run
@@ -63,6 +69,9 @@ image: $(STAMP)  ## The container image as dist/onewriter-image.tar, with Docker
 
 chart: $(STAMP)  ## Write what of the chart follows from models
 	$(BIN)/python -m charts.generator
+
+reference: $(STAMP)  ## The SDK's API reference as HTML, into dist/reference
+	$(BIN)/pdoc onewriter onewriter.sync onewriter.testing --output-directory dist/reference
 
 clean:  ## Remove the virtual environment and caches (never the data)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -6,14 +6,23 @@ and the others stay as they are.
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from bench.operator_scale import Burst, Idle
 from bench.pod_takeover import Verified
-from bench.report import OPERATOR_HEADING, Value, halves, number, verdict_word
+from bench.report import (
+    OPERATOR_HEADING,
+    Conditions,
+    Value,
+    division_of,
+    divisions,
+    joined,
+    number,
+    part,
+    parts_of,
+    table,
+)
 from bench.scenarios import Latencies
 from bench.takeover import Fault, Round
 
@@ -29,8 +38,6 @@ GOAL_READY_SECONDS = 10
 GOAL_RESIDENT_MB = 200
 GOAL_CRASH_MS, GOAL_PLANNED_MS, GOAL_SILENT_MS = 250, 200, 3_000
 
-LOAD_OF_OTHERS_MAX = 1.0
-
 OURS, LEASE = "onewriter", "Lease"
 
 _INTRODUCTION = (
@@ -38,46 +45,13 @@ _INTRODUCTION = (
     "[bench/README.md](../bench/README.md)."
 )
 
-Goal = tuple[str, Value]
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """Under which a part was measured."""
-
-    machine: str
-    command: str
-    load_before: float
-    """When nothing of this run was started yet: what others cause."""
-    load_highest: float
-    """While it was measured, by the measured processes themselves as well."""
-
-    def lines(self) -> list[str]:
-        found = [
-            f"- Machine: {self.machine}",
-            f"- Command: `{self.command}`",
-            (
-                f"- Load average meanwhile: up to {self.load_highest:.1f}; all measured parts share "
-                "the machine."
-            ),
-        ]
-        if self.load_before > LOAD_OF_OTHERS_MAX:
-            found.append(
-                f"  **Others used the machine, too: its load was {self.load_before:.1f} before this "
-                "run began. Times are too long.**"
-            )
-        return found
-
 
 def merged(page: str, measured: Mapping[str, str]) -> str:
     """The page with these parts in it, by title; everything else stays."""
-    first, second = halves(page)
-    pieces = re.split(r"^### (.+)\n", second, flags=re.MULTILINE)[1:]
-    parts = {**dict(zip(pieces[::2], pieces[1::2], strict=True)), **measured}
-    known = [title for title in TITLES if title in parts]
-    blocks = [f"### {title}\n\n{parts[title].strip()}\n" for title in known]
-    head = first.rstrip() or "# Benchmarks"
-    return "\n".join([f"{head}\n", f"{OPERATOR_HEADING}\n", f"{_INTRODUCTION}\n", *blocks])
+    first, sdk, operator = divisions(page)
+    parts = {**parts_of(operator), **measured}
+    division = division_of(OPERATOR_HEADING, _INTRODUCTION, parts, TITLES)
+    return joined(first.strip() or "# Benchmarks", sdk, division)
 
 
 # ---- the parts ----------------------------------------------------------------------------------
@@ -121,7 +95,7 @@ def topics_part(bursts: Sequence[Sequence[Burst]], brokers: int, conditions: Con
         "Published for comparison: Strimzi's own scalability suite had 125 topics ready in 42.4 s and "
         "250 in 74.6 s, on other machines."
     )
-    return _part(text, conditions, goals, [*_table(names, rows), "", published])
+    return part(text, conditions, goals, [*table(names, rows), "", published])
 
 
 def idle_part(quiet: Idle, brokers: int, conditions: Conditions) -> str:
@@ -146,7 +120,7 @@ def idle_part(quiet: Idle, brokers: int, conditions: Conditions) -> str:
             Value(quiet.resident_bytes / 1e6, "MB", at_most=GOAL_RESIDENT_MB),
         ),
     ]
-    return _part(text, conditions, goals, _table(("", ""), rows))
+    return part(text, conditions, goals, table(("", ""), rows))
 
 
 def takeover_part(
@@ -177,7 +151,7 @@ def takeover_part(
         f"{fault.value} {len(rounds.get((OURS, fault), ()))} and {len(rounds.get((LEASE, fault), ()))}"
         for fault in Fault
     )
-    lines = _table(("leaderless", OURS, LEASE), rows)
+    lines = table(("leaderless", OURS, LEASE), rows)
     lines += ["", f"Rounds, onewriter's and the Lease's: {counts}."]
     goals = [
         ("crash: p99 below 250 ms", _value(rounds, Fault.CRASH, "p99", GOAL_CRASH_MS)),
@@ -191,7 +165,7 @@ def takeover_part(
         )
         claim = Value(float(verified.violations), "violations", at_most=0, digits=0)
         goals.append(("stale appends in the log: none", claim))
-    return _part(text, conditions, goals, lines)
+    return part(text, conditions, goals, lines)
 
 
 _TAKEOVER_ROWS = (
@@ -223,18 +197,6 @@ def _cell(rounds: Sequence[Round], figure: str, pick: str) -> str:
     if milliseconds >= 1_000:
         return number(milliseconds / 1_000, "s", 2)
     return number(milliseconds, "ms", 1)
-
-
-def _part(text: str, conditions: Conditions, goals: Sequence[Goal], lines: Sequence[str]) -> str:
-    judged = [(about, *value.verdict()) for about, value in goals]
-    rows = [[about, seen, verdict_word(holds)] for about, holds, seen in judged]
-    table = _table(("goal", "this run", ""), rows)
-    return "\n".join([text, "", *conditions.lines(), "", *table, "", *lines])
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    return lines + [f"| {' | '.join(row)} |" for row in rows]
 
 
 def _duration(seconds: float) -> str:

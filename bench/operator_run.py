@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench import operator_page as page
 from bench import operator_scale as scale
-from bench import pod_lab, pod_takeover
+from bench import pod_lab, pod_takeover, report
 from bench.machine import LabUnavailable, describe_machine
 from bench.takeover import Fault, Round
 from tests.cluster import binaries, images
@@ -115,9 +115,11 @@ class Run:
                 rounds[arm, fault] = found = stage.play(fault, count)
                 self._say(f"{arm}, {fault.value}: {page.percentiles(found)}")
 
-    def _conditions(self) -> page.Conditions:
+    def _conditions(self) -> report.Conditions:
         before = self._machine.load_average_1_minute
-        return page.Conditions(str(self._machine), self._command, before, self._say.highest_load())
+        return report.Conditions(
+            str(self._machine), self._command, before, self._say.highest_load()
+        )
 
     def _write(self, title: str, text: str) -> None:
         output: Path = self._given.output

@@ -1,17 +1,21 @@
 """The page that a benchmark run leaves: tables of figures, and each goal with its verdict.
 
-Knows nothing of what is measured. The page has two halves: ``make bench`` writes the first and
-leaves the second alone, ``make bench-operator`` the other way round.
+Knows nothing of what is measured. The page has three divisions, each written by a command of its
+own, which leaves the others alone: ``make bench``, ``make bench-sdk``, ``make bench-operator``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+SDK_HEADING = "## The SDK"
 OPERATOR_HEADING = "## The operator"
-"""Begins the second half."""
+"""They begin the second and the third division."""
+
+LOAD_OF_OTHERS_MAX = 1.0
 
 _MISSING = "-"
 
@@ -79,10 +83,81 @@ def halves(page: str) -> tuple[str, str]:
     return before.removeprefix("\n"), f"{heading}{after}".removeprefix("\n")
 
 
+def divisions(page: str) -> tuple[str, str, str]:
+    """What each of the three commands wrote; empty for one that has not run."""
+    others, operator = halves(page)
+    before, heading, after = f"\n{others}".partition(f"\n{SDK_HEADING}\n")
+    return before.removeprefix("\n"), f"{heading}{after}".removeprefix("\n"), operator
+
+
 def put_first_half(path: Path, text: str) -> None:
     """Write what `make bench` says into the page."""
-    kept = halves(path.read_text())[1] if path.exists() else ""
-    path.write_text(f"{text}\n{kept}" if kept else text)
+    _, sdk, operator = divisions(path.read_text()) if path.exists() else ("", "", "")
+    path.write_text(joined(text, sdk, operator))
+
+
+def joined(*texts: str) -> str:
+    """Divisions as one page, those that are not empty."""
+    return "\n".join(text.rstrip() + "\n" for text in texts if text.strip())
+
+
+def parts_of(division: str) -> dict[str, str]:
+    """A division's parts, by title."""
+    pieces = re.split(r"^### (.+)\n", division, flags=re.MULTILINE)[1:]
+    return dict(zip(pieces[::2], pieces[1::2], strict=True))
+
+
+def division_of(
+    heading: str, introduction: str, parts: Mapping[str, str], order: Sequence[str]
+) -> str:
+    """A division out of its parts; those that ``order`` does not name are left out."""
+    blocks = [f"### {title}\n\n{parts[title].strip()}\n" for title in order if title in parts]
+    return "\n".join([f"{heading}\n", f"{introduction}\n", *blocks])
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Under which a part was measured."""
+
+    machine: str
+    command: str
+    load_before: float
+    """When nothing of this run was started yet: what others cause."""
+    load_highest: float
+    """While it was measured, by the measured processes themselves as well."""
+
+    def lines(self) -> list[str]:
+        found = [
+            f"- Machine: {self.machine}",
+            f"- Command: `{self.command}`",
+            (
+                f"- Load average meanwhile: up to {self.load_highest:.1f}; all measured parts share "
+                "the machine."
+            ),
+        ]
+        if self.load_before > LOAD_OF_OTHERS_MAX:
+            found.append(
+                f"  **Others used the machine, too: its load was {self.load_before:.1f} before this "
+                "run began. Times are too long.**"
+            )
+        return found
+
+
+Goal = tuple[str, Value | Ratio]
+
+
+def part(text: str, conditions: Conditions, goals: Sequence[Goal], lines: Sequence[str]) -> str:
+    """A part: what was done, under which conditions, the goals, and the figures."""
+    judged = [(about, *value.verdict()) for about, value in goals]
+    rows = [[about, seen, verdict_word(holds)] for about, holds, seen in judged]
+    goals_table = table(("goal", "this run", ""), rows)
+    return "\n".join([text, "", *conditions.lines(), "", *goals_table, "", *lines])
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Its lines."""
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    return lines + [f"| {' | '.join(row)} |" for row in rows]
 
 
 class Page:

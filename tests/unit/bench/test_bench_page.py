@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from bench import operator_page as page
+from bench import report
 from bench.operator_scale import Burst, Idle
 from bench.pod_takeover import Verified
 from bench.report import halves, put_first_half
 from bench.takeover import Fault, Round
 
-CONDITIONS = page.Conditions("2 cores", "python -m bench.operator_run", 0.2, 3.14)
+CONDITIONS = report.Conditions("2 cores", "python -m bench.operator_run", 0.2, 3.14)
 FIRST = "# Benchmarks\n\n## Goals\n\nall of them\n"
 
 
@@ -126,7 +127,7 @@ def test_conditions_are_told_with_every_part() -> None:
     assert "`python -m bench.operator_run`" in text
     assert "up to 3.1" in text
     assert "Others" not in text
-    disturbed = page.Conditions("2 cores", "python", 4.7, 12.8)
+    disturbed = report.Conditions("2 cores", "python", 4.7, 12.8)
     assert "its load was 4.7" in page.topics_part([[burst(10, 1.0)]], 2, disturbed)
 
 

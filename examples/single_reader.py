@@ -1,0 +1,74 @@
+"""The single reader of a topic: a group's owner reads, and what a former owner acknowledges is refused.
+
+Two programs of one group want to read a topic (two clients here). The first owns it; the second is
+told who stands in its way. Once the first gives it back, the second goes on behind its last
+acknowledgement. Then the first takes the topic from the second by a higher generation, while the
+second still holds a message: that one goes to the new owner, and cannot be acknowledged by the old.
+
+It ends with an error if a message is handled twice or left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+
+from onewriter import EARLIEST, Client, Consumer, ConsumerOptions, Fenced, OnewriterError, Refused
+
+URL = os.environ.get("ONEWRITER_SERVICE_URL", "pulsar://127.0.0.1:6650")
+GROUP = "billing"
+FROM_BEGINNING = ConsumerOptions(start=EARLIEST)
+
+
+async def handle(consumer: Consumer, count: int) -> list[int]:
+    """Receive and acknowledge so many messages."""
+    handled = []
+    for _ in range(count):
+        message = await consumer.receive()
+        handled.append(int(message.content))
+        await consumer.acknowledge(message)
+    return handled
+
+
+async def play(url: str, topic: str) -> None:
+    async with Client(url) as first, Client(url) as second:
+        producer = await first.create_producer(topic)
+        for number in range(30):
+            await producer.send(b"%d" % number)
+
+        async with first.own(GROUP, [topic], identity="first") as (owned,):
+            handled = await handle(await owned.subscribe(FROM_BEGINNING), 10)
+            (denied,) = await second.own(GROUP, [topic], identity="second")
+            assert isinstance(denied.end, Refused)
+            print(f"first owns it, generation {owned.generation}; second: {denied.end}", flush=True)
+
+        (theirs,) = await second.own(GROUP, [topic], identity="second")
+        reader = await theirs.subscribe()
+        handled += await handle(reader, 10)
+        held = await reader.receive()
+        print(f"second went on, generation {theirs.generation}, and holds {held.content!r}")
+
+        (mine,) = await first.own(GROUP, [(topic, theirs.generation + 1)], identity="first")
+        assert isinstance(await theirs.lost, Fenced)
+        try:
+            await reader.acknowledge(held)
+        except OnewriterError as error:
+            print(f"first took it, generation {mine.generation}; second's acknowledgement: {error}")
+        else:
+            raise AssertionError("a former owner acknowledged a message")
+        handled += await handle(await mine.subscribe(), 10)
+        await mine.release()
+    assert handled == list(range(30)), handled
+    print("30 messages by two readers in turn, each handled once", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--url", default=URL)
+    parser.add_argument(
+        "--topic", default=f"persistent://public/default/single-reader-{secrets.token_hex(4)}"
+    )
+    options = parser.parse_args()
+    asyncio.run(play(options.url, options.topic))
