@@ -106,6 +106,9 @@ def needs_clients() -> list[str]:
     return missing
 
 
+REFERENCE = ("onewriter", "onewriter.sync", "onewriter.testing")
+"""The modules of the SDK that people import, as ``make reference`` documents them."""
+
 LAB_PACKAGES = {**lab.PACKAGES, **{name: name for name in images.TOOLS}}
 
 TIERS = (
@@ -116,6 +119,7 @@ TIERS = (
             tool("ruff", "check", "."),
             tool("mypy"),
             tool("lint-imports"),
+            tool("pdoc", *REFERENCE, "--output-directory", "dist/reference"),
         ),
     ),
     Tier(

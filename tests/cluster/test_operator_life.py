@@ -21,27 +21,6 @@ __all__ = ["broker", "world"]
 Json = dict[str, Any]
 
 
-def test_a_topic_in_use_outlives_a_spec_that_cannot_be_done(world: World) -> None:
-    world.topic(partitions=1)
-    world.claim()
-    world.writes(epoch=1)
-    world.until("WriterActive", "True/Held")
-    world.topic(partitions=1, compaction={"enabled": True})
-    world.until("PolicyApplied", "False/Unsupported")
-    assert world.condition("Serving") == "True/Served"
-    world.writes(epoch=2)
-    wait_until(lambda: world.status().get("epoch") == 2)
-    world.operator.kill()
-    world.operator.start()
-    wait_until(lambda: world.operator.leads)
-    world.writes(epoch=3)
-    wait_until(lambda: world.status().get("epoch") == 3)
-    assert world.broker.fake.topics() == [world.name("orders")]
-    assert world.broker.fake.claims() == [f"{world.namespace}/primary"]
-    world.topic(partitions=1)
-    world.until("Ready", "True/Ready")
-
-
 # ------------------------------------------------------------ the operator's own life
 
 

@@ -21,7 +21,7 @@ from onewriter_core.errors import ProtocolError, ServerError
 from onewriter_core.ids import TopicName
 from onewriter_core.wire import hot
 from onewriter_core.wire.client import ClientConnection
-from onewriter_core.wire.commands import Command
+from onewriter_core.wire.commands import EXTENSIONS_VERSION, Command
 from onewriter_core.wire.hot import Delivery, MessageId, SendReceipt
 from onewriter_core.wire.messages import build_entry, entry_payload, iterate_batch, parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -63,6 +63,7 @@ class RawClient:
         connects: bool = True,
         window: int = 0,
         version: str = "raw-client",
+        extensions_version: int = EXTENSIONS_VERSION,
     ) -> None:
         self.heard: list[tuple[Any, bytes]] = []
         self.is_closed = False
@@ -86,7 +87,7 @@ class RawClient:
         self._reader.start()
         if connects:
             try:
-                self._connect(token, version)
+                self._connect(token, version, extensions_version)
             except BaseException:
                 self.close()
                 raise
@@ -102,9 +103,15 @@ class RawClient:
     ) -> None:
         self.close()
 
-    def _connect(self, token: str, version: str) -> None:
-        method = "token" if token else "none"
-        self.write(self._wire.connect(version, auth_method=method, auth_data=token.encode()))
+    def _connect(self, token: str, version: str, extensions_version: int) -> None:
+        self.write(
+            self._wire.connect(
+                version,
+                auth_method="token" if token else "none",
+                auth_data=token.encode(),
+                extensions_version=extensions_version,
+            )
+        )
         self.answer(pb.CommandConnected)
 
     # ------------------------------------------------------------ speaking

@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from pulsar import CompressionType, ConsumerType, InitialPosition, MessageId
-from pulsar.schema import JsonSchema, Record, String, StringSchema
+from pulsar.schema import StringSchema
 from tests.integration.conftest import StockClients
 from tests.integration.http_calls import PERSISTENT, Http
 from tests.integration.raw import eventually
@@ -216,24 +216,6 @@ def test_names_and_sequence_ids_are_the_producer_s(client: Any, topic: str) -> N
     assert (producer.producer_name(), producer.last_sequence_id()) == ("ours", 42)
     invented = client.create_producer(topic).producer_name()
     assert invented != "ours"
-
-
-class Point(Record):  # type: ignore[misc]  # the client has no types
-    name = String()
-
-
-def test_a_schema_that_would_have_to_be_kept_is_refused_and_others_work(
-    client: Any, topic: str
-) -> None:
-    beside = client.create_producer(topic)
-    with pytest.raises(pulsar.IncompatibleSchema):
-        client.create_producer(topic, schema=JsonSchema(Point))
-    with pytest.raises(pulsar.IncompatibleSchema):
-        client.subscribe(topic, "s", schema=JsonSchema(Point))
-    consumer = client.subscribe(topic, "s", schema=StringSchema())
-    client.create_producer(topic, schema=StringSchema()).send("text")
-    beside.send(b"the connection lives")
-    assert consumer.receive(RECEIVE_MS).value() == "text"
 
 
 def test_what_is_not_served_is_refused_in_words_and_the_connection_lives(

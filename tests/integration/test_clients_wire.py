@@ -61,7 +61,7 @@ def test_a_first_producer_may_bring_a_subscription(
     assert later.contents(1) == [b"kept"]
 
 
-def test_a_schema_without_a_definition_is_known_by_its_version(
+def test_schemas_are_made_and_found_by_version(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     client = raw(broker.address())
@@ -80,11 +80,21 @@ def test_a_schema_without_a_definition_is_known_by_its_version(
         )
         return client.answer(pb.CommandGetSchemaResponse, request_id)
 
-    made = make(pb.Schema(name="text", schema_data=b"", type=pb.Schema.STRING))
-    assert find(made.schema_version).schema.type == pb.Schema.STRING
-    json = make(pb.Schema(name="point", schema_data=b"{}", type=pb.Schema.JSON))
-    assert json.error_code == replies.wire_code(ServerError.INCOMPATIBLE_SCHEMA)
-    for unknown in (None, b"", b"8 chars.", b"\xff" * 8, b"long" * 100):
+    text = pb.Schema(name="text", schema_data=b"", type=pb.Schema.STRING)
+    assert make(text).error_code == replies.wire_code(ServerError.TOPIC_NOT_FOUND)
+    client.producer(topic, SHARED).publish(b"there is a topic now")
+    made = make(text)
+    assert make(text).schema_version == made.schema_version
+    for version in (made.schema_version, None, b""):
+        assert find(version).schema.type == pb.Schema.STRING
+        assert find(version).schema_version == made.schema_version
+    for other in (
+        pb.Schema(name="point", schema_data=b"{}", type=pb.Schema.JSON),
+        pb.Schema(name="point", schema_data=b'"int"', type=pb.Schema.AVRO),
+        pb.Schema(name="point", schema_data=b"", type=pb.Schema.PROTOBUF_NATIVE),
+    ):
+        assert make(other).error_code == replies.wire_code(ServerError.INCOMPATIBLE_SCHEMA)
+    for unknown in (b"8 chars.", b"\xff" * 8, b"long" * 100):
         assert find(unknown).error_code == replies.wire_code(ServerError.TOPIC_NOT_FOUND)
 
 

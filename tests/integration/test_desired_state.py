@@ -125,6 +125,32 @@ def test_waiters_are_put_in_another_order(
     holder.publish(b"nobody noticed")
 
 
+def test_waiters_are_balanced_from_now_on(
+    told: LocalBrokers, push: Pusher, raw: RawClients
+) -> None:
+    push([topic("spread"), topic("other")])
+    client = raw(told.address())
+    busy, idle = {"onewriter.host": "busy"}, {"onewriter.host": "idle"}
+    client.producer("other", EXCLUSIVE, properties=busy)
+    holder = client.producer("spread", EXCLUSIVE)
+    client.waiter("spread", name="first", properties=busy)
+    second = client.waiter("spread", name="second", properties=idle)
+
+    def line() -> list[str]:
+        return [each["producerName"] for each in status_of(push.http, "spread")["waiters"]]
+
+    assert line() == ["first", "second"]
+    push([topic("spread", promotion={"policy": "Balanced"}), topic("other")])
+    assert line() == ["second", "first"]
+    holder.close()
+    second.ready_at_last()
+    code, found = push.http("GET", f"{OWN}/spread/history")
+    assert code == 200
+    grant = [record for record in found["records"] if record["kind"] == "grant"][-1]
+    assert (grant["policy"], grant["host"], int(grant["load"])) == ("Balanced", "idle", 0)
+    assert (grant["nextWaiter"]["host"], grant["nextWaiter"]["load"]) == ("busy", 1)
+
+
 def test_a_topic_that_is_used_gets_partitions(
     told: LocalBrokers, push: Pusher, raw: RawClients
 ) -> None:

@@ -98,7 +98,8 @@ def test_policies_are_given_back_as_they_came(
 ) -> None:
     path = f"{ADMIN}/namespaces/{namespace}"
     assert http(method, f"{path}/{policy}", value)[0] == 204
-    assert ("Warning" in http.headers) == (policy != "deduplication"), "no effect, and it says so"
+    has_effect = policy in {"deduplication", "schemaCompatibilityStrategy"}
+    assert ("Warning" in http.headers) == (not has_effect), "no effect, and it says so"
     read, expected = policy, value
     if policy == "permissions/role":
         read, expected = "permissions", {"role": value}
@@ -297,7 +298,12 @@ def test_names_with_a_slash_are_one_topic(http: Http, topic: str) -> None:
         ("POST", f"{ADMIN}/namespaces/public/default/subscriptionAuthMode", "Prefix", 412),
         ("GET", f"{PERSISTENT}/never-made/ledger/1/entry/1", None, 404),
         ("GET", f"{PERSISTENT}/never-made/ledger/1/entry/-1", None, 404),
-        ("PUT", f"{PERSISTENT}/t/compaction", None, 405),
+        ("PUT", f"{PERSISTENT}/never-made/compaction", None, 404),
+        ("POST", f"{PERSISTENT}/never-made/compactionThreshold", 1, 404),
+        ("POST", f"{ADMIN}/namespaces/public/default/compactionThreshold", -1, 412),
+        ("POST", f"{ADMIN}/namespaces/public/default/compactionThreshold", b'"x"', 412),
+        ("POST", f"{ADMIN}/namespaces/public/default/schemaCompatibilityStrategy", "X", 412),
+        ("GET", f"{ADMIN}/schemas/public/default/never-made/schema", None, 404),
         ("GET", "/onewriter/v1/topics?limit=-1", None, 400),
         ("POST", "/onewriter/v1/topics/public/default/t/fence", {"ifEpoch": True}, 400),
     ],

@@ -1,0 +1,180 @@
+"""Owning resources over a raw connection: what is asked, what is answered, what is told unasked."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+
+from tests.integration.conftest import RawClients
+from tests.integration.raw import RawClient, RawConsumer, full
+
+from onewriter_broker.testing import LocalBrokers
+from onewriter_core.errors import ServerError
+from onewriter_core.wire import hot
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+Result = pb.CommandOwnResponse.Result
+
+FOLLOW_SECONDS = 60.0
+PAUSE_SECONDS = 0.05
+
+_consumer_ids = itertools.count(1_000)
+
+
+class DeniedByBroker(Exception):
+    """A resource of a request was denied."""
+
+    def __init__(self, result: Result) -> None:
+        self.code = ServerError(result.error)
+        self.current = result.current_generation
+        super().__init__(f"{self.code.name}: {result.message}")
+
+
+def ask_own(
+    client: RawClient,
+    resources: Sequence[tuple[str, int]],
+    *,
+    group: str | None = "group",
+    identity: str = "",
+    nonce: str = "",
+    only_returns: bool = False,
+) -> int:
+    """Send OWN; its request id."""
+    request_id = client.next_request_id()
+    client.say(
+        pb.CommandOwn(
+            request_id=request_id,
+            group=group,
+            resources=[pb.OwnedResource(name=name, generation=n) for name, n in resources],
+            identity=identity or None,
+            nonce=nonce or None,
+            only_returns=only_returns or None,
+        )
+    )
+    return request_id
+
+
+def own_all(
+    client: RawClient,
+    resources: Sequence[tuple[str, int]],
+    *,
+    group: str | None = "group",
+    identity: str = "",
+    nonce: str = "",
+    only_returns: bool = False,
+) -> list[Result]:
+    """The results of a request, in order; RefusedByBroker when it is refused as a whole."""
+    request_id = ask_own(
+        client,
+        resources,
+        group=group,
+        identity=identity,
+        nonce=nonce,
+        only_returns=only_returns,
+    )
+    return list(client.answer(pb.CommandOwnResponse, request_id).results)
+
+
+def own(
+    client: RawClient,
+    resource: str,
+    generation: int = 1,
+    *,
+    group: str | None = "group",
+    identity: str = "",
+    nonce: str = "",
+    only_returns: bool = False,
+) -> int:
+    """The generation of a resource that is owned from now on; DeniedByBroker when it is not."""
+    (result,) = own_all(
+        client,
+        [(resource, generation)],
+        group=group,
+        identity=identity,
+        nonce=nonce,
+        only_returns=only_returns,
+    )
+    if result.HasField("error"):
+        raise DeniedByBroker(result)
+    assert not result.broker_service_url, f"ask {result.broker_service_url}"
+    return result.generation
+
+
+def disown(
+    client: RawClient, resource: str, generation: int, *, group: str | None = "group"
+) -> None:
+    """Give up an ownership."""
+    request_id = client.next_request_id()
+    resources = [pb.OwnedResource(name=resource, generation=generation)]
+    client.say(pb.CommandDisown(request_id=request_id, group=group, resources=resources))
+    client.answer(pb.CommandSuccess, request_id)
+
+
+def lost(client: RawClient) -> pb.CommandOwnershipLost:
+    """What the broker says of an ownership that is over."""
+    return client.expect(pb.CommandOwnershipLost)
+
+
+def own_anywhere(
+    brokers: LocalBrokers,
+    raw: RawClients,
+    resource: str,
+    generation: int = 1,
+    *,
+    asked: int = 0,
+    nonce: str = "",
+    identity: str = "",
+    only_returns: bool = False,
+) -> tuple[RawClient, int]:
+    """Own at whichever broker keeps the resource, asked for again while nobody does."""
+    deadline, number = time.monotonic() + FOLLOW_SECONDS, asked
+    while True:
+        try:
+            client = raw(brokers.address(number))
+            (result,) = own_all(
+                client,
+                [(resource, generation)],
+                nonce=nonce,
+                identity=identity,
+                only_returns=only_returns,
+            )
+        except (OSError, TimeoutError):
+            number = asked
+        else:
+            if result.broker_service_url:
+                number = brokers.service_urls.index(result.broker_service_url)
+            elif not result.HasField("error"):
+                return client, result.generation
+            elif ServerError(result.error) is not ServerError.SERVICE_NOT_READY:
+                raise DeniedByBroker(result)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nobody keeps {resource}")
+        time.sleep(PAUSE_SECONDS)
+
+
+def subscribe_with(
+    client: RawClient,
+    topic: str,
+    subscription: str,
+    properties: Mapping[str, str],
+    *,
+    permits: int = 1_000,
+) -> RawConsumer:
+    """A consumer with properties; RefusedByBroker when it is refused."""
+    consumer_id, request_id = next(_consumer_ids), client.next_request_id()
+    client.say(
+        pb.CommandSubscribe(
+            topic=full(topic),
+            subscription=subscription,
+            sub_type=pb.CommandSubscribe.EXCLUSIVE,
+            consumer_id=consumer_id,
+            request_id=request_id,
+            durable=True,
+            initial_position=pb.CommandSubscribe.EARLIEST,
+            metadata=[pb.KeyValue(key=key, value=value) for key, value in properties.items()],
+        )
+    )
+    client.answer(pb.CommandSuccess, request_id)
+    client.write(hot.encode_flow(consumer_id, permits))
+    return RawConsumer(client, consumer_id)

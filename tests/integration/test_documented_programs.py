@@ -1,0 +1,73 @@
+"""Every program in the documentation runs as it stands there, against a real broker.
+
+A program is a block of Python that begins with an import and names the broker of ``make run``. The
+others are fragments, which compile. Those of one page run one after the other against one broker, so
+that a later one may read what an earlier one wrote.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from onewriter.testing import RunningBrokers, running_brokers
+
+ROOT = Path(__file__).resolve().parents[2]
+URL = "pulsar://127.0.0.1:6650"
+PROGRAM_SECONDS = 60.0
+"""A program of the documentation ends by itself, long before."""
+
+_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BEGINS = re.compile(r"(import|from) ")
+
+
+def programs(page: Path) -> list[str]:
+    """The page's programs, each behind empty lines, so that a traceback names the page's own."""
+    text = page.read_text()
+    return [
+        "\n" * (text.count("\n", 0, found.start()) + 1) + found[1]
+        for found in _BLOCK.finditer(text)
+        if _BEGINS.match(found[1]) and URL in found[1]
+    ]
+
+
+EVERY_PAGE = sorted((ROOT / "docs").glob("**/*.md"))
+PAGES = sorted(page for page in EVERY_PAGE if programs(page))
+
+
+@pytest.fixture
+def brokers() -> Iterator[RunningBrokers]:
+    with running_brokers() as running:
+        yield running
+
+
+def test_the_page_of_the_sdk_has_programs() -> None:
+    assert ROOT / "docs" / "client.md" in PAGES
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: str(page.relative_to(ROOT / "docs")))
+def test_what_is_shown_is_python(page: Path) -> None:
+    for found in _BLOCK.finditer(page.read_text()):
+        compile(found[1], str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))
+def test_it_runs_as_it_stands_there(page: Path, brokers: RunningBrokers, tmp_path: Path) -> None:
+    for number, text in enumerate(programs(page)):
+        program = tmp_path / f"{page.stem}-{number}.py"
+        program.write_text(text.replace(URL, brokers.service_url))
+        done = subprocess.run(
+            [sys.executable, "-W", "error", str(program)],
+            capture_output=True,
+            text=True,
+            timeout=PROGRAM_SECONDS,
+            cwd=tmp_path,
+            check=False,
+        )
+        assert done.returncode == 0, f"{page.name}, program {number}:\n{done.stdout}{done.stderr}"

@@ -1,0 +1,31 @@
+"""PIP-440's uptime checkers, as examples/ plays them with stock clients: hosts die, load is counted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).parents[2] / "examples" / "uptime_checkers" / "demo.py"
+SECONDS_MAX = 110
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--priorities", "chosen"], ["--priorities", "balanced", "--brokers", "2"]],
+    ids=["priorities chosen beforehand", "balanced by two brokers"],
+)
+def test_a_dead_hosts_endpoints_are_spread_and_standbys_left_alone(arguments: list[str]) -> None:
+    played = subprocess.run(
+        [sys.executable, str(DEMO), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    assert played.returncode == 0, played.stderr
+    lines = [line for line in played.stdout.splitlines() if line.startswith(("host-", "held"))]
+    assert [line.split()[0] for line in lines] == ["host-0", "host-1", "host-2", "held"]
+    assert all("standby-0 0  standby-1 0" in line for line in lines[:-1])

@@ -1,0 +1,27 @@
+"""``make examples`` in CI: what an example claims, it checks itself; here it runs as a person runs it."""
+
+from __future__ import annotations
+
+import pytest
+from examples.run import EXAMPLES, FOLDER, run
+
+from onewriter_broker.testing import LocalBrokers
+
+WITH_THEIR_OWN_BROKERS = {"uptime_checkers/demo"}  # test_example_uptime_checkers.py
+ENDLESS = {"leader_election", "sidecar/leader", "uptime_checkers/checker"}
+"""They go on until they are stopped; other tests do that."""
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES.keys() - WITH_THEIR_OWN_BROKERS))
+def test_it_holds(broker: LocalBrokers, name: str) -> None:
+    assert run(name, broker.service_url, broker.http_url) == 0
+
+
+def test_no_example_is_left_out() -> None:
+    found = {str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.py")}
+    assert found == EXAMPLES.keys() | ENDLESS | {"run"}
+
+
+def test_one_that_does_not_hold_is_told() -> None:
+    """Without a broker none holds."""
+    assert run("single_reader", "pulsar://127.0.0.1:1", "") != 0

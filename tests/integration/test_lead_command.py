@@ -1,0 +1,231 @@
+"""``onewriter lead``: a command that runs only while we lead, as a process among others."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.conftest import RawClients
+from tests.integration.raw import FENCING, contents_of
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
+
+SECONDS_MAX = 30.0
+PROGRAM = str(Path(sys.executable).with_name("onewriter"))
+
+CHILD = """
+import os, signal, sys, time
+note = open(sys.argv[1], "a", buffering=1)
+def ended(*_):
+    note.write("terminated\\n")
+    sys.exit(3)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if "deaf" in sys.argv else ended)
+note.write("epoch %s\\n" % os.environ["ONEWRITER_EPOCH"])
+note.write("session %s\\n" % os.environ["ONEWRITER_SESSION"].partition("-")[0])
+note.write("topic %s\\n" % os.environ["ONEWRITER_TOPIC"])
+note.write("pid %d\\n" % os.getpid())
+while True:
+    time.sleep(0.01)
+"""
+
+Lead = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def lead(broker: LocalBrokers) -> Iterator[Lead]:
+    """Starts ``onewriter lead`` with these words; whatever still runs at the end is killed."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*words: str, url: str = broker.service_url) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(
+                [PROGRAM, "lead", *words],
+                env={**os.environ, "ONEWRITER_SERVICE_URL": url},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            stack.callback(_end, process)
+            return process
+
+        yield start
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
+class Notes:
+    """What the command wrote down of itself."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def wait_for(self, word: str, count: int = 1) -> str:
+        """The text behind the ``count``-th line that begins with this word."""
+        deadline = time.monotonic() + SECONDS_MAX
+        while time.monotonic() < deadline:
+            text = self._path.read_text() if self._path.exists() else ""
+            found = [line for line in text.splitlines() if line.startswith(word)]
+            if len(found) >= count:
+                return found[count - 1].removeprefix(word).strip()
+            time.sleep(0.01)
+        raise AssertionError(f"no {word}: {text}")
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Notes:
+    return Notes(tmp_path / "notes")
+
+
+def child(tmp_path: Path, *words: str) -> list[str]:
+    return ["--", sys.executable, "-c", CHILD, str(tmp_path / "notes"), *words]
+
+
+def test_the_commands_exit_code_is_ours(lead: Lead, topic: str) -> None:
+    for code in (0, 7):
+        process = lead(topic, "--", "sh", "-c", f"echo led under $ONEWRITER_EPOCH; exit {code}")
+        out, _ = process.communicate(timeout=SECONDS_MAX)
+        assert process.returncode == code
+        assert out.startswith(b"led under ")
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [(["/nowhere/at/all"], 127), (["/etc/passwd"], 126), (["false"], 1)]
+)
+def test_a_command_that_cannot_run_is_said_as_a_shell_does(
+    lead: Lead, topic: str, command: list[str], code: int
+) -> None:
+    process = lead(topic, "--", *command)
+    process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == code
+
+
+def test_a_command_is_told_under_which_epoch_it_runs_and_stops_when_that_is_over(
+    lead: Lead, broker: LocalBrokers, raw: RawClients, topic: str, tmp_path: Path, notes: Notes
+) -> None:
+    process = lead(topic, "-o", "json", *child(tmp_path))
+    epoch = int(notes.wait_for("epoch"))
+    assert notes.wait_for("session") == str(epoch)
+    assert notes.wait_for("topic") == f"persistent://public/default/{topic}"
+    taker = raw(broker.address()).producer(topic, FENCING)
+    _, err = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 120
+    notes.wait_for("terminated")
+    events = [json.loads(line) for line in err.splitlines()]
+    assert [event["event"] for event in events] == ["leading", "lost"]
+    assert events[0]["epoch"] == epoch
+    taker.close()
+
+
+def test_a_command_that_does_not_listen_is_killed_after_the_grace(
+    lead: Lead, broker: LocalBrokers, raw: RawClients, topic: str, tmp_path: Path, notes: Notes
+) -> None:
+    process = lead(topic, "--grace-seconds", "0.2", *child(tmp_path, "deaf"))
+    pid = int(notes.wait_for("pid"))
+    raw(broker.address()).producer(topic, FENCING)
+    process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 120
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_command_does_not_outlive_us(
+    lead: Lead, topic: str, tmp_path: Path, notes: Notes
+) -> None:
+    process = lead(topic, *child(tmp_path, "deaf"))
+    pid = int(notes.wait_for("pid"))
+    process.kill()
+    process.communicate(timeout=SECONDS_MAX)
+    deadline = time.monotonic() + SECONDS_MAX
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.kill(pid, 0)
+            time.sleep(0.01)
+        raise AssertionError("it is still there")
+
+
+def test_again_waits_for_the_next_turn(
+    lead: Lead, broker: LocalBrokers, raw: RawClients, topic: str, tmp_path: Path, notes: Notes
+) -> None:
+    process = lead(topic, "--again", *child(tmp_path))
+    first = int(notes.wait_for("epoch"))
+    raw(broker.address()).producer(topic, FENCING).close()
+    second = int(notes.wait_for("epoch", 2))
+    assert second > first
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=SECONDS_MAX)
+    notes.wait_for("terminated", 2)
+    assert process.returncode == 3, "the command's own"
+
+
+def test_the_next_in_line_runs_once_the_first_has_ended(
+    lead: Lead, broker: LocalBrokers, topic: str, tmp_path: Path, notes: Notes
+) -> None:
+    first = lead(topic, *child(tmp_path))
+    notes.wait_for("pid")
+    second = lead(topic, "--", "sh", "-c", f"echo next >> {tmp_path / 'notes'}")
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=SECONDS_MAX)
+    assert first.returncode == 128 + signal.SIGINT
+    second.communicate(timeout=SECONDS_MAX)
+    assert second.returncode == 0
+    notes.wait_for("next")
+    said = [json.loads(each) for each in contents_of(broker.address(), topic)]
+    assert [each["kind"] for each in said] == ["leader", "leader"]
+    assert said[0]["epoch"] < said[1]["epoch"]
+
+
+def test_who_waits_can_be_stopped_or_give_up(
+    lead: Lead, topic: str, tmp_path: Path, notes: Notes
+) -> None:
+    lead(topic, *child(tmp_path))
+    notes.wait_for("pid")
+    impatient = lead(topic, "--timeout-seconds", "0.3", "--", "true")
+    impatient.communicate(timeout=SECONDS_MAX)
+    assert impatient.returncode == 121
+    patient = lead(topic, "--", "true")
+    with pytest.raises(subprocess.TimeoutExpired):
+        patient.communicate(timeout=1.0)
+    patient.send_signal(signal.SIGTERM)
+    patient.communicate(timeout=SECONDS_MAX)
+    assert patient.returncode == 128 + signal.SIGTERM
+
+
+def test_a_definite_no_is_not_waited_for(lead: Lead) -> None:
+    manifest = """
+apiVersion: onewriter.dev/v1alpha1
+kind: ExclusiveTopic
+metadata: {name: guarded}
+spec: {access: {requireClaim: true}}
+"""
+    with running_brokers(manifests=manifest) as brokers:
+        process = lead("guarded", "--", "true", url=brokers.service_url)
+        _, err = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 1
+    assert b"ProducerClaim" in err
+
+
+def test_a_command_is_stopped_when_nobody_confirms_that_we_lead(
+    lead: Lead, topic: str, tmp_path: Path, notes: Notes
+) -> None:
+    with running_brokers() as brokers:
+        process: Any = lead(
+            topic, "--unconfirmed-seconds", "1", *child(tmp_path), url=brokers.service_url
+        )
+        notes.wait_for("pid")
+        frozen = brokers.freeze()
+        try:
+            notes.wait_for("terminated")
+        finally:
+            brokers.thaw(frozen)
+        process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 120

@@ -1,0 +1,131 @@
+"""``onewriter own`` as a process: what it says, what it runs, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.conftest import RawClients
+from tests.integration.owners import lost, own
+
+from onewriter_broker.testing import LocalBrokers
+
+PROGRAM = str(Path(sys.executable).with_name("onewriter"))
+SECONDS_MAX = 60.0
+
+SLEEP = [sys.executable, "-c", "import time; print('runs', flush=True); time.sleep(600)"]
+
+_numbers = itertools.count()
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def resource() -> str:
+    return f"command, number {next(_numbers)}"
+
+
+@pytest.fixture
+def start(broker: LocalBrokers) -> Iterator[Start]:
+    """Starts ``onewriter own`` with these words; whatever still runs at the end is killed."""
+    with contextlib.ExitStack() as stack:
+
+        def run(*words: str) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [PROGRAM, "own", *words],
+                env={**os.environ, "ONEWRITER_SERVICE_URL": broker.service_url},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(_end, process)
+            return process
+
+        yield run
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.communicate()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_it_owns_until_it_is_stopped(
+    broker: LocalBrokers, raw: RawClients, start: Start, resource: str
+) -> None:
+    process = start(resource, resource + "2", "--group", "group")
+    assert said(process) == f"{resource}: generation 1"
+    assert said(process) == f"{resource}2: generation 1"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SECONDS_MAX) == 0
+    assert own(raw(broker.address()), resource, identity="next") == 2, "it was given back"
+
+
+def test_a_command_runs_while_all_of_it_is_owned(start: Start, resource: str) -> None:
+    program = "import os; print(os.environ['ONEWRITER_GENERATIONS'], os.environ['ONEWRITER_GROUP'])"
+    words = [resource, resource + "2", "--group", "g", "--", sys.executable, "-c"]
+    process = start(*words, program + "; raise SystemExit(7)")
+    out, _ = process.communicate(timeout=SECONDS_MAX)
+    assert out.splitlines()[-1] == "1,1 g"
+    assert process.returncode == 7
+
+
+def test_a_command_is_stopped_when_one_is_lost(
+    broker: LocalBrokers, raw: RawClients, start: Start, resource: str
+) -> None:
+    process = start(resource, "--group", "group", "-o", "json", "--", *SLEEP)
+    assert json.loads(said(process)) == {
+        "resource": resource,
+        "group": "group",
+        "generation": 1,
+    }
+    assert said(process) == "runs"
+    assert own(raw(broker.address()), resource, 2) == 2
+    _, errors = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 120
+    told = json.loads(errors.splitlines()[-1])
+    assert (told["event"], told["resource"], told["currentGeneration"]) == ("lost", resource, 2)
+
+
+def test_a_higher_generation_takes_over_and_an_equal_one_is_denied(
+    broker: LocalBrokers, raw: RawClients, start: Start, resource: str
+) -> None:
+    owner = raw(broker.address())
+    own(owner, resource, identity="one")
+    process = start(resource, resource + " free", "--group", "group", "-o", "json")
+    out, _ = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 1
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert "identity" in answers[0]["error"]
+    assert answers[1]["generation"] == 1
+    process = start(resource, "--group", "group", "--generation", "5")
+    assert said(process) == f"{resource}: generation 5"
+    assert lost(owner).current_generation == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [([], 2), (["a", "a"], 2), (["a", "--generation", "-1"], 1)]
+)
+def test_what_cannot_be_asked(start: Start, words: list[str], code: int) -> None:
+    process = start(*words)
+    process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == code
+
+
+def test_a_command_that_is_not_there(start: Start, resource: str) -> None:
+    process = start(resource, "--", "/no/such/program")
+    process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 127

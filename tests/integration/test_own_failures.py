@@ -1,0 +1,226 @@
+"""Ownerships through the death, the sleep and the replacement of a broker, and of its store."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.conftest import RawClients
+from tests.integration.owners import DeniedByBroker, ask_own, lost, own, own_anywhere
+from tests.integration.raw import RawClient, eventually
+from tests.servers import StoreServer, running_pair, running_server
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_core.errors import ServerError
+from onewriter_core.own.names import resource_bucket
+from onewriter_core.own.table import LINEAGE_BITS
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+pytestmark = pytest.mark.timeout(240)
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[LocalBrokers]:
+    with (
+        running_server() as store,
+        running_brokers(brokers=2, redis_url=store.url, supervised=False) as brokers,
+    ):
+        yield brokers
+
+
+@pytest.fixture
+def resource() -> str:
+    return f"task {next(_numbers)}"
+
+
+def broker_of(brokers: LocalBrokers, client: RawClient) -> int:
+    """Which of the brokers a connection leads to."""
+    ports = [brokers.address(number)[1] for number in range(len(brokers.names))]
+    return ports.index(client.socket.getpeername()[1])
+
+
+def test_an_owner_goes_on_after_its_broker_died(
+    bare: LocalBrokers, raw: RawClients, resource: str
+) -> None:
+    owner, generation = own_anywhere(bare, raw, resource, nonce="mine", identity="one")
+    dead = broker_of(bare, owner)
+    bare.kill(dead)
+    owner.wait_closed()
+    with pytest.raises(DeniedByBroker) as found:
+        own_anywhere(bare, raw, resource, asked=1 - dead, identity="two")
+    assert found.value.code is ServerError.PRODUCER_BUSY, "it is waited for"
+    back, same = own_anywhere(
+        bare, raw, resource, generation, asked=1 - dead, nonce="mine", identity="one"
+    )
+    assert same == generation
+    bare.restart(dead)
+    assert not back.has_heard(pb.CommandOwnershipLost, lambda told: not told.is_moving)
+
+
+def test_nobody_waits_for_ever_for_an_owner_that_died_with_its_broker(
+    bare: LocalBrokers, raw: RawClients, resource: str
+) -> None:
+    owner, generation = own_anywhere(bare, raw, resource, nonce="mine", identity="one")
+    dead = broker_of(bare, owner)
+    bare.kill(dead)
+    taken: list[int] = []
+
+    def succeed() -> bool:
+        with contextlib.suppress(DeniedByBroker):
+            taken.append(own_anywhere(bare, raw, resource, asked=1 - dead, identity="two")[1])
+        return bool(taken)
+
+    eventually(succeed)
+    bare.restart(dead)
+    assert taken == [generation + 1]
+    with pytest.raises(DeniedByBroker) as found:
+        own_anywhere(
+            bare, raw, resource, generation, nonce="mine", identity="one", only_returns=True
+        )
+    assert found.value.current == generation + 1
+
+
+def test_an_owner_is_sent_on_when_its_bucket_is_given_back(
+    tmp_path: Path, raw: RawClients, resource: str
+) -> None:
+    """A second broker comes: half of the buckets move to it, and their owners with them."""
+    with (
+        running_server() as store,
+        running_brokers(redis_url=store.url, supervised=False) as first,
+    ):
+        client = raw(first.address())
+        resources = [f"{resource}/{n}" for n in range(40)]
+        for name in resources:
+            own(client, name, nonce="mine")
+        settings = {"name": "broker-b", "data_dir": first.data_directory}
+        with running_brokers(redis_url=store.url, supervised=False, settings=settings) as second:
+            told = lost(client)
+            assert told.is_moving
+            assert not told.HasField("current_generation")
+            name = told.resource.name
+            taken: list[int] = []
+
+            def resumed() -> bool:
+                with contextlib.suppress(DeniedByBroker, AssertionError):
+                    there = raw(second.address())
+                    taken.append(own(there, name, 1, nonce="mine", only_returns=True))
+                return bool(taken)
+
+            eventually(resumed)
+            assert taken == [1]
+
+
+def test_a_zombie_broker_grants_nothing(bare: LocalBrokers, raw: RawClients, resource: str) -> None:
+    former, generation = own_anywhere(bare, raw, resource, nonce="mine", identity="one")
+    old = broker_of(bare, former)
+    rival = raw(bare.address(old))
+    frozen = bare.freeze(old)
+    try:
+        asked = ask_own(rival, [(resource, 9)], identity="rival")
+        checked = ask_own(former, [(resource, generation)], nonce="mine", identity="one")
+
+        living = raw(bare.address(1 - old))
+
+        def moved() -> bool:
+            with contextlib.suppress(DeniedByBroker, AssertionError):  # asked to ask the zombie
+                return own(living, resource, generation + 1, identity="two") > generation
+            return False
+
+        eventually(moved)
+    finally:
+        bare.thaw(frozen)
+    for client, request_id in ((rival, asked), (former, checked)):
+        with contextlib.suppress(TimeoutError):  # it may be cut off, too
+            (result,) = client.answer(pb.CommandOwnResponse, request_id).results
+            assert not result.HasField("generation"), "a zombie has granted, or proved, something"
+    _, current = own_anywhere(bare, raw, resource, 50, asked=1 - old, identity="three")
+    assert current == 50
+
+
+class Link:
+    """An address of the store that can be made to lead elsewhere, as a Service's name does."""
+
+    def __init__(self, folder: Path, server: StoreServer) -> None:
+        self._path = folder / "primary"
+        self.url = f"unix://{self._path}"
+        self.lead_to(server)
+
+    def lead_to(self, server: StoreServer) -> None:
+        fresh = self._path.with_suffix(".new")
+        fresh.symlink_to(server.path)
+        fresh.replace(self._path)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short enough for a unix socket's path."""
+    with tempfile.TemporaryDirectory(prefix="ow-") as name:
+        yield Path(name)
+
+
+def fail_over(link: Link, old: StoreServer, new: StoreServer) -> None:
+    link.lead_to(new)
+    old.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+
+def test_a_broker_tells_a_lagging_replica_what_it_has_forgotten(
+    folder: Path, raw: RawClients, resource: str
+) -> None:
+    with running_pair() as (primary, replica):
+        link = Link(folder, primary)
+        with running_brokers(
+            redis_url=link.url, supervised=False, settings={"store_timeout_seconds": 1.0}
+        ) as brokers:
+            owner = raw(brokers.address())
+            assert own(owner, resource, nonce="mine", identity="one") == 1
+            replica.promote()  # from here on it gets nothing any more
+            assert own(owner, resource, 7, nonce="mine", identity="one") == 7
+            assert own(owner, resource + " new", nonce="mine") == 1
+            fail_over(link, primary, replica)
+            brokers.wait_for_event("bucket.dataset_changed", lambda _: True)
+            assert own(owner, resource, 7, nonce="mine", identity="one", only_returns=True) == 7
+            key = f"ow:{{b{resource_bucket(resource, brokers.buckets)}}}:own"
+
+            def kept() -> bool:
+                return bool(replica.command("HGET", key, f"group\x1f{resource}") == b"7")
+
+            eventually(kept)
+            other = raw(brokers.address())
+            with pytest.raises(DeniedByBroker) as found:
+                own(other, resource, 6, identity="two")
+            assert found.value.current == 7
+            assert own(other, resource, 8, identity="two") == 8
+            assert own(other, resource + " new", 2, identity="two") == 2
+            assert [lost(owner).current_generation for _ in range(3)] == [7, 8, 2]
+
+
+def test_a_generation_that_nobody_remembers_does_not_come_again(
+    folder: Path, raw: RawClients, resource: str
+) -> None:
+    """Broker and primary die together; the replica has never heard of the last grant."""
+    with running_pair() as (primary, replica):
+        link = Link(folder, primary)
+        with running_brokers(
+            redis_url=link.url, supervised=False, settings={"store_timeout_seconds": 1.0}
+        ) as brokers:
+            owner = raw(brokers.address())
+            assert own(owner, resource, nonce="mine", identity="one") == 1
+            replica.promote()
+            deposer = raw(brokers.address())
+            assert own(deposer, resource, 2, nonce="other", identity="two") == 2
+            brokers.kill()
+            fail_over(link, primary, replica)
+            brokers.restart(0)
+            with pytest.raises(DeniedByBroker):
+                own(raw(brokers.address()), resource, 1, nonce="mine", only_returns=True)
+            jumped = own(raw(brokers.address()), resource, 1, identity="one", nonce="mine")
+            assert jumped > 1 << LINEAGE_BITS
+            assert jumped % (1 << LINEAGE_BITS) == 1
+            fresh = own(raw(brokers.address()), resource + " that nobody owned")
+            assert fresh > 0
