@@ -11,8 +11,13 @@ from onewriter._client import Client
 from onewriter._config import Tls
 from onewriter.sidecar.candidate import Candidate
 from onewriter.sidecar.http import HttpServer
+from onewriter.sidecar.maps import Maps
 from onewriter.sidecar.metrics import Metrics
+from onewriter.sidecar.owning import Owning
 from onewriter.sidecar.settings import Settings
+from onewriter.sidecar.sharing import Sharing
+from onewriter.sidecar.streams import EventStreams
+from onewriter.state import SharedMap, StateLimits
 
 VERSION = "onewriter-sidecar"
 """What brokers are told it is."""
@@ -23,7 +28,28 @@ log = structlog.get_logger(__name__)
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Run until ``stop``, then release the topic and go. Raises ConfigurationError."""
     metrics = Metrics()
-    async with Client(
+    async with _client(settings) as client, _maps(settings, client, metrics) as maps:
+        candidate = Candidate(settings, client, metrics)
+        streams = EventStreams(settings.event_streams_max, metrics)
+        owning = Owning(client, streams, metrics)
+        sharing = Sharing(settings, maps, streams, metrics)
+        server = HttpServer(candidate, streams, [*owning.routes(), *sharing.routes()])
+        try:
+            await server.start()
+            async with candidate.candidacy:
+                await stop.wait()
+                # The next one in line leads before we are gone, and our application hears of it.
+                log.info("sidecar.leaving", phase=candidate.standing.phase.value)
+                async with asyncio.TaskGroup() as releases:
+                    releases.create_task(candidate.release(rejoin=False))
+                    releases.create_task(_release(owning, settings.stop_seconds))
+        finally:
+            await server.stop()
+    log.info("sidecar.left")
+
+
+def _client(settings: Settings) -> Client:
+    return Client(
         settings.service_url,
         token=settings.token_file,
         tls=Tls(
@@ -32,19 +58,26 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             key_file=settings.tls_key_file,
         ),
         version=VERSION,
-    ) as client:
-        candidate = Candidate(settings, client, metrics)
-        server = HttpServer(candidate)
-        try:
-            await server.start()
-            async with candidate.leadership:
-                await stop.wait()
-                # The next one in line leads before we are gone, and our application hears of it.
-                log.info("sidecar.leaving", phase=candidate.standing.phase.value)
-                await candidate.release(rejoin=False)
-        finally:
-            await server.stop()
-    log.info("sidecar.left")
+    )
+
+
+def _maps(settings: Settings, client: Client, metrics: Metrics) -> Maps:
+    limits = StateLimits(timeout_seconds=settings.publish_timeout_seconds)
+    return Maps(
+        lambda topic: SharedMap(client, topic, bytes, bytes, limits=limits),
+        metrics,
+        maps_max=settings.maps_max,
+        timeout_seconds=settings.publish_timeout_seconds,
+        stop_seconds=settings.stop_seconds,
+    )
+
+
+async def _release(owning: Owning, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await owning.release()
+    except TimeoutError:
+        log.warning("sidecar.ownerships_not_released")  # brokers notice that we are gone
 
 
 async def run(settings: Settings) -> None:

@@ -8,7 +8,6 @@ if the topic was won back in between.
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -18,24 +17,16 @@ from typing import Any
 
 import structlog
 
+from onewriter._candidacy import Candidacy, Phase, Standing
 from onewriter._client import Client
 from onewriter._errors import OnewriterError
-from onewriter._leadership import Leadership, Phase, Standing, Term
-from onewriter._outbox import MessageId
+from onewriter._ids import MessageId
+from onewriter._leader import IDENTITY_PROPERTY, LeaderInfo, host_name, iso_time
+from onewriter._leadership import ANNOUNCE_SECONDS, Leadership
 from onewriter._tenure import ProducerOptions
 from onewriter.sidecar.errors import Failure, conflict, of_sending
 from onewriter.sidecar.metrics import Metrics
 from onewriter.sidecar.settings import Settings
-
-ANNOUNCEMENT_KEY = "onewriter.leader"
-"""Key of the message that a new leader publishes first: compaction keeps the latest."""
-
-KIND_PROPERTY = "onewriter.kind"
-EPOCH_PROPERTY = "onewriter.epoch"
-KIND_LEADER = "leader"
-
-ANNOUNCE_SECONDS = 10.0
-"""A new leader that cannot publish who it is in that time gives the topic back."""
 
 VERIFY_SECONDS = 1.0
 """How long a question waits for the broker's word that we still lead."""
@@ -62,19 +53,17 @@ class ResumeInfo:
     content: bytes
     content_type: str
 
-    def as_fields(self) -> dict[str, Any]:
-        """JSON as it is, text as a string, anything else in base64."""
+    def as_metadata(self) -> Any:
+        """JSON as it is, text as a string, anything else as bytes."""
         try:
             text = self.content.decode()
         except UnicodeDecodeError:
-            return {"resumeInfoBase64": base64.b64encode(self.content).decode()}
-        if self.content_type == "application/json":
-            return {"resumeInfo": json.loads(text)}
-        return {"resumeInfo": text}
+            return self.content
+        return json.loads(text) if self.content_type == "application/json" else text
 
 
 class Candidate:
-    """Made inside an open client; ``leadership`` is entered and left by whoever made it."""
+    """Made inside an open client; ``candidacy`` is entered and left by whoever made it."""
 
     def __init__(self, settings: Settings, client: Client, metrics: Metrics) -> None:
         self.settings = settings
@@ -82,13 +71,13 @@ class Candidate:
         self.resume_info: ResumeInfo | None = None
         self.listeners: dict[Callable[[Standing], None], None] = {}
         """Called with each new standing; they must not block or raise."""
-        self.leadership = Leadership(
+        self.candidacy = Candidacy(
             client,
             settings.topic,
             ProducerOptions(
                 name=settings.name,
-                priority=settings.priority,
-                properties={"onewriter.identity": settings.identity},
+                queue_priority=settings.priority,
+                properties={IDENTITY_PROPERTY: settings.identity},
                 pending_messages_max=settings.pending_messages_max,
                 pending_bytes_max=settings.pending_bytes_max,
             ),
@@ -99,7 +88,7 @@ class Candidate:
     @property
     def standing(self) -> Standing:
         """Where we stand."""
-        return self.leadership.standing
+        return self.candidacy.standing
 
     @property
     def is_ready(self) -> bool:
@@ -139,7 +128,7 @@ class Candidate:
 
     async def verify(self) -> bool:
         """Whether a broker has just confirmed that we are in the place that we think we are."""
-        term = self.leadership.term
+        term = self.candidacy.term
         if term is None:
             return False
         try:
@@ -151,14 +140,14 @@ class Candidate:
 
     # ------------------------------------------------------------ publishing
 
-    def term_of(self, session: str | None) -> Term:
+    def term_of(self, session: str | None) -> Leadership:
         """The term that a session names, if it is the one we lead now. Raises Failure."""
         if not session:
             raise Failure(428, "no-session", "say under which session: GET /leadership gives it")
         found = _SESSION.fullmatch(session)
         if found is None:
             raise Failure(400, "bad-session", f"{session[:100]!r} is no session")
-        term = self.leadership.term
+        term = self.candidacy.term
         if term is not None and term.session == session:
             return term
         self.metrics.conflicts.inc()
@@ -168,12 +157,18 @@ class Candidate:
             reason = f"the session is not that of the present term, which has epoch {term.epoch}"
         raise conflict(int(found[1]), self.standing, reason)
 
-    async def publish(self, session: str | None, message: Message) -> MessageId:
-        """Append one message under a session. Raises Failure, which says what is certain."""
+    async def publish(
+        self, session: str | None, message: Message, guarded: str | None = None
+    ) -> MessageId:
+        """Append one message under a session. Raises Failure, which says what is certain.
+
+        ``guarded``: to that topic instead of the one it leads, under its guard.
+        """
         with self.metrics.publishing() as outcome:
             term = self.term_of(session)
             try:
-                message_id = await term.producer.send(
+                writer = term.producer if guarded is None else term.guarded(guarded)
+                message_id = await writer.send(
                     message.content,
                     key=message.key,
                     properties=message.properties,
@@ -197,12 +192,12 @@ class Candidate:
     # ------------------------------------------------------------ leaving
 
     async def release(self, *, rejoin: bool) -> None:
-        """Hand over to the next in line; see Leadership.release."""
-        await self.leadership.release(rejoin=rejoin, timeout_seconds=self.settings.stop_seconds)
+        """Hand over to the next in line; see Candidacy.release."""
+        await self.candidacy.release(rejoin=rejoin, timeout_seconds=self.settings.stop_seconds)
 
     # ------------------------------------------------------------ inside
 
-    async def _elected(self, term: Term) -> None:
+    async def _elected(self, term: Leadership) -> None:
         """PIP-440: a new leader's first message says who it is."""
         producer = term.producer
         self.metrics.watch_pending(
@@ -218,24 +213,20 @@ class Candidate:
             timeout_seconds=ANNOUNCE_SECONDS,
         )
 
-    def _announcement(self, term: Term) -> Message:
+    def _announcement(self, term: Leadership) -> Message:
         settings = self.settings
-        content = {
-            "kind": KIND_LEADER,
-            "version": 1,
-            "topic": settings.topic,
-            "epoch": term.epoch,
-            "identity": settings.identity,
-            "priority": settings.priority,
-            "producerName": term.producer.name,
-            "at": iso_time(datetime.now(UTC).timestamp()),
-            **(self.resume_info.as_fields() if self.resume_info is not None else {}),
-        }
-        return Message(
-            json.dumps(content).encode(),
-            key=ANNOUNCEMENT_KEY,
-            properties={KIND_PROPERTY: KIND_LEADER, EPOCH_PROPERTY: str(term.epoch)},
+        info = LeaderInfo(
+            topic=settings.topic,
+            epoch=term.epoch,
+            identity=settings.identity,
+            host=host_name(),
+            priority=settings.priority,
+            producer_name=term.producer.name,
+            at=iso_time(datetime.now(UTC).timestamp()),
+            metadata=None if self.resume_info is None else self.resume_info.as_metadata(),
         )
+        said = info.announcement()
+        return Message(said.content, key=said.key, properties=said.properties)
 
     def _changed(self, standing: Standing) -> None:
         self.metrics.stands(standing)
@@ -250,9 +241,3 @@ class Candidate:
         )
         for listener in list(self.listeners):
             listener(standing)
-
-
-def iso_time(seconds: float) -> str:
-    """ISO 8601 in UTC, milliseconds."""
-    text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z")

@@ -5,9 +5,10 @@ code  stored    means
 ====  ========  =================================================================================
 409   false     not under this session, now or ever: get the present one from GET /leadership
 400   false     the request makes no sense; 413: too large; 422: the broker refuses the message;
-                428: without a session
+                428: without a session; 404, 406, 412: of /map, no such key, no JSON, not so
 429   false     too many requests at once
 503   false     no broker took it in time; it was withdrawn. Asking again is safe
+502   false     the map's log cannot be read to its end: asking again does not help
 504   null      unknown: it may or may not be in the log
 ====  ========  =================================================================================
 """
@@ -16,8 +17,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from onewriter._errors import OnewriterError, OutcomeUnknown, Refused
-from onewriter._leadership import Standing
+from onewriter._candidacy import Standing
+from onewriter._errors import (
+    ConfigurationError,
+    Fenced,
+    OnewriterError,
+    OutcomeUnknown,
+    Refused,
+)
+from onewriter.state import StateError, StateGap, WrongType
 
 
 class Failure(Exception):
@@ -62,6 +70,24 @@ def of_sending(error: OnewriterError, session_epoch: int, standing: Standing) ->
         return Failure(504, "unknown", str(error), stored=None, sessionEpoch=session_epoch)
     if standing.term is None or standing.term.epoch != session_epoch:
         return conflict(session_epoch, standing, f"the session is over: {error}")
-    if isinstance(error, Refused):
+    if isinstance(error, Fenced):  # the store said so before anybody else did
+        failure = conflict(session_epoch, standing, str(error))
+        failure.facts["epoch"] = error.current_epoch or standing.latest_epoch
+        return failure
+    if isinstance(error, Refused | ConfigurationError):
         return Failure(422, "refused", str(error))
     return Failure(503, "not-sent", str(error))
+
+
+def of_sharing(error: OnewriterError) -> Failure:
+    """What became of a request to a shared map."""
+    if isinstance(error, OutcomeUnknown):
+        return Failure(504, "unknown", str(error), stored=None)
+    if isinstance(error, StateError):
+        name = "state-gap" if isinstance(error, StateGap) else "unreadable-entry"
+        return Failure(502, name, str(error), position=str(error.position))
+    if isinstance(error, WrongType):
+        return Failure(400, "wrong-type", str(error))
+    if isinstance(error, Refused | ConfigurationError):
+        return Failure(422, "refused", str(error))
+    return Failure(503, "not-now", str(error))

@@ -9,6 +9,7 @@ import struct
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from typing import Any
 
+from onewriter.sidecar.admission import too_large
 from onewriter.sidecar.candidate import Message
 from onewriter.sidecar.errors import Failure
 
@@ -107,11 +108,6 @@ async def length_prefixed(
         del buffer[:start]
     if buffer:
         raise _bad("the body ends in the middle of a message")
-
-
-def too_large(content_bytes_max: int) -> Failure:
-    """The refusal of a content beyond the limit."""
-    return Failure(413, "too-large", f"a message has at most {content_bytes_max} bytes")
 
 
 def _content(field: str, value: object) -> bytes:

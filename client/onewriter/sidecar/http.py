@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from onewriter.sidecar.candidate import Candidate, ResumeInfo
 from onewriter.sidecar.errors import Failure
 from onewriter.sidecar.events import Leading
 from onewriter.sidecar.publishing import SESSION_HEADER, Publishing, answer_of
+from onewriter.sidecar.streams import EventStreams
 
 KEEP_ALIVE_SECONDS = 60.0
 STOP_SECONDS = 2.0
@@ -31,11 +32,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpServer:
-    """Use ``start`` and ``stop`` once each."""
+    """Use ``start`` and ``stop`` once each. ``more``: what else the API answers."""
 
-    def __init__(self, candidate: Candidate) -> None:
+    def __init__(
+        self, candidate: Candidate, streams: EventStreams, more: Sequence[web.RouteDef] = ()
+    ) -> None:
         self._candidate = candidate
-        self._leading = Leading(candidate)
+        self._more = more
+        self._streams = streams
+        self._leading = Leading(candidate, streams)
         self._publishing = Publishing(candidate)
         self._runners: list[web.AppRunner] = []
 
@@ -62,6 +67,7 @@ class HttpServer:
     async def stop(self) -> None:
         """Take no more requests, end the streams, close."""
         self._leading.stop()
+        self._streams.stop()
         for runner in self._runners:
             await runner.cleanup()
         if self._candidate.settings.socket is not None:
@@ -95,6 +101,7 @@ class HttpServer:
                 web.put("/resume-info", self._put_resume_info),
                 web.post("/release", self._release),
                 web.post("/rejoin", self._rejoin),
+                *self._more,
             ]
         )
         return self._with_probes(application)
@@ -121,7 +128,7 @@ class HttpServer:
             raise Failure(413, "too-large", f"resume info has at most {limit} bytes")
         info = ResumeInfo(content, request.content_type)
         try:
-            info.as_fields()
+            info.as_metadata()
         except (ValueError, RecursionError) as error:
             raise Failure(400, "bad-resume-info", f"it is no JSON: {error}") from error
         session = request.headers.get(SESSION_HEADER)
@@ -147,7 +154,7 @@ class HttpServer:
 
     async def _rejoin(self, request: web.Request) -> web.Response:
         del request
-        self._candidate.leadership.rejoin()
+        self._candidate.candidacy.rejoin()
         return web.json_response(self._candidate.view(self._candidate.standing))
 
     async def _health(self, request: web.Request) -> web.Response:

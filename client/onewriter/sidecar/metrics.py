@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from onewriter._leadership import Phase, Standing
+from onewriter._candidacy import Phase, Standing
 from onewriter.sidecar.errors import Failure
 
 _PREFIX = "onewriter_sidecar_"
@@ -65,8 +65,23 @@ class Metrics:
             _PREFIX + "pending_bytes", "The same in bytes", registry=registry
         )
         self.event_streams = Gauge(
-            _PREFIX + "event_streams", "Readers of leadership events", registry=registry
+            _PREFIX + "event_streams", "Readers of server-sent events", registry=registry
         )
+        self.maps_open = Gauge(_PREFIX + "maps_open", "Shared maps it follows", registry=registry)
+        self._map_requests = Counter(
+            _PREFIX + "map_requests",
+            "Requests to shared maps by what became of them",
+            ["operation", "outcome"],
+            registry=registry,
+        )
+        self._map_seconds = Histogram(
+            _PREFIX + "map_request_seconds",
+            "From the request to its answer",
+            ["operation"],
+            registry=registry,
+            buckets=_BUCKETS,
+        )
+        self.ownerships = Gauge(_PREFIX + "ownerships", "What it owns", registry=registry)
         self._led_epoch: int | None = None
 
     def stands(self, standing: Standing) -> None:
@@ -98,6 +113,23 @@ class Metrics:
         finally:
             self._publishes.labels(outcome.name).inc()
             self._publish_seconds.observe(time.monotonic() - begun)
+
+    @contextmanager
+    def sharing(self, operation: str) -> Iterator[None]:
+        """Count and time one request to a shared map."""
+        outcome = "done"
+        begun = time.monotonic()
+        try:
+            yield
+        except Failure as failure:
+            outcome = failure.error
+            raise
+        except BaseException:
+            outcome = "cut-off"
+            raise
+        finally:
+            self._map_requests.labels(operation, outcome).inc()
+            self._map_seconds.labels(operation).observe(time.monotonic() - begun)
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""

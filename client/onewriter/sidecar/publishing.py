@@ -12,8 +12,9 @@ from typing import Any
 import structlog
 from aiohttp import web
 
-from onewriter._outbox import MessageId
+from onewriter._ids import MessageId
 from onewriter._signal import Signal
+from onewriter.sidecar.admission import Admission
 from onewriter.sidecar.candidate import Candidate, Message
 from onewriter.sidecar.errors import Failure
 from onewriter.sidecar.framing import (
@@ -22,22 +23,18 @@ from onewriter.sidecar.framing import (
     length_prefixed,
     lines,
     message_of_headers,
-    too_large,
 )
 from onewriter.sidecar.remembered import Remembered
 
 SESSION_HEADER = "Onewriter-Session"
 KEY_HEADER = "Idempotency-Key"
 
-BODIES_BYTES_MAX = 64 * 1024 * 1024
-"""Of all messages that are being read or published one by one."""
-
 STREAM_WINDOW_MAX = 256
 STREAM_BYTES_MAX = 8 * 1024 * 1024
 """Messages, and their bytes, of one stream that have no answer yet; beyond it is not read."""
 
-READ_SECONDS = 30.0
-"""A message that is not a stream has come in that time."""
+GUARD_QUERY = "guard"
+"""Names a topic to publish to instead, under the guard of the one that is led."""
 
 WRITE_SECONDS = 30.0
 """A client that does not read its answers for so long is cut off."""
@@ -56,9 +53,10 @@ class Publishing:
     def __init__(self, candidate: Candidate) -> None:
         self._candidate = candidate
         self._remembered = Remembered()
-        self._requests = 0
+        self._admission = Admission(
+            candidate.settings.requests_max, candidate.settings.message_bytes_max
+        )
         self._streams = 0
-        self._bodies_bytes = 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request. Raises Failure."""
@@ -69,33 +67,24 @@ class Publishing:
     # ------------------------------------------------------------ one
 
     async def _one(self, request: web.Request) -> dict[str, Any]:
-        settings = self._candidate.settings
         session = request.headers.get(SESSION_HEADER)
-        length = request.content_length
-        if length is not None and length > settings.message_bytes_max:
-            raise too_large(settings.message_bytes_max)
-        held = settings.message_bytes_max if length is None else length
-        if self._requests >= settings.requests_max:
-            raise _busy(f"{settings.requests_max} messages are being published")
-        if self._bodies_bytes + held > BODIES_BYTES_MAX:
-            raise _busy(f"{BODIES_BYTES_MAX} bytes are being published")
-        self._requests += 1
-        self._bodies_bytes += held
-        try:
-            content = await _body(request, settings.message_bytes_max)
+        guarded = request.query.get(GUARD_QUERY)
+        with self._admission.admit(request.content_length):
+            content = await self._admission.body(request)
             message = message_of_headers(content, request.headers)
-            message_id = await self._publish(session, message, request.headers.get(KEY_HEADER))
-        finally:
-            self._requests -= 1
-            self._bodies_bytes -= held
+            key = request.headers.get(KEY_HEADER)
+            message_id = await self._publish(session, message, key, guarded)
         return answer_of(message_id, session or "")
 
-    async def _publish(self, session: str | None, message: Message, key: str | None) -> MessageId:
+    async def _publish(
+        self, session: str | None, message: Message, key: str | None, guarded: str | None
+    ) -> MessageId:
         if key is None or session is None:
-            return await self._candidate.publish(session, message)
-        fingerprint = zlib.crc32(message.content, zlib.crc32((message.key or "").encode()))
+            return await self._candidate.publish(session, message, guarded)
+        described = f"{message.key or ''}{'' if guarded is None else f'@{guarded}'}"
+        fingerprint = zlib.crc32(message.content, zlib.crc32(described.encode()))
         return await self._remembered.once(
-            session, key, fingerprint, lambda: self._candidate.publish(session, message)
+            session, key, fingerprint, lambda: self._candidate.publish(session, message, guarded)
         )
 
     # ------------------------------------------------------------ a stream
@@ -116,7 +105,7 @@ class Publishing:
         response = web.StreamResponse(headers={"Content-Type": NDJSON, "Cache-Control": "no-store"})
         response.enable_chunked_encoding()
         await response.prepare(request)
-        stream = _Stream(self._candidate, session)
+        stream = _Stream(self._candidate, session, request.query.get(GUARD_QUERY))
         framing = _FRAMINGS[request.content_type]
         messages = framing(request.content.iter_any(), self._candidate.settings.message_bytes_max)
         try:
@@ -138,10 +127,11 @@ class Publishing:
 class _Stream:
     """Messages in, publishes in their order, answers out in the same order."""
 
-    def __init__(self, candidate: Candidate, session: str) -> None:
+    def __init__(self, candidate: Candidate, session: str, guarded: str | None) -> None:
         self.has_failed = False
         self._candidate = candidate
         self._session = session
+        self._guarded = guarded
         self._under_way: asyncio.Queue[_Publish | Failure | None] = asyncio.Queue(STREAM_WINDOW_MAX)
         self._bytes = 0
         self._bytes_fell = Signal()
@@ -197,7 +187,7 @@ class _Stream:
         if self.has_failed:
             return Failure(503, "not-sent", "an earlier message of the stream failed")
         try:
-            return await self._candidate.publish(self._session, message)
+            return await self._candidate.publish(self._session, message, self._guarded)
         except Failure as failure:
             self.has_failed = True
             return failure
@@ -212,19 +202,6 @@ def answer_of(message_id: MessageId, session: str) -> dict[str, Any]:
         "epoch": int(session.partition("-")[0]),
         "stored": True,
     }
-
-
-async def _body(request: web.Request, bytes_max: int) -> bytes:
-    try:
-        async with asyncio.timeout(READ_SECONDS):
-            body = await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise too_large(bytes_max) from error
-    except TimeoutError as error:
-        raise Failure(408, "too-slow", f"the body did not come in {READ_SECONDS:g} s") from error
-    if len(body) > bytes_max:
-        raise too_large(bytes_max)
-    return body
 
 
 def _busy(reason: str) -> Failure:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from onewriter._outbox import MessageId
+from onewriter._ids import MessageId
 from onewriter.sidecar.errors import Failure
 
 KEYS_MAX = 4_096

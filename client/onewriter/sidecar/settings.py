@@ -84,7 +84,8 @@ class Settings(Endpoint):
     resume_info_bytes_max: int = Field(64 * 1024, gt=0, description="what PUT /resume-info takes")
     requests_max: int = Field(256, gt=0, description="publish requests worked on at once")
     streams_max: int = Field(16, gt=0, description="publish streams at once")
-    event_streams_max: int = Field(32, gt=0, description="readers of leadership events at once")
+    event_streams_max: int = Field(32, gt=0, description="readers of events at once")
+    maps_max: int = Field(16, gt=0, description="shared maps open at once")
     pending_messages_max: int = Field(1_000, gt=0, description="messages without a receipt")
     pending_bytes_max: int = Field(16 * 1024 * 1024, gt=0, description="the same in bytes")
 

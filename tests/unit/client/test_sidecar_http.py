@@ -14,7 +14,7 @@ from tests.unit.client.fake_broker import Clock, FakeBroker, begin, until
 from tests.unit.client.sidecar_world import SidecarWorld, running_sidecar
 
 from onewriter import ConfigurationError
-from onewriter.sidecar import publishing
+from onewriter.sidecar import admission, publishing
 from onewriter.sidecar.app import serve
 from onewriter.sidecar.settings import Settings
 from onewriter_core.wire import replies
@@ -202,7 +202,7 @@ async def test_a_message_beyond_the_limit_is_refused(broker: FakeBroker, tmp_pat
 async def test_publishes_at_once_are_bounded_in_number_and_bytes(
     broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing, "BODIES_BYTES_MAX", 1_000)
+    monkeypatch.setattr(admission, "BODIES_BYTES_MAX", 1_000)
     async with running_sidecar(broker, tmp_path, requests_max=2) as sidecar:
         session = await sidecar.lead()
         broker.answers[Send] = None
@@ -483,7 +483,7 @@ async def test_events_tell_every_change_at_once(broker: FakeBroker, sidecar: Sid
 async def test_event_streams_are_bounded_and_ping(
     broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onewriter.sidecar.events.PING_SECONDS", 0.02)
+    monkeypatch.setattr("onewriter.sidecar.streams.PING_SECONDS", 0.02)
     async with running_sidecar(broker, tmp_path, event_streams_max=1) as sidecar:
         await sidecar.lead()
         accept = {"Accept": "text/event-stream"}
@@ -535,6 +535,7 @@ async def test_resume_info_is_the_first_message_of_each_takeover(
         session = await sidecar.lead()
         (announcement,) = (json.loads(content) for content in broker.contents())
         assert announcement.pop("at").endswith("Z")
+        assert announcement.pop("host")
         assert announcement == {
             "kind": "leader",
             "version": 1,

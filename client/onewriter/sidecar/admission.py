@@ -1,0 +1,69 @@
+"""How many requests with a body are worked on at once, and how many bytes they hold together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aiohttp import web
+
+from onewriter.sidecar.errors import Failure
+
+BODIES_BYTES_MAX = 64 * 1024 * 1024
+"""Of all bodies that are being read or written, of one kind of request."""
+
+READ_SECONDS = 30.0
+"""A body has come in that time."""
+
+
+class Admission:
+    """Bounds one kind of request."""
+
+    def __init__(self, requests_max: int, body_bytes_max: int) -> None:
+        self._requests_max = requests_max
+        self._body_bytes_max = body_bytes_max
+        self._requests = 0
+        self._bytes = 0
+
+    @contextmanager
+    def admit(self, length: int | None) -> Iterator[None]:
+        """One request whose body has this length, as far as that is known. Raises Failure."""
+        if length is not None and length > self._body_bytes_max:
+            raise too_large(self._body_bytes_max)
+        held = self._body_bytes_max if length is None else length
+        if self._requests >= self._requests_max:
+            raise _busy(f"{self._requests_max} requests are under way")
+        if self._bytes + held > BODIES_BYTES_MAX:
+            raise _busy(f"{BODIES_BYTES_MAX} bytes are under way")
+        self._requests += 1
+        self._bytes += held
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            self._bytes -= held
+
+    async def body(self, request: web.Request) -> bytes:
+        """What came with an admitted request. Raises Failure."""
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                body = await request.read()
+        except web.HTTPRequestEntityTooLarge as error:
+            raise too_large(self._body_bytes_max) from error
+        except TimeoutError as error:
+            raise Failure(
+                408, "too-slow", f"the body did not come in {READ_SECONDS:g} s"
+            ) from error
+        if len(body) > self._body_bytes_max:
+            raise too_large(self._body_bytes_max)
+        return body
+
+
+def too_large(bytes_max: int) -> Failure:
+    """A message or a value is larger than that."""
+    return Failure(413, "too-large", f"a message or value has at most {bytes_max} bytes")
+
+
+def _busy(reason: str) -> Failure:
+    return Failure(429, "too-many", reason)

@@ -1,0 +1,93 @@
+"""Server-sent events: the streams of all paths together are bounded, ping, and end with the sidecar."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from onewriter.sidecar.errors import Failure
+from onewriter.sidecar.metrics import Metrics
+
+PING_SECONDS = 5.0
+"""Between two comments of an event stream that has nothing to tell."""
+
+WRITE_SECONDS = 10.0
+"""Who does not read for so long is cut off."""
+
+RETRY_MILLISECONDS = 500
+"""After which a browser's EventSource comes again."""
+
+NextEvent = Callable[[], Awaitable[bytes | None]]
+"""Waits for the next event; None ends the stream. It is cancelled and called again at each ping."""
+
+
+def wants_events(request: web.Request) -> bool:
+    """Whether a request asks for a stream of events."""
+    return "text/event-stream" in request.headers.get("Accept", "")
+
+
+def event(name: str, data: Any, *, number: int | None = None) -> bytes:
+    """One event as it is sent; ``number`` becomes its id."""
+    head = "" if number is None else f"id: {number}\n"
+    return f"{head}event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+class EventStreams:
+    """The streams that are open now. ``stop`` ends them, each after what it has to tell already."""
+
+    def __init__(self, streams_max: int, metrics: Metrics) -> None:
+        self._streams_max = streams_max
+        self._metrics = metrics
+        self._waits: dict[object, asyncio.Timeout | None] = {}
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """No stream waits for anything any more."""
+        self._is_stopping = True
+        now = asyncio.get_running_loop().time()
+        for wait in self._waits.values():
+            if wait is not None:
+                wait.reschedule(now)
+
+    async def serve(self, request: web.Request, next_event: NextEvent) -> web.StreamResponse:
+        """Answer a request with events until there are no more. Raises Failure: too many streams."""
+        if len(self._waits) >= self._streams_max:
+            raise Failure(429, "too-many", f"{self._streams_max} streams are open")
+        stream = object()
+        self._waits[stream] = None
+        self._metrics.event_streams.set(len(self._waits))
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+        )
+        try:
+            await response.prepare(request)
+            await _write(response, f"retry: {RETRY_MILLISECONDS}\n\n".encode())
+            while (told := await self._next(stream, next_event)) is not None:
+                await _write(response, told)
+        except (ConnectionError, TimeoutError):
+            response.force_close()  # its reader has gone, or does not read
+        finally:
+            del self._waits[stream]
+            self._metrics.event_streams.set(len(self._waits))
+        return response
+
+    async def _next(self, stream: object, next_event: NextEvent) -> bytes | None:
+        """The next event or, when there is none for long, a comment."""
+        try:
+            async with asyncio.timeout(0 if self._is_stopping else PING_SECONDS) as wait:
+                self._waits[stream] = wait
+                try:
+                    return await next_event()
+                finally:
+                    self._waits[stream] = None
+        except TimeoutError:
+            return None if self._is_stopping else b": still there\n\n"
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    async with asyncio.timeout(WRITE_SECONDS):
+        await response.write(data)

@@ -1,0 +1,77 @@
+"""``POST /publish?guard=`` of real sidecars: nothing of a deposed leader reaches the other topic."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from tests.integration.conftest import RawClients
+from tests.integration.raw import FENCING, contents_of, eventually
+from tests.integration.sidecars import Sidecar, sidecars
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
+
+ZOMBIES = 10
+
+
+def guarded(sidecar: Sidecar, target: str, content: bytes, session: str) -> tuple[int, Any]:
+    path = f"/publish?guard={quote(target, safe='')}"
+    return sidecar.http("POST", path, content, Onewriter_Session=session)
+
+
+@pytest.mark.parametrize("target", ["{%s}-audit", "%s-elsewhere"])
+def test_a_frozen_leader_wakes_up_and_writes_nowhere(
+    topic: str, tmp_path: Path, target: str
+) -> None:
+    """In the same bucket and in another one, where the guard takes two steps."""
+    other = target % topic
+    with (
+        running_brokers() as brokers,
+        sidecars(tmp_path, brokers.service_url, topic, "a", "b") as (frozen, waiter),
+    ):
+        session = frozen.lead()
+        status, answer = guarded(frozen, other, b"before", session)
+        assert (status, answer["epoch"]) == (200, int(session.partition("-")[0]))
+        frozen.signal(signal.SIGSTOP)
+        successor = waiter.lead()
+        assert guarded(waiter, other, b"successor", successor)[0] == 200
+        answers: list[tuple[int, Any]] = []
+        zombies = [
+            threading.Thread(
+                target=lambda number=number: answers.append(
+                    guarded(frozen, other, b"zombie %d" % number, session)
+                )
+            )
+            for number in range(ZOMBIES)
+        ]
+        for each in zombies:
+            each.start()
+        frozen.signal(signal.SIGCONT)
+        for each in zombies:
+            each.join()
+        epochs = tuple(int(each.partition("-")[0]) for each in (session, successor))
+        assert len(answers) == ZOMBIES
+        for status, answer in answers:
+            assert (status, answer["stored"]) == (409, False), answer
+            assert (answer["sessionEpoch"], answer["epoch"]) == epochs
+        assert contents_of(brokers.address(), other) == [b"before", b"successor"]
+        assert contents_of(brokers.address(), topic) == []
+
+
+def test_a_fenced_leader_gets_both_epochs(
+    broker: LocalBrokers, raw: RawClients, topic: str, tmp_path: Path
+) -> None:
+    other = f"{{{topic}}}-audit"
+    with sidecars(tmp_path, broker.service_url, topic, "a") as (writer,):
+        session = writer.lead()
+        assert guarded(writer, other, b"before", session)[0] == 200
+        usurper = raw(broker.address()).producer(topic, FENCING)
+        eventually(lambda: writer.standing()["session"] != session)
+        status, answer = guarded(writer, other, b"after", session)
+        assert (status, answer["stored"], answer["epoch"]) == (409, False, usurper.epoch)
+        assert answer["sessionEpoch"] == int(session.partition("-")[0])
+        assert contents_of(broker.address(), other) == [b"before"]

@@ -1,0 +1,141 @@
+"""``/map`` of real sidecars: two of them share a map through a real broker."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.sidecars import SECONDS_MAX, Sidecar
+
+from onewriter_broker.testing import LocalBrokers
+
+INCREMENTS = 25
+DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "sidecar.md"
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def shared() -> str:
+    """The topic of a map that nobody has used."""
+    return f"sidecar-map-{next(_numbers)}"
+
+
+@pytest.fixture
+def pair(broker: LocalBrokers, tmp_path: Path, topic: str) -> Iterator[list[Sidecar]]:
+    """Two sidecars; one leads their topic, and both may write maps."""
+    found: list[Sidecar] = []
+    with contextlib.ExitStack() as stack:
+        for name, phase in (("first", "leading"), ("second", "queueing")):
+            sidecar = Sidecar(tmp_path, broker.service_url, topic, name)
+            stack.callback(_end, sidecar)
+            sidecar.until(phase)
+            found.append(sidecar)
+        yield found
+
+
+def _end(sidecar: Sidecar) -> None:
+    if sidecar.process.poll() is None:
+        assert sidecar.stop() == 0, sidecar.log
+
+
+def test_two_sidecars_share_a_map(pair: list[Sidecar], shared: str) -> None:
+    one, two = pair
+    status, created = one.http("PUT", f"/map/{shared}/colour", "red")
+    assert (status, created["created"]) == (201, True)
+    path = f"/map/{shared}/colour?latest=true"
+    assert two.http("GET", path, Accept="application/json") == (200, "red")
+    refused = two.http("PUT", f"/map/{shared}/colour", "blue", If_None_Match="*")
+    assert (refused[0], refused[1]["etag"]) == (412, created["etag"])
+    status, _ = two.http("PUT", f"/map/{shared}/colour", "blue", If_Match=created["etag"])
+    assert status == 200
+    assert one.http("GET", path, Accept="application/json") == (200, "blue")
+    assert one.http("DELETE", f"/map/{shared}/colour", If_Match=created["etag"])[0] == 412
+    assert one.http("DELETE", f"/map/{shared}/colour")[0] == 200
+    assert two.http("GET", path)[0] == 404
+
+
+def test_no_increment_is_lost_between_two_sidecars(pair: list[Sidecar], shared: str) -> None:
+    """Each reads and replaces by the value's ETag, as shell scripts would."""
+    pair[0].http("PUT", f"/map/{shared}/count", 0)
+    troubles: list[Any] = []
+
+    def count(sidecar: Sidecar) -> None:
+        done = 0
+        while done < INCREMENTS:
+            status, found = sidecar.http("GET", f"/map/{shared}/count?latest=true")
+            etag = sidecar.http.headers["ETag"]
+            if status == 200:
+                path = f"/map/{shared}/count"
+                status, answer = sidecar.http("PUT", path, found + 1, If_Match=etag)
+                done += status == 200
+            if status not in {200, 412}:
+                troubles.append(answer)
+                return
+
+    threads = [threading.Thread(target=count, args=(each,)) for each in pair]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not troubles
+    _, total = pair[1].http("GET", f"/map/{shared}/count?latest=true")
+    assert total == 2 * INCREMENTS
+
+
+def test_changes_are_told_to_the_other_side(pair: list[Sidecar], shared: str) -> None:
+    one, two = pair
+    one.http("PUT", f"/map/{shared}/before", b"1")
+    with socket.create_connection(("127.0.0.1", two.port), timeout=SECONDS_MAX) as link:
+        link.sendall(
+            f"GET /map/{shared}?initial=true HTTP/1.1\r\nHost: sidecar\r\n"
+            "Accept: text/event-stream\r\n\r\n".encode()
+        )
+        with link.makefile("rb") as lines:
+            told = (json.loads(line[6:]) for line in lines if line.startswith(b"data: "))
+            assert next(told)["key"] == "before"
+            one.http("PUT", f"/map/{shared}/behind", b"2")
+            change = next(told)
+            assert (change["key"], change["content"]) == ("behind", "2")
+            one.http("DELETE", f"/map/{shared}/before")
+            assert next(told)["deleted"] is True
+
+
+def test_a_map_is_not_the_topic_that_is_led(pair: list[Sidecar], topic: str) -> None:
+    status, answer = pair[0].http("PUT", f"/map/{topic}/k", b"1")
+    assert (status, answer["error"]) == (400, "bad-topic")
+
+
+def test_it_is_there_again_after_a_restart(pair: list[Sidecar], shared: str) -> None:
+    one, _ = pair
+    assert one.http("PUT", f"/map/{shared}/k", b"1")[0] == 201
+    one.kill()
+    one.restart()
+    one.until("queueing")
+    assert one.http("GET", f"/map/{shared}/k?latest=true") == (200, 1)
+    assert one.http("PUT", f"/map/{shared}/k", b"2")[0] == 200
+
+
+def test_the_documented_commands_do_what_they_say(pair: list[Sidecar], shared: str) -> None:
+    section = DOCUMENTATION.read_text().partition("## `/map`")[2]
+    commands = section.partition("```sh\n")[2].partition("```")[0]
+    commands = commands.partition("curl -sN")[0]  # which goes on for ever
+    commands = commands.replace(
+        "127.0.0.1:6680/map/limits", f"127.0.0.1:{pair[1].port}/map/{shared}"
+    )
+    script = f"curl() {{ command curl --noproxy '*' -w '|%{{http_code}}\\n' \"$@\"; }}\n{commands}"
+    done = subprocess.run(
+        ["bash", "-euc", script], capture_output=True, text=True, check=False, timeout=SECONDS_MAX
+    )
+    assert done.returncode == 0, done.stderr
+    answers = done.stdout.splitlines()
+    assert [line.rpartition("|")[2] for line in answers] == ["201", "412", "200", "200", "200"]
+    assert answers[2] == "100|200"

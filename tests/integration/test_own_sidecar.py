@@ -1,0 +1,108 @@
+"""``/own`` of a real sidecar: an application in any language owns, is told, and gives back."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.conftest import RawClients
+from tests.integration.owners import own
+from tests.integration.sidecars import Sidecar, sidecars
+
+from onewriter_broker.testing import LocalBrokers
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def resource() -> str:
+    return f"sidecar, number {next(_numbers)}"
+
+
+@pytest.fixture
+def sidecar(broker: LocalBrokers, tmp_path: Path, topic: str) -> Iterator[Sidecar]:
+    with sidecars(tmp_path, broker.service_url, topic, "app") as (running,):
+        yield running
+
+
+def asked(sidecar: Sidecar, body: object) -> list[Any]:
+    status, answer = sidecar.http("POST", "/own", body)
+    assert status == 200, answer
+    return list(answer["ownerships"])
+
+
+def test_an_application_owns_is_told_and_gives_back(
+    broker: LocalBrokers, raw: RawClients, sidecar: Sidecar, resource: str
+) -> None:
+    body = {"group": "g", "resources": [resource, {"name": resource + "2", "generation": 1}]}
+    first, second = asked(sidecar, body)
+    assert (first["generation"], first["owned"], first["error"]) == (1, True, None)
+    assert asked(sidecar, body) == [first, second], "a restarted application goes on"
+    status, shown = sidecar.http("GET", "/own?group=g&verified=true")
+    assert (status, shown["verified"], len(shown["ownerships"])) == (200, True, 2)
+
+    waited: list[Any] = []
+    path = "/own?group=g&until=lost&timeoutSeconds=60"
+    waiting = threading.Thread(target=lambda: waited.append(sidecar.http("GET", path)))
+    waiting.start()
+    assert own(raw(broker.address()), resource, 2, group="g") == 2
+    waiting.join(60)
+    _, told = waited[0]
+    lost = next(each for each in told["ownerships"] if each["resource"] == resource)
+    assert (lost["owned"], lost["currentGeneration"]) == (False, 2)
+
+    assert sidecar.http("DELETE", "/own", {"group": "g", "resources": [resource + "2"]})[0] == 200
+    assert own(raw(broker.address()), resource + "2", group="g", identity="next") == 2
+
+
+def test_a_loss_is_an_event_and_a_stop_gives_back(
+    broker: LocalBrokers, raw: RawClients, sidecar: Sidecar, resource: str
+) -> None:
+    asked(sidecar, {"group": "g", "resources": [resource, resource + "2"]})
+    with socket.create_connection(("127.0.0.1", sidecar.port), timeout=60) as link:
+        link.sendall(
+            b"GET /own?group=g HTTP/1.1\r\nHost: sidecar\r\nAccept: text/event-stream\r\n\r\n"
+        )
+        with link.makefile("rb") as lines:
+            told = (json.loads(line[6:]) for line in lines if line.startswith(b"data: "))
+            assert [next(told)["owned"] for _ in range(2)] == [True, True]
+            assert own(raw(broker.address()), resource, 2, group="g") == 2
+            lost = next(told)
+            assert (lost["resource"], lost["currentGeneration"]) == (resource, 2)
+    assert sidecar.stop() == 0
+    assert own(raw(broker.address()), resource + "2", group="g", identity="next") == 2
+
+
+def test_what_is_denied_says_why(
+    broker: LocalBrokers, raw: RawClients, sidecar: Sidecar, resource: str
+) -> None:
+    own(raw(broker.address()), resource, group=None, identity="other")
+    (denied,) = asked(sidecar, {"resources": [resource]})
+    assert (denied["owned"], denied["generation"]) == (False, None)
+    assert "identity" in denied["error"]
+    (taken,) = asked(sidecar, {"resources": [{"name": resource, "generation": 5}]})
+    assert (taken["owned"], taken["generation"]) == (True, 5)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        {},
+        {"resources": []},
+        {"resources": [1]},
+        {"resources": ["a", "a"]},
+        {"resources": [{"name": "a", "generation": "1"}]},
+        {"group": 1, "resources": ["a"]},
+        {"resources": [""]},
+    ],
+)
+def test_what_makes_no_sense_is_refused(sidecar: Sidecar, body: object) -> None:
+    status, answer = sidecar.http("POST", "/own", body)
+    assert (status, answer["stored"]) == (400, False)
