@@ -32,7 +32,7 @@ from onewriter.state.errors import StateError
 from onewriter.state.fold import Rules, Taken
 from onewriter.state.log import BarrierUnsupported, Grant, Log
 from onewriter.state.replica import Replica
-from onewriter.state.writing import Outbox, Outcome, PendingWrite, fail, settle
+from onewriter.state.writing import Outbox, Outcome, PendingWrite, Rider, fail, settle
 
 _DEFINITE = (Fenced, Refused, NotSent)
 """An append that ended so is certainly not in the log."""
@@ -252,18 +252,18 @@ class Writer(Generic[S, Op]):
         else:
             receipt.add_done_callback(lambda done: self._received(gathered.writes, done))
 
-    async def _confirm(
-        self, grant: Grant, riders: list[tuple[PendingWrite[S, Op], Outcome[S]]]
-    ) -> None:
-        """They change nothing, and nothing is under way: they are true if the log still ends here."""
+    async def _confirm(self, grant: Grant, riders: list[Rider[S, Op]]) -> None:
+        """They leave nothing behind, and nothing is under way: true if the log still ends here."""
         writes = [write for write, _ in riders]
         position = self._replica.fold.position
         is_forced = any(write.is_forced for write in writes)
         try:
             end = await (self._source.end() if is_forced else self._source.barrier())
         except BarrierUnsupported:
-            for write in writes:
+            for write, outcome in riders:
                 write.is_forced = True
+                if isinstance(outcome, Exception):  # what raised is not worth an entry
+                    settle(write, outcome)
             self.outbox.put_back(writes)
             return
         except BaseException:

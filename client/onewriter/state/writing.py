@@ -60,24 +60,29 @@ class PendingWrite(Generic[S, Op]):
     is_sent: bool = False
 
 
+Rider = tuple[PendingWrite[S, Op], Outcome[S] | Exception]
+"""A write that leaves nothing behind: it changes nothing, or raised. What its caller is told rests on
+the tip, which may never come to be; so it is told no earlier than what the tip stands on."""
+
+
 @dataclass(slots=True, eq=False)
 class SentEntry(Generic[S, Op]):
-    """An entry under way. ``riders`` changed nothing: they are true once it is applied."""
+    """An entry under way. What its ``riders`` are told is true once it is applied."""
 
     writes: list[PendingWrite[S, Op]]
-    riders: list[tuple[PendingWrite[S, Op], Outcome[S]]]
+    riders: list[Rider[S, Op]]
     memo: Memo[S, Op]
 
 
 @dataclass(slots=True)
 class Gathered(Generic[S, Op]):
-    """What one round took from the queue: an entry's writes, and those that change nothing."""
+    """What one round took from the queue: an entry's writes, and those that leave nothing behind."""
 
     before: S
     writes: list[PendingWrite[S, Op]] = field(default_factory=list)
     applied: list[AppliedWrite[S, Op]] = field(default_factory=list)
     contents: list[tuple[bytes, ...]] = field(default_factory=list)
-    riders: list[tuple[PendingWrite[S, Op], Outcome[S]]] = field(default_factory=list)
+    riders: list[Rider[S, Op]] = field(default_factory=list)
     is_forced: bool = False
     bytes: int = 0
 
@@ -118,8 +123,8 @@ class Outbox(Generic[S, Op]):
     def gather(self) -> Gathered[S, Op]:
         """Run the generators of queued writes on the tip, as many as one entry takes.
 
-        A write whose generator or applier raises, or that expects another version, is told so and
-        leaves nothing behind.
+        A write whose generator or applier raises, or that expects another version, leaves nothing
+        behind; it is told so as a rider.
         """
         gathered: Gathered[S, Op] = Gathered(self._tip)
         most = self._rules.framing.writes_max or WRITES_PER_ENTRY_MAX
@@ -132,7 +137,7 @@ class Outbox(Generic[S, Op]):
                 made = self._generate(write)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is the caller's
                 self.queue.popleft()
-                write.outcome.set_exception(error)
+                gathered.riders.append((write, error))
                 continue
             if made is None:
                 self.queue.popleft()
@@ -184,8 +189,8 @@ class Outbox(Generic[S, Op]):
                 write.is_sent = True
         return messages
 
-    def ride(self, riders: list[tuple[PendingWrite[S, Op], Outcome[S]]]) -> bool:
-        """Let writes that change nothing wait for the newest entry under way; False: there is none."""
+    def ride(self, riders: list[Rider[S, Op]]) -> bool:
+        """Let writes that leave nothing behind wait for the newest entry under way; False: there is none."""
         newest = self.sent.get((self._writer, self._sequence - 1))
         if newest is not None:
             newest.riders.extend(riders)
@@ -230,9 +235,13 @@ class Outbox(Generic[S, Op]):
                 write.outcome.exception()  # its caller may have gone
 
 
-def settle(write: PendingWrite[S, Op], outcome: Outcome[S]) -> None:
+def settle(write: PendingWrite[S, Op], outcome: Outcome[S] | Exception) -> None:
     """Tell a write's caller, if it still waits."""
-    if not write.outcome.done():
+    if isinstance(outcome, StopIteration):  # no future takes one
+        outcome = RuntimeError(f"the generator raised {outcome!r}")
+    if isinstance(outcome, Exception):
+        fail(write, outcome)
+    elif not write.outcome.done():
         write.outcome.set_result(outcome)
 
 

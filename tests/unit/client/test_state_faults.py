@@ -199,6 +199,37 @@ async def test_a_write_without_an_answer_is_found_in_the_log() -> None:
         assert len(log.entries) == 1
 
 
+async def test_what_raises_is_told_no_earlier_than_the_state_it_raised_on_is_stored() -> None:
+    log = MemoryLog()
+    async with map_on(log) as shared:
+        log.lose_answers(1, loses_entries=True)
+        seen: list[int | None] = []
+
+        def refuse(value: int | None) -> int:
+            seen.append(value)
+            raise ValueError("it is there already")
+
+        async with asyncio.TaskGroup() as tasks:
+            put = tasks.create_task(shared.put("a", 1))
+            await asyncio.sleep(0)  # it comes first
+            with pytest.raises(ValueError, match="there already"):
+                await shared.update("a", refuse)
+            assert len(log.entries) == 1, "nobody may act on what is not in the log"
+        assert put.result() is None
+        assert seen == [1, 1]
+
+
+async def test_a_generator_may_raise_what_no_future_takes() -> None:
+    async with map_on(MemoryLog()) as shared:
+
+        def stop(_value: int | None) -> int:
+            raise StopIteration
+
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await shared.update("a", stop)
+        assert await shared.put("a", 1) is None
+
+
 async def test_a_write_that_was_certainly_not_stored_is_generated_again() -> None:
     log = MemoryLog()
     async with map_on(log) as shared:
