@@ -129,14 +129,6 @@ def test_of_two_objects_for_one_topic_the_older_wins_and_the_younger_follows(wor
     world.until("Conflict", "False/NoConflict", name="younger")
 
 
-def test_what_cannot_be_done_is_said_and_keeps_nobody_else_back(world: World) -> None:
-    world.topic("good")
-    world.topic("bad", compaction={"enabled": True})
-    world.until("Ready", "True/Ready", name="good")
-    world.until("Stalled", "True/Unsupported", name="bad")
-    assert world.broker.fake.topics() == [world.name("good")]
-
-
 def test_a_status_edited_by_hand_is_put_right_and_shown(world: World) -> None:
     world.topic()
     world.writes(epoch=3)
