@@ -82,8 +82,8 @@ async def following(store: LogStore, bucket: int, topic: str, after: str, limit:
 
 
 def _is_of(fields: dict[str, str], topic: str) -> bool:
-    """A topic's own records, and those of its whole bucket (an adoption by force)."""
-    return fields.get("topic", topic) == topic
+    """A topic's own records, those of its ownership, and those of its whole bucket (an adoption)."""
+    return fields.get("topic", fields.get("resource", topic)) == topic
 
 
 def _tell(records: list[dict[str, Any]], record: dict[str, Any]) -> None:

@@ -37,6 +37,15 @@ async def test_only_its_own_records_and_those_of_the_whole_bucket_oldest_first()
     assert not page.is_cut
 
 
+async def test_who_owned_it_is_its_own_story_and_what_else_was_owned_is_not() -> None:
+    store = await stream(MINE)
+    binding = Binding(0, (await store.observe([0])).replid, 1, "me", 1)
+    for resource in (MINE, OTHER, "a task"):
+        await store.write_audit(binding, {"kind": "own", "resource": resource, "epoch": "9"})
+    page = await newest(store, 0, MINE, 10)
+    assert [record.get("resource", "") for record in page.records] == ["", MINE]
+
+
 async def test_the_newest_are_shown_when_there_are_more() -> None:
     store = await stream(MINE, MINE, MINE)
     page = await newest(store, 0, MINE, 2)
