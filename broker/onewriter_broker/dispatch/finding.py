@@ -115,8 +115,9 @@ async def last_compacted_id(log: TopicLog, view: View) -> tuple[MessageId, Posit
     *_, piece = block.pieces()
     entry = Entry(piece.last, memoryview(piece.payload)[-piece.lengths[-1] :], 1)
     partition = -1 if log.name.partition is None else log.name.partition
+    batch_index = last_index(entry.payload, piece.masks.get(len(piece.lengths) - 1))
     return (
-        MessageId(*entry.position, partition=partition, batch_index=last_index(entry.payload)),
+        MessageId(*entry.position, partition=partition, batch_index=batch_index),
         entry.position,
     )
 

@@ -1,7 +1,8 @@
 """The keys of an entry's messages, and the entry without some of them: what compaction looks at.
 
 The only place where the broker opens a batch. What cannot be opened is told apart and left alone:
-encrypted batches, and what is damaged or larger than anybody sends.
+encrypted batches, and what is damaged or larger than anybody sends. What an entry becomes when it is
+opened is known beforehand by its metadata alone: a few bytes may hold a great many messages.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from onewriter_core.errors import ProtocolError
+from onewriter_core.wire.commands import MESSAGE_LENGTH_MAX
 from onewriter_core.wire.compression import compress, decompress
 from onewriter_core.wire.frames import CHECKSUM_MAGIC
 from onewriter_core.wire.messages import (
@@ -24,8 +26,11 @@ from onewriter_core.wire.messages import (
 )
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-CONTENT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""What a compressed batch may become; a larger one is left closed."""
+CONTENT_BYTES_MAX: Final = MESSAGE_LENGTH_MAX
+"""What a batch may become; a larger one is left closed."""
+
+BATCH_MESSAGES_MAX: Final = 10_000
+"""Messages that a batch may hold; one with more is left closed. Clients send 1000 unless told."""
 
 KEY_BYTES: Final = 16
 """Keys are told apart by a hash of so many bytes, so that long ones cost no more than short ones."""
@@ -61,12 +66,32 @@ Content = tuple[KeyedMessage, ...] | Chunk | Closed
 """What an entry holds for compaction."""
 
 
+class Cost(NamedTuple):
+    """What taking an entry apart takes: bytes in memory, and messages to look at."""
+
+    size: int
+    messages: int
+
+
+def cost_of(entry: Bytes) -> Cost:
+    """What ``content_of`` or ``without`` will cost, for the price of the metadata; never raises."""
+    try:
+        metadata = parse_metadata(entry)
+        if not metadata.HasField("num_messages_in_batch"):
+            return Cost(len(entry), 1)
+        _check_bounds(metadata, entry)
+    except ProtocolError:  # stays closed
+        return Cost(len(entry), 1)
+    size = max(len(entry), metadata.uncompressed_size)
+    return Cost(size, max(metadata.num_messages_in_batch, 1))
+
+
 def content_of(entry: Bytes) -> Content:
     """Take an entry apart; never raises."""
     try:
         metadata = parse_metadata(entry)
         if metadata.HasField("num_messages_in_batch"):
-            return Closed() if metadata.encryption_keys else _batch(metadata, entry)
+            return _batch(metadata, entry)
         key = key_hash(metadata.partition_key) if metadata.HasField("partition_key") else None
         if metadata.num_chunks_from_msg > 1:
             is_last = metadata.chunk_id == metadata.num_chunks_from_msg - 1
@@ -100,24 +125,18 @@ def without(entry: Bytes, kept: Collection[int]) -> bytes:
     return build_entry(metadata, compress(metadata.compression, batch), checksum=has_checksum)
 
 
-def last_index(entry: Bytes) -> int:
-    """The index of a batch's last message that was not compacted out; -1: it is no batch."""
+def last_index(entry: Bytes, mask: int | None) -> int:
+    """The index of a batch's last message that was not compacted out; -1: it is no batch.
+
+    ``mask``: which messages are left, as in CompactedBlock. Opens nothing.
+    """
     try:
         metadata = parse_metadata(entry)
-        if not metadata.HasField("num_messages_in_batch"):
-            return -1
-        if metadata.encryption_keys:
-            return metadata.num_messages_in_batch - 1
-        return max(
-            (
-                index
-                for index, (single, _) in enumerate(_opened(metadata, entry))
-                if not single.compacted_out
-            ),
-            default=metadata.num_messages_in_batch - 1,
-        )
     except ProtocolError:
         return -1
+    if not metadata.HasField("num_messages_in_batch"):
+        return -1
+    return (metadata.num_messages_in_batch if mask is None else mask.bit_length()) - 1
 
 
 def _batch(metadata: pb.MessageMetadata, entry: Bytes) -> tuple[KeyedMessage, ...]:
@@ -135,10 +154,19 @@ def _batch(metadata: pb.MessageMetadata, entry: Bytes) -> tuple[KeyedMessage, ..
 def _opened(
     metadata: pb.MessageMetadata, entry: Bytes
 ) -> list[tuple[pb.SingleMessageMetadata, memoryview]]:
-    if metadata.uncompressed_size > CONTENT_BYTES_MAX:
-        raise ProtocolError("a batch is larger than anybody sends")
+    _check_bounds(metadata, entry)
     content = decompress(metadata.compression, entry_payload(entry), metadata.uncompressed_size)
     return list(iterate_batch(content, metadata.num_messages_in_batch))
+
+
+def _check_bounds(metadata: pb.MessageMetadata, entry: Bytes) -> None:
+    """Raises ProtocolError for a batch that is not to be opened."""
+    if metadata.encryption_keys:
+        raise ProtocolError("a batch is encrypted")
+    if metadata.num_messages_in_batch > BATCH_MESSAGES_MAX:
+        raise ProtocolError("a batch holds more messages than anybody sends")
+    if max(metadata.uncompressed_size, len(entry_payload(entry))) > CONTENT_BYTES_MAX:
+        raise ProtocolError("a batch is larger than anybody sends")
 
 
 def _is_empty(metadata: pb.MessageMetadata, entry: Bytes) -> bool:

@@ -58,7 +58,7 @@ class CompactedLog:
 
     log: TopicLog
     is_wanted: bool = False
-    """Compaction is on: what lies behind the horizon is kept until it was compacted, too."""
+    """Compaction is on: what lies behind the horizon is kept until it was compacted."""
     is_running: bool = False
     """A compaction reads the log now."""
     is_waited_for: bool = False
@@ -77,11 +77,16 @@ class CompactedLog:
         return self._horizon[1]
 
     def trim_limit(self, limit: Position) -> Position:
-        """As ``limit``, but nothing goes that no view has yet, where views are kept at all."""
+        """As ``limit``, but nothing goes that no view has yet, as long as the log is compacted.
+
+        A view that nobody renews any more holds nothing back: the log would grow without bound.
+        """
+        if not (self.is_wanted or self.is_running):
+            return limit
         horizon = self.horizon
-        if horizon > EARLIEST:
-            return min(limit, Position(horizon.ledger, horizon.entry + 1))
-        return EARLIEST if self.is_wanted or self.is_running else limit
+        if horizon == EARLIEST:
+            return EARLIEST
+        return min(limit, Position(horizon.ledger, horizon.entry + 1))
 
     async def view(self) -> View | None:
         """The view that counts, seen to be whole; None: there is none. Raises Undecided."""

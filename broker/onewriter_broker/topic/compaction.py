@@ -23,7 +23,16 @@ from typing import Final
 import structlog
 
 from onewriter_broker.log.api import Binding, Block, Outcome
-from onewriter_broker.log.batches import Chunk, Closed, Content, content_of, without
+from onewriter_broker.log.batches import (
+    BATCH_MESSAGES_MAX,
+    Chunk,
+    Closed,
+    Content,
+    Cost,
+    content_of,
+    cost_of,
+    without,
+)
 from onewriter_broker.log.blocks import CHAIN_START
 from onewriter_broker.log.compacted import (
     COMPACTED,
@@ -54,7 +63,10 @@ TURN_ENTRIES: Final = 16
 """Entries looked at before others get a turn of the event loop,"""
 
 TURN_BYTES: Final = 32 * 1024
-"""or so many bytes of them; a larger entry is opened in a thread."""
+"""or so many bytes of them, opened,"""
+
+TURN_MESSAGES: Final = 512
+"""or so many messages; an entry with more of either is opened in a thread."""
 
 OPEN_CHUNKS_MAX: Final = 1_000
 """Messages in chunks that may be under way at once; of more, the oldest count as given up."""
@@ -63,8 +75,8 @@ ROLL_LOOKS: Final = 5
 ROLL_LOOK_SECONDS: Final = 0.2
 """How often, and how far apart, a write is tried that was refused while the log rolled."""
 
-_BATCH_BITS: Final = 20
-"""A message's number is its entry's ordinal and its index in the batch; no batch has more."""
+_BATCH_BITS: Final = BATCH_MESSAGES_MAX.bit_length()
+"""A message's number is its entry's ordinal and its index in the batch; none that is opened has more."""
 
 log = structlog.get_logger(__name__)
 
@@ -159,27 +171,40 @@ class Pace:
 
     entries: int = 0
     size: int = 0
+    messages: int = 0
 
     async def content(self, entry: memoryview) -> Content:
         """Take an entry apart, a large one in a thread."""
-        await self.turn(len(entry))
-        if len(entry) > TURN_BYTES:
+        cost = _cost(entry)
+        await self.turn(cost)
+        if _is_large(cost):
             return await asyncio.to_thread(content_of, entry)
         return content_of(entry)
 
     async def without(self, entry: memoryview, kept: set[int]) -> bytes:
         """An entry less some of its messages."""
-        if len(entry) > TURN_BYTES:
+        if _is_large(_cost(entry)):
             return await asyncio.to_thread(without, entry, kept)
         return without(entry, kept)
 
-    async def turn(self, size: int) -> None:
+    async def turn(self, cost: Cost) -> None:
         """So much was or will be done."""
         self.entries += 1
-        self.size += size
-        if self.entries >= TURN_ENTRIES or self.size >= TURN_BYTES:
-            self.entries = self.size = 0
+        self.size += cost.size
+        self.messages += cost.messages
+        is_due = self.entries >= TURN_ENTRIES or self.messages >= TURN_MESSAGES
+        if is_due or self.size >= TURN_BYTES:
+            self.entries = self.size = self.messages = 0
             await asyncio.sleep(0)
+
+
+def _cost(entry: memoryview) -> Cost:
+    """As ``cost_of``; of what is stored as something large not even the metadata is looked at."""
+    return Cost(len(entry), 1) if len(entry) > TURN_BYTES else cost_of(entry)
+
+
+def _is_large(cost: Cost) -> bool:
+    return cost.size > TURN_BYTES or cost.messages > TURN_MESSAGES
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,13 @@ from collections.abc import Iterable
 import pytest
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, waiter
 
-from onewriter_broker.log.batches import content_of, key_hash, last_index, without
+from onewriter_broker.log.batches import (
+    Closed,
+    content_of,
+    key_hash,
+    last_index,
+    without,
+)
 from onewriter_broker.log.compacted import COMPACTED, COMPACTING, Piece, view_of
 from onewriter_broker.log.entries import EntryRun
 from onewriter_broker.log.memory import Faults, MemoryLogStore
@@ -51,7 +57,7 @@ _COMPRESSIONS = (
 
 def message(key: str | None, content: bytes = b"value", **fields: object) -> bytes:
     """An entry of one message."""
-    metadata = _metadata(**fields)
+    metadata = metadata_of(**fields)
     if key is not None:
         metadata.partition_key = key
     return build_entry(metadata, content)
@@ -68,14 +74,14 @@ def batch(*messages: tuple[str | None, bytes], compression: int = 0, **fields: o
         )
         for key, value in messages
     )
-    metadata = _metadata(**fields)
+    metadata = metadata_of(**fields)
     metadata.num_messages_in_batch = len(messages)
     metadata.uncompressed_size = len(content)
     metadata.compression = _COMPRESSIONS[compression]
     return build_entry(metadata, compress(compression, content))
 
 
-def _metadata(**fields: object) -> pb.MessageMetadata:
+def metadata_of(**fields: object) -> pb.MessageMetadata:
     metadata = pb.MessageMetadata(
         producer_name="alice", sequence_id=next(_sequence_ids), publish_time=1_700_000_000_000
     )
@@ -155,26 +161,6 @@ async def test_the_next_compaction_reads_the_view_before_and_what_came_behind(
     assert (done.former.slot, done.view.slot) == (1, 0)
 
 
-async def test_nothing_that_was_not_compacted_is_trimmed(
-    story: Story, server: MemoryServer
-) -> None:
-    await story.publish(message("a", b"1"))
-    story.log.keep_uncompacted(is_wanted=True)
-    await story.fence(Purpose.ROLL)
-    assert await Retention().sweep(story.log, Policy(max_entries=1), None, story.clock_ms) == 0
-    assert not story.log.compacted.is_waited_for  # so far the current ledger holds nothing
-    await story.publish(message("a", b"2"), message("a", b"3"))
-    await story.fence(Purpose.ROLL)
-    assert await Retention().sweep(story.log, Policy(max_entries=1), None, story.clock_ms) == 0
-    assert story.log.compacted.is_waited_for
-    story.log.keep_uncompacted(is_wanted=False)
-    assert story.log.compacted_limit(Position(7, 0)) == Position(7, 0)
-    story.log.keep_uncompacted(is_wanted=True)
-    await compacting(story)
-    assert await Retention().sweep(story.log, Policy(max_entries=1), None, story.clock_ms) > 0
-    assert await kept(story) == [("6-2", b"3")]
-
-
 @pytest.mark.parametrize("compression", range(5))
 async def test_a_batch_keeps_its_indexes(story: Story, compression: int) -> None:
     await story.publish(
@@ -189,7 +175,8 @@ async def test_a_batch_keeps_its_indexes(story: Story, compression: int) -> None
     assert [str(entry.position) for entry in entries] == ["5-1", "5-2"]
     pieces = [run.block for run in runs]
     assert [piece.masks for piece in pieces if isinstance(piece, Piece)] == [{0: 0b100}]
-    assert last_index(entries[0].payload) == 2
+    assert last_index(entries[0].payload, 0b100) == 2
+    assert last_index(entries[1].payload, None) == 1
     assert content_of(entries[1].payload) == content_of(
         batch(("b", b"2"), ("c", b"1"), compression=compression)
     )
@@ -240,8 +227,8 @@ def test_chunks_under_way_are_bounded() -> None:
     "closed",
     [
         b"not an entry at all",
-        build_entry(_metadata(num_messages_in_batch=3, uncompressed_size=5), b"short"),
-        build_entry(_metadata(num_messages_in_batch=3, uncompressed_size=2**31), b"large"),
+        build_entry(metadata_of(num_messages_in_batch=3, uncompressed_size=5), b"short"),
+        build_entry(metadata_of(num_messages_in_batch=3, uncompressed_size=2**31), b"large"),
     ],
 )
 async def test_what_cannot_be_opened_is_kept(story: Story, closed: bytes) -> None:
@@ -254,12 +241,13 @@ async def test_what_cannot_be_opened_is_kept(story: Story, closed: bytes) -> Non
 
 def test_an_encrypted_batch_is_closed_and_a_message_is_not() -> None:
     key = pb.EncryptionKeys(key="k", value=b"v")
-    metadata = _metadata(partition_key="a")
+    metadata = metadata_of(partition_key="a")
     metadata.encryption_keys.append(key)
     (single,) = _messages(build_entry(metadata, b"secret"))
     assert single == (-1, key_hash("a"), False)
     metadata.num_messages_in_batch = 2
-    assert last_index(build_entry(metadata, b"secret")) == 1
+    assert last_index(build_entry(metadata, b"secret"), None) == 1
+    assert isinstance(content_of(build_entry(metadata, b"secret")), Closed)
 
 
 def _messages(entry: bytes) -> Iterable[tuple[int, bytes | None, bool]]:

@@ -157,10 +157,13 @@ async def test_of_a_compacted_topic_nothing_goes_that_no_view_has() -> None:
     token = (await w.state())["tok"]
     fields = {COMPACTED: view.encode()}
     await w.former.store.set_state(w.mine.binding, TOPIC, token, fields, ())
-    w.topics.compaction = Compaction()  # what it has stays complete all the same
     w.topics.declare(Policy(max_entries=2))
     await w.resting.go_round()
     assert w.stored[0] == "5-7"
+    w.topics.compaction = Compaction()  # nobody makes it another view
+    w.topics.declare(Policy(max_entries=3))
+    await w.resting.go_round()
+    assert w.stored[0] > "5-7"
 
 
 async def test_a_cursor_that_cannot_be_read_needs_everything() -> None:
