@@ -12,7 +12,6 @@ bucket; whether they may is decided by anchor and log.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -47,10 +46,10 @@ HOSTS_MAX = 64
 """Hosts whose leaders one heartbeat counts."""
 
 HOST_LENGTH_MAX = 253
-"""In characters, as a domain name; longer ones are not told."""
+"""In characters of JSON, as a domain name; longer ones are not told."""
 
-VALUE_LENGTH_MAX = 1024 + HOSTS_MAX * (HOST_LENGTH_MAX + 32)
-"""A longer heartbeat is not one of ours."""
+VALUE_LENGTH_MAX = 1024
+"""In characters. A longer heartbeat is not one of ours, to brokers of any version: so none is written."""
 
 _log = structlog.get_logger(__name__)
 
@@ -72,21 +71,35 @@ class Beat:
     """How many topics of this broker each host leads, while a policy asks for it (topic/loads.py)."""
 
     def encode(self) -> str:
-        """As stored: JSON, so that people and other programs can read it."""
-        return json.dumps(
-            {
-                "counter": self.counter,
-                "leaving": self.leaving,
-                "brokerUrl": self.addresses.broker_url,
-                "httpUrl": self.addresses.http_url,
-                "at": self.at_ms,
-            }
-            | ({"leads": self._told_leads()} if self.leads else {})
-        )
+        """As stored: JSON, so that people and other programs can read it.
 
-    def _told_leads(self) -> dict[str, int]:
-        known = ((h, count) for h, count in self.leads.items() if len(h) <= HOST_LENGTH_MAX)
-        return dict(itertools.islice(known, HOSTS_MAX))
+        Of ``leads`` only so much that it fits into VALUE_LENGTH_MAX: the hosts that lead least are
+        left out, of equal ones those whose names sort last.
+        """
+        document: dict[str, object] = {
+            "counter": self.counter,
+            "leaving": self.leaving,
+            "brokerUrl": self.addresses.broker_url,
+            "httpUrl": self.addresses.http_url,
+            "at": self.at_ms,
+        }
+        text = json.dumps(document)
+        room = VALUE_LENGTH_MAX - len(text) - len(', "leads": {}')
+        leads = self._told_leads(room)
+        return json.dumps(document | {"leads": leads}) if leads else text
+
+    def _told_leads(self, room: int) -> dict[str, int]:
+        """The hosts that lead most, as many as take no more than so many characters of JSON."""
+        told: dict[str, int] = {}
+        for host, count in sorted(self.leads.items(), key=lambda each: (-each[1], each[0])):
+            written = len(json.dumps(host))
+            if written > HOST_LENGTH_MAX + len('""'):
+                continue
+            room -= written + len(f": {count}, ")
+            if room < 0 or len(told) == HOSTS_MAX:
+                break
+            told[host] = count
+        return told
 
     @classmethod
     def decode(cls, text: str) -> Beat | None:

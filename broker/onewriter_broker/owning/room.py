@@ -15,7 +15,7 @@ from typing import Protocol
 
 import structlog
 
-from onewriter_broker.log.api import Binding, Durability, LogStore, Outcome, OwnWrite
+from onewriter_broker.log.api import Binding, Durability, LogStore, Outcome, OwnedRecord, OwnWrite
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.ownership.claims import Holding
@@ -97,6 +97,10 @@ class Room:
         self._turn = asyncio.Lock()
         self._bound: Binding | None = None
         self._is_closed = False
+        self._is_unsure = False
+        """A grant was begun, and whether it is stored was not seen: the store is asked first."""
+        self._fields: dict[OwnerEnd, set[str]] = {}
+        """What each connection owns, so that a lost one is not looked for in all records."""
         self._quiet_until = 0.0
         """Until then a grant that the store has forgotten may let somebody serve."""
 
@@ -137,6 +141,7 @@ class Room:
                 answers, before, after = self._decide(asker, wanted, only_returns=only_returns)
                 changed = {field: each for field, each in after.items() if each.is_new}
                 if changed:
+                    self._is_unsure = True
                     is_done = await self._grant(changed, before)
                 else:
                     is_done = not after or await self._prove()
@@ -144,6 +149,7 @@ class Room:
                     break
             for field, granted in after.items():
                 self._apply(field, granted, end)
+            self._is_unsure = False
             moments = [self.entries[field].answer_at for field in after]
             answer_at = max([*moments, self._quiet_until] if after else [0.0])
         while (seconds := answer_at - self._parts.now()) > 0:  # noqa: ASYNC110 - for a moment, not for news
@@ -160,7 +166,7 @@ class Room:
                 is_its = entry is not None and entry.end is end
                 if entry is not None and is_its and entry.ownership.generation == each.generation:
                     entry.ownership = entry.ownership.released()
-                    entry.end = None
+                    self._connect(each.field, entry, None)
                     released.append(each.field)
                     self._parts.deposed(self, each.field)
             while not await self._put(released, {}, is_grant=False):
@@ -170,20 +176,23 @@ class Room:
 
     def left(self, end: OwnerEnd) -> None:
         """A connection is gone: what it owned nobody owns now."""
-        left = [field for field, entry in self.entries.items() if entry.end is end]
+        left = self._fields.pop(end, None)
+        if left is None:
+            return
         for field in left:
             entry = self.entries[field]
             entry.end = None
             entry.ownership = entry.ownership.left()
-        if left:
-            self._parts.spawn(self._note_left(left))
+        self._parts.spawn(self._note_left(sorted(left)))
 
     def close(self, message: str) -> None:
         """The bucket leaves: all owners are told to go on where it is served next."""
         self._is_closed = True
-        for field, entry in self.entries.items():
-            end, entry.end = entry.end, None
-            if end is not None:
+        owned, self._fields = self._fields, {}
+        for end, fields in owned.items():
+            for field in sorted(fields):
+                entry = self.entries[field]
+                entry.end = None
                 end.ownership_lost(
                     field, entry.ownership.generation, message, current=None, is_moving=True
                 )
@@ -252,7 +261,9 @@ class Room:
             field: Entry(granted.after, time_ms, waits_seconds=self._waits(field))
             for field, granted in changed.items()
         }
-        return await self._put(list(changed), audits, coming=coming, is_grant=True)
+        is_first = not self.entries
+        is_done = await self._put(list(changed), audits, coming=coming, is_grant=True)
+        return is_done and (not is_first or await self._settle(self._require().binding))
 
     def _waits(self, field: str) -> float:
         """For so long whoever owned it last may act as its owner yet."""
@@ -271,7 +282,7 @@ class Room:
             entry.waits_seconds = self._waits(field)
             entry.answer_at = self._parts.now() + entry.waits_seconds
         entry.reserved_until = 0.0
-        entry.end = None if end.is_gone else end
+        self._connect(field, entry, None if end.is_gone else end)
         entry.ownership = replace(granted.after, is_owned=entry.end is not None)
         if granted.is_new:
             entry.since_ms = self._parts.wall_ms()
@@ -284,6 +295,32 @@ class Room:
             current = granted.after.generation
             former.ownership_lost(field, generation, message, current=current, is_moving=False)
 
+    def _connect(self, field: str, entry: Entry, end: OwnerEnd | None) -> None:
+        """Let this connection own a record, or none."""
+        if entry.end is not None:
+            fields = self._fields[entry.end]
+            fields.remove(field)
+            if not fields:
+                del self._fields[entry.end]
+        entry.end = end
+        if end is not None:
+            self._fields.setdefault(end, set()).add(field)
+
+    def _raise(self, field: str, found: Entry) -> None:
+        """Let a grant count that is stored and whose asker was not answered: nobody owns the record
+        now, its owner may return, and all others go above it.
+        """
+        former = self.entries.get(field)
+        end = None if former is None else former.end
+        if former is not None:
+            self._connect(field, former, None)
+        self.entries[field] = found
+        self._parts.deposed(self, field)
+        if former is not None and end is not None:
+            generation, current = former.ownership.generation, found.ownership.generation
+            message = "another owner asked for it"
+            end.ownership_lost(field, generation, message, current=current, is_moving=False)
+
     # ------------------------------------------------------------ storing
 
     def _require(self) -> Holding:
@@ -293,7 +330,7 @@ class Room:
         return holding
 
     async def _bind(self) -> None:
-        while (holding := self._require()).binding != self._bound:
+        while (holding := self._require()).binding != self._bound or self._is_unsure:
             binding = holding.binding
             stored = await self._parts.store.read_owned(self.bucket, replid=binding.replid)
             if self._bound is None:
@@ -307,18 +344,39 @@ class Room:
                     )
                     for field, record in stored.items()
                 }
-            differing = []
-            for field, entry in self.entries.items():
-                found = stored.get(field)
-                # A higher one there is our own, of a write that is being repeated.
-                if found is None or found.generation < entry.ownership.generation:
-                    differing.append(field)
-            if (
-                self._require() == holding
-                and await self._put(differing, {}, is_grant=True, binding=binding)
-                and await self._settle(binding)
+            unanswered = self._unanswered(stored)
+            forgotten = [
+                field
+                for field, entry in self.entries.items()
+                if (found := stored.get(field)) is None
+                or found.generation < entry.ownership.generation
+            ]
+            if self._require() == holding and await self._put(
+                [*forgotten, *unanswered],
+                {},
+                coming=self.entries | unanswered,
+                is_grant=True,
+                binding=binding,
             ):
-                self._bound = binding
+                for field, entry in unanswered.items():
+                    self._raise(field, entry)
+                # Nothing recorded guards nothing: who only reads needs no store that takes writes.
+                if not self.entries or await self._settle(binding):
+                    self._bound, self._is_unsure = binding, False
+
+    def _unanswered(self, stored: Mapping[str, OwnedRecord]) -> dict[str, Entry]:
+        """Records that are stored above what memory knows: our own grants, each of whose writes was
+        taken for failed. They are written once more, as the anchor may not know of their ledgers.
+        """
+        now, unanswered = self._parts.now(), {}
+        for field, record in stored.items():
+            entry = self.entries.get(field)
+            if entry is None or record.generation > entry.ownership.generation:
+                # Memory knows of all grants before it: none can be missing below this one.
+                found = decode(record, known_since=0, reserved_until=0.0, now=now)
+                found.ownership = found.ownership.left()
+                unanswered[field] = found
+        return unanswered
 
     async def _settle(self, binding: Binding) -> bool:
         """Let the records guard writes: from now on they are what was granted, in this dataset."""

@@ -55,7 +55,8 @@ class LeaderLoads:
     def told(self) -> dict[str, int]:
         """What the other brokers are to know: nothing while nobody wants it, else a bounded number.
 
-        Beyond the bound the hosts that lead least are left out.
+        Beyond the bound the hosts that lead least are left out; of many hosts, or long names, a
+        heartbeat has room for fewer (``Beat.encode``).
         """
         return dict(self._counts.most_common(HOSTS_MAX)) if self.is_wanted else {}
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 from tests.stamps import stamp_anew
@@ -18,9 +19,9 @@ from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.owning import room as room_module
-from onewriter_broker.owning.records import decode
+from onewriter_broker.owning.records import Entry, decode
 from onewriter_broker.owning.room import Parts, Room, Wanted
-from onewriter_core.errors import ServerError, Unavailable
+from onewriter_core.errors import ServerError, Unavailable, Undecided
 from onewriter_core.ids import Identity
 from onewriter_core.own.names import own_field
 from onewriter_core.own.table import LINEAGE_BITS, Cause, Denied, Granted, Owner
@@ -318,3 +319,94 @@ async def test_nobody_waits_behind_a_release(world: World) -> None:
     await world.room.disown(end, [Wanted(FIELD, 1)])
     async with asyncio.timeout(60.0):  # by a clock that stands still: it would wait for ever
         assert isinstance(await world.own(TWO), Granted)
+
+
+async def lose_the_answer(world: World, owner: Owner, generation: int) -> None:
+    """This owner's grant is stored; the dataset changes at once, and cannot be read yet."""
+    rebound = replace(world.binding, generation=2, version=2)
+
+    async def fail(call: str, moment: str) -> None:
+        if (call, moment) == ("own", "after"):
+            world.buckets.current = Holding(rebound, grants_known=True, known_since=0)
+        if call == "read_owned":
+            raise Undecided("the store is away")
+
+    hook, world.store.faults.hook = world.store.faults.hook, fail
+    with pytest.raises(Undecided):
+        await world.own(owner, generation)
+    world.store.faults.hook = hook
+    assert await world.store.stamp(rebound) is Outcome.DONE
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "new"])
+async def test_whose_grant_was_stored_but_not_answered_may_return(
+    world: World, *, is_known: bool
+) -> None:
+    former = End()
+    await world.room.loaded()
+    if is_known:
+        await world.own(ONE, end=former)
+    generation = 100 if is_known else 1
+    await lose_the_answer(world, TWO, generation)
+    noted = len(world.buckets.noted)
+    answer = await world.own(TWO, generation)
+    assert isinstance(answer, Granted)
+    assert (answer.cause, answer.after.generation) == (Cause.RETURNED, generation)
+    assert former.told == ([(FIELD, 1, 100, False)] if is_known else [])
+    assert len(world.buckets.noted) == noted + 1, "a dataset that forgets it would be recognised"
+    assert len(await world.store.read_audit(0, count=10)) == 1 + is_known
+
+
+async def test_others_go_above_a_grant_that_was_stored_but_not_answered(world: World) -> None:
+    await world.own(ONE)
+    await lose_the_answer(world, TWO, 2)
+    answer = await world.own(replace(ONE, nonce="another life"), 2)
+    assert isinstance(answer, Granted), "nobody owns it"
+    assert answer.after.generation == 3, "the number was given to another"
+    assert (await world.store.read_owned(0))[FIELD].generation == 3
+
+
+async def test_who_does_not_wait_for_the_answer_leaves_no_stale_number(world: World) -> None:
+    await world.own(ONE)
+    begun = asyncio.Event()
+
+    async def hold(call: str, moment: str) -> None:
+        if (call, moment) == ("own", "after"):
+            begun.set()
+
+    world.store.faults.hook = hold
+    asking = world.tasks.create_task(world.own(TWO, 100))
+    await begun.wait()
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert asking.cancelled()
+    answer = await world.own(TWO, 100)
+    assert isinstance(answer, Granted)
+    assert (answer.cause, answer.after.generation) == (Cause.RETURNED, 100)
+
+
+class GuardedRecords(dict[str, Entry]):
+    """Records that nobody may go through."""
+
+    def items(self) -> NoReturn:
+        pytest.fail("all records were looked at")
+
+
+async def test_a_lost_connection_is_not_looked_for_in_all_records(world: World) -> None:
+    stays, goes = End(), End()
+    fields = [own_field("", str(number)) for number in range(4)]
+    await world.room.own(ONE, stays, [Wanted(field, 1) for field in fields[:2]])
+    await world.room.own(TWO, goes, [Wanted(field, 1) for field in fields[2:]])
+    await world.room.disown(goes, [Wanted(fields[2], 1)])
+    await world.room.own(TWO, goes, [Wanted(fields[0], 2)])
+    known, world.room.entries = world.room.entries, GuardedRecords(world.room.entries)
+    goes.is_gone = True
+    world.room.left(goes)
+    world.room.left(goes)
+    world.room.entries = known
+    assert [field for field in fields if known[field].end is stays] == [fields[1]]
+    assert [field for field in fields if known[field].end is None] == [fields[0], *fields[2:]]
+    assert len(world.spawned) == 1
+    world.room.close("moving")
+    assert stays.told == [(fields[0], 1, 2, False), (fields[1], 1, None, True)]
+    assert goes.told == []
