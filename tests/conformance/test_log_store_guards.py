@@ -265,6 +265,16 @@ async def test_a_fence_raises_floors_and_never_lowers_them(mine: Writer) -> None
     assert (found[floor(0).floor_field], found[other.floor_field]) == ("6", "9")
 
 
+async def test_a_fence_sets_more_fields_than_one_command_of_the_server_takes(mine: Writer) -> None:
+    state = {f"name-{number}": str(number) for number in range(5000)} | {floor(0).floor_field: "5"}
+    log = FencedLog(TARGET, create=True, marker={}, state=state)
+    request = Fence(mine.binding, 6, (log,), {})
+    assert [await mine.store.fence(request), await mine.store.fence(request)] == [DONE, DONE]
+    found = await mine.store.read_state(TARGET)
+    assert state.items() <= found.items()
+    assert (found["tok"], found["ledger"]) == (mine.binding.token(6), "6")
+
+
 async def test_a_change_of_state_raises_a_floor_and_never_lowers_it(mine: Writer) -> None:
     field = floor(0).floor_field
     for number, expected in [("6", "6"), ("5", "6"), ("7", "7")]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from onewriter_broker.log.api import FLOOR_PREFIX, Guard, GuardKind
+from onewriter_broker.log.api import Guard, GuardKind
+from onewriter_broker.log.guarding import has_room, no_room
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.owning.ownerships import Ownerships
 from onewriter_broker.topic.checking import raise_floor, standing_of
@@ -28,9 +29,6 @@ GUARD_NUMBER_PROPERTY = "onewriter.guard-number"
 
 GUARD_GROUP_PROPERTY = "onewriter.guard-group"
 """Producer property: the guard is an ownership, in this group (which may be empty)."""
-
-FLOORS_MAX = 1_000
-"""Guards of other buckets that one topic remembers the highest numbers of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +158,8 @@ class Guards:
         floor = int(target.state.get(guard.floor_field, "0"))
         if floor > guard.number:
             raise _over(guard.name, guard.number, floor)
-        floors = sum(1 for name in target.state if name.startswith(FLOOR_PREFIX))
-        if floor == 0 and floors >= FLOORS_MAX:
-            text = f"{target.name} is written under {FLOORS_MAX} guards of other buckets already"
-            raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+        if not has_room(target.state, guard):
+            raise no_room(target.name)
 
 
 def _judge(asked: AskedGuard, current: int, highest: int) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
-from onewriter_broker.log.api import Guard, GuardKind, Outcome
+from onewriter_broker.log.api import FLOOR_PREFIX, Guard, GuardKind, Outcome
+from onewriter_core.errors import Refused, ServerError
+from onewriter_core.ids import TopicName
 
 if TYPE_CHECKING:
-    from onewriter_broker.log.topic_log import PendingEntry, Sender
+    from onewriter_broker.log.topic_log import PendingEntry, Sender, TopicLog
+
+FLOORS_MAX = 500
+"""Guards of other buckets that one topic remembers the highest numbers of. Each fence writes them."""
 
 
 class GuardedSender(Protocol):
@@ -36,6 +41,37 @@ def cut(entries: list[PendingEntry], guarded: dict[Sender, GuardedSender]) -> Gu
     alike = takewhile(lambda entry: guard_of(guarded, entry) == guard, entries)
     del entries[sum(1 for _ in alike) :]
     return guard
+
+
+def has_room(state: dict[str, str], guard: Guard | None) -> bool:
+    """Whether a log can remember the floor that an append under this guard leaves."""
+    if guard is None or guard.kind is not GuardKind.FLOOR or guard.floor_field in state:
+        return True
+    return sum(1 for name in state if name.startswith(FLOOR_PREFIX)) < FLOORS_MAX
+
+
+def no_room(name: TopicName) -> Refused:
+    """What is told to whoever would need one floor too many."""
+    text = f"{name} is written under {FLOORS_MAX} guards of other buckets already"
+    return Refused(ServerError.NOT_ALLOWED_ERROR, text)
+
+
+def refuse_surplus(topic_log: TopicLog) -> bool:
+    """Refuse whoever waits in front of all with a guard that there is no room for; is one left?
+
+    More may have been admitted than there is room for. Such a sender has nothing on its way: its
+    first block would have noted the floor.
+    """
+    while topic_log.waiting:
+        sender = topic_log.waiting[0][0]
+        guarded = topic_log.guarded.get(sender)
+        if guarded is None or has_room(topic_log.state, guarded.guard):
+            return True
+        own = [entry for entry in topic_log.waiting if entry[0] is sender]
+        topic_log.waiting = [entry for entry in topic_log.waiting if entry[0] is not sender]
+        size = sum(len(payload) for _, _, payload in own)
+        guarded.guard_refused(len(own), size, Outcome.AHEAD)
+    return False
 
 
 def note_floor(state: dict[str, str], guard: Guard | None) -> None:

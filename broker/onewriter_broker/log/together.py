@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from onewriter_broker.log.api import Guard, Outcome
 from onewriter_broker.log.blocks import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, CALL_BYTES_MAX
+from onewriter_broker.log.guarding import has_room, no_room
 from onewriter_broker.log.topic_log import PendingBlock, PendingEntry, TopicLog
 from onewriter_core.errors import (
     Fenced,
@@ -63,7 +64,8 @@ class Together:
     """One request to store entries together. ``done`` ends when the fate of all of them is known.
 
     It gives their positions, or raises: Fenced where a guard is over, Unavailable where they are
-    certainly not stored for another reason and may be tried again, Undecided where nobody can tell.
+    certainly not stored for another reason and may be tried again, Undecided where nobody can tell,
+    Refused where a log has no room for another floor.
     ``may_write`` is asked when their turn has come. Raises Refused for parts that cannot be stored
     together.
     """
@@ -89,6 +91,10 @@ class Together:
         if not is_open or len(bindings) != 1 or not self._may_write():
             self.give_up(Unavailable("not all of these topics can be written now"))
             return []
+        for part in self.parts:
+            if not has_room(part.topic_log.state, part.guard):
+                self.give_up(no_room(part.topic_log.name))
+                return []
         formed = []
         for topic_log in self.logs:
             own = [part for part in self.parts if part.topic_log is topic_log]

@@ -29,7 +29,7 @@ from onewriter_broker.log.blocks import CHAIN_START, chain
 from onewriter_broker.log.compacted import COMPACTED
 from onewriter_broker.log.compacted_log import CompactedLog
 from onewriter_broker.log.entries import EntryRun, runs_behind
-from onewriter_broker.log.guarding import GuardedSender, cut, note_floor
+from onewriter_broker.log.guarding import GuardedSender, cut, note_floor, refuse_surplus
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.wire.hot import Send
@@ -241,6 +241,8 @@ class TopicLog:
         """Gather the next block out of what waits; None when nothing does."""
         if not self.waiting or not self.is_writable or self.binding is None:
             return None
+        if self.guarded and not refuse_surplus(self):
+            return None
         waiting = self.waiting
         # Entries are mostly alike: so many as long as the first, and no more than may fit.
         likely = min(BLOCK_ENTRIES_MAX, BLOCK_BYTES_MAX // max(1, len(waiting[0][2])) + 1)
@@ -263,10 +265,7 @@ class TopicLog:
         time_ms: int,
         guard: Guard | None = None,
     ) -> PendingBlock:
-        """The next block, of just these entries; the log is bound. Its fate is to be told.
-
-        Raises Unavailable when it is not.
-        """
+        """The next block, of just these entries; the guard has room. Raises Unavailable: not open."""
         if self.binding is None:
             raise Unavailable(f"{self.name} is not open here")
         position = Position(self.ledger, self.next_entry)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from onewriter_broker.log.api import Binding, Durability, Guard, Outcome, Standing
+from onewriter_broker.log.guarding import has_room, no_room, note_floor
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_core.errors import Unavailable, Undecided
 
@@ -41,14 +42,17 @@ async def standing_of(topic_log: TopicLog) -> Standing:
 async def raise_floor(topic_log: TopicLog, guard: Guard) -> None:
     """From now on nothing enters the log under an older number of this guard, which is a floor.
 
-    Raises as ``standing_of`` does; the floor may stand all the same.
+    Raises as ``standing_of`` does; the floor may stand all the same. Raises Refused when the log
+    remembers FLOORS_MAX others.
     """
     field = guard.floor_field
+    if not has_room(topic_log.state, guard):
+        raise no_room(topic_log.name)
 
     def ask(binding: Binding, token: str) -> Awaitable[Outcome]:
-        floor = max(guard.number, int(topic_log.state.get(field, "0")))
-        topic_log.state[field] = str(floor)  # before it is sent, as with an append
-        return topic_log.store.set_state(binding, topic_log.name, token, {field: str(floor)})
+        note_floor(topic_log.state, guard)
+        fields = {field: topic_log.state[field]}
+        return topic_log.store.set_state(binding, topic_log.name, token, fields)
 
     _, outcome = await _owned(topic_log, ask)
     if outcome is not Outcome.DONE:

@@ -214,6 +214,8 @@ class Fencing:
             return False
         for part, topic_log in zip(fence.logs, logs, strict=True):
             for name, value in part.state.items():  # `update` makes room for twice as many
+                if name.startswith(FLOOR_PREFIX) and int(value) < int(topic_log.state.get(name, 0)):
+                    continue  # raised while the fence was under way
                 topic_log.state[name] = sys.intern(value) if len(value) <= ALIKE_MAX else value
             topic_log.marker_committed(Marker(Position(fence.ledger, 0), NO_FIELDS))
             if changes_hands:  # whatever slipped in was sent by a writer whose turn ends here

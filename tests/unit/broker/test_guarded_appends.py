@@ -17,11 +17,15 @@ from tests.unit.broker.fence_path_world import (
     until,
 )
 
-from onewriter_broker.log.api import Block, Guard, GuardKind, Outcome
+from onewriter_broker.log.api import Binding, Block, Fence, FencedLog, Guard, GuardKind, Outcome
 from onewriter_broker.log.blocks import chain
+from onewriter_broker.log.guarding import FLOORS_MAX
+from onewriter_broker.log.keys import Keys
 from onewriter_broker.log.memory import Moment
+from onewriter_broker.log.redis_scripts import FIELDS_MAX, fence
 from onewriter_broker.log.together import Part, Together
-from onewriter_broker.log.topic_log import ENTRY_BYTES
+from onewriter_broker.log.topic_log import ENTRY_BYTES, TopicLog
+from onewriter_broker.topic.checking import raise_floor as seal
 from onewriter_broker.topic.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Fenced, OnewriterError, Refused, Unavailable, Undecided
@@ -218,7 +222,109 @@ async def test_a_floor_that_a_failover_lost_is_written_again_by_the_next_fence()
         assert (await world.store.read_state(ORDERS))[FIELD] == "5"
 
 
+async def test_a_floor_raised_while_a_fence_is_under_way_is_not_forgotten() -> None:
+    async with serving() as world:
+        runner = await world.load()
+        log = runner.logs[WHOLE]
+        older, _ = await ready(world, runner, "older", floor(5))
+        newer, _ = await ready(world, runner, "newer", floor(9))
+        world.send(older, 0)
+        await until(lambda: older.pending == 0)
+        gates = Gates(world.store, "append")
+        world.send(older, 1)
+        await gates.reached("append")
+        runner.post(LedgerFull(WHOLE, 0.0))
+        await until(lambda: world.owner.ledgers == 2)
+        for _ in range(20):  # until the fence waits behind the append
+            await asyncio.sleep(0)
+        assert log.state[FIELD] == "5"
+        world.send(newer, 0)
+        gates.open("append")
+        await until(lambda: log.ledger == 2 and log.is_writable)
+        assert await numbers(world) == [("1-1", 1), ("1-2", 1), ("1-3", 1)]
+        assert log.state[FIELD] == "9"
+        assert (await world.store.read_state(ORDERS))[FIELD] == "9"
+
+
+# --- as many floors as a log remembers
+
+
+def fill(log: TopicLog, floors: int = FLOORS_MAX) -> None:
+    log.state |= {f"guard:persistent://shop/default/far-{number}": "1" for number in range(floors)}
+
+
+def floors_of(log: TopicLog) -> int:
+    return sum(1 for name in log.state if name.startswith("guard:"))
+
+
+async def test_who_was_admitted_with_a_floor_too_many_is_refused_and_harms_nobody() -> None:
+    async with serving() as world:
+        runner = await world.load()
+        log = runner.logs[WHOLE]
+        surplus, surplus_told = await ready(world, runner, "surplus", floor(4))
+        plain, plain_told = await ready(world, runner, "plain")
+        fill(log)
+        world.send(surplus, 0)
+        world.send(plain, 0)
+        world.send(surplus, 1)
+        await until(lambda: surplus.pending == plain.pending == 0)
+        assert surplus_told.guards_refused == [Outcome.AHEAD]
+        assert surplus_told.answered_bytes == 2 * (ENTRY_BYTES + len(entry("surplus", 0)))
+        assert surplus_told.receipts == 0
+        assert (plain_told.receipts, plain_told.drops) == (1, [])
+        assert await numbers(world) == [("1-1", 1)]
+        assert (log.waiting, log.undecided, log.guarded) == ([], [], {})
+        assert floors_of(log) == FLOORS_MAX
+
+
+async def test_producers_admitted_together_share_the_room_that_is_left() -> None:
+    async with serving() as world:
+        runner = await world.load()
+        log = runner.logs[WHOLE]
+        fill(log, FLOORS_MAX - 1)
+        first, first_told = await ready(world, runner, "first", floor(4))
+        other = Guard(GuardKind.FLOOR, f"{FAR}-other", 4)
+        second, second_told = await ready(world, runner, "second", other)
+        world.send(first, 0)
+        world.send(second, 0)
+        await until(lambda: first.pending == second.pending == 0)
+        assert (first_told.receipts, first_told.guards_refused) == (1, [])
+        assert (second_told.receipts, second_told.guards_refused) == (0, [Outcome.AHEAD])
+        world.send(first, 1)
+        await until(lambda: first.pending == 0)
+        assert await numbers(world) == [("1-1", 1), ("1-2", 1)]
+
+
+async def test_a_seal_with_a_floor_too_many_is_refused() -> None:
+    async with serving() as world:
+        log = (await world.load()).logs[WHOLE]
+        fill(log)
+        with pytest.raises(Refused, match="guards of other buckets"):
+            await seal(log, floor(4))
+        assert FIELD not in log.state
+        assert FIELD not in await world.store.read_state(ORDERS)
+
+
+def test_a_fence_carries_a_log_state_of_any_size() -> None:
+    state = {f"name-{number}": "1" for number in range(5 * FIELDS_MAX)}
+    log = FencedLog(ORDERS, create=True, marker={}, state=state)
+    request = Fence(Binding(0, "dataset", 1, "broker-0", 1), 2, (log,), {})
+    assert set(state) <= set(fence(Keys(64), request, audit_records_max=10))
+
+
 # --- together
+
+
+async def test_together_nothing_is_stored_where_a_floor_is_too_many() -> None:
+    async with serving() as world:
+        runner = await world.load(0, 1)
+        fill(runner.logs[1])
+        asked = Asked(world, runner, None, floor(4))
+        await asked.task
+        assert isinstance(asked.error, Refused)
+        assert await counts(world) == [0, 0]
+        assert FIELD not in runner.logs[1].state
+        assert [log.next_entry for log in runner.logs.values()] == [1, 1]
 
 
 class Asked:

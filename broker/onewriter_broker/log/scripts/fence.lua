@@ -39,6 +39,15 @@ local function overtaken(key, last)
   return 'BROKEN ' .. key .. ': ledger ' .. last .. ' was never opened'
 end
 
+-- In parts: Lua's stack holds about 8000 words, and a log's whole state may be more.
+local words_max = 2000
+
+local function set_fields(key, first, last)
+  for at = first, last, words_max do
+    redis.call('HSET', key, unpack(ARGV, at, math.min(last, at + words_max - 1)))
+  end
+end
+
 local function is_my_marker(stream)
   local found = redis.call('XRANGE', stream, marker_id, marker_id)
   if not found[1] then return false end
@@ -92,8 +101,8 @@ for _, log in ipairs(missing) do
   keep_floors(log.state, log.state_first, log.state_last)
   redis.call('XADD', log.stream, marker_id, 'k', 'marker', 'owner', owner, 'gen', generation,
     unpack(ARGV, log.marker_first, log.marker_last))
-  redis.call('HSET', log.state, 'tok', token, 'ledger', ledger,
-    unpack(ARGV, log.state_first, log.state_last))
+  set_fields(log.state, log.state_first, log.state_last)
+  redis.call('HSET', log.state, 'tok', token, 'ledger', ledger)
 end
 if not known or known < tonumber(ledger) then
   redis.call('HSET', KEYS[1], 'lastLedger', ledger)
