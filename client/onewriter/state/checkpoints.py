@@ -24,7 +24,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from onewriter._client import Client
 from onewriter._errors import OnewriterError, Refused, ServerError, Unavailable
-from onewriter.state.errors import StateGap
+from onewriter.state.errors import StateGap, UnreadableEntry
 from onewriter.state.fold import Base
 from onewriter.state.log import BEGINNING, Log, LogEntry, LogMessage
 from onewriter.state.memory import MemoryLog
@@ -61,7 +61,7 @@ class Snapshots(Protocol[S]):
         ...
 
     def load(self, chunks: Iterable[bytes]) -> S:
-        """The same state again. Raises ValueError for anything else; runs in a thread."""
+        """The same state again; runs in a thread. What it raises says that the checkpoint is no good."""
         ...
 
 
@@ -247,7 +247,7 @@ class CheckpointStore:
             part = Part.decode(last)
             if part.is_closing:
                 await self._collect(collector, part.first.previous, end)
-        except ValueError as error:
+        except (ValueError, UnreadableEntry) as error:
             log.warning("%s: the last entry: %s", self.companion.name, error)
         if collector.newest is None:
             collector = Collector()
@@ -261,11 +261,19 @@ class CheckpointStore:
         raise Unavailable(f"no entry at {position}")
 
     async def _collect(self, into: Collector, after: Position | None, end: Position) -> None:
-        async with aclosing(self.companion.follow(after)) as entries:
-            async for entry in entries:
-                into.take(entry)
-                if entry.position >= end:
-                    return
+        """Everything up to ``end``; an entry that is damaged is said and left out."""
+        reached = after
+        while reached is None or reached < end:
+            try:
+                async with aclosing(self.companion.follow(reached)) as entries:
+                    async for entry in entries:
+                        reached = entry.position
+                        into.take(entry)
+                        if reached >= end:
+                            return
+            except UnreadableEntry as error:
+                log.warning("%s: left out: %s", self.companion.name, error)
+                reached = error.position
 
     async def append(self, chunks: Iterator[bytes], base: Base[Any]) -> None:
         """Write one checkpoint. Raises Unavailable, Refused, Fenced: it does not count then."""
@@ -355,11 +363,17 @@ class Checkpointer(Generic[S]):
             )
             return None
         try:
-            state = await asyncio.to_thread(self._snapshots.load, stored.chunks)
-        except ValueError as error:
-            log.warning("%s: a checkpoint does not count: %s", self._source.name, error)
+            state = await asyncio.to_thread(self._loaded, stored.chunks)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the log holds the same
+            log.warning("%s: a checkpoint does not count: %r", self._source.name, error)
             return None
         return Base(state, closing.version, closing.position, closing.writers)
+
+    def _loaded(self, chunks: tuple[bytes, ...]) -> S:
+        try:
+            return self._snapshots.load(chunks)
+        except StopIteration as error:  # no future takes one
+            raise ValueError("it ends too early") from error
 
     async def run(self, replica: Replica[S, Any]) -> None:
         """Write one whenever it is due and this instance may write the log."""
@@ -376,6 +390,8 @@ class Checkpointer(Generic[S]):
                 await self.write(replica.fold.base())
             except OnewriterError as error:
                 log.warning("%s: no checkpoint: %s", self._source.name, error)
+            except Exception:  # what ``dump`` raises must not end the state
+                log.exception("%s: no checkpoint", self._source.name)
 
     def _is_due(self, replica: Replica[S, Any]) -> bool:
         """Whether enough has come since the last one."""
@@ -395,8 +411,7 @@ class Checkpointer(Generic[S]):
         """
         async with self._turn:
             await self._store.append(self._snapshots.dump(base.state), base)
-            collector = await self._store.newest()
-            newest = collector.newest
+            newest = await self._read_back()
             if newest is None or newest.closing.version < base.version:
                 raise Unavailable("the checkpoint was not read back")
             self._last_version = newest.closing.version
@@ -406,6 +421,13 @@ class Checkpointer(Generic[S]):
                 await self._store.keep_log.advance(newest.closing.position.previous)
             if self._store.keep_companion is not None:
                 await self._store.keep_companion.advance(newest.first.previous)
+
+    async def _read_back(self) -> Stored | None:
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_SECONDS):
+                return (await self._store.newest()).newest
+        except TimeoutError as error:
+            raise Unavailable("the checkpoint was not read back in time") from error
 
 
 async def _position_of(receipt: asyncio.Future[object]) -> Position:

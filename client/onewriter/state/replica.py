@@ -18,7 +18,7 @@ from contextlib import aclosing
 from typing import Generic, TypeVar
 
 from onewriter._config import Backoff
-from onewriter._errors import OnewriterError, Refused, Unavailable
+from onewriter._errors import Closed, OnewriterError, Refused, Unavailable
 from onewriter._signal import Signal
 from onewriter.state.envelope import Stamp
 from onewriter.state.errors import StateError, StateGap, UnreadableEntry
@@ -38,6 +38,9 @@ GAP_RETRY_SECONDS = 5.0
 S = TypeVar("S")
 Op = TypeVar("Op")
 
+Trouble = StateError | Refused | Closed
+"""Why a replica does not go on. Closed: the client beneath it was."""
+
 Recover = Callable[[], Awaitable[Base[S]]]
 """Gives where to begin: the newest checkpoint that is good, else the beginning."""
 
@@ -45,7 +48,9 @@ log = logging.getLogger("onewriter")
 
 
 class Replica(Generic[S, Op]):
-    """``run`` it. ``on_taken`` hears of every entry that was applied, at once; it must not block."""
+    """``run`` it. ``on_taken`` hears of every entry that was applied, at once, and
+    ``on_trouble`` of what is in the way; they must not block.
+    """
 
     def __init__(
         self,
@@ -56,6 +61,7 @@ class Replica(Generic[S, Op]):
         memo: Callable[[Stamp], Memo[S, Op] | None],
         on_taken: Callable[[Taken[S, Op]], None],
         on_replaced: Callable[[S, S], None],
+        on_trouble: Callable[[Trouble], None],
     ) -> None:
         self._source = source
         self._rules = rules
@@ -63,10 +69,11 @@ class Replica(Generic[S, Op]):
         self._memo = memo
         self._on_taken = on_taken
         self._on_replaced = on_replaced
+        self._on_trouble = on_trouble
         self.fold: Fold[S, Op] = Fold(rules, Base(rules.initial()))
         self.is_complete = False
         """The fold has reached the end that the log had when it was begun."""
-        self.trouble: StateError | Refused | None = None
+        self.trouble: Trouble | None = None
         """Why it does not go on; None while it does."""
         self.moved = Signal()
         """The fold has moved, or completeness or trouble has changed."""
@@ -78,39 +85,44 @@ class Replica(Generic[S, Op]):
         """and how often none did, since the fold came further than that."""
         self._following: asyncio.Task[OnewriterError] | None = None
         self._is_suspect = False
+        """The present fold holds what the log has lost, and no new one was begun yet."""
         self._shown: S | None = None
         """What was readable before the fold was replaced; None: nothing was."""
 
     async def run(self) -> None:
-        """Follow for ever; returns only when an entry cannot be read or the broker refuses."""
+        """Follow for ever; returns only when an entry cannot be read, the broker refuses, or
+        the client is closed.
+        """
         backoff = Backoff()
         await self._begin_anew()
         while True:
             async with asyncio.TaskGroup() as group:
                 self._following = group.create_task(self._follow(backoff))
-            if self._following.cancelled():
-                if not self._is_suspect:
-                    raise asyncio.CancelledError  # it was not ours
-                self._is_suspect = False
+            if self._is_suspect:  # whatever ended it, what it folded is no good
                 await self._begin_anew()
                 continue
+            if self._following.cancelled():
+                raise asyncio.CancelledError  # it was not ours
             match self._following.result():
                 case (GapFound() | HistoryRewritten()) as error:
                     await self._refit(error)
-                case (UnreadableEntry() | Refused()) as error:
+                case (UnreadableEntry() | Refused() | Closed()) as error:
                     self._fail(error)
                     return
                 case error:
                     log.info("%s: following again: %s", self._source.name, error)
                     await asyncio.sleep(backoff.seconds())
+                    if self._is_suspect:
+                        await self._begin_anew()
 
     def suspect(self) -> None:
         """The log ends in front of what was folded: it lost entries, so fold it anew."""
         if self._following is not None and not self._is_suspect:
             log.warning("%s: the log lost entries; folding it anew", self._source.name)
             self._is_suspect = True
+            if self.is_complete:
+                self._shown = self.fold.state
             self.is_complete = False
-            self._shown = self.fold.state
             self._following.cancel()
             self.moved.tell()
 
@@ -127,7 +139,7 @@ class Replica(Generic[S, Op]):
                     taken += 1
                     if taken % ENTRIES_PER_TURN == 0:
                         await asyncio.sleep(0)
-        except (StateError, Refused, Unavailable) as error:
+        except OnewriterError as error:
             return error
         return Unavailable("the log ended")
 
@@ -166,17 +178,20 @@ class Replica(Generic[S, Op]):
         self.is_complete = False
         backoff = Backoff()
         while True:
+            self._is_suspect = False
             try:
                 base = Base(self._rules.initial()) if from_beginning else await self._recover()
                 goal = await self._end()
+                if self._is_suspect:
+                    continue  # it was lost meanwhile: what was just read may be of before
                 if goal == BEGINNING == base.position and self.fold.version > 0:
                     raise StateGap("the log holds nothing any more", position=self.fold.position)
                 self.fold, self._goal = Fold(self._rules, base), goal
                 self._is_from_beginning = base.position == BEGINNING
                 break
-            except (Refused, StateGap) as error:
+            except (Refused, StateGap, Closed) as error:
                 self._fail(error)
-            except Unavailable as error:
+            except OnewriterError as error:
                 log.info("%s: not read yet: %s", self._source.name, error)
             await asyncio.sleep(backoff.seconds())
         self._look()
@@ -204,8 +219,9 @@ class Replica(Generic[S, Op]):
                 self._on_replaced(before, self.fold.state)
         self.moved.tell()
 
-    def _fail(self, error: StateError | Refused) -> None:
+    def _fail(self, error: Trouble) -> None:
         if isinstance(error, UnreadableEntry):
             self.is_complete = True  # it may be read up to there
         self.trouble = error
+        self._on_trouble(error)
         self.moved.tell()

@@ -10,14 +10,13 @@ from types import TracebackType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from onewriter._client import Client
-from onewriter._errors import Closed, Refused, Unavailable
+from onewriter._errors import Closed, OnewriterError, Unavailable
 from onewriter.state.checkpoints import Checkpointer, Checkpoints, CheckpointStore, Snapshots
 from onewriter.state.envelope import CompactFraming, Framing
-from onewriter.state.errors import StateError
 from onewriter.state.fold import AppliedWrite, Base, Rules, Taken, Verdict
 from onewriter.state.log import BarrierUnsupported, Log
 from onewriter.state.memory import MemoryLog
-from onewriter.state.replica import Replica
+from onewriter.state.replica import Replica, Trouble
 from onewriter.state.topic_log import TopicLog
 from onewriter.state.writer import StateLimits, Writer
 from onewriter.state.writing import Outcome, PendingWrite
@@ -123,10 +122,12 @@ class SharedState(Generic[S, Op]):
             memo=self._writer.outbox.memo,
             on_taken=self._on_taken,
             on_replaced=self._on_replaced,
+            on_trouble=self._on_trouble,
         )
         self._writer.attach(self._replica)
         self._source = source
         self._listeners: dict[object, Listener] = {}
+        self._ends: dict[object, Callable[[OnewriterError], None]] = {}
         self._tasks = asyncio.TaskGroup()
         self._running: list[asyncio.Task[None]] = []
         self._is_open = False
@@ -166,6 +167,7 @@ class SharedState(Generic[S, Op]):
         traceback: TracebackType | None,
     ) -> None:
         self._writer.abandon()
+        self._end_watches(Closed("the shared state was closed"))
         for task in self._running:
             task.cancel()
         # The group would wrap what the application raised; only its own cancellation concerns it.
@@ -187,8 +189,8 @@ class SharedState(Generic[S, Op]):
         return self._writer.grants
 
     @property
-    def trouble(self) -> StateError | Refused | None:
-        """Why it does not follow its log any more; None while it does."""
+    def trouble(self) -> Trouble | None:
+        """Why it does not follow its log any more; None while it does. Closed: its client was."""
         return self._replica.trouble
 
     async def read(
@@ -287,13 +289,27 @@ class SharedState(Generic[S, Op]):
 
     # ------------------------------------------------------------ for those who build on it
 
-    def listen(self, key: object, listener: Listener) -> None:
-        """Tell ``listener`` of all writes as they are applied; it must not block or raise."""
+    async def ready(self) -> None:
+        """Wait until it may be read. Raises Closed, Unavailable, StateGap, Refused."""
+        self._check_open()
+        await self._complete(self._limits.timeout_seconds)
+        self._check_open()  # it may have been closed meanwhile
+
+    def listen(
+        self, key: object, listener: Listener, on_end: Callable[[OnewriterError], None]
+    ) -> None:
+        """Tell ``listener`` of all writes as they are applied, and ``on_end`` why no more will come:
+        a trouble, or Closed. They must not block or raise.
+        """
         self._listeners[key] = listener
+        self._ends[key] = on_end
+        if self.trouble is not None:
+            on_end(self.trouble)
 
     def unlisten(self, key: object) -> None:
         """No more."""
         self._listeners.pop(key, None)
+        self._ends.pop(key, None)
 
     def present(self) -> tuple[S, int]:
         """The state and its version, as they are known here now; not a copy."""
@@ -329,6 +345,14 @@ class SharedState(Generic[S, Op]):
         if taken.verdict is Verdict.APPLIED and taken.writes and self._replica.is_complete:
             for listener in list(self._listeners.values()):
                 listener(taken.writes)
+
+    def _on_trouble(self, trouble: Trouble) -> None:
+        self._writer.troubled(trouble)
+        self._end_watches(trouble)
+
+    def _end_watches(self, error: OnewriterError) -> None:
+        for on_end in list(self._ends.values()):
+            on_end(error)
 
     def _on_replaced(self, before: S, after: S) -> None:
         """The log lost what was read before: whoever watches is shown the difference."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from onewriter._errors import Closed
+from onewriter._errors import Closed, OnewriterError
 from onewriter._signal import Signal
 from onewriter.state.errors import WatchOverflow
 from onewriter.state.fold import AppliedWrite
@@ -19,10 +19,17 @@ C = TypeVar("C")
 class Watched(Protocol):
     """A state, as watchers need it."""
 
+    async def ready(self) -> None:
+        """Wait until it may be read. Raises what is in the way."""
+        ...
+
     def listen(
-        self, key: object, listener: Callable[[tuple[AppliedWrite[Any, Any], ...]], None]
+        self,
+        key: object,
+        listener: Callable[[tuple[AppliedWrite[Any, Any], ...]], None],
+        on_end: Callable[[OnewriterError], None],
     ) -> None:
-        """Tell of every write."""
+        """Tell of every write, and why there will be no more: at once, if that is known."""
         ...
 
     def unlisten(self, key: object) -> None:
@@ -39,6 +46,10 @@ class Watch(Generic[Raw, C]):
 
     ``changes_of(before, after, operations, version)`` says what a write changed; ``decode`` makes of
     each change what the reader gets, when he takes it.
+
+    Entering waits until the state may be read, and raises what is in the way. The iteration ends
+    when the state is closed; it raises the state's trouble, or WatchOverflow, behind the changes
+    that came before. Then it is over: watch anew.
     """
 
     def __init__(
@@ -57,13 +68,14 @@ class Watch(Generic[Raw, C]):
         self._present: Iterator[Raw] = iter(())
         self._waiting: deque[Raw] = deque()
         self._changed = Signal()
-        self._end: Closed | WatchOverflow | None = Closed("use it in an async with statement")
+        self._end: OnewriterError | None = Closed("use it in an async with statement")
 
     async def __aenter__(self) -> Self:
+        await self._state.ready()
         self._end = None
         if self._initial is not None:
             self._present = iter(self._initial(*self._state.present()))
-        self._state.listen(self, self._heard)
+        self._state.listen(self, self._heard, self._ended)
         return self
 
     async def __aexit__(
@@ -96,11 +108,13 @@ class Watch(Generic[Raw, C]):
                 write.before, write.after, write.operations, write.version
             ):
                 if len(self._waiting) >= self._changes_max:
-                    self._state.unlisten(self)
-                    self._end = WatchOverflow(
-                        f"more than {self._changes_max} changes were not taken in time"
-                    )
-                    self._changed.tell()
+                    most = self._changes_max
+                    self._ended(WatchOverflow(f"more than {most} changes were not taken in time"))
                     return
                 self._waiting.append(change)
+        self._changed.tell()
+
+    def _ended(self, error: OnewriterError) -> None:
+        self._state.unlisten(self)
+        self._end = error
         self._changed.tell()

@@ -24,7 +24,6 @@ from onewriter._errors import (
     OnewriterError,
     OutcomeUnknown,
     Refused,
-    Unavailable,
 )
 from onewriter._signal import Signal
 from onewriter.state.envelope import WRITER_BYTES
@@ -105,6 +104,11 @@ class Writer(Generic[S, Op]):
         self._wake.tell()
         self._decided.tell()
 
+    def troubled(self, error: OnewriterError) -> None:
+        """Nothing comes out of the log any more, as the replica has found."""
+        self._refuse(error)
+        self._wake.tell()
+
     async def write(self, write: PendingWrite[S, Op], timeout_seconds: float) -> Outcome[S]:
         """See one write through. Raises what its generator raised, NotSent, OutcomeUnknown, Closed."""
         try:
@@ -129,29 +133,41 @@ class Writer(Generic[S, Op]):
         outbox = self.outbox
         while True:
             await self._wake.until(lambda: bool(outbox.queue or outbox.sent))
+            if (trouble := self._replica.trouble) is not None:
+                self._refuse(trouble)  # nothing comes back that a grant could decide
+                continue
             try:
                 await self._replica.complete()
                 await self._prepare()
                 grant = await self._source.acquire(self._wake.tell)
-            except (Refused, StateError) as error:
+            except (Refused, StateError, Closed) as error:
                 self._refuse(error)
                 await asyncio.sleep(backoff.seconds())
                 continue
-            except Unavailable as error:
+            except OnewriterError as error:
                 log.info("%s: no grant yet: %s", self._source.name, error)
                 await asyncio.sleep(backoff.seconds())
                 continue
-            try:
-                await self._serve(grant)
+            if await self._served(grant):
                 backoff.reset()
-            except (Refused, StateError) as error:
-                self._refuse(error)
-            except Unavailable as error:
-                log.info("%s: giving the grant up: %s", self._source.name, error)
+            else:
                 await asyncio.sleep(backoff.seconds())
-            finally:
-                self.grant = None
-                await grant.hand_over()
+
+    async def _served(self, grant: Grant) -> bool:
+        """Use a grant and hand it over; whether nothing was in the way."""
+        try:
+            await self._serve(grant)
+        except (Refused, StateError, Closed) as error:
+            self._refuse(error)
+            return False
+        except OnewriterError as error:
+            log.info("%s: giving the grant up: %s", self._source.name, error)
+            return False
+        else:
+            return True
+        finally:
+            self.grant = None
+            await grant.hand_over()
 
     async def close(self, timeout_seconds: float) -> None:
         """Take no more writes and see those through that were taken, for so long."""
@@ -293,12 +309,23 @@ class Writer(Generic[S, Op]):
         self._wake.tell()
 
     def _refuse(self, error: OnewriterError) -> None:
-        """Nothing can be written now: those that were never sent are told so."""
+        """Nothing can be written now: those that were never sent are told so.
+
+        Nor is anything read back while the replica is in trouble: then all are told.
+        """
+        if self._replica.trouble is not None:
+            self.outbox.fail_all(lambda write: _undecided(write, error))
         queue = self.outbox.queue
         while queue:
             write = queue.popleft()
             fail(write, error)
         self._decided.tell()
+
+
+def _undecided(write: PendingWrite[S, Op], error: OnewriterError) -> OnewriterError:
+    if write.is_sent:
+        return OutcomeUnknown(f"the write was sent and cannot be read back: {error}")
+    return error
 
 
 def _closed(write: PendingWrite[S, Op]) -> OnewriterError:

@@ -16,8 +16,9 @@ from tests.state.registers import History
 from onewriter import Closed, NotSent, OutcomeUnknown
 from onewriter.state import MemoryLog, SharedMap, SharedState, StateGap, StateLimits
 from onewriter.state.fold import Fold
-from onewriter.state.log import BEGINNING, LogEntry
+from onewriter.state.log import LogEntry
 from onewriter.state.memory import MemoryGrant
+from onewriter.state.writer import Writer
 from onewriter_core.ids import Position
 
 LIMITS = StateLimits(timeout_seconds=20, tenure_seconds_min=0.005)
@@ -145,13 +146,11 @@ async def _put_here_get_there() -> History:
 
 async def test_mutant_takes_what_has_no_answer_for_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """It generates again at once, without reading the log to where its new grant begins."""
-    end = JitteryLog.end
 
-    async def no_end(_log: JitteryLog) -> Position:
-        return BEGINNING
+    async def as_known_here(_writer: Any) -> None:
+        return
 
-    monkeypatch.setattr(JitteryLog, "barrier", end)
-    monkeypatch.setattr(JitteryLog, "end", no_end)
+    monkeypatch.setattr(Writer, "_read_to_the_end", as_known_here)
     assert await _some_violation()
 
 
