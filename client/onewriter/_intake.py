@@ -12,9 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from onewriter._batch import Batch
-from onewriter._errors import OnewriterError, Refused, ServerError
+from onewriter._errors import ConfigurationError, OnewriterError, Refused, ServerError
 from onewriter._outbox import Outbox, Pending, Receipt
-from onewriter._packing import Outgoing, Packed, Packer, message_size
+from onewriter._packing import (
+    Outgoing,
+    Packed,
+    Packer,
+    checked_content,
+    described,
+    message_size,
+)
 from onewriter._signal import Signal
 from onewriter._tenure import ProducerOptions
 
@@ -62,6 +69,11 @@ class Intake:
         """Of one entry, as the broker says."""
 
     @property
+    def next_sequence_id(self) -> int:
+        """Every entry so far was numbered below it."""
+        return self._next_sequence_id
+
+    @property
     def gathered_messages(self) -> int:
         """Taken, and in no entry yet."""
         return 0 if self._batch is None else len(self._batch)
@@ -86,8 +98,10 @@ class Intake:
     ) -> Receipt:
         """Wait until there is room, in the order of the calls; the future of the receipt.
 
-        Raises Refused for a message that no broker would take, and what the owner has ended with.
+        Raises ConfigurationError for what cannot be a message, Refused for one that no broker would
+        take, and what the owner has ended with.
         """
+        content = checked_content(content)
         if not self._queued and self._may_take(len(content)):
             return self._pack(content, key, ordering_key, properties, event_time_ms)
         self._queued += 1
@@ -108,23 +122,29 @@ class Intake:
         for message in messages:
             message.sequence_id = self._next_sequence_id
             self._next_sequence_id += 1
-        header, entry = self._repack(messages)
         receipts = [message.receipt for message in messages]
-        pending = Pending(messages[0].sequence_id, header, entry, receipts, messages)
+        pending = Pending(messages[0].sequence_id, b"", b"", receipts, messages)
         try:
-            self._check_size(len(entry))
+            pending.header, pending.entry = self._repack(messages)
+            self._check_size(len(pending.entry))
         except Refused as error:
             code, text = error.code, error.message
             pending.refuse(lambda: Refused(code, text))
+            return
+        except Exception as error:  # noqa: BLE001 - nobody else would tell those who wait
+            why = f"the batch cannot be packed: {error!r}"
+            pending.refuse(lambda: ConfigurationError(why))
             return
         self._outbox.add(pending)
         self._owner.pump()
 
     def withdraw(self, receipt: Receipt) -> bool:
         """Take back a message that was never written to any connection; False: too late."""
-        if self._batch is not None and self._batch.withdraw(receipt):
-            return True
-        return self._outbox.withdraw(receipt, self._repack)
+        is_withdrawn = self._batch is not None and self._batch.withdraw(receipt)
+        is_withdrawn = is_withdrawn or self._outbox.withdraw(receipt, self._repack)
+        if is_withdrawn:
+            self._moved.tell()
+        return is_withdrawn
 
     def drop(self, refusal: Callable[[], OnewriterError]) -> None:
         """What is in no entry yet never will be."""
@@ -136,8 +156,10 @@ class Intake:
     def pack_alone(self, content: bytes, **described: Any) -> tuple[int, bytes]:
         """The next message as an entry that is published otherwise than by SEND: number and bytes.
 
-        Raises Refused for one that no broker would take.
+        Raises ConfigurationError for what cannot be a message, Refused for one that no broker would
+        take.
         """
+        content = checked_content(content)
         number = self._next_sequence_id
         _, entry = self._packer.single(number, content, now_ms=_now_ms(), **described)
         self._check_size(len(entry))
@@ -164,11 +186,10 @@ class Intake:
     ) -> Receipt:
         receipt: Receipt = self._loop.create_future()
         if self._batch is not None:
-            size = message_size(content, key, ordering_key, properties)
+            said = described(key, ordering_key, properties, event_time_ms)
+            size = message_size(content, said)
             self._check_size(size)
-            self._batch.add(
-                Outgoing(content, key, ordering_key, properties, event_time_ms, receipt, size)
-            )
+            self._batch.add(Outgoing(content, key, ordering_key, said, receipt, size))
             return receipt
         number = self._next_sequence_id
         header, entry = self._packer.single(

@@ -114,9 +114,9 @@ class Outbox:
         self._messages += len(pending.receipts)
         self._bytes += len(pending.entry)
 
-    def last(self) -> Pending | None:
-        """The newest one."""
-        return self._all[-1] if self._all else None
+    def has_before(self, sequence_id: int) -> bool:
+        """Whether an entry that was numbered earlier has no answer yet."""
+        return bool(self._all) and self._all[0].sequence_id < sequence_id
 
     def next_unwritten(self) -> Pending | None:
         """The first one that the present connection has not got."""

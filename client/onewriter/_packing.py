@@ -72,28 +72,43 @@ class Outgoing:
     content: bytes
     key: str | None
     ordering_key: bytes | None
-    properties: Mapping[str, str] | None
-    event_time_ms: int
+    described: bytes
+    """Its metadata apart from size and number, see ``described``."""
     receipt: asyncio.Future[MessageId]
     size: int
     sequence_id: int = -1
 
 
-def message_size(
-    content: bytes,
+def message_size(content: bytes, described: bytes) -> int:
+    """About how many bytes a message takes in a batch."""
+    return len(content) + len(described) + MESSAGE_OVERHEAD_BYTES
+
+
+def checked_content(content: bytes) -> bytes:
+    """The content as it is now. Raises ConfigurationError for what is no bytes."""
+    if isinstance(content, bytes):
+        return content
+    if isinstance(content, bytearray | memoryview):
+        return bytes(content)
+    raise ConfigurationError(f"a message's content is bytes, not {type(content).__name__}")
+
+
+def described(
     key: str | None,
     ordering_key: bytes | None,
     properties: Mapping[str, str] | None,
-) -> int:
-    """About how many bytes a message takes in a batch."""
-    size = len(content) + MESSAGE_OVERHEAD_BYTES
-    if key is not None:
-        size += len(key)
-    if ordering_key is not None:
-        size += len(ordering_key)
-    if properties:
-        size += sum(len(name) + len(value) for name, value in properties.items())
-    return size
+    event_time_ms: int,
+) -> bytes:
+    """What is said about a message in a batch, serialised: a bad one must not harm the others.
+
+    Raises ConfigurationError for what cannot be said: wrong types, a negative time, text that is
+    not Unicode.
+    """
+    if key is None and ordering_key is None and not event_time_ms and not properties:
+        return b""
+    said = pb.SingleMessageMetadata()
+    _describe(said, key, ordering_key, properties, event_time_ms)
+    return said.SerializePartialToString()
 
 
 class Packed(NamedTuple):
@@ -126,7 +141,7 @@ class Packer:
         event_time_ms: int,
         now_ms: int,
     ) -> Packed:
-        """One message as an entry of its own."""
+        """One message as an entry of its own. Raises ConfigurationError for a bad description."""
         if self._codec or key is not None or ordering_key is not None or properties:
             is_usual = False
         else:
@@ -195,23 +210,13 @@ def _parts(messages: Sequence[Outgoing]) -> list[bytes]:
     """What a batch consists of: length, metadata and content of each message."""
     parts: list[bytes] = []
     for each in messages:
-        if each.key is None and each.ordering_key is None and not each.event_time_ms:
-            is_usual = not each.properties
-        else:
-            is_usual = False
-        if is_usual:
-            metadata = (
-                b"\x18"
-                + encode_varint(len(each.content))
-                + b"\x40"
-                + encode_varint(each.sequence_id)
-            )
-        else:
-            said = pb.SingleMessageMetadata(
-                payload_size=len(each.content), sequence_id=each.sequence_id
-            )
-            _describe(said, each.key, each.ordering_key, each.properties, each.event_time_ms)
-            metadata = said.SerializeToString()
+        metadata = (
+            each.described  # fields may come in any order
+            + b"\x18"
+            + encode_varint(len(each.content))
+            + b"\x40"
+            + encode_varint(each.sequence_id)
+        )
         parts += (_U32.pack(len(metadata)), metadata, each.content)
     return parts
 
@@ -223,13 +228,19 @@ def _describe(
     properties: Mapping[str, str] | None,
     event_time_ms: int,
 ) -> None:
-    if key is not None:
-        said.partition_key = key
-    if ordering_key is not None:
-        said.ordering_key = ordering_key
-    if event_time_ms:
-        said.event_time = event_time_ms
-    if properties:
-        said.properties.extend(
-            pb.KeyValue(key=name, value=value) for name, value in properties.items()
-        )
+    """Raises ConfigurationError for what cannot be said."""
+    try:
+        if key is not None:
+            said.partition_key = key
+        if ordering_key is not None:
+            said.ordering_key = ordering_key
+        if event_time_ms:
+            said.event_time = event_time_ms
+        if properties:
+            said.properties.extend(
+                pb.KeyValue(key=name, value=value) for name, value in properties.items()
+            )
+            if not all(each.IsInitialized() for each in said.properties):
+                raise TypeError("a property lacks its name or its value")
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"a message cannot be described so: {error}") from error

@@ -185,8 +185,8 @@ class Producer:
     ) -> MessageId:
         """Append one message; where it stands.
 
-        Raises Fenced, Refused, NotSent or Closed when it is definitely not in the log, and
-        OutcomeUnknown when it may be. When cancelled, a message that was written may be stored.
+        Raises Fenced, Refused, NotSent, Closed or ConfigurationError (what cannot be a message) when
+        it is definitely not in the log, and OutcomeUnknown when it may be. When cancelled, a message that was written may be stored.
         """
         seconds = self.options.send_timeout_seconds if timeout_seconds is None else timeout_seconds
         receipt: Receipt | None = None
@@ -221,7 +221,7 @@ class Producer:
         """Hand a message in once there is room, and get the future of its receipt.
 
         Messages are appended in the order of these calls. The future ends as ``send`` does, without
-        its time-out. Raises Fenced, Refused or Closed when the message was not taken.
+        its time-out. Raises Fenced, Refused, Closed or ConfigurationError when it was not taken.
         """
         return await self._intake.take(content, key, ordering_key, properties, event_time_ms)
 
@@ -231,9 +231,9 @@ class Producer:
         What became of each message is in its own future.
         """
         self._intake.seal()
-        last = self._outbox.last()
-        if last is not None:
-            await asyncio.wait(last.receipts)
+        # Not for the futures: those of messages that are under way may be cancelled.
+        later = self._intake.next_sequence_id
+        await self._moved.until(lambda: not self._outbox.has_before(later))
 
     async def written(self) -> None:
         """Wait until everything handed in so far is on its way. Raises what it ended with."""

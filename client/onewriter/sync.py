@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -55,6 +56,10 @@ class _Thread:
         self._started: concurrent.futures.Future[AsyncClient] = concurrent.futures.Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
+        self._lock = threading.Lock()
+        self._is_stopping = False
+        self._running: set[concurrent.futures.Future[Any]] = set()
+        """One for each thread that is in ``call``."""
         self._thread = threading.Thread(target=self._run, name="onewriter-client", daemon=True)
 
     def start(self) -> AsyncClient:
@@ -64,23 +69,25 @@ class _Thread:
 
     def stop(self) -> None:
         """Close the client and wait until its thread has ended."""
-        loop, stop = self._loop, self._stop
-        if loop is not None and stop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(stop.set)
+        with self._lock:
+            was_stopping, self._is_stopping = self._is_stopping, True
+            # The loop cannot be closed before its own thread has had the lock, see _live.
+            if self._loop is not None and self._stop is not None and not was_stopping:
+                self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread.ident is not None:
             self._thread.join()
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run it in the loop and wait. Whatever interrupts the waiting cancels it."""
-        loop = self._loop
-        if loop is None or loop.is_closed() or threading.current_thread() is self._thread:
+        if threading.current_thread() is self._thread:
             work.close()
-            raise Closed(
-                "the client is not open"
-                if loop is None or loop.is_closed()
-                else "a callback must not call what blocks"
-            )
-        running = asyncio.run_coroutine_threadsafe(work, loop)
+            raise Closed("a callback must not call what blocks")
+        with self._lock:
+            if self._loop is None or self._is_stopping:
+                work.close()
+                raise Closed("the client is not open")
+            running = asyncio.run_coroutine_threadsafe(work, self._loop)
+            self._running.add(running)
         try:
             return running.result()
         except concurrent.futures.CancelledError:
@@ -88,6 +95,18 @@ class _Thread:
         except BaseException:
             running.cancel()
             raise
+        finally:
+            with self._lock:
+                self._running.discard(running)
+
+    def leave(self, work: Coroutine[Any, Any, None]) -> None:
+        """As ``call``, for what the end of the client does as well: then wait for that."""
+        try:
+            self.call(work)
+        except Closed:
+            if not self._is_stopping or threading.current_thread() is self._thread:
+                raise
+            self._thread.join()
 
     def _run(self) -> None:
         try:
@@ -96,12 +115,27 @@ class _Thread:
             if self._started.done():
                 raise
             self._started.set_exception(error)
+        finally:
+            self._fail_running()
 
     async def _live(self) -> None:
-        async with self._make() as client:
-            self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-            self._started.set_result(client)
-            await self._stop.wait()
+        try:
+            async with self._make() as client:
+                self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+                self._started.set_result(client)
+                await self._stop.wait()
+        finally:
+            with self._lock:
+                self._is_stopping = True
+            await asyncio.sleep(0)  # calls taken before that become tasks, which are cancelled
+
+    def _fail_running(self) -> None:
+        """The loop is closed: what it has not answered, it never will."""
+        with self._lock:
+            running = list(self._running)
+        for each in running:
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # it was answered
+                each.set_exception(Closed("the client was closed"))
 
 
 class Client:
@@ -263,18 +297,18 @@ class Producer:
         event_time_ms: int = 0,
     ) -> Receipt:
         """Hand a message in once there is room, and get the future of its receipt."""
-        submitted = self._producer.submit(
-            content,
-            key=key,
-            properties=properties,
-            ordering_key=ordering_key,
-            event_time_ms=event_time_ms,
-        )
 
         async def hand_in() -> Receipt:
+            submitted = await self._producer.submit(
+                content,
+                key=key,
+                properties=properties,
+                ordering_key=ordering_key,
+                event_time_ms=event_time_ms,
+            )
             told: Receipt = concurrent.futures.Future()
             told.set_running_or_notify_cancel()  # it cannot be taken back
-            (await submitted).add_done_callback(lambda receipt: _pass_on(receipt, told))
+            submitted.add_done_callback(lambda receipt: _pass_on(receipt, told))
             return told
 
         return self._thread.call(hand_in())
@@ -284,8 +318,8 @@ class Producer:
         self._thread.call(self._producer.flush())
 
     def close(self, *, timeout_seconds: float | None = None) -> None:
-        """See through what was sent, and leave the topic."""
-        self._thread.call(self._producer.close(timeout_seconds=timeout_seconds))
+        """See through what was sent, and leave the topic. Idempotent."""
+        self._thread.leave(self._producer.close(timeout_seconds=timeout_seconds))
 
 
 class Reader:
@@ -320,7 +354,7 @@ class Reader:
 
     def close(self) -> None:
         """Leave. Idempotent."""
-        self._thread.call(self._reader.close())
+        self._thread.leave(self._reader.close())
 
 
 class Loss:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from tests.unit.client.fake_broker import FakeBroker, FakeLink, begin, client_of
@@ -21,6 +22,7 @@ from onewriter import (
     Producer,
     ProducerOptions,
     Refused,
+    _packing,
 )
 from onewriter_core.wire import replies
 from onewriter_core.wire.compression import decompress
@@ -293,3 +295,69 @@ async def test_a_message_that_waits_is_not_overtaken(broker: FakeBroker, client:
     for taking in waiting:
         await (await taking)
     assert broker.contents() == [b"0", b"1", b"2", b"3"]
+
+
+# ---------------------------------------------------------------- what cannot be a message
+
+BAD = [
+    (b"bad", {"event_time_ms": -1}),
+    (b"bad", {"event_time_ms": "noon"}),
+    (b"bad", {"key": "\ud800"}),
+    (b"bad", {"key": 5}),
+    (b"bad", {"ordering_key": 5}),
+    (b"bad", {"properties": {"name": None}}),
+    (b"bad", {"properties": ["name"]}),
+    ("bad", {}),
+    (None, {}),
+]
+
+
+@pytest.mark.parametrize("batching", [BY_FLUSH, None], ids=["batched", "alone"])
+@pytest.mark.parametrize(("content", "said"), BAD)
+async def test_what_cannot_be_a_message_harms_no_other(
+    broker: FakeBroker, client: Client, batching: Batching | None, content: bytes, said: Any
+) -> None:
+    producer = await producer_of(client, batching)
+    good = [await producer.submit(b"%d" % number) for number in range(2)]
+    with pytest.raises(ConfigurationError):
+        await producer.submit(content, **said)
+    with pytest.raises(ConfigurationError):
+        producer.pack(
+            content,
+            **{"key": None, "ordering_key": None, "properties": None, "event_time_ms": 0} | said,
+        )
+    good.append(await producer.submit(b"2"))
+    await producer.flush()
+    await asyncio.gather(*good)
+    assert [each for batch in batches(broker) for each in batch] == [b"0", b"1", b"2"]
+
+
+async def test_what_is_changed_after_it_was_handed_in_is_sent_as_it_was(
+    broker: FakeBroker, client: Client
+) -> None:
+    producer = await producer_of(client, BY_FLUSH)
+    content: Any = bytearray(b"before")
+    properties = {"name": "before"}
+    receipt = await producer.submit(content, properties=properties)
+    content[:] = b"behind"
+    properties["name"] = "\ud800"
+    await producer.flush()
+    assert receipt.result().entry == 1
+    assert batches(broker) == [[b"before"]]
+
+
+async def test_a_batch_that_cannot_be_packed_is_refused_and_the_next_one_is_sent(
+    broker: FakeBroker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> bytes:
+        raise MemoryError("no room to compress")
+
+    producer = await producer_of(client, Batching(delay_seconds=0), compression=Compression.ZSTD)
+    with monkeypatch.context() as patched:
+        patched.setattr(_packing, "compress", fails)
+        lost = [await producer.submit(b"lost"), await producer.submit(b"lost as well")]
+        for receipt in lost:
+            with pytest.raises(ConfigurationError, match="no room to compress"):
+                await asyncio.wait_for(receipt, 5.0)
+    assert (await producer.send(b"next")).entry == 1
+    assert batches(broker) == [[b"next"]]

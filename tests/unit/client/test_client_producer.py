@@ -545,3 +545,59 @@ async def test_verifying_asks_the_broker(broker: FakeBroker, client: Client, clo
             await producer.verify()
     broker.links[-1].write(replies.PONG)
     await producer.verify()
+
+
+# ---------------------------------------------------------------- flushing
+
+
+@pytest.mark.parametrize("cancelled", [(2,), (0, 1, 2)], ids=["the last", "all"])
+async def test_flushing_waits_for_messages_whose_futures_were_cancelled(
+    broker: FakeBroker, client: Client, cancelled: tuple[int, ...]
+) -> None:
+    producer = await client.create_producer("orders", EXCLUSIVE)
+    broker.answers[Send] = None
+    receipts = [await producer.submit(b"%d" % number) for number in range(3)]
+    for number in cancelled:
+        receipts[number].cancel()
+    flushing = begin(producer.flush())
+    await broker.eventually(lambda: len(broker.sends()) == 3)
+    assert not flushing.done()
+    del broker.answers[Send]
+    broker.links[-1].cut()
+    await asyncio.wait_for(flushing, 10.0)
+    assert producer.pending_messages == 0
+    assert all(receipt.done() for receipt in receipts)
+
+
+async def test_flushing_does_not_wait_for_what_came_later(
+    broker: FakeBroker, client: Client
+) -> None:
+    producer = await client.create_producer("orders", EXCLUSIVE)
+    broker.answers[Send] = None
+    await producer.submit(b"before")
+    flushing = begin(producer.flush())
+    await broker.eventually(lambda: len(broker.sends()) == 1)
+    await producer.submit(b"behind")
+    await broker.eventually(lambda: len(broker.sends()) == 2)
+    first = broker.sends()[0]
+    broker.receipt(broker.links[-1], first)
+    await asyncio.wait_for(flushing, 10.0)
+    assert producer.pending_messages == 1
+
+
+async def test_a_message_that_is_withdrawn_ends_flushing_and_makes_room(
+    broker: FakeBroker, client: Client
+) -> None:
+    options = ProducerOptions(pending_messages_max=1)
+    producer = await client.create_producer("orders", options)
+    broker.answers[pb.CommandProducer] = None
+    broker.links[-1].cut()
+    await broker.eventually(lambda: not producer.is_ready)
+    sending = begin(producer.send(b"withdrawn", timeout_seconds=0.1))
+    await asyncio.sleep(0)
+    flushing, next_one = begin(producer.flush()), begin(producer.submit(b"next"))
+    with pytest.raises(NotSent):
+        await sending
+    await asyncio.wait_for(flushing, 10.0)
+    await asyncio.wait_for(next_one, 10.0)
+    assert producer.pending_messages == 1

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any
 
 import pytest
 from tests.unit.client.fake_broker import QUICK, FakeBroker
@@ -183,3 +187,131 @@ def test_closing_the_client_ends_what_waits_in_another_thread(stage: Stage) -> N
         waiting.start()
     waiting.join(SECONDS_MAX)
     assert [type(each) for each in ended] == [Closed]
+
+
+def test_a_call_that_comes_while_the_loop_ends_is_told_so(stage: Stage) -> None:
+    """Too late to be cancelled with the others, too early to find the loop closed."""
+    ended: list[BaseException] = []
+
+    async def last() -> AsyncIterator[None]:
+        try:
+            yield
+        finally:  # asyncio ends generators when it has cancelled all tasks
+            late.start()
+            late.join(0.2)
+
+    def call() -> None:
+        try:
+            opened._thread.call(asyncio.sleep(3600.0))
+        except Closed as error:
+            ended.append(error)
+
+    late = threading.Thread(target=call, daemon=True)
+    generator = last()
+
+    async def begin() -> None:
+        await anext(generator)
+
+    with onewriter.sync.Client(stage.broker.url, limits=QUICK) as opened:
+        opened._thread.call(begin())
+    late.join(SECONDS_MAX)
+    assert [type(each) for each in ended] == [Closed]
+
+
+def test_a_call_that_the_loop_never_got_to_ends_with_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = threading.Event()
+    ended: list[BaseException] = []
+
+    def lost(work: Coroutine[Any, Any, None], _: object) -> concurrent.futures.Future[None]:
+        work.close()
+        taken.set()
+        return concurrent.futures.Future()
+
+    def call() -> None:
+        try:
+            opened._thread.call(asyncio.sleep(0))
+        except Closed as error:
+            ended.append(error)
+
+    calling = threading.Thread(target=call, daemon=True)
+    with onewriter.sync.Client(stage.broker.url, limits=QUICK) as opened:
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", lost)
+        calling.start()
+        assert taken.wait(SECONDS_MAX)
+        monkeypatch.undo()
+    calling.join(SECONDS_MAX)
+    assert [type(each) for each in ended] == [Closed]
+
+
+def test_many_threads_call_while_one_closes(stage: Stage) -> None:
+    ended: list[OnewriterError] = []
+    with onewriter.sync.Client(stage.broker.url, limits=QUICK) as client:
+        producer = client.create_producer("orders")
+        begun = threading.Barrier(5)
+
+        def work() -> None:
+            begun.wait(SECONDS_MAX)
+            try:
+                while True:
+                    producer.send(b"one of many")
+            except OnewriterError as error:
+                ended.append(error)
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        begun.wait(SECONDS_MAX)
+    for thread in threads:
+        thread.join(SECONDS_MAX)
+    assert len(ended) == 4
+
+
+def test_handing_in_after_the_end_or_from_a_callback_leaves_nothing_behind(stage: Stage) -> None:
+    raised: list[str] = []
+
+    def submit(_reason: OnewriterError | None = None) -> None:
+        try:
+            producer.submit(b"not taken")
+        except Closed as error:
+            raised.append(str(error))
+
+    with (
+        warnings.catch_warnings(record=True) as warned,
+        onewriter.sync.Client(stage.broker.url, limits=QUICK) as client,
+    ):
+        warnings.simplefilter("always")
+        producer = client.create_producer("orders")
+        with client.lead("others") as leadership:
+            leadership.lost.call(submit)
+        client.__exit__(None, None, None)
+        submit()
+        gc.collect()
+    assert raised == ["a callback must not call what blocks", "the client is not open"]
+    assert [str(each.message) for each in warned] == []
+
+
+def test_closing_is_idempotent_also_when_the_client_was_closed(stage: Stage) -> None:
+    told: list[str] = []
+
+    def close(_reason: OnewriterError) -> None:
+        try:
+            producer.close()
+        except Closed as error:
+            told.append(str(error))
+
+    with onewriter.sync.Client(stage.broker.url, limits=QUICK) as client:
+        producer = client.create_producer("orders")
+        stage.broker.answers[pb.CommandSubscribe] = lambda link, asked: link.write(
+            replies.success(asked.request_id)
+        )
+        reader = client.create_reader("orders")
+        leadership = client.lead("others").__enter__()
+        leadership.lost.call(close)
+    for closing in (producer.close, reader.close):
+        closing()
+        closing()
+    assert isinstance(producer.end, Closed)
+    assert told == ["a callback must not call what blocks"]
+    client.__exit__(None, None, None)
