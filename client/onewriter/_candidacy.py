@@ -24,7 +24,7 @@ from onewriter._config import Backoff
 from onewriter._errors import Closed, Fenced, OnewriterError
 from onewriter._leadership import Host, Leadership
 from onewriter._producer import Producer
-from onewriter._signal import Signal
+from onewriter._signal import Signal, tell
 from onewriter._tenure import AccessMode, ProducerOptions, ProducerState
 
 REFUSED_MAX_SECONDS = 5.0
@@ -69,8 +69,10 @@ class Candidacy:
     """A candidate for one topic. ``async with`` it inside its client's.
 
     ``options`` describe the producer of each term; its access mode is WaitForExclusive.
-    ``on_elected`` runs at the beginning of each term, before anybody is told that it leads.
-    ``on_change`` is called at once with every new Standing; it must not block or raise.
+    ``on_elected`` runs at the beginning of each term, before anybody is told that it leads. An
+    OnewriterError of it ends the term, anything else the candidacy: ``lead`` raises Closed then.
+    ``on_change`` is called at once with every new Standing; it must not block. What it raises, and
+    what ended the candidacy, goes to the loop's exception handler.
     """
 
     def __init__(
@@ -127,7 +129,8 @@ class Candidacy:
         """Wait until it leads, for ever if need be. Raises Closed."""
         while (term := self.term) is None:
             if self.standing.phase is Phase.CLOSED:
-                raise Closed("the candidacy was closed")
+                trouble = self.standing.trouble
+                raise Closed(f"the candidacy was closed{trouble and f': {trouble}'}")
             await self._changed.wait()
         return term
 
@@ -169,10 +172,13 @@ class Candidacy:
 
     async def close(self, *, timeout_seconds: float | None = None) -> None:
         """Release the topic and be no candidate any more."""
-        await self.release(rejoin=False, timeout_seconds=timeout_seconds)
-        if self._runner is not None:
-            self._runner.cancel()
-        self._stand(phase=Phase.CLOSED, term=None, is_connected=False, trouble="")
+        try:
+            await self.release(rejoin=False, timeout_seconds=timeout_seconds)
+        finally:
+            if self._runner is not None:
+                self._runner.cancel()
+            if self.standing.phase is not Phase.CLOSED:  # else it says why
+                self._stand(phase=Phase.CLOSED, term=None, is_connected=False, trouble="")
 
     # ------------------------------------------------------------ inside
 
@@ -192,8 +198,18 @@ class Candidacy:
             except OnewriterError as error:
                 self._stand(trouble=str(error), is_connected=False)
                 await asyncio.sleep(backoff.seconds())
+            except Exception as error:  # noqa: BLE001 - on_elected's: it ends this candidacy alone
+                self._failed(error)
+                return
             else:
                 backoff.reset()
+
+    def _failed(self, error: Exception) -> None:
+        """The application cannot lead: be no candidate any more, and have its loop report why."""
+        self._stand(phase=Phase.CLOSED, term=None, is_connected=False, trouble=repr(error))
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": f"onewriter: the candidate for {self._topic} failed", "exception": error}
+        )
 
     async def _serve_one_term(self) -> None:
         """Queue, lead, lose. Raises when it never came to leading."""
@@ -242,7 +258,7 @@ class Candidacy:
         since = time.time_ns() / 1e9 if has_moved else standing.since
         self.standing = replace(standing, version=standing.version + 1, since=since)
         self._changed.tell()
-        self._on_change(self.standing)
+        tell(self._on_change, self.standing)
 
     async def _until_over(self, term: Leadership) -> None:
         await self._changed.until(lambda: self.term is not term)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from onewriter._config import Backoff, Limits
 from onewriter._connection import Connection, Spawn
-from onewriter._errors import Closed, Refused, ServerError, Unavailable
+from onewriter._errors import Closed, OnewriterError, Refused, ServerError, Unavailable
 from onewriter._ids import MessageId
 from onewriter._lookup import Directory
 from onewriter_core.errors import ProtocolError
@@ -81,7 +81,7 @@ class Checks:
             line.asked, line.following = answer, None
             try:
                 answer.set_result(await self._ask(*key))
-            except (Refused, Unavailable) as error:
+            except OnewriterError as error:
                 answer.set_exception(error)
                 answer.exception()  # whoever asked may have gone
         self._lines.pop(key, None)

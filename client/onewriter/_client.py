@@ -23,6 +23,7 @@ from onewriter._own import Own, Ownerships, Resources, new_nonce, wanted_of
 from onewriter._owning import Asker, Owners
 from onewriter._producer import Producer
 from onewriter._reader import Reader, ReaderOptions
+from onewriter._signal import tell
 from onewriter._tenure import AccessMode, ProducerOptions
 from onewriter_core.ids import InvalidTopicName, TopicName
 
@@ -57,7 +58,7 @@ class Client:
         self._running: set[asyncio.Task[None]] = set()
         self._directory = Directory(service_url, self._options, self.spawn)
         self._checks = Checks(self._directory, self._options.limits, self.spawn)
-        self._owners = Owners(self._directory, self._options.limits)
+        self._owners = Owners(self._directory, self._options.limits, self.spawn)
         self._producers: dict[Producer, None] = {}
         self._owned: dict[Ownerships, None] = {}
         self._consumers: dict[Consumer | Reader, None] = {}
@@ -120,7 +121,7 @@ class Client:
             directory=self._directory,
             limits=self._options.limits,
             spawn=self.spawn,
-            on_change=on_change,
+            on_change=lambda changed: tell(on_change, changed),
         )
         self._producers[producer] = None
         self.spawn(self._forget_when_ended(producer))

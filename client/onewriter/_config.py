@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from onewriter._errors import ConfigurationError, Unavailable
+from onewriter._errors import ConfigurationError, OnewriterError, Unavailable
 
 TOKEN_BYTES_MAX = 64 * 1024
 """A larger token file is a mistake."""
@@ -122,6 +122,16 @@ class ClientOptions:
     limits: Limits = field(default_factory=Limits)
     version: str = "onewriter-python"
     """What the broker is told the client is."""
+
+
+async def token_of(source: TokenSource) -> bytes:
+    """What it gives. Raises Unavailable for whatever goes wrong in it, other than our own errors."""
+    try:
+        return (await source()).encode()
+    except OnewriterError:
+        raise
+    except Exception as error:
+        raise Unavailable(f"the token source failed: {error!r}") from error
 
 
 def fixed_token(token: str) -> TokenSource:

@@ -21,9 +21,9 @@ from typing import Self, cast
 
 from google.protobuf.message import Message
 
-from onewriter._config import Address, ClientOptions
+from onewriter._config import Address, ClientOptions, token_of
 from onewriter._ends import ConsumerEnd, ProducerEnd
-from onewriter._errors import Refused, ServerError, Unavailable, answer_of
+from onewriter._errors import OnewriterError, Refused, ServerError, Unavailable, answer_of
 from onewriter._owner_ends import OwnerEnds
 from onewriter_core.errors import ProtocolError
 from onewriter_core.wire import replies
@@ -142,7 +142,7 @@ class Connection(asyncio.BufferedProtocol):
         except TimeoutError as error:
             connection.abort("no answer in time")
             raise Unavailable(f"{address} did not answer within {seconds:g} s") from error
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be a host's
             connection.abort("cannot connect")
             raise Unavailable(f"{address} cannot be reached: {error}") from error
         except BaseException:
@@ -361,14 +361,14 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _shake_hands(self) -> None:
         source = self._options.token
-        token = "" if source is None else await source()
+        token = b"" if source is None else await token_of(source)
         target = self._proxied_to
         begun_at = self.now()
         self.write(
             self._wire.connect(
                 self._options.version,
                 auth_method=_AUTH_METHOD if source is not None else "none",
-                auth_data=token.encode(),
+                auth_data=token,
                 proxy_to_broker_url="" if target is None else f"{target.host}:{target.port}",
             )
         )
@@ -469,14 +469,14 @@ class Connection(asyncio.BufferedProtocol):
             return
         while not self.is_closed:
             try:
-                token = await source()
-            except Unavailable as error:
+                token = await token_of(source)
+            except OnewriterError as error:
                 log.warning("%s", error)
                 await asyncio.sleep(TOKEN_RETRY_SECONDS)
                 continue
             if not self.is_closed:
                 version = self._options.version
-                self.write(self._wire.auth_response(version, _AUTH_METHOD, token.encode()))
+                self.write(self._wire.auth_response(version, _AUTH_METHOD, token))
             return
 
 

@@ -86,7 +86,13 @@ class Lead:
         backoff = Backoff()
         while True:
             producer = self._asking = self._host.start_producer(self._topic, self._producer_options)
-            await producer.ready()
+            try:
+                await producer.ready()
+            except Fenced:
+                if self._producer_options.if_epoch is not None:
+                    raise  # its condition cannot become true again
+                await self._requeue(backoff)
+                continue
             leadership = Leadership(producer, self._host, identity=self._identity)
             if not self._options.announce:
                 return leadership
@@ -94,12 +100,13 @@ class Lead:
                 await leadership.announce(self._options.metadata, timeout_seconds=ANNOUNCE_SECONDS)
             except (Fenced, Unavailable, OutcomeUnknown):
                 # Nobody was told that it leads: it gives the topic back and queues as anybody does.
-                self._withdraw()
-                await asyncio.sleep(
-                    max(backoff.seconds(), self._producer_options.requeue_seconds())
-                )
+                await self._requeue(backoff)
                 continue
             return leadership
+
+    async def _requeue(self, backoff: Backoff) -> None:
+        self._withdraw()
+        await asyncio.sleep(max(backoff.seconds(), self._producer_options.requeue_seconds()))
 
     def _withdraw(self) -> None:
         if self._asking is not None:

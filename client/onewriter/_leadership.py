@@ -20,7 +20,7 @@ from onewriter._leader import Announcement, LeaderInfo, host_name, iso_time
 from onewriter._outbox import MessageId
 from onewriter._producer import Producer
 from onewriter._serving import Serving
-from onewriter._signal import Signal
+from onewriter._signal import Signal, tell
 from onewriter._tenure import ProducerOptions
 from onewriter._transaction import COMMIT_SECONDS, Transaction
 
@@ -101,9 +101,12 @@ class Loss:
         return self.wait().__await__()
 
     def call(self, callback: Callable[[OnewriterError], object]) -> None:
-        """Call it once it is over, at once if it is; it must not block or raise."""
+        """Call it once it is over, at once if it is; it must not block.
+
+        What it raises goes to the loop's exception handler.
+        """
         if self.reason is not None:
-            callback(self.reason)
+            tell(callback, self.reason)
         else:
             self._callbacks.append(callback)
 
@@ -112,7 +115,7 @@ class Loss:
         self._news.tell()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback(reason)
+            tell(callback, reason)
 
 
 class Leadership:

@@ -11,7 +11,6 @@ from typing import Protocol
 
 from onewriter._connection import Connection
 from onewriter._errors import OnewriterError, OutcomeUnknown, Refused, Unavailable, answer_of
-from onewriter_core.errors import ProtocolError
 from onewriter_core.wire import hot
 from onewriter_core.wire.commands import message_id_to_proto
 from onewriter_core.wire.hot import Delivery
@@ -131,7 +130,10 @@ class Link:
         except Unavailable as lost:
             raise OutcomeUnknown(f"whether it is acknowledged is not known: {lost}") from lost
         if not isinstance(answer, pb.CommandAckResponse):
-            raise ProtocolError(f"an ACK was answered with {type(answer).__name__}")
+            text = (
+                f"whether it is acknowledged is not known: the answer was {type(answer).__name__}"
+            )
+            raise OutcomeUnknown(text)
         if answer.HasField("error"):
             error = answer_of(answer.error, answer.message)
             raise error if isinstance(error, Refused) else OutcomeUnknown(answer.message)
@@ -150,7 +152,7 @@ class Link:
             )
         )
         if not isinstance(answer, pb.CommandGetLastMessageIdResponse):
-            raise ProtocolError(f"a question was answered with {type(answer).__name__}")
+            raise Unavailable(f"a question was answered with {type(answer).__name__}")
         return answer
 
     async def seek(self, command: pb.CommandSeek) -> None:

@@ -273,7 +273,7 @@ class Ownerships(Sequence[Ownership]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.release(self._all)
+        await self.release()
 
     async def ask(self, timeout_seconds: float | None) -> None:
         """Ask for all of it, once."""
@@ -308,10 +308,10 @@ class Ownerships(Sequence[Ownership]):
         if trouble is not None:
             raise trouble
 
-    async def release(self, these: Sequence[Ownership]) -> None:
-        """Give these up; who cannot be reached finds out by itself."""
+    async def release(self, these: Sequence[Ownership] | None = None) -> None:
+        """Give these up, or all of it; who cannot be reached finds out by itself. Idempotent."""
         given = []
-        for each in these:
+        for each in self._all if these is None else these:
             owned = each.given
             if each.end is None:
                 each.stop(Closed("released by this program"))
@@ -395,13 +395,13 @@ class Own:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._owned.release(list(self._owned))
+        await self._owned.release()
 
     async def _ask(self) -> Ownerships:
         try:
             await self._owned.ask(self._timeout_seconds)
         except BaseException:
-            await self._owned.release(list(self._owned))
+            await self._owned.release()
             raise
         self._start(self._owned)
         return self._owned
@@ -410,8 +410,10 @@ class Own:
 def wanted_of(resources: Resources) -> dict[str, int]:
     """The generation for each resource. Raises ConfigurationError."""
     wanted: dict[str, int] = {}
+    if not isinstance(resources, Iterable):
+        raise ConfigurationError(f"own needs a list of resources, not {resources!r}")
     for each in resources:
-        name, generation = (each, GENERATION_FIRST) if isinstance(each, str) else each
+        name, generation = _named(each)
         if not name:
             raise ConfigurationError("a resource has no name")
         if name in wanted:
@@ -422,6 +424,17 @@ def wanted_of(resources: Resources) -> dict[str, int]:
     if not wanted:
         raise ConfigurationError("own needs at least one resource")
     return wanted
+
+
+def _named(each: object) -> tuple[str, int]:
+    match each:
+        case str(name):
+            return name, GENERATION_FIRST
+        case (str(name), int(generation)) if not isinstance(generation, bool):
+            return name, generation
+        case _:
+            text = "a resource is its name, or (name, generation)"
+            raise ConfigurationError(f"{text}, not {each!r}")
 
 
 def new_nonce() -> str:

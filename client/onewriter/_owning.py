@@ -7,13 +7,16 @@ What does not: what an ownership is to the application, and how it is kept (_own
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from onewriter._config import Address, Backoff, Limits
-from onewriter._connection import Connection
+from onewriter._connection import Connection, Spawn
 from onewriter._errors import (
     RETRYABLE,
+    Closed,
+    ConfigurationError,
     Fenced,
     OnewriterError,
     Refused,
@@ -29,6 +32,14 @@ RESOURCES_PER_REQUEST_MAX = 1_000
 
 RELEASE_SECONDS = 5.0
 """For giving up what a broker does not answer for; it finds out by itself."""
+
+RETURN_SECONDS = 60.0
+"""For giving back what nobody waited for; a broker that is silent for so long is gone."""
+
+RETURN_GENERATION = 1
+"""Whoever owns a resource by its nonce goes on under any generation up to the granted one."""
+
+log = logging.getLogger("onewriter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +62,53 @@ class Given:
 
 Answers = dict[str, Given | OnewriterError]
 
+Results = list[pb.CommandOwnResponse.Result]
+
+
+class _Asked:
+    """What one question has asked for, and where it may be granted without anybody knowing."""
+
+    def __init__(self) -> None:
+        self.answers: Answers = {}
+        self.unsettled: dict[Connection, set[str]] = {}
+        self.under_way: asyncio.Task[None] | None = None
+        """The request that was not answered yet when nobody waited for it any more."""
+
+    def sent(self, connection: Connection, resources: Iterable[str]) -> None:
+        """From now on they may be granted there."""
+        self.unsettled.setdefault(connection, set()).update(resources)
+
+    def settled(self, connection: Connection, resource: str) -> None:
+        """The broker said what became of it."""
+        self.unsettled.get(connection, set()).discard(resource)
+
+    def unwanted(self) -> dict[Connection, list[str]]:
+        """What is to be given back where nobody takes the answers that are not here yet."""
+        return {
+            connection: [
+                each for each in sorted(resources) if not isinstance(self.answers.get(each), Given)
+            ]
+            for connection, resources in self.unsettled.items()
+        }
+
+    def dropped(self) -> dict[Connection, list[str]]:
+        """What is to be given back where nobody takes any answer."""
+        unwanted = {connection: set(found) for connection, found in self.unsettled.items()}
+        for resource, answer in self.answers.items():
+            if isinstance(answer, Given):
+                unwanted.setdefault(answer.connection, set()).add(resource)
+        return {connection: sorted(found) for connection, found in unwanted.items()}
+
 
 class Owners:
     """Asks for one client."""
 
-    def __init__(self, directory: Directory, limits: Limits) -> None:
+    def __init__(self, directory: Directory, limits: Limits, spawn: Spawn) -> None:
         self._directory = directory
         self._limits = limits
+        self._spawn = spawn
+        self._returning: dict[asyncio.Task[None], tuple[str, frozenset[str]]] = {}
+        """What is being given back, each with its group and resources."""
 
     async def ask(
         self,
@@ -72,15 +123,44 @@ class Owners:
 
         ``at``: brokers to ask first.
 
-        Asking again with the same nonce is harmless: what was given meanwhile is given again.
+        Asking again with the same nonce is harmless: what was given meanwhile is given again. What
+        nobody takes, because the time was over or the caller was cancelled, is given back behind
+        the caller's back; with ``only_returns`` it stays whose it is.
         """
+        asked = _Asked()
+        unwanted: dict[Connection, list[str]] = {}
+        try:
+            answers = await self._ask(
+                asker, wanted, asked, at=at, only_returns=only_returns, seconds=seconds
+            )
+            unwanted = asked.unwanted()
+        except BaseException:
+            unwanted = asked.dropped()
+            raise
+        finally:
+            if not only_returns:
+                self._return_soon(asker, unwanted, asked.under_way)
+        return answers
+
+    async def _ask(
+        self,
+        asker: Asker,
+        wanted: Mapping[str, int],
+        asked: _Asked,
+        *,
+        at: Mapping[str, Address] | None,
+        only_returns: bool,
+        seconds: float | None,
+    ) -> Answers:
         limit = self._limits.operation_timeout_seconds if seconds is None else seconds
-        answers: Answers = {}
+        answers = asked.answers
         pending = {resource: (at or {}).get(resource) for resource in wanted}
         troubles: dict[str, OnewriterError] = {}
         backoff = Backoff()
         try:
             async with asyncio.timeout(limit):
+                if not only_returns:
+                    await self._returned(asker.group, wanted)
                 while True:
                     was_moved = False
                     for address, resources in _batches(pending):
@@ -88,7 +168,7 @@ class Owners:
                             asker,
                             {each: wanted[each] for each in resources},
                             address,
-                            answers,
+                            asked,
                             troubles,
                             only_returns=only_returns,
                         )
@@ -135,26 +215,34 @@ class Owners:
         asker: Asker,
         wanted: Mapping[str, int],
         address: Address | None,
-        answers: Answers,
+        asked: _Asked,
         troubles: dict[str, OnewriterError],
         *,
         only_returns: bool,
     ) -> dict[str, Address | None]:
         """Ask one broker; the resources that another one keeps, with its address."""
+        answers = asked.answers
         try:
             connection = await self._connection(address)
-            results = await _request(connection, asker, wanted, only_returns=only_returns)
-        except (Unavailable, ProtocolError) as error:
-            troubles.update(dict.fromkeys(wanted, error))
-            return {}
-        except OnewriterError as error:  # a definite no to all of it
-            answers.update(dict.fromkeys(wanted, error))
+            if only_returns:
+                results = await _request(connection, asker, wanted, only_returns=True)
+            else:
+                results = await self._question(connection, asker, wanted, asked)
+        except OnewriterError as error:
+            # An owner outlives what is wrong here for a while, as files that are being replaced.
+            is_passing = only_returns and isinstance(error, ConfigurationError)
+            if is_passing or isinstance(error, Unavailable | ProtocolError):
+                troubles.update(dict.fromkeys(wanted, error))
+            else:  # a definite no to all of it
+                answers.update(dict.fromkeys(wanted, error))
             return {}
         elsewhere: dict[str, Address | None] = {}
         for resource, result in zip(wanted, results, strict=True):
             if result.HasField("generation"):
                 answers[resource] = Given(result.generation, connection)
+                asked.settled(connection, resource)
             elif result.broker_service_url:
+                asked.settled(connection, resource)
                 elsewhere[resource] = self._directory.address_of(
                     result.broker_service_url, result.broker_service_url_tls
                 )
@@ -164,7 +252,102 @@ class Owners:
                     troubles[resource] = denial
                 else:
                     answers[resource] = denial
+                    asked.settled(connection, resource)
         return elsewhere
+
+    async def _question(
+        self, connection: Connection, asker: Asker, wanted: Mapping[str, int], asked: _Asked
+    ) -> Results:
+        """Ask in a task of its own: whoever gives up waiting has to know when it was answered."""
+        answer: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
+
+        async def ask() -> None:
+            try:
+                results = await _request(connection, asker, wanted, only_returns=False)
+            except OnewriterError as error:
+                _end(answer, error)
+            else:
+                if not answer.done():
+                    answer.set_result(results)
+
+        asked.sent(connection, wanted)
+        task = asked.under_way = self._spawn(ask())
+        task.add_done_callback(lambda _task: _end(answer, Closed("the client was closed")))
+        return await answer
+
+    # ------------------------------------------------------------ giving back
+
+    def _return_soon(
+        self,
+        asker: Asker,
+        unwanted: Mapping[Connection, list[str]],
+        under_way: asyncio.Task[None] | None,
+    ) -> None:
+        for connection, resources in unwanted.items():
+            if not resources or connection.is_closed:
+                continue  # what a lost connection owned nobody owns
+            work = self._return(connection, asker, resources, under_way)
+            try:
+                task = self._spawn(work)
+            except RuntimeError:  # the client ends, and its connections with it
+                work.close()
+                return
+            self._returning[task] = (asker.group, frozenset(resources))
+            task.add_done_callback(lambda done: self._returning.pop(done, None))
+
+    async def _return(
+        self,
+        connection: Connection,
+        asker: Asker,
+        resources: list[str],
+        under_way: asyncio.Task[None] | None,
+    ) -> None:
+        """Find out what was granted, behind the answer that nobody waited for, and give it up."""
+        backoff = Backoff()
+        try:
+            async with asyncio.timeout(RETURN_SECONDS):
+                if under_way is not None:
+                    await asyncio.wait([under_way])
+                while resources and not connection.is_closed:
+                    resources = await self._return_once(connection, asker, resources)
+                    if resources:
+                        await asyncio.sleep(backoff.seconds())
+        except TimeoutError:
+            log.warning("%s did not answer: %s may be owned", connection.address, resources[:10])
+
+    async def _return_once(
+        self, connection: Connection, asker: Asker, resources: list[str]
+    ) -> list[str]:
+        """Give back what is known to be granted; what the broker did not answer for."""
+        granted: list[tuple[str, Given]] = []
+        unanswered: list[str] = []
+        for start in range(0, len(resources), RESOURCES_PER_REQUEST_MAX):
+            chunk = resources[start : start + RESOURCES_PER_REQUEST_MAX]
+            wanted = dict.fromkeys(chunk, RETURN_GENERATION)
+            try:
+                results = await _request(connection, asker, wanted, only_returns=True)
+            except Refused:
+                continue  # who may not own has nothing to give back
+            except OnewriterError:
+                unanswered += chunk
+                continue
+            for resource, result in zip(chunk, results, strict=True):
+                if result.HasField("generation"):
+                    granted.append((resource, Given(result.generation, connection)))
+                elif not result.broker_service_url and isinstance(_error(result), Unavailable):
+                    unanswered.append(resource)
+        await self.release(asker, granted)
+        return unanswered
+
+    async def _returned(self, group: str, wanted: Mapping[str, int]) -> None:
+        """Wait for what an earlier call of this client is giving back."""
+        tasks = [
+            task
+            for task, (its_group, resources) in self._returning.items()
+            if its_group == group and not resources.isdisjoint(wanted)
+        ]
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _connection(self, address: Address | None) -> Connection:
         if address is None:
@@ -179,9 +362,15 @@ class Owners:
         return connection
 
 
+def _end(answer: asyncio.Future[Results], error: OnewriterError) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+        answer.exception()  # whoever asked may have gone
+
+
 async def _request(
     connection: Connection, asker: Asker, wanted: Mapping[str, int], *, only_returns: bool
-) -> list[pb.CommandOwnResponse.Result]:
+) -> Results:
     answer = await connection.request(
         pb.CommandOwn(
             request_id=connection.next_request_id(),

@@ -6,6 +6,16 @@ import asyncio
 from collections.abc import Callable
 
 
+def tell(callback: Callable[..., object], *news: object) -> None:
+    """Call what the application gave. What it raises is its loop's to report, and ends nothing here."""
+    try:
+        callback(*news)
+    except Exception as error:  # noqa: BLE001 - it is the application's, and may be anything
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": f"onewriter: {callback!r} failed", "exception": error}
+        )
+
+
 class Signal:
     """``tell`` wakes everybody who waits now; each looks for itself whether it is what it wants."""
 
