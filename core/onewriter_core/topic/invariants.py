@@ -294,6 +294,10 @@ def _nobody_else_serves(
 ) -> None:
     """No grant while a former holder may still serve (decisions 22)."""
     claim = before.claim
+    if not isinstance(event, FenceStored | ClockTicked):
+        serving = {slot.number for slot in before.slots if slot.serve_seconds}
+        early = [e for e in effects if isinstance(e, Grant) and e.slot in serving and not e.resumed]
+        _must("no grant while a former holder may serve", not early, early)
     if claim is None or not isinstance(event, FenceStored | ClockTicked):
         return
     until = -math.inf if claim.waits is None else claim.waits.until

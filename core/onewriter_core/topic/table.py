@@ -157,12 +157,13 @@ def share_requested(topic: Topic, slot: Slot, request: Request) -> Step:
         return defer(topic, None, request)
     if slot.is_open and isinstance(slot.ownership, Shared | Vacant):
         tenure = slot.ownership.tenure if isinstance(slot.ownership, Vacant) else None
-        if tenure is None:
+        if tenure is None and not slot.serve_seconds:
             topic = with_slot(topic, replace(slot, ownership=Shared((*present, producer))))
             return topic, (*effects, grant_shared(slot, producer))
     if topic.claim is not None:
         return defer(topic, None, request)
-    # The newcomer ends the last exclusive holder's right to resume: that is a fence.
+    # The newcomer ends the last exclusive holder's right to resume: that is a fence. It also waits for
+    # one that an administrator fenced out, and that may still serve.
     return start_claim(topic, Purpose.SHARE, (slot.number,), newcomers=(producer,))
 
 
