@@ -19,7 +19,7 @@ MESSAGE_LENGTH_MAX: Final = 1_000
 
 Status = Literal["True", "False", "Unknown"]
 
-_CANNOT: Final = frozenset({"Invalid", "Unsupported", "RefusedByBroker"})
+_CANNOT: Final = frozenset({"Invalid", "RefusedByBroker"})
 _BROKERS: Final = frozenset({"BrokersUnreachable"})
 _SERVICE: Final = frozenset({"ServiceTaken", "ServiceRefused"})
 
@@ -54,7 +54,7 @@ TOPIC_REASONS: Final[Mapping[str, frozenset[str]]] = {
 CLAIM_REASONS: Final[Mapping[str, frozenset[str]]] = {
     "Ready": frozenset(
         {"Ready", "TopicMissing", "TopicNotServed", "Pending", "Paused", "Unmanaged"}
-        | _CANNOT - {"Unsupported"}
+        | _CANNOT
         | _BROKERS
     ),
     "Granted": frozenset({"Granted", "Waiting", "Fenced", "Rejected", "Unmanaged"} | _BROKERS),
@@ -62,7 +62,7 @@ CLAIM_REASONS: Final[Mapping[str, frozenset[str]]] = {
         {"Evicted", "PodGone", "Pending", "BlockedByPDB", "EvictionFailed", "NotRequested"}
     ),
     "Reconciling": frozenset({"Progressing", "Settled"}),
-    "Stalled": frozenset({"Settled"} | _CANNOT - {"Unsupported"}),
+    "Stalled": frozenset({"Settled"} | _CANNOT),
 }
 """The same of a ProducerClaim."""
 

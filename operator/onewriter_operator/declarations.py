@@ -5,11 +5,11 @@ asks, and puts the body together out of ready-made pieces, because a burst of a 
 asks for it many times.
 
 * Of two objects for one topic the older counts (by creationTimestamp, then uid).
-* What the models refuse, or this version cannot do, is never passed on: one wrong object must not
-  keep all others from the brokers.
+* What the models refuse is never passed on: one wrong object must not keep all others from the
+  brokers.
 * A topic that is being deleted together with its log is passed on closed: nobody new is let in.
 * A paused or unmanaged object is passed on as it was before, and so is one whose new spec is wrong,
-  with its claims; after a start, which forgets what was before, without what cannot be done.
+  with its claims; a start forgets what was before, and then a wrong one is not passed on.
 * A new topic is passed on only once it is known whether the brokers had it before (``admit``).
 """
 
@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from onewriter_core.api import ExclusiveTopic, ProducerClaim, unsupported, without_unsupported
+from onewriter_core.api import ExclusiveTopic, ProducerClaim
 from onewriter_core.api.violations import in_words
 from onewriter_core.ids import InvalidTopicName
 from onewriter_operator.documents import (
@@ -45,7 +45,7 @@ from onewriter_operator.documents import (
     uid_of,
 )
 from onewriter_operator.plan.claim import topic_of
-from onewriter_operator.plan.facts import Standing, Word
+from onewriter_operator.plan.facts import Standing
 from onewriter_operator.store import Store
 
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -71,7 +71,6 @@ class _Read:
     generation: int
     topic: str = ""
     problem: str = ""
-    is_unsupported: bool = False
 
 
 class Declarations:
@@ -216,13 +215,9 @@ class Declarations:
     def _hold(self, document: Json) -> None:
         """Remember what is passed on of an object while what it says later is not."""
         uid, read = uid_of(document), self._look(document)
-        if read.is_unsupported and status_of(document).get("epoch") is not None:
-            # It was served before this process began, by a spec that nobody knows any more.
-            possible = without_unsupported(spec_of(document))
-            self._held.setdefault(uid, document | {"spec": possible})
-        elif read.problem:
+        if read.problem:
             return
-        elif _is_paused(document):
+        if _is_paused(document):
             self._held.setdefault(uid, document)
         else:
             self._held[uid] = document
@@ -261,9 +256,8 @@ class Declarations:
     def _judged(self, key: Key, document: Json) -> Standing:
         read = self._look(document)
         is_kept = bool(read.problem and read.topic) and uid_of(document) in self._held
-        word: Word = "Unsupported" if read.is_unsupported else "Invalid"
         if read.problem and not is_kept:
-            return Standing(word, read.problem, read.topic)
+            return Standing("Invalid", read.problem, read.topic)
         rivals = [self._store.get(each) for each in self._by_topic.get(read.topic, ())]
         oldest = min((each for each in rivals if each is not None), key=_age, default=document)
         if key_of(oldest) != key:
@@ -274,7 +268,7 @@ class Declarations:
             return Standing("Closing", "it is being deleted together with its log", read.topic)
         if is_kept:
             message = f"{read.problem}; brokers go on with what they have of it"
-            return Standing(word, message, read.topic, is_kept=True)
+            return Standing("Invalid", message, read.topic, is_kept=True)
         return Standing("Accepted", "", read.topic)
 
     def _claim_standing(self, document: Json) -> Standing:
@@ -355,9 +349,6 @@ def _parsed(document: Json, generation: int) -> _Read:
         return _Read(generation, problem=_sentence(in_words(model, error)))
     except InvalidTopicName as error:
         return _Read(generation, problem=str(error))
-    lacking = unsupported(found) if isinstance(found, ExclusiveTopic) else ()
-    if lacking:
-        return _Read(generation, topic, _sentence(lacking), is_unsupported=True)
     return _Read(generation, topic)
 
 

@@ -13,9 +13,7 @@ from typing import Any, Final, Literal
 
 from onewriter_operator.documents import Json, status_of
 
-Word = Literal[
-    "Accepted", "Closing", "Invalid", "Unsupported", "ResourceConflict", "TopicMissing", "NotServed"
-]
+Word = Literal["Accepted", "Closing", "Invalid", "ResourceConflict", "TopicMissing", "NotServed"]
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 

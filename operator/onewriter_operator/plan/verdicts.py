@@ -15,7 +15,7 @@ DRIFT_SHOWN_SECONDS: Final = 3_600.0
 TAKING_OVER: Final = frozenset({"ChangingHands", "Reserved"})
 """States of a topic between two writers."""
 
-OBSTACLES: Final = frozenset({"Invalid", "Unsupported", "ResourceConflict"})
+OBSTACLES: Final = frozenset({"Invalid", "ResourceConflict"})
 """Standings that only a person can change."""
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import structlog
@@ -20,6 +21,7 @@ from onewriter_operator.events import Recorder
 from onewriter_operator.installation.names import selector
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
+from onewriter_operator.plan import turns
 from onewriter_operator.plan.actions import Tell
 from onewriter_operator.plan.difference import difference, digest
 from onewriter_operator.reconcile.calls import enforce
@@ -29,6 +31,12 @@ EVERY_SECONDS: Final = 60.0
 
 RETRY_SECONDS: Final = 5.0
 """After a visit that failed."""
+
+TURN_SECONDS: Final = 2.0
+"""Between two visits while one rollout waits for another."""
+
+TURN_SECONDS_MAX: Final = 120.0
+"""For so long a rollout waits: one that gets stuck must not keep back what would mend it."""
 
 CONFIG_MAP: Final = Kind("", "v1", "ConfigMap", "configmaps")
 SECRET: Final = Kind("", "v1", "Secret", "secrets")
@@ -55,7 +63,12 @@ class Installation:
     """Keeps the installed objects as the configuration says."""
 
     def __init__(
-        self, kube: Kube, configuration: Configuration, recorder: Recorder, metrics: Metrics
+        self,
+        kube: Kube,
+        configuration: Configuration,
+        recorder: Recorder,
+        metrics: Metrics,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube = kube
         self._configuration = configuration
@@ -63,13 +76,17 @@ class Installation:
         self._metrics = metrics
         self._applied: dict[str, tuple[str, str]] = {}
         self._owner: Json | None = None
+        self._now = now
+        self._waits_since: float | None = None
+        """Since when a rollout waits for another; None: none does."""
 
     async def run(self) -> None:
         """Visit for ever."""
         while True:
             pause = EVERY_SECONDS * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load
             try:
-                await self.visit()
+                if await self.visit():
+                    pause = TURN_SECONDS
             except (ApiRefused, ApiUnreachable) as error:
                 log.warning("installation.incomplete", reason=str(error))
                 pause = RETRY_SECONDS
@@ -79,8 +96,8 @@ class Installation:
                     self._tell(Tell("InstallationIncomplete", note, is_warning=True))
             await asyncio.sleep(pause)
 
-    async def visit(self) -> None:
-        """Put right what differs. Raises ApiRefused, ApiUnreachable.
+    async def visit(self) -> bool:
+        """Put right what differs. Raises ApiRefused, ApiUnreachable. True: something waits for its turn.
 
         An object that the API server refuses keeps no other back.
         """
@@ -89,15 +106,16 @@ class Installation:
         owner = await self._kube.get(CONFIG_MAP, namespace, name)
         if owner is None and self._owner is not None:
             log.warning("installation.rests", reason=f"ConfigMap {name} is gone")
-            return  # it is being uninstalled: what belongs to it goes, and must not come back
+            return False  # it is being uninstalled: what belongs to it goes, and must not come back
         self._owner = owner
         for document in installation.created_once(self._configuration, self._owner):
             await self._create(document)
         wanted = installation.objects(self._configuration, self._owner)
         refusals: list[ApiRefused] = []
+        waiting = ""
         for document in wanted:
             try:
-                await self._apply(document)
+                waiting = await self._apply(document, wanted) or waiting
             except ApiRefused as refused:
                 title = f"{document['kind']}/{metadata(document)['name']}"
                 after = refused.retry_after_seconds
@@ -105,6 +123,9 @@ class Installation:
         if refusals:
             raise next((each for each in refusals if each.status == 429), refusals[0])
         await self._remove_others(wanted)
+        if not waiting:
+            self._waits_since = None
+        return bool(waiting)
 
     async def _create(self, document: Json) -> None:
         kind, about = KINDS[document["kind"]], metadata(document)
@@ -116,7 +137,8 @@ class Installation:
             if refused.status != 409:  # another operator made it
                 raise
 
-    async def _apply(self, document: Json) -> None:
+    async def _apply(self, document: Json, wanted: list[Json]) -> str:
+        """Write it where it differs; what keeps it waiting, if anything does."""
         kind, about = KINDS[document["kind"]], metadata(document)
         name = f"{kind.kind}/{about['name']}"
         found = await self._kube.get(kind, about["namespace"], about["name"])
@@ -126,7 +148,10 @@ class Installation:
         if not what or known == (digest(document), version):
             # What may still differ is the API server's own way of writing the same.
             self._applied[name] = (digest(document), version)
-            return
+            return ""
+        if found is not None and (reason := await self._waits_for(document, wanted)):
+            log.info("installation.waits", object=name, path=what, reason=reason)
+            return reason
         if known is not None and known[0] == digest(document):
             change = f"{name} was changed outside and put right: {what}"
             log.warning("installation.drifted", object=name, path=what)
@@ -135,6 +160,23 @@ class Installation:
         written = await enforce(self._kube, kind, document)
         self._applied[name] = (digest(document), str(metadata(written)["resourceVersion"]))
         log.info("installation.applied", object=name, path=what)
+        return ""
+
+    async def _waits_for(self, document: Json, wanted: list[Json]) -> str:
+        """Why a change of this object is not written yet: see turns.py."""
+        if document["kind"] != turns.KIND:
+            return ""
+        others = [each for each in wanted if each["kind"] == turns.KIND and each is not document]
+        found = [await self._kube.get(KINDS[turns.KIND], *_place(each)) for each in others]
+        reason = turns.waits_for(document, [each for each in found if each is not None])
+        if not reason:
+            return ""
+        if self._waits_since is None:
+            self._waits_since = self._now()
+        if self._now() - self._waits_since < TURN_SECONDS_MAX:
+            return reason
+        log.warning("installation.waits_no_longer", seconds=TURN_SECONDS_MAX, reason=reason)
+        return ""
 
     async def _remove_others(self, wanted: list[Json]) -> None:
         """Take away what a former configuration had and this one has not."""
@@ -153,6 +195,11 @@ class Installation:
     def _tell(self, told: Tell) -> None:
         if self._owner is not None:
             self._recorder.tell(self._owner, told)
+
+
+def _place(document: Json) -> tuple[str, str]:
+    about = metadata(document)
+    return about["namespace"], about["name"]
 
 
 def _managed(own: Mapping[str, Any]) -> dict[str, str]:

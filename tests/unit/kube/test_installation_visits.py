@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,7 @@ from onewriter_operator.events import Recorder
 from onewriter_operator.kube import ApiRefused, Kube
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.plan.actions import Tell
-from onewriter_operator.reconcile.installation import Installation
+from onewriter_operator.reconcile.installation import TURN_SECONDS_MAX, Installation
 
 Json = dict[str, Any]
 
@@ -70,11 +71,11 @@ class Told:
         self.said.append(told)
 
 
-def world() -> tuple[Server, Told, Installation]:
+def world(now: Callable[[], float] = lambda: 0.0) -> tuple[Server, Told, Installation]:
     server, told = Server(), Told()
     configuration = configured(namespace="onewriter")
-    found = Installation(cast("Kube", server), configuration, cast("Recorder", told), Metrics())
-    return server, told, found
+    recorder = cast("Recorder", told)
+    return server, told, Installation(cast("Kube", server), configuration, recorder, Metrics(), now)
 
 
 def key(kind: str, name: str) -> Key:
@@ -104,6 +105,52 @@ async def test_what_was_changed_is_put_right_and_said() -> None:
     await installation.visit()
     assert server.objects[BROKERS]["spec"]["replicas"] == 3
     assert [each.reason for each in told.said] == ["DriftRepaired"]
+
+
+def runs(server: Server, key: Key, *, ready: int) -> None:
+    """What the StatefulSet's controller says of it."""
+    found = copy.deepcopy(server.objects[key])
+    replicas = found["spec"]["replicas"]
+    found["status"] = {"observedGeneration": 1, "updatedReplicas": replicas, "readyReplicas": ready}
+    server.put(found)
+
+
+@pytest.mark.parametrize(("first", "second"), [(STORE, BROKERS), (BROKERS, STORE)])
+async def test_store_and_brokers_are_replaced_one_after_the_other(first: Key, second: Key) -> None:
+    """A broker that goes while the store is away cannot leave in order: epochs would be lost."""
+    now = 0.0
+    server, _, installation = world(lambda: now)
+    await installation.visit()
+    runs(server, STORE, ready=1)
+    runs(server, BROKERS, ready=3)
+    assert not await installation.visit()
+    runs(server, first, ready=0)
+    changed = copy.deepcopy(server.objects[second])
+    changed["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1
+    server.put(changed)
+    server.writes.clear()
+    assert await installation.visit(), "it waits"
+    now = TURN_SECONDS_MAX - 1
+    assert await installation.visit(), "it still does"
+    assert server.writes == []
+    runs(server, first, ready=server.objects[first]["spec"]["replicas"])
+    assert not await installation.visit()
+    assert server.writes == [second]
+
+
+async def test_a_rollout_that_is_stuck_does_not_keep_the_other_back_for_ever() -> None:
+    now = 0.0
+    server, _, installation = world(lambda: now)
+    await installation.visit()
+    runs(server, STORE, ready=0)
+    changed = copy.deepcopy(server.objects[BROKERS])
+    changed["spec"]["replicas"] = 9
+    server.put(changed)
+    server.writes.clear()
+    assert await installation.visit()
+    now = TURN_SECONDS_MAX
+    assert not await installation.visit()
+    assert server.writes == [BROKERS]
 
 
 async def test_an_object_that_is_refused_keeps_no_other_back() -> None:
