@@ -18,18 +18,33 @@ NOTICE_SECONDS = 2 * BEAT_SECONDS
 STAY_SECONDS_MAX = 3.0
 """How long it stays at most after it has given everything back."""
 
+STORE_SECONDS_MAX = 5.0
+"""How long it waits for a store that is away. Without it nothing can be given back in order, and
+where the store has another dataset afterwards, nobody may go on under the epoch they had."""
+
 LOOK_SECONDS = 0.05
 
 
 async def leave(membership: Membership, ownership: BucketOwnership) -> None:
     """Give everything back. Raises Unavailable, Undecided; the caller bounds the time."""
-    await membership.announce_leaving()
+    await _announce(membership, ownership)
     if ownership.held() and _has_successor(membership):
         await asyncio.sleep(NOTICE_SECONDS)
     buckets = list(ownership.held())
     await ownership.give_back_all()
     await _stay(membership, ownership, buckets)
     await membership.leave()
+
+
+async def _announce(membership: Membership, ownership: BucketOwnership) -> None:
+    """Say that it goes; while the store is away, again, as long as there is anything to give back."""
+    now = asyncio.get_running_loop().time
+    until = now() + STORE_SECONDS_MAX
+    while True:
+        is_heard = await membership.announce_leaving()
+        if is_heard or not ownership.held() or now() >= until:
+            return
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 async def _stay(membership: Membership, ownership: BucketOwnership, buckets: list[int]) -> None:

@@ -292,8 +292,8 @@ class Membership:
             await self.beat_once()
             await asyncio.sleep(BEAT_SECONDS)
 
-    async def beat_once(self) -> None:
-        """One heartbeat and one reading; a store that is away is not an error."""
+    async def beat_once(self) -> bool:
+        """One heartbeat and one reading; False: the store is away, which is not an error."""
         self._counter += 1
         is_kept_out = self._leaving or not self._is_prepared()
         beat = Beat(self._counter, self._addresses, is_kept_out, self._wall_ms(), self._leads())
@@ -304,17 +304,23 @@ class Membership:
                 self._observer.feed(self._now(), reading)
                 for member in self._observer.forgettable():
                     await self._store.forget_member(member)
+            is_heard = True
         except (OnewriterError, TimeoutError) as error:
+            is_heard = False
             _log.debug("membership.store_away", error=str(error))
         view = self.view()
         if view != self._last_view:
             self._last_view = view
             self.changed.set()
+        return is_heard
 
-    async def announce_leaving(self) -> None:
-        """Ask the others to count on this broker no more: it is about to give its buckets back."""
+    async def announce_leaving(self) -> bool:
+        """Ask the others to count on this broker no more: it is about to give its buckets back.
+
+        False: the store is away, and they may not have heard.
+        """
         self._leaving = True
-        await self.beat_once()
+        return await self.beat_once()
 
     async def leave(self) -> None:
         """Remove this broker's heartbeat, once its buckets are given back; best effort, bounded."""

@@ -19,7 +19,12 @@ from onewriter_broker.anchor.api import Record, Versioned
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.ownership import buckets as buckets_module
 from onewriter_broker.ownership.bucket_events import LostReason
-from onewriter_broker.ownership.leaving import NOTICE_SECONDS, STAY_SECONDS_MAX, leave
+from onewriter_broker.ownership.leaving import (
+    NOTICE_SECONDS,
+    STAY_SECONDS_MAX,
+    STORE_SECONDS_MAX,
+    leave,
+)
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.ownership.placement import LiveView
 from onewriter_core.errors import Unavailable
@@ -49,9 +54,9 @@ class Process:
 
     def __post_init__(self) -> None:
         self.is_prepared = True
-        store = MemoryLogStore(self.world.server.resolve, buckets=BUCKETS)
+        self.store = MemoryLogStore(self.world.server.resolve, buckets=BUCKETS)
         self.membership = Membership(
-            store, self.me, addresses(self.me), is_prepared=lambda: self.is_prepared
+            self.store, self.me, addresses(self.me), is_prepared=lambda: self.is_prepared
         )
         self.broker = self.world.broker(
             self.me, live_view=self.membership.view, wake=self.membership.changed
@@ -148,6 +153,38 @@ async def test_the_last_broker_just_leaves_and_so_do_all_at_once(world: World) -
         began = now()
         await leave(third.membership, third.broker)
         assert now() == began
+
+
+async def test_who_leaves_waits_a_little_for_a_store_that_is_away(world: World) -> None:
+    """Else nothing is given back in order, and epochs are lost that nobody had to lose."""
+    first = Process(world, "broker-0~a")
+    now = asyncio.get_running_loop().time
+    async with running(first.run()), asyncio.TaskGroup() as tasks:
+        await asyncio.sleep(10)
+        faults = first.store.faults
+        faults.is_cut_off = True
+        leaving = tasks.create_task(leave(first.membership, first.broker))
+        await asyncio.sleep(STORE_SECONDS_MAX - 1)
+        assert len(first.broker.held()) == BUCKETS
+        faults.is_cut_off = False
+        await leaving
+        assert (await world.record()).clean
+        faults.is_cut_off = True
+        began = now()
+        await leave(first.membership, first.broker)
+        assert now() == began, "there is nothing to give back"
+
+
+async def test_who_leaves_waits_only_so_long_for_a_store(world: World) -> None:
+    first = Process(world, "broker-0~a")
+    now = asyncio.get_running_loop().time
+    async with running(first.run()):
+        await asyncio.sleep(10)
+        first.store.faults.is_cut_off = True
+        began = now()
+        await leave(first.membership, first.broker)
+        assert STORE_SECONDS_MAX <= now() - began < STORE_SECONDS_MAX + 1
+        assert first.broker.held() == {}
 
 
 async def test_who_leaves_waits_only_so_long_for_a_successor_that_takes_nothing(
