@@ -14,17 +14,16 @@ Json = Mapping[str, Any]
 KIND: Final = "StatefulSet"
 
 
-def rolling(workload: Json) -> str:
-    """What is still to come until all its pods are new and ready; empty: it is at rest."""
-    wanted = workload["spec"].get("replicas", 1)
-    status = workload.get("status", {})
-    if status.get("observedGeneration", 0) < workload["metadata"].get("generation", 0):
-        return "not looked at since it changed"
-    for count, word in (("updatedReplicas", "updated"), ("readyReplicas", "ready")):
-        found = status.get(count, 0)
-        if found < wanted:
-            return f"{found} of {wanted} pods are {word}"
-    return ""
+def is_rolling(stateful_set: Json) -> bool:
+    """Whether its pods are being replaced: the controller's revisions differ until all are ready.
+
+    One that merely is not ready replaces nothing, and one without a status does not run yet.
+    """
+    status = stateful_set.get("status") or {}
+    if "observedGeneration" not in status:
+        return False
+    is_behind = status["observedGeneration"] < stateful_set["metadata"].get("generation", 0)
+    return is_behind or status.get("currentRevision") != status.get("updateRevision")
 
 
 def waits_for(document: Json, others: Sequence[Json]) -> str:
@@ -34,8 +33,5 @@ def waits_for(document: Json, others: Sequence[Json]) -> str:
     """
     if document["kind"] != KIND:
         return ""
-    for each in others:
-        # Without a status nothing runs of it yet: there is nothing that could be replaced.
-        if each.get("status") and (what := rolling(each)):
-            return f"{KIND}/{each['metadata']['name']}: {what}"
-    return ""
+    names = [each["metadata"]["name"] for each in others if is_rolling(each)]
+    return f"the pods of {names[0]} are being replaced" if names else ""

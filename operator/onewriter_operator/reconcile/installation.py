@@ -150,7 +150,6 @@ class Installation:
             self._applied[name] = (digest(document), version)
             return ""
         if found is not None and (reason := await self._waits_for(document, wanted)):
-            log.info("installation.waits", object=name, path=what, reason=reason)
             return reason
         if known is not None and known[0] == digest(document):
             change = f"{name} was changed outside and put right: {what}"
@@ -173,6 +172,7 @@ class Installation:
             return ""
         if self._waits_since is None:
             self._waits_since = self._now()
+            log.info("installation.waits", object=metadata(document)["name"], reason=reason)
         if self._now() - self._waits_since < TURN_SECONDS_MAX:
             return reason
         log.warning("installation.waits_no_longer", seconds=TURN_SECONDS_MAX, reason=reason)

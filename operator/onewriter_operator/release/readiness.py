@@ -12,7 +12,6 @@ from onewriter_operator.configuration import Configuration
 from onewriter_operator.documents import TOPIC, Json, Kind
 from onewriter_operator.installation import names
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
-from onewriter_operator.plan.turns import rolling
 
 LOOK_SECONDS: Final = 1.0
 
@@ -45,8 +44,15 @@ def problem(workload: Workload, document: Mapping[str, Any] | None, digest: str)
     noted = (document["metadata"].get("annotations") or {}).get(names.CONFIGURATION)
     if kind is STATEFUL_SET and noted != digest:
         return f"{title} is that of another configuration: the operator has not come to it"
-    missing = rolling(document)
-    return f"{title}: {missing}" if missing else ""
+    wanted = document["spec"].get("replicas", 1)
+    status = document.get("status", {})
+    if status.get("observedGeneration", 0) < document["metadata"]["generation"]:
+        return f"{title} has not been looked at since it changed"
+    for count, word in (("updatedReplicas", "updated"), ("readyReplicas", "ready")):
+        found = status.get(count, 0)
+        if found < wanted:
+            return f"{title}: {found} of {wanted} pods are {word}"
+    return ""
 
 
 async def wait(

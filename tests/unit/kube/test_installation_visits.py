@@ -107,12 +107,19 @@ async def test_what_was_changed_is_put_right_and_said() -> None:
     assert [each.reason for each in told.said] == ["DriftRepaired"]
 
 
-def runs(server: Server, key: Key, *, ready: int) -> None:
+def runs(server: Server, key: Key, *, rolls: bool) -> None:
     """What the StatefulSet's controller says of it."""
     found = copy.deepcopy(server.objects[key])
-    replicas = found["spec"]["replicas"]
-    found["status"] = {"observedGeneration": 1, "updatedReplicas": replicas, "readyReplicas": ready}
+    revisions = {"currentRevision": "1", "updateRevision": "2" if rolls else "1"}
+    found["status"] = {"observedGeneration": 1, **revisions}
     server.put(found)
+
+
+def change(server: Server, key: Key) -> None:
+    changed = copy.deepcopy(server.objects[key])
+    changed["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1
+    server.put(changed)
+    server.writes.clear()
 
 
 @pytest.mark.parametrize(("first", "second"), [(STORE, BROKERS), (BROKERS, STORE)])
@@ -121,32 +128,32 @@ async def test_store_and_brokers_are_replaced_one_after_the_other(first: Key, se
     now = 0.0
     server, _, installation = world(lambda: now)
     await installation.visit()
-    runs(server, STORE, ready=1)
-    runs(server, BROKERS, ready=3)
-    assert not await installation.visit()
-    runs(server, first, ready=0)
-    changed = copy.deepcopy(server.objects[second])
-    changed["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1
-    server.put(changed)
-    server.writes.clear()
+    runs(server, first, rolls=True)
+    change(server, second)
     assert await installation.visit(), "it waits"
     now = TURN_SECONDS_MAX - 1
     assert await installation.visit(), "it still does"
     assert server.writes == []
-    runs(server, first, ready=server.objects[first]["spec"]["replicas"])
+    runs(server, first, rolls=False)
     assert not await installation.visit()
     assert server.writes == [second]
+
+
+async def test_a_change_that_the_controller_has_not_seen_counts_as_a_rollout() -> None:
+    server, _, installation = world()
+    await installation.visit()
+    runs(server, STORE, rolls=False)
+    server.objects[STORE]["metadata"]["generation"] = 2
+    change(server, BROKERS)
+    assert await installation.visit()
 
 
 async def test_a_rollout_that_is_stuck_does_not_keep_the_other_back_for_ever() -> None:
     now = 0.0
     server, _, installation = world(lambda: now)
     await installation.visit()
-    runs(server, STORE, ready=0)
-    changed = copy.deepcopy(server.objects[BROKERS])
-    changed["spec"]["replicas"] = 9
-    server.put(changed)
-    server.writes.clear()
+    runs(server, STORE, rolls=True)
+    change(server, BROKERS)
     assert await installation.visit()
     now = TURN_SECONDS_MAX
     assert not await installation.visit()

@@ -25,10 +25,10 @@ def workload(**status: int) -> Json:
     [
         (None, "Deployment operator does not exist"),
         (workload(), ""),
-        (workload(observedGeneration=1), "not looked at"),
+        (workload(observedGeneration=1), "has not been looked at"),
         (workload(updatedReplicas=2), "2 of 3 pods are updated"),
         (workload(readyReplicas=0), "0 of 3 pods are ready"),
-        ({"metadata": {"generation": 1}, "spec": {"replicas": 1}}, "not looked at"),
+        ({"metadata": {"generation": 1}, "spec": {"replicas": 1}}, "has not been looked at"),
     ],
 )
 def test_what_is_ready(document: Json | None, words: str) -> None:
