@@ -34,11 +34,10 @@ def process(url: str, topic: str, database: Path, name: str, priority: int) -> N
 async def wait_and_capture(url: str, topic: str, database: Path, name: str, priority: int) -> None:
     async with (
         Client(url) as client,
-        # announce=False: what the predecessor said last shall stay the last until it was read.
-        client.lead(topic, priority=priority, identity=name, announce=False) as leadership,
+        client.lead(topic, priority=priority, identity=name, read_predecessor=True) as leadership,
     ):
-        said = await client.leader(topic)
-        row = said.metadata["row"] if said is not None else 0
+        said = leadership.predecessor
+        row = said.metadata["row"] if said is not None and said.metadata else 0
         print(f"{name} leads epoch {leadership.epoch}, behind row {row}", flush=True)
         await capture(leadership, database, row)
 

@@ -19,6 +19,7 @@ from onewriter._consumer import Consumer, ConsumerOptions, SubscriptionType
 from onewriter._errors import (
     Closed,
     ConfigurationError,
+    EndOfTopic,
     Fenced,
     NoMessage,
     NotSent,
@@ -75,6 +76,7 @@ __all__ = [
     "ConfigurationError",
     "Consumer",
     "ConsumerOptions",
+    "EndOfTopic",
     "Fenced",
     "Guarded",
     "GuardedBy",

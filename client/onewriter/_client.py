@@ -90,10 +90,19 @@ class Client:
             await self._tasks.__aexit__(None, None, None)
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run something that ends with the client at the latest; its failure ends the client."""
-        task = self._tasks.create_task(work)
+        """Run something that ends with the client at the latest; its failure ends the client.
+
+        Raises Closed.
+        """
+        try:
+            task = self._tasks.create_task(work)
+        except RuntimeError:
+            work.close()
+            raise Closed("the client is not open") from None
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        if not self._is_open:  # it is ending, has cancelled all others, and waits for them
+            task.cancel()
         return task
 
     def start_producer(
@@ -236,6 +245,7 @@ class Client:
         identity: str = "",
         metadata: Any = None,
         announce: bool = True,
+        read_predecessor: bool = False,
         timeout_seconds: float | None = None,
         handover_timeout_seconds: float | None = None,
         on_lost: Callable[[OnewriterError], None] | None = None,
@@ -249,12 +259,18 @@ class Client:
         priority and epoch, and ``metadata``, what a successor needs: any JSON value, or bytes.
         ``leader`` reads it. With ``announce=False`` nothing is published.
 
+        With ``read_predecessor`` it first reads who was announced last, for ``Leadership.predecessor``;
+        without ``metadata`` it announces that one's again, so that nothing is lost if it ends before
+        it has said more. Nobody leads while it reads, and that takes as long as what was written
+        since is long: leaders keep it short by announcing now and then.
+
         ``on_lost`` is called at once when the leadership is over; see ``Leadership.lost``. Leaving
         the block hands over: messages that were taken are seen through first, for as long as
         ``handover_timeout_seconds`` (``Limits.operation_timeout_seconds``).
 
-        Entering raises Refused when the broker says no (there is no claim), Unavailable,
-        ConfigurationError for a wrong name or metadata that is no JSON, Closed.
+        Entering raises Refused when the broker says no (there is no claim; or no right to read the
+        predecessor), Unavailable, ConfigurationError for a wrong name or metadata that is no JSON,
+        Closed.
         """
         producer = options or ProducerOptions()
         if priority is not None:
@@ -266,6 +282,7 @@ class Client:
                 producer=producer,
                 identity=identity,
                 announce=announce,
+                read_predecessor=read_predecessor,
                 metadata=metadata,
                 timeout_seconds=timeout_seconds,
                 handover_timeout_seconds=handover_timeout_seconds,
@@ -302,6 +319,9 @@ class Client:
         return Own(owned, self._keep, timeout_seconds)
 
     def _keep(self, owned: Ownerships) -> None:
+        if not self._is_open:
+            owned.abandon()
+            return
         self._owned[owned] = None
         self.spawn(self._keep_until_over(owned))
 
@@ -350,7 +370,8 @@ class Client:
         """Who leads, as it said itself when it began to, or with ``Leadership.announce`` since.
 
         None: nobody ever said so, or it was trimmed. Reads the topic from its end backwards, so it
-        costs what was written since. A leader that announces nothing is not known this way, so the
+        costs what was written since; for at most ``timeout_seconds``
+        (``Limits.operation_timeout_seconds``), then Unavailable. A leader that announces nothing is not known this way, so the
         epoch may be behind; ``check`` knows the present one. Raises as ``create_reader`` does.
         """
         limit = self._options.limits.operation_timeout_seconds

@@ -408,6 +408,9 @@ class Connection(asyncio.BufferedProtocol):
             case pb.CommandActiveConsumerChange():
                 if (consumer := self._consumers.get(command.consumer_id)) is not None:
                     consumer.on_active(is_active=command.is_active)
+            case pb.CommandReachedEndOfTopic():
+                if (consumer := self._consumers.get(command.consumer_id)) is not None:
+                    consumer.on_end_of_topic()
             case pb.CommandQueueChanged():
                 if (end := self._ends.get(command.producer_id)) is not None:
                     end.on_queue_changed(command.waiting)

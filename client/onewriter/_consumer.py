@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import enum
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType, TracebackType
-from typing import Self
+from types import MappingProxyType
 
+from onewriter._chunk_expiry import CHUNKS_EXPIRE_SECONDS, ChunkLimits
 from onewriter._config import Limits
 from onewriter._connection import Spawn
 from onewriter._errors import (
@@ -24,9 +24,11 @@ from onewriter._errors import (
     Unreadable,
 )
 from onewriter._ids import EARLIEST, LATEST, MessageId
+from onewriter._joining import CHUNKED_MAX
 from onewriter._link import Link
 from onewriter._lookup import Directory
 from onewriter._message import Message
+from onewriter._source import MessageSource
 from onewriter._stream import Stream, pairs
 from onewriter._unpacking import Item, ack_set_of
 from onewriter._window import QUEUE_BYTES_MAX, QUEUE_MESSAGES_MAX, Window
@@ -57,6 +59,12 @@ class ConsumerOptions:
     ``priority_level``: the lowest is served first. ``properties`` are the consumer's, others are
     stored with a new subscription. ``negative_acknowledgement_seconds``: how long a message that
     was acknowledged negatively is left in peace. ``queue_...``: how much the broker may send ahead.
+
+    ``chunk...``: so many messages are put together from chunks at once, of more the oldest is given
+    up; so is one of which no chunk has come for so long (0: never; else within twice that time).
+    Should it be completed later, Unreadable is raised in its place, and the message comes again
+    with the next redelivery. ``acknowledge_given_up``: it never does: its chunks are acknowledged,
+    so that what a producer left unfinished does not hold up the subscription.
     """
 
     kind: SubscriptionType = SubscriptionType.EXCLUSIVE
@@ -69,16 +77,21 @@ class ConsumerOptions:
     negative_acknowledgement_seconds: float = 1.0
     queue_messages_max: int = QUEUE_MESSAGES_MAX
     queue_bytes_max: int = QUEUE_BYTES_MAX
+    chunked_messages_max: int = CHUNKED_MAX
+    chunks_expire_seconds: float = CHUNKS_EXPIRE_SECONDS
+    acknowledge_given_up: bool = False
 
     def __post_init__(self) -> None:
         if self.start not in {EARLIEST, LATEST}:
             raise ConfigurationError("a new subscription begins at EARLIEST or LATEST; then seek")
 
 
-class Consumer:
+class Consumer(MessageSource):
     """Consumes one topic. Made by ``Client.subscribe``; for one event loop.
 
     Every message comes at least once, until it is acknowledged: also again after a lost connection.
+    ``async for message in consumer`` ends when the consumer is closed, and when everything of a
+    terminated topic is acknowledged. Closing leaves the subscription, and gives others what is not.
     """
 
     def __init__(
@@ -92,7 +105,16 @@ class Consumer:
         spawn: Spawn,
         consumer_ids: Callable[[], int],
     ) -> None:
-        self.topic = topic
+        stream = Stream(
+            topic,
+            self,
+            directory=directory,
+            limits=limits,
+            consumer_ids=consumer_ids,
+            window=Window(options.queue_messages_max, options.queue_bytes_max),
+            chunks=ChunkLimits(options.chunked_messages_max, options.chunks_expire_seconds),
+        )
+        super().__init__(topic, stream)
         self.subscription = subscription
         self.options = options
         self.name = options.name or secrets.token_hex(5)
@@ -100,22 +122,7 @@ class Consumer:
         self._handed_out: MessageId | None = None
         self._negative: dict[tuple[int, int], MessageId] = {}
         self._negative_timer: asyncio.TimerHandle | None = None
-        self._stream = Stream(
-            topic,
-            self,
-            directory=directory,
-            limits=limits,
-            consumer_ids=consumer_ids,
-            window=Window(options.queue_messages_max, options.queue_bytes_max),
-        )
-        spawn(self._stream.run())
-
-    # ------------------------------------------------------------ what it is
-
-    @property
-    def is_attached(self) -> bool:
-        """Whether a broker has it as a consumer just now."""
-        return self._stream.link is not None
+        spawn(stream.run())
 
     @property
     def is_active(self) -> bool:
@@ -123,63 +130,19 @@ class Consumer:
         link = self._stream.link
         return link is not None and link.is_active is not False
 
-    @property
-    def end(self) -> OnewriterError | None:
-        """Why it ended; None while it lives."""
-        return self._stream.end
-
-    @property
-    def trouble(self) -> OnewriterError | None:
-        """Why the last attempt to reach a broker failed; None since one succeeded."""
-        return self._stream.trouble
-
-    async def ready(self) -> None:
-        """Wait until it is connected for the first time. Raises what it ended with."""
-        while not self._stream.was_attached:
-            self._stream.check_open()
-            await self._stream.changes.wait()
-
-    async def changed(self) -> None:
-        """Wait until it is attached or detached, becomes active or inactive, or ends."""
-        await self._stream.changes.wait()
-
-    async def ended(self) -> OnewriterError:
-        """Wait until it is refused or closed; which."""
-        while (end := self._stream.end) is None:
-            await self._stream.changes.wait()
-        return end
-
     # ------------------------------------------------------------ receiving
 
     async def receive(self, *, timeout_seconds: float | None = None) -> Message:
         """The next message, however long it takes.
 
         Raises NoMessage after ``timeout_seconds``, Unreadable for an entry that cannot be taken
-        apart (the next call goes on behind it), Closed, Refused. May be cancelled: nothing is lost.
+        apart (the next call goes on behind it), EndOfTopic, Closed, Refused. May be cancelled: nothing is lost.
         """
         return await self._stream.receive(timeout_seconds)
 
     def receive_nowait(self) -> Message | None:
         """The next message if it is here already; None: it is not. Raises as ``receive`` does."""
         return self._stream.take_next()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Message:
-        try:
-            return await self.receive()
-        except Closed:
-            if self._stream.was_closed:
-                raise StopAsyncIteration from None
-            raise
-
-    async def last_message_id(self) -> MessageId | None:
-        """The topic's last message as the broker knows it; None: it holds none.
-
-        Raises Unavailable, Refused, Closed.
-        """
-        return (await self._stream.ends())[0]
 
     async def has_message_available(self) -> bool:
         """Whether the topic ends behind what was handed out, and what is acknowledged.
@@ -250,9 +213,7 @@ class Consumer:
             self._negative_timer = loop.call_later(seconds, self._send_negative)
 
     def _send_negative(self) -> None:
-        if self._negative_timer is not None:
-            self._negative_timer.cancel()
-            self._negative_timer = None
+        self._stop_timer()
         wanted, self._negative = self._negative, {}
         link = self._stream.link
         if not wanted or link is None or self._stream.end is not None:
@@ -304,31 +265,10 @@ class Consumer:
         link.release()
         self._stream.stop(Closed("unsubscribed by this program"))
 
-    async def close(self) -> None:
-        """Leave; the subscription stays, and what is not acknowledged goes to others. Idempotent."""
-        self._cancel_timer()
-        await self._stream.close()
-
-    def abandon(self) -> None:
-        """Leave at once, without waiting for anything or anybody."""
-        self._cancel_timer()
-        self._stream.stop(Closed("the consumer was closed"))
-
-    def _cancel_timer(self) -> None:
+    def _stop_timer(self) -> None:
         if self._negative_timer is not None:
             self._negative_timer.cancel()
             self._negative_timer = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     # ------------------------------------------------------------ its stream's role
 
@@ -364,6 +304,13 @@ class Consumer:
 
     def chunk_begun(self, _first: MessageId) -> None:
         """The broker has it until it is acknowledged."""
+
+    def chunks_given_up(self, chunk_ids: Sequence[MessageId]) -> None:
+        """They stay unacknowledged, unless the options say otherwise."""
+        link = self._stream.link
+        if self.options.acknowledge_given_up and link is not None:
+            message_ids = [_wire_id(each) for each in chunk_ids]
+            link.acknowledge_unanswered(message_ids, is_cumulative=False)
 
     def handed_out(self, item: Item) -> None:
         """Remember how far the application is."""

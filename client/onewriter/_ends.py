@@ -72,6 +72,10 @@ class ConsumerEnd(Protocol):
         """The answer that it expects, before anything that came behind it; None: success."""
         ...
 
+    def on_end_of_topic(self) -> None:
+        """The topic is terminated, and its subscription has acknowledged all of it."""
+        ...
+
     def on_closed(self) -> None:
         """The broker closed it: the subscription was moved, or the topic moves."""
         ...

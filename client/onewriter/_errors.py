@@ -10,6 +10,7 @@
     │   └── NoMessage      nothing came in the time that was given; also a TimeoutError
     ├── OutcomeUnknown     the message may or may not be in the log; nobody will ever tell this producer
     ├── Unreadable         an entry that came cannot be taken apart; the ones behind it can be had
+    ├── EndOfTopic         the topic is terminated, and all of it was had: nothing comes any more
     ├── Closed             this program closed the producer or the client itself
     └── ConfigurationError a URL, a file or an option is wrong
 
@@ -38,6 +39,7 @@ from onewriter_core.errors import (
 __all__ = [
     "Closed",
     "ConfigurationError",
+    "EndOfTopic",
     "Fenced",
     "NoMessage",
     "NotSent",
@@ -68,6 +70,10 @@ class Unreadable(OnewriterError):
     def __init__(self, message_id: MessageId, why: str) -> None:
         super().__init__(f"{message_id}: {why}")
         self.message_id = message_id
+
+
+class EndOfTopic(OnewriterError):
+    """The topic is terminated, and nothing of it is left to be received: nothing comes any more."""
 
 
 class OutcomeUnknown(Undecided):

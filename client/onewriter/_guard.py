@@ -29,6 +29,7 @@ from onewriter._errors import (
 )
 from onewriter._ids import MessageId
 from onewriter._producer import Producer
+from onewriter._submitting import Handed, Submitting
 from onewriter._tenure import ProducerOptions
 from onewriter_core.ids import InvalidTopicName, TopicName
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -84,7 +85,7 @@ class Opener(Protocol):
 Open = Callable[[ProducerOptions], Awaitable[Producer]]
 
 
-class Guarded:
+class Guarded(Submitting):
     """Writes to one topic that depend on an authority. Made by ``Leadership.guarded``.
 
     Its producer is opened by the first call that needs it and lasts until ``close``, the end of the
@@ -148,28 +149,9 @@ class Guarded:
             timeout_seconds=max(0.0, deadline - asyncio.get_running_loop().time()),
         )
 
-    async def submit(
-        self,
-        content: bytes,
-        *,
-        key: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        ordering_key: bytes | None = None,
-        event_time_ms: int = 0,
-    ) -> asyncio.Future[MessageId]:
-        """Hand a message in once there is room, and get the future of its receipt.
-
-        Messages are appended in the order of these calls. The future ends as ``send`` does, without
-        its time-out. Raises as ``send`` does when the message was not taken.
-        """
+    async def take(self, *message: *Handed) -> asyncio.Future[MessageId]:
         producer = await self._proved(self._options.send_timeout_seconds)
-        return await producer.submit(
-            content,
-            key=key,
-            properties=properties,
-            ordering_key=ordering_key,
-            event_time_ms=event_time_ms,
-        )
+        return await producer.take(*message)
 
     async def seal(self, *, timeout_seconds: float | None = None) -> None:
         """Keep all earlier holders of the authority out of the topic, without a message.

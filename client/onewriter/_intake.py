@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from onewriter._batch import Batch
-from onewriter._errors import ConfigurationError, OnewriterError, Refused, ServerError
+from onewriter._errors import ConfigurationError, OnewriterError, Refused
+from onewriter._line import Line, Turn
 from onewriter._outbox import Outbox, Pending, Receipt
 from onewriter._packing import (
     Outgoing,
@@ -21,6 +22,7 @@ from onewriter._packing import (
     checked_content,
     described,
     message_size,
+    too_large,
 )
 from onewriter._signal import Signal
 from onewriter._tenure import ProducerOptions
@@ -61,9 +63,8 @@ class Intake:
         self._batch = None if options.batching is None else Batch(options.batching, self.seal)
         self._packer = Packer(producer_id, options.name, options.compression)
         self._loop = asyncio.get_running_loop()
-        self._turn = asyncio.Lock()
-        self._queued = 0
-        """Calls that wait for room, in their order."""
+        self._line = Line()
+        """Calls that wait for room, and whoever writes otherwise, in their order."""
         self._next_sequence_id = 0
         self.message_bytes_max = 0
         """Of one entry, as the broker says."""
@@ -102,17 +103,30 @@ class Intake:
         take, and what the owner has ended with.
         """
         content = checked_content(content)
-        if not self._queued and self._may_take(len(content)):
+        if not self._line and self._may_take(len(content)) and not self._is_large(content):
             return self._pack(content, key, ordering_key, properties, event_time_ms)
-        self._queued += 1
+        self._owner.check_open()
+        turn = self._line.stand()
         try:
-            async with self._turn:
-                while not self._may_take(len(content)):
-                    self._owner.check_open()
-                    await self._moved.wait()
-                return self._pack(content, key, ordering_key, properties, event_time_ms)
+            await turn.came()
+            while not self._may_take(len(content)):
+                self._owner.check_open()
+                await self._moved.wait()
+            if self._is_large(content):
+                return await self._pack_large(
+                    content,
+                    key=key,
+                    ordering_key=ordering_key,
+                    properties=properties,
+                    event_time_ms=event_time_ms,
+                )
+            return self._pack(content, key, ordering_key, properties, event_time_ms)
         finally:
-            self._queued -= 1
+            turn.over()
+
+    def stand(self) -> Turn:
+        """A place in line among the calls of ``take``: none of them is served during its turn."""
+        return self._line.stand()
 
     def seal(self) -> None:
         """What was gathered becomes an entry."""
@@ -126,7 +140,7 @@ class Intake:
         pending = Pending(messages[0].sequence_id, b"", b"", receipts, messages)
         try:
             pending.header, pending.entry = self._repack(messages)
-            self._check_size(len(pending.entry))
+            self._check_size(len(pending.entry), "batches are not split into chunks")
         except Refused as error:
             code, text = error.code, error.message
             pending.refuse(lambda: Refused(code, text))
@@ -147,11 +161,12 @@ class Intake:
         return is_withdrawn
 
     def drop(self, refusal: Callable[[], OnewriterError]) -> None:
-        """What is in no entry yet never will be."""
+        """What is in no entry yet never will be, and nobody waits for a turn any more."""
         for message in () if self._batch is None else self._batch.take():
             if not message.receipt.done():
                 message.receipt.set_exception(refusal())
                 message.receipt.exception()  # whoever handed it in may have gone
+        self._line.dissolve()
 
     def pack_alone(self, content: bytes, **described: Any) -> tuple[int, bytes]:
         """The next message as an entry that is published otherwise than by SEND: number and bytes.
@@ -162,7 +177,7 @@ class Intake:
         content = checked_content(content)
         number = self._next_sequence_id
         _, entry = self._packer.single(number, content, now_ms=_now_ms(), **described)
-        self._check_size(len(entry))
+        self._check_size(len(entry), "such a message is not split into chunks")
         self._next_sequence_id = number + 1
         return number, entry
 
@@ -207,12 +222,37 @@ class Intake:
         self._owner.pump()
         return receipt
 
-    def _check_size(self, size: int) -> None:
+    def _is_large(self, content: bytes) -> bool:
+        """Whether it may need chunks; if it does not after all it is none the worse for it."""
+        return self._options.chunking and len(content) > self.message_bytes_max // 2
+
+    async def _pack_large(self, content: bytes, **described: Any) -> Receipt:
+        """A message out of any batch, in chunks if need be. Needs the turn."""
+        self.seal()
+        number = self._next_sequence_id
+        entries = await asyncio.to_thread(
+            self._packer.chunked,
+            number,
+            content,
+            now_ms=_now_ms(),
+            entry_bytes_max=self.message_bytes_max,
+            **described,
+        )
+        self._owner.check_open()
+        self._next_sequence_id = number + 1
+        receipt: Receipt = self._loop.create_future()
+        for header, entry in entries[:-1]:
+            self._outbox.add(Pending(number, header, entry, (receipt,), is_part=True))
+        self._outbox.add(Pending(number, *entries[-1], (receipt,)))
+        self._owner.pump()
+        return receipt
+
+    def _check_size(
+        self, size: int, why: str = "this producer does not split messages into chunks"
+    ) -> None:
         if size > self.message_bytes_max:
-            raise Refused(
-                ServerError.NOT_ALLOWED_ERROR,
-                f"a message of {size} bytes; the broker takes {self.message_bytes_max}, and this "
-                "producer does not split messages into chunks",
+            raise too_large(
+                f"a message of {size} bytes; the broker takes {self.message_bytes_max}, and {why}"
             )
 
     def _repack(self, messages: Sequence[Outgoing]) -> Packed:

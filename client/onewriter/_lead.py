@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -23,6 +24,7 @@ class LeadOptions:
     producer: ProducerOptions
     identity: str
     announce: bool
+    read_predecessor: bool
     metadata: Any
     timeout_seconds: float | None
     handover_timeout_seconds: float | None
@@ -94,15 +96,43 @@ class Lead:
                 await self._requeue(backoff)
                 continue
             leadership = Leadership(producer, self._host, identity=self._identity)
-            if not self._options.announce:
-                return leadership
             try:
-                await leadership.announce(self._options.metadata, timeout_seconds=ANNOUNCE_SECONDS)
+                await self._begin(leadership)
             except (Fenced, Unavailable, OutcomeUnknown):
                 # Nobody was told that it leads: it gives the topic back and queues as anybody does.
                 await self._requeue(backoff)
                 continue
             return leadership
+
+    async def _begin(self, leadership: Leadership) -> None:
+        """What comes between the grant and the block. Raises what there is no leading with."""
+        metadata = self._options.metadata
+        if self._options.read_predecessor:
+            found = await self._newest_leader(leadership)
+            leadership.follow(found)
+            if metadata is None and found is not None:
+                metadata = found.metadata  # it is not lost if this one ends before it says more
+        if self._options.announce:
+            await leadership.announce(metadata, timeout_seconds=ANNOUNCE_SECONDS)
+
+    async def _newest_leader(self, leadership: Leadership) -> LeaderInfo | None:
+        """Who led before: nobody else can write any more. Raises the loss, if that comes first."""
+        found: LeaderInfo | OnewriterError | None = None
+
+        async def read() -> None:
+            nonlocal found
+            try:
+                found = await self._host.leader(self._topic, timeout_seconds=math.inf)
+            except OnewriterError as error:
+                found = error
+
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(read())
+            leadership.lost.call(lambda _reason: reading.cancel())
+        end = leadership.lost.reason or found
+        if isinstance(end, OnewriterError):
+            raise end
+        return end
 
     async def _requeue(self, backoff: Backoff) -> None:
         self._withdraw()

@@ -2,47 +2,77 @@
 
 from __future__ import annotations
 
-from onewriter._errors import NoMessage, Unreadable
+from collections.abc import Iterator
+
+from onewriter._errors import EndOfTopic, NoMessage, Unreadable
 from onewriter._ids import EARLIEST, MessageId
 from onewriter._leader import LeaderInfo, leader_in
 from onewriter._reader import Reader
 
+ENTRIES_FIRST = 64
+ENTRIES_GROWTH = 8
+"""So many entries from the end are read first; of the last ledger so many times more, again and again."""
+
 QUIET_SECONDS = 5.0
-"""So long nothing came although the topic should hold more: what is left was trimmed meanwhile."""
+"""So long nothing came although the topic should hold more: the broker is asked whether it does."""
+QUIET_MAX = 2
+"""So often in a row, with a broker that is there: what is left was trimmed meanwhile."""
 
 _Place = tuple[int, int]
 
 
 async def newest_leader(reader: Reader) -> LeaderInfo | None:
-    """Read the last ledger, then twice as far back, and so on, until somebody says so.
+    """Read back from the end, stretch by stretch, until somebody says so.
 
-    A ledger begins at each change of hands, so it mostly costs what was written since the last one.
+    It costs what was written since. Raises Unavailable, Refused, Closed.
     """
     last = await reader.last_message_id()
     if last is None:
         return None
-    start, step, end = last.ledger, 1, (last.ledger, last.entry)
-    while True:
-        place = MessageId(start, 0) if start > 0 else EARLIEST
-        await reader.seek(place, is_inclusive=True)
+    end = last.position
+    for start in stretches(last):
+        await reader.seek(start, is_inclusive=True)
         found = await _newest_until(reader, end)
-        if found is not None or place == EARLIEST:
+        if found is not None:
             return found
-        end = (start, -1)
-        start, step = start - step, step * 2
+        end = (start.ledger, start.entry - 1)
+    return None
+
+
+def stretches(last: MessageId) -> Iterator[MessageId]:
+    """Where to begin to read: within the last ledger, then ledgers before it, and at last EARLIEST."""
+    entries = ENTRIES_FIRST
+    while (entry := last.entry - entries + 1) > 0:
+        yield MessageId(last.ledger, entry)
+        entries *= ENTRIES_GROWTH
+    ledger, step = last.ledger, 1
+    while ledger > 0:
+        yield MessageId(ledger, 0)
+        ledger, step = ledger - step, step * 2
+    yield EARLIEST
 
 
 async def _newest_until(reader: Reader, end: _Place) -> LeaderInfo | None:
     """From where the reader stands up to this entry, or the last one before it."""
     found: LeaderInfo | None = None
+    quiet = 0
     while True:
         try:
             message = await reader.next(timeout_seconds=QUIET_SECONDS)
         except NoMessage:
+            # Or the broker is away, and the newest one is still to come: then it does not answer.
+            if not await reader.has_message_available():
+                return found
+            quiet = quiet + 1 if reader.trouble is None else 0
+            if quiet == QUIET_MAX:
+                return found
+            continue
+        except EndOfTopic:
             return found
         except Unreadable:
             continue
-        place = (message.id.ledger, message.id.entry)
+        quiet = 0
+        place = message.id.position
         if place > end:
             return found
         found = leader_in(message.properties, message.content) or found

@@ -10,17 +10,18 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, Protocol
 
 from onewriter._checks import Check
-from onewriter._errors import OnewriterError, Refused, ServerError
+from onewriter._errors import ConfigurationError, OnewriterError, Refused, ServerError
 from onewriter._guard import Guarded, GuardedBy, GuardedTopics, judge, over
 from onewriter._leader import Announcement, LeaderInfo, host_name, iso_time
 from onewriter._outbox import MessageId
 from onewriter._producer import Producer
 from onewriter._serving import Serving
 from onewriter._signal import Signal, tell
+from onewriter._submitting import Handed, Submitting
 from onewriter._tenure import ProducerOptions
 from onewriter._transaction import COMMIT_SECONDS, Transaction
 
@@ -63,6 +64,12 @@ class Host(Protocol):
 
     async def check(self, topic: str, epoch: int | None = None) -> Check:
         """Have the topic's broker prove which epoch is current."""
+        ...
+
+    async def leader(
+        self, topic: str, *, timeout_seconds: float | None = None
+    ) -> LeaderInfo | None:
+        """Who was announced last."""
         ...
 
 
@@ -118,7 +125,7 @@ class Loss:
             tell(callback, reason)
 
 
-class Leadership:
+class Leadership(Submitting):
     """One time at the head of a topic. ``epoch`` is above that of every earlier one of anybody.
 
     It ends for good: by a takeover, by ``handover``, or because the broker refuses it. Whatever is
@@ -139,7 +146,9 @@ class Leadership:
         self.lost = Loss(producer)
         """Told at once when it is over, for whatever reason."""
         self.metadata: Any = None
-        """What was announced last for a successor."""
+        """What was announced last for a successor; by the predecessor, if that was read."""
+        self._predecessor: LeaderInfo | None = None
+        self._knows_predecessor = False
         self._host = host
         self._guarded = GuardedTopics(self, host)
         self.lost.call(self._guarded.over)
@@ -166,6 +175,25 @@ class Leadership:
     def is_over(self) -> bool:
         """Whether it is known to be lost or given up."""
         return self.producer.end is not None
+
+    @property
+    def predecessor(self) -> LeaderInfo | None:
+        """Who was announced last before this term, with what it left; None: nobody ever was.
+
+        Raises ConfigurationError unless ``Client.lead`` was told ``read_predecessor=True``.
+        """
+        if not self._knows_predecessor:
+            raise ConfigurationError(
+                "it was not read: client.lead(..., read_predecessor=True) reads it"
+            )
+        return self._predecessor
+
+    def follow(self, predecessor: LeaderInfo | None) -> None:
+        """It was read who led before; what that one left stays until other metadata is announced."""
+        self._predecessor = predecessor
+        self._knows_predecessor = True
+        if predecessor is not None:
+            self.metadata = predecessor.metadata
 
     @property
     def waiting(self) -> int:
@@ -196,23 +224,8 @@ class Leadership:
             timeout_seconds=timeout_seconds,
         )
 
-    async def submit(
-        self,
-        content: bytes,
-        *,
-        key: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        ordering_key: bytes | None = None,
-        event_time_ms: int = 0,
-    ) -> asyncio.Future[MessageId]:
-        """Hand a message in once there is room; see Producer.submit."""
-        return await self.producer.submit(
-            content,
-            key=key,
-            properties=properties,
-            ordering_key=ordering_key,
-            event_time_ms=event_time_ms,
-        )
+    def take(self, *message: *Handed) -> Awaitable[asyncio.Future[MessageId]]:
+        return self.producer.take(*message)
 
     def info(self, metadata: Any = None) -> LeaderInfo:
         """Who leads, with what a successor needs: any JSON value, or bytes."""
@@ -308,7 +321,9 @@ class Leadership:
         announcement = None
         if announce:
             announcement = self.announcement(self.metadata if metadata is KEEP else metadata)
-        return Transaction(self, announcement, timeout_seconds=timeout_seconds)
+        return Transaction(
+            self, announcement, spawn=self._host.spawn, timeout_seconds=timeout_seconds
+        )
 
     async def handover(self, *, timeout_seconds: float | None = None) -> None:
         """See through what was sent, leave, and let the next in line lead; returns when it may.

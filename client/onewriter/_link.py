@@ -32,6 +32,10 @@ class Receiver(Protocol):
         """The answer to ``ask_redelivery``; None: the broker has taken it."""
         ...
 
+    def end_reached(self, link: Link) -> None:
+        """``link.is_at_end`` is known."""
+        ...
+
     def detached(self, link: Link, reason: str) -> None:
         """The broker closed it, or the connection is lost."""
         ...
@@ -47,6 +51,8 @@ class Link:
         """The broker has not closed it, and the connection lives."""
         self.is_active: bool | None = None
         """Failover: whether it is the one that receives; None: the broker has not said."""
+        self.is_at_end = False
+        """The topic is terminated, and its subscription has acknowledged all of it."""
         self._receiver = receiver
         self._answer_timer: asyncio.TimerHandle | None = None
 
@@ -198,6 +204,10 @@ class Link:
     def on_active(self, *, is_active: bool) -> None:
         self.is_active = is_active
         self._receiver.active_changed(self)
+
+    def on_end_of_topic(self) -> None:
+        self.is_at_end = True
+        self._receiver.end_reached(self)
 
     def on_answered(self, error: OnewriterError | None) -> None:
         if self._answer_timer is not None:

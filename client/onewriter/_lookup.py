@@ -6,7 +6,14 @@ import asyncio
 
 from onewriter._config import Address, ClientOptions, parse_service_url
 from onewriter._connection import Connection, Spawn
-from onewriter._errors import ConfigurationError, Refused, ServerError, Unavailable, answer_of
+from onewriter._errors import (
+    Closed,
+    ConfigurationError,
+    Refused,
+    ServerError,
+    Unavailable,
+    answer_of,
+)
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import TopicName
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -37,7 +44,7 @@ class Directory:
     async def owner_of(self, topic: TopicName) -> Connection:
         """A connection to the broker that serves the topic.
 
-        Raises Refused (a definite no), Unavailable (ask again), ConfigurationError.
+        Raises Refused (a definite no), Unavailable (ask again), ConfigurationError, Closed.
         """
         connection = await self._any_broker()
         is_authoritative = False
@@ -84,12 +91,12 @@ class Directory:
             )
 
     async def connection(self, address: Address, proxied_to: Address | None = None) -> Connection:
-        """The connection to a broker, opened if there is none. Raises as Connection.open does."""
+        """The connection to a broker, opened if there is none. Raises as Connection.open does, Closed."""
         way = (address, proxied_to)
         lock = self._opening.setdefault(way, asyncio.Lock())
         async with lock:
             if self._is_closed:
-                raise Unavailable("the client is closed")
+                raise Closed("the client was closed")
             present = self._connections.get(way)
             if present is not None and not present.is_closed:
                 return present
@@ -97,6 +104,9 @@ class Directory:
             if len(self._connections) >= CONNECTIONS_MAX:
                 raise Unavailable(f"connected to {CONNECTIONS_MAX} brokers already")
             connection = await Connection.open(address, self._options, self._spawn, proxied_to)
+            if self._is_closed:  # meanwhile: whoever closed the others did not see this one
+                await connection.close()
+                raise Closed("the client was closed")
             self._connections[way] = connection
             return connection
 

@@ -25,7 +25,11 @@ Repack = Callable[[Sequence[Outgoing]], Packed]
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """An entry without a receipt: one message, or a batch of them."""
+    """An entry without a receipt: one message, a batch of them, or a chunk of one.
+
+    The chunks of a message share its sequence id and its receipt; the last one decides what becomes
+    of it, for without that nobody reads it.
+    """
 
     sequence_id: int
     header: bytes
@@ -38,6 +42,13 @@ class Pending:
     written_at: float = 0.0
     was_rewritten: bool = False
     """It was written before, on a connection that ended without saying what became of it."""
+    is_part: bool = False
+    """It is a chunk, and not the last one."""
+
+    @property
+    def message_count(self) -> int:
+        """Messages that are stored when it is."""
+        return 0 if self.is_part else len(self.receipts)
 
     def is_definite_on(self, connection: Connection | None) -> bool:
         """Whether this broker's refusal, on this connection, means that it is not in the log.
@@ -55,8 +66,8 @@ class Pending:
         )
 
     def stored_at(self, position: MessageId) -> None:
-        """Tell each message where it stands."""
-        receipts = self.receipts
+        """Tell each message where it stands: one in chunks where its last one does."""
+        receipts = () if self.is_part else self.receipts
         if len(receipts) == 1:
             if not receipts[0].done():
                 receipts[0].set_result(position)
@@ -111,7 +122,7 @@ class Outbox:
         """Behind all others."""
         self._all.append(pending)
         self._unwritten.append(pending)
-        self._messages += len(pending.receipts)
+        self._messages += pending.message_count
         self._bytes += len(pending.entry)
 
     def has_before(self, sequence_id: int) -> bool:
@@ -149,24 +160,35 @@ class Outbox:
     def withdraw(self, receipt: Receipt, repack: Repack) -> bool:
         """Take back a message that was never written to any connection; False: too late.
 
-        Another message of its batch stays: ``repack`` makes the batch anew.
+        Another message of its batch stays: ``repack`` makes the batch anew. Of chunks those that
+        were written stay, and nobody reads them without the last one.
         """
-        found = next((each for each in self._unwritten if receipt in each.receipts), None)
+        found = next(
+            (each for each in self._unwritten if receipt in each.receipts and not each.is_part),
+            None,
+        )
         if found is None or found.connection is not None:
             return False
-        self._bytes -= len(found.entry)
-        self._messages -= 1
         rest = [each for each in found.messages or () if each.receipt is not receipt]
         if not rest:
-            self._unwritten.remove(found)
-            self._all.remove(found)
+            for each in [each for each in self._unwritten if each.sequence_id == found.sequence_id]:
+                if each.connection is None:
+                    self._take_out(each)
             return True
+        self._messages -= 1
+        self._bytes -= len(found.entry)
         found.messages = rest
         found.receipts = [each.receipt for each in rest]
         found.sequence_id = rest[0].sequence_id
         found.header, found.entry = repack(rest)
         self._bytes += len(found.entry)
         return True
+
+    def _take_out(self, pending: Pending) -> None:
+        self._unwritten.remove(pending)
+        self._all.remove(pending)
+        self._messages -= pending.message_count
+        self._bytes -= len(pending.entry)
 
     def fail(
         self,
@@ -180,12 +202,13 @@ class Outbox:
         """
         while self._all:
             pending = self._remove_first()
-            pending.refuse(refusal if pending.is_definite_on(connection) else unknown)
+            if not pending.is_part:
+                pending.refuse(refusal if pending.is_definite_on(connection) else unknown)
         self._unwritten.clear()
 
     def _remove_first(self) -> Pending:
         pending = self._all.popleft()
-        self._messages -= len(pending.receipts)
+        self._messages -= pending.message_count
         self._bytes -= len(pending.entry)
         if self._unwritten and self._unwritten[0] is pending:
             self._unwritten.popleft()

@@ -286,11 +286,9 @@ class Owners:
         for connection, resources in unwanted.items():
             if not resources or connection.is_closed:
                 continue  # what a lost connection owned nobody owns
-            work = self._return(connection, asker, resources, under_way)
             try:
-                task = self._spawn(work)
-            except RuntimeError:  # the client ends, and its connections with it
-                work.close()
+                task = self._spawn(self._return(connection, asker, resources, under_way))
+            except Closed:  # the client has ended, and its connections with it
                 return
             self._returning[task] = (asker.group, frozenset(resources))
             task.add_done_callback(lambda done: self._returning.pop(done, None))

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import enum
 import struct
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import google_crc32c
 
-from onewriter._errors import ConfigurationError
+from onewriter._errors import ConfigurationError, Refused, ServerError
 from onewriter._ids import MessageId
 from onewriter_core.wire import hot
 from onewriter_core.wire.compression import compress
@@ -27,6 +28,12 @@ BATCH_MESSAGES_MAX = 1_000
 BATCH_BYTES_MAX = 128 * 1024
 BATCH_DELAY_SECONDS = 0.001
 """What Pulsar's Java client does unless told otherwise."""
+
+CONTENT_BYTES_MAX = 256 * 1024 * 1024
+"""A message, or a batch, is not uncompressed or put together from chunks beyond this, nor sent."""
+
+CHUNK_CONTENT_SHARE_MIN = 1 / 4
+"""Of a chunk's entry: metadata, which each chunk repeats, may not take more than the rest."""
 
 MESSAGE_OVERHEAD_BYTES = 16
 """Of a message in a batch: lengths, numbers."""
@@ -77,6 +84,11 @@ class Outgoing:
     receipt: asyncio.Future[MessageId]
     size: int
     sequence_id: int = -1
+
+
+def too_large(what: str) -> Refused:
+    """The refusal of a message that the broker would not take, without asking it."""
+    return Refused(ServerError.NOT_ALLOWED_ERROR, what)
 
 
 def message_size(content: bytes, described: bytes) -> int:
@@ -155,6 +167,53 @@ class Packer:
             metadata = said.SerializeToString()
         entry = _entry(metadata, content)
         return Packed(hot.encode_send_header(self._producer_id, sequence_id, len(entry)), entry)
+
+    def chunked(
+        self,
+        sequence_id: int,
+        content: bytes,
+        *,
+        key: str | None,
+        ordering_key: bytes | None,
+        properties: Mapping[str, str] | None,
+        event_time_ms: int,
+        now_ms: int,
+        entry_bytes_max: int,
+    ) -> list[Packed]:
+        """A large message as the entries that carry it, each of at most so many bytes.
+
+        One if it fits when compressed, else chunks, as Pulsar's clients make and join them. Slow:
+        not for the event loop's thread. Raises ConfigurationError for a bad description, Refused
+        for a message that is too large even so.
+        """
+        if len(content) > CONTENT_BYTES_MAX:
+            raise too_large(f"a message of {len(content)} bytes; {CONTENT_BYTES_MAX} can be sent")
+        said = self._metadata(sequence_id, now_ms)
+        _describe(said, key, ordering_key, properties, event_time_ms)
+        content = self._compressed(said, content)
+        entry = _entry(said.SerializeToString(), content)
+        if len(entry) <= entry_bytes_max:
+            header = hot.encode_send_header(self._producer_id, sequence_id, len(entry))
+            return [Packed(header, entry)]
+        said.uuid = str(uuid.uuid4())
+        said.total_chunk_msg_size = len(content)
+        said.num_chunks_from_msg = said.chunk_id = len(content)  # more than will be
+        room = entry_bytes_max - len(_entry(said.SerializeToString(), b""))
+        if room < entry_bytes_max * CHUNK_CONTENT_SHARE_MIN:
+            raise too_large("a message whose properties leave no room for content in its chunks")
+        said.num_chunks_from_msg = -(-len(content) // room)
+        return [
+            self._chunk(said, sequence_id, number, content[number * room : (number + 1) * room])
+            for number in range(said.num_chunks_from_msg)
+        ]
+
+    def _chunk(
+        self, said: pb.MessageMetadata, sequence_id: int, number: int, content: bytes
+    ) -> Packed:
+        said.chunk_id = number
+        entry = _entry(said.SerializeToString(), content)
+        header = hot.encode_send_header(self._producer_id, sequence_id, len(entry), is_chunk=True)
+        return Packed(header, entry)
 
     def batch(self, messages: Sequence[Outgoing], now_ms: int) -> Packed:
         """Messages, numbered already, as one entry."""

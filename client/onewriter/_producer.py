@@ -8,7 +8,7 @@ what is pending (_outbox.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from onewriter._config import Limits
@@ -25,10 +25,12 @@ from onewriter._errors import (
 )
 from onewriter._ids import MessageId
 from onewriter._intake import Intake
+from onewriter._line import Turn
 from onewriter._lookup import Directory
 from onewriter._outbox import Outbox, Pending, Receipt
 from onewriter._registration import Registration
 from onewriter._signal import Signal
+from onewriter._submitting import Handed, Submitting
 from onewriter._tenure import ProducerOptions, ProducerState, Tenure
 from onewriter_core.ids import TopicName
 from onewriter_core.wire.hot import SendReceipt
@@ -38,7 +40,7 @@ _DEFINITE_SEND_ERRORS = frozenset({ServerError.CHECKSUM_ERROR, ServerError.NOT_A
 """The broker looked at the message and refused it."""
 
 
-class Producer:
+class Producer(Submitting):
     """Writes one topic. Made by ``Client.create_producer``; for one event loop."""
 
     def __init__(
@@ -65,6 +67,8 @@ class Producer:
         """Of a guarded producer: whether the guard is checked together with each append; None: the
         broker knows nothing of guards."""
         self._is_closing = False
+        self._drainers = 0
+        """Who waits until everything is written."""
         self._tenure = Tenure(
             topic, options, producer_id, directory=directory, limits=limits, tenant=self
         )
@@ -209,21 +213,8 @@ class Producer:
                 self._intake.withdraw(receipt)
             raise
 
-    async def submit(
-        self,
-        content: bytes,
-        *,
-        key: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        ordering_key: bytes | None = None,
-        event_time_ms: int = 0,
-    ) -> asyncio.Future[MessageId]:
-        """Hand a message in once there is room, and get the future of its receipt.
-
-        Messages are appended in the order of these calls. The future ends as ``send`` does, without
-        its time-out. Raises Fenced, Refused, Closed or ConfigurationError when it was not taken.
-        """
-        return await self._intake.take(content, key, ordering_key, properties, event_time_ms)
+    def take(self, *message: *Handed) -> Awaitable[asyncio.Future[MessageId]]:
+        return self._intake.take(*message)
 
     async def flush(self) -> None:
         """Send the batch that is being gathered, and wait for all receipts so far.
@@ -235,19 +226,37 @@ class Producer:
         later = self._intake.next_sequence_id
         await self._moved.until(lambda: not self._outbox.has_before(later))
 
-    async def written(self) -> None:
-        """Wait until everything handed in so far is on its way. Raises what it ended with."""
+    def stand(self) -> Turn:
+        """A place in line behind all calls of ``submit`` so far, for who writes otherwise.
+
+        During its turn nothing is taken; whoever waits meanwhile keeps to its own time-out.
+        """
+        return self._intake.stand()
+
+    async def written(self, link: Registration) -> None:
+        """Wait until everything handed in so far is on its way through ``link``. Needs the turn.
+
+        Raises Unavailable when that is not its registration any more, what it ended with, Closed.
+        """
         self._intake.seal()
         self.pump()
-        while not self._outbox.is_written:
-            self.check_open()
-            await self.flush()
+        self._drainers += 1
+        try:
+            while True:
+                self.check_open()
+                if self._tenure.link is not link:
+                    raise Unavailable(f"the connection to the broker of {self.topic} was lost")
+                if self._outbox.is_written:
+                    return
+                await self._moved.wait()
+        finally:
+            self._drainers -= 1
 
     def pack(self, content: bytes, **described: Any) -> tuple[int, bytes]:
         """The next message as an entry that is published otherwise than by SEND: number and bytes.
 
-        ``described`` is what ``send`` takes beside the content. Raises Refused for one that no
-        broker would take.
+        ``described`` is what ``send`` takes beside the content. Needs the turn. Raises Refused for
+        one that no broker would take.
         """
         return self._intake.pack_alone(content, **described)
 
@@ -279,7 +288,7 @@ class Producer:
                 return
             connection.write(pending.header, pending.entry)
             self._outbox.wrote(connection, connection.now())
-        if self._is_closing:
+        if self._is_closing or self._drainers:
             self._moved.tell()
 
     # ------------------------------------------------------------ its registrations' writer
@@ -297,6 +306,8 @@ class Producer:
             return
         code = ServerError(error.error)
         is_definite = code in _DEFINITE_SEND_ERRORS and not pending.was_rewritten
+        if pending.is_part and self._intake.withdraw(pending.receipts[0]):
+            is_definite = True  # without its last chunk it is no message
         pending.refuse(
             (lambda: Refused(code, error.message))
             if is_definite

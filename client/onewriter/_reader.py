@@ -6,29 +6,36 @@ out, so none comes twice and none is left out.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType, TracebackType
-from typing import Self
+from types import MappingProxyType
 
+from onewriter._chunk_expiry import CHUNKS_EXPIRE_SECONDS, ChunkLimits
 from onewriter._config import Limits
 from onewriter._connection import Spawn
-from onewriter._errors import Closed, OnewriterError, Unreadable
+from onewriter._errors import Unreadable
 from onewriter._ids import EARLIEST, LATEST, MessageId
+from onewriter._joining import CHUNKED_MAX
 from onewriter._link import Link
 from onewriter._lookup import Directory
 from onewriter._message import Message
+from onewriter._source import MessageSource
 from onewriter._stream import Stream, pairs
 from onewriter._unpacking import Item
 from onewriter._window import QUEUE_BYTES_MAX, QUEUE_MESSAGES_MAX, Window
 from onewriter_core.ids import TopicName
+from onewriter_core.wire import hot
 from onewriter_core.wire.commands import message_id_from_proto
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 CHUNKS_MAX = 10_000
 """Messages in chunks that a reader has seen the beginning of and not handed out."""
+
+ACKNOWLEDGE_SECONDS = 0.1
+"""So long after a message the broker is told how far the reader is, for all messages until then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +43,10 @@ class ReaderOptions:
     """What a reader is. ``name`` begins the name of its subscription at the broker.
 
     ``read_compacted``: of a compacted topic, only the last message of each key, up to where
-    compaction has come. ``queue_...``: how much the broker may send ahead.
+    compaction has come. ``queue_...``: how much the broker may send ahead. ``chunk...``: so many
+    messages are put together from chunks at once, and one of which no chunk has come for so long is
+    given up (0: never; else within twice that time). Should it be completed later, Unreadable is
+    raised in its place.
     """
 
     name: str = ""
@@ -44,12 +54,15 @@ class ReaderOptions:
     properties: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     queue_messages_max: int = QUEUE_MESSAGES_MAX
     queue_bytes_max: int = QUEUE_BYTES_MAX
+    chunked_messages_max: int = CHUNKED_MAX
+    chunks_expire_seconds: float = CHUNKS_EXPIRE_SECONDS
 
 
-class Reader:
+class Reader(MessageSource):
     """Reads one topic. Made by ``Client.create_reader``; for one event loop.
 
-    ``async for message in reader`` never ends by itself.
+    ``async for message in reader`` ends behind the last message of a terminated topic; of any other
+    it waits for what is still to come, until the reader is closed.
     """
 
     def __init__(
@@ -64,18 +77,22 @@ class Reader:
         spawn: Spawn,
         consumer_ids: Callable[[], int],
     ) -> None:
-        self.topic = topic
         self.options = options
-        self._place = _Place(topic, options, start, is_inclusive=is_inclusive)
-        self._stream = Stream(
+        self._timer: asyncio.TimerHandle | None = None
+        self._place = _Place(
+            topic, options, start, is_inclusive=is_inclusive, on_passed=self._told_later
+        )
+        stream = Stream(
             topic,
             self._place,
             directory=directory,
             limits=limits,
             consumer_ids=consumer_ids,
             window=Window(options.queue_messages_max, options.queue_bytes_max),
+            chunks=ChunkLimits(options.chunked_messages_max, options.chunks_expire_seconds),
         )
-        spawn(self._stream.run())
+        super().__init__(topic, stream)
+        spawn(stream.run())
 
     # ------------------------------------------------------------ what it is
 
@@ -84,59 +101,19 @@ class Reader:
         """The last message that it handed out; None: none yet."""
         return self._place.last
 
-    @property
-    def end(self) -> OnewriterError | None:
-        """Why it ended; None while it lives."""
-        return self._stream.end
-
-    @property
-    def trouble(self) -> OnewriterError | None:
-        """Why the last attempt to reach a broker failed; None since one succeeded."""
-        return self._stream.trouble
-
-    async def ready(self) -> None:
-        """Wait until it is connected for the first time. Raises what it ended with."""
-        while not self._stream.was_attached:
-            self._stream.check_open()
-            await self._stream.changes.wait()
-
-    async def ended(self) -> OnewriterError:
-        """Wait until it is refused or closed; which."""
-        while (end := self._stream.end) is None:
-            await self._stream.changes.wait()
-        return end
-
     # ------------------------------------------------------------ reading
 
     async def next(self, *, timeout_seconds: float | None = None) -> Message:
         """The next message, however long it takes.
 
         Raises NoMessage after ``timeout_seconds``, Unreadable for an entry that cannot be taken
-        apart (the next call goes on behind it), Closed, Refused. May be cancelled: nothing is lost.
+        apart (the next call goes on behind it), EndOfTopic, Closed, Refused. May be cancelled: nothing is lost.
         """
         return await self._stream.receive(timeout_seconds)
 
     def next_nowait(self) -> Message | None:
         """The next message if it is here already; None: it is not. Raises as ``next`` does."""
         return self._stream.take_next()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Message:
-        try:
-            return await self.next()
-        except Closed:
-            if self._stream.was_closed:
-                raise StopAsyncIteration from None
-            raise
-
-    async def last_message_id(self) -> MessageId | None:
-        """The topic's last message as the broker knows it; None: it holds none.
-
-        Raises Unavailable, Refused, Closed.
-        """
-        return (await self._stream.ends())[0]
 
     async def has_message_available(self) -> bool:
         """Whether there is a message that was not handed out. Raises as ``last_message_id``."""
@@ -160,26 +137,25 @@ class Reader:
             self._place.move_to_time(target)
             await self._stream.seek(pb.CommandSeek(message_publish_time=target))
 
-    # ------------------------------------------------------------ ending
+    # ------------------------------------------------------------ what the broker is told
 
-    async def close(self) -> None:
-        """Leave. Idempotent."""
-        await self._stream.close()
+    def _told_later(self) -> None:
+        """What lies behind it need not be kept for it: that is how the broker finds it at the end."""
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(ACKNOWLEDGE_SECONDS, self._acknowledge)
 
-    def abandon(self) -> None:
-        """Leave at once, without waiting for anything or anybody."""
-        self._stream.stop(Closed("the reader was closed"))
+    def _acknowledge(self) -> None:
+        self._timer = None
+        link, passed = self._stream.link, self._place.passed
+        if link is not None and passed is not None:
+            entry = hot.MessageId(passed.ledger, passed.entry)
+            link.acknowledge_unanswered([entry], is_cumulative=True)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class _Place:
@@ -188,9 +164,18 @@ class _Place:
     keeps_order = False  # it never asks for redelivery
 
     def __init__(
-        self, topic: TopicName, options: ReaderOptions, start: MessageId, *, is_inclusive: bool
+        self,
+        topic: TopicName,
+        options: ReaderOptions,
+        start: MessageId,
+        *,
+        is_inclusive: bool,
+        on_passed: Callable[[], None],
     ) -> None:
         self.last: MessageId | None = None
+        self.passed: MessageId | None = None
+        """The last entry of which nothing is wanted any more."""
+        self._on_passed = on_passed
         self._topic = topic
         self._options = options
         self._start = start
@@ -207,7 +192,7 @@ class _Place:
     def move(self, start: MessageId, *, is_inclusive: bool) -> None:
         """Go on elsewhere."""
         self._start, self._is_inclusive = start, is_inclusive
-        self.last = None
+        self.last = self.passed = None
         self._since_ms = 0
         self._is_kept = False
         self._chunks.clear()
@@ -262,18 +247,30 @@ class _Place:
 
     def wants(self, item: Item) -> bool:
         message_id = item.message_id if isinstance(item, Unreadable) else item.id
-        if not self.is_ahead(message_id):
+        is_early = (
+            self._since_ms > 0
+            and isinstance(item, Message)
+            and item.publish_time_ms < self._since_ms
+        )
+        if is_early or not self.is_ahead(message_id):
+            self._pass(item, message_id)
             return False
-        if self._since_ms and isinstance(item, Message):
-            if item.publish_time_ms < self._since_ms:
-                return False
+        if isinstance(item, Message):
             self._since_ms = 0
         return True
+
+    def _pass(self, item: Item, message_id: MessageId) -> None:
+        if isinstance(item, Unreadable) or item.ends_entry:
+            self.passed = message_id
+            self._on_passed()
 
     def chunk_begun(self, first: MessageId) -> None:
         self._chunks[first] = None
         if len(self._chunks) > CHUNKS_MAX:
             del self._chunks[next(iter(self._chunks))]
+
+    def chunks_given_up(self, chunk_ids: Sequence[MessageId]) -> None:
+        self._chunks.pop(chunk_ids[0], None)
 
     def handed_out(self, item: Item) -> None:
         message_id = item.message_id if isinstance(item, Unreadable) else item.id
@@ -281,3 +278,4 @@ class _Place:
         self._is_inclusive = False
         if isinstance(item, Message) and item.chunk_ids:
             self._chunks.pop(item.chunk_ids[0], None)
+        self._pass(item, message_id)

@@ -20,14 +20,16 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from onewriter._chunk_expiry import ChunkExpiry, ChunkLimits
 from onewriter._config import Backoff, Limits
 from onewriter._errors import (
     FINAL_FOR_HOLDERS,
     Closed,
     ConfigurationError,
+    EndOfTopic,
     Fenced,
     NoMessage,
     OnewriterError,
@@ -81,6 +83,10 @@ class Role(Protocol):
         """A message in chunks begins here; it is handed out with its last one."""
         ...
 
+    def chunks_given_up(self, chunk_ids: Sequence[MessageId]) -> None:
+        """These are of a message that is not put together any more."""
+        ...
+
     def handed_out(self, item: Item) -> None:
         """The application has it now."""
         ...
@@ -98,6 +104,7 @@ class Stream:
         limits: Limits,
         consumer_ids: Callable[[], int],
         window: Window,
+        chunks: ChunkLimits,
     ) -> None:
         self.end: OnewriterError | None = None
         self.trouble: OnewriterError | None = None
@@ -106,11 +113,15 @@ class Stream:
         self.was_closed = False
         self.link: Link | None = None
         """Where it is attached now."""
-        self._unpacker = Unpacker(str(topic), role.chunk_begun)
+        self.is_at_end = False
+        """The topic is terminated, and nothing of it is left."""
+        self._chunks = ChunkExpiry(str(topic), role, chunks, lambda: not self._queue)
+        self._unpacker = Unpacker(str(topic), self._chunks.joining)
         self.epoch = 0
         """How often redelivery was asked for."""
         self.changes = Signal()
-        """It was attached or detached, or its epoch taken, or it became active, or it has ended."""
+        """It was attached or detached, or its epoch taken, or it became active, or the topic was
+        terminated or goes on, or it has ended."""
         self._arrivals = Signal()
         """A message came, or ``changes``."""
         self._taken_epoch = 0
@@ -169,6 +180,7 @@ class Stream:
             if link is not None:
                 link.withdraw()
         self.link = None
+        self._chunks.stop()
         self._changed()
 
     def restart(self, link: Link | None, reason: str) -> None:
@@ -180,6 +192,7 @@ class Stream:
     def start_over(self, reason: str) -> None:
         """The role has moved: attach anew."""
         self._places += 1
+        self.is_at_end = False
         self._clear()
         self.restart(self.link, reason)
 
@@ -232,6 +245,7 @@ class Stream:
         self.link = link
         self._asked_epoch = epoch
         self.was_attached = True
+        self.is_at_end = self.is_at_end or link.is_at_end
         self.trouble = None
         self._took(epoch)
         self._grant()
@@ -239,7 +253,7 @@ class Stream:
 
     def _renew(self) -> None:
         self._queue.clear()
-        self._unpacker.forget()
+        self._chunks.joining.forget()
         self._window.renew()
 
     # ------------------------------------------------------------ receiving
@@ -258,17 +272,18 @@ class Stream:
         return item
 
     async def receive(self, timeout_seconds: float | None) -> Message:
-        """The next message. Raises NoMessage, Unreadable, and what it ended with."""
+        """The next message. Raises NoMessage, Unreadable, EndOfTopic, and what it ended with."""
         message = self.take_next()
         if message is not None:
             return message
         try:
             async with asyncio.timeout(timeout_seconds):
-                while True:
+                while message is None:
+                    if self.is_at_end:
+                        raise EndOfTopic(f"{self._topic} is terminated, and this was all of it")
                     await self._arrivals.wait()
                     message = self.take_next()
-                    if message is not None:
-                        return message
+                return message
         except TimeoutError:
             raise NoMessage(f"no message came within {timeout_seconds:g} s") from self.trouble
 
@@ -342,7 +357,7 @@ class Stream:
 
     def _clear(self) -> None:
         self.drop_queued(lambda _item: True)
-        self._unpacker.forget()
+        self._chunks.joining.forget()
 
     def _grant(self) -> None:
         if self.link is not None:
@@ -408,6 +423,7 @@ class Stream:
         """
         link = await self.attached()
         self._muted = link
+        self.is_at_end = False
         self._clear()
         try:
             await link.seek(command)
@@ -440,6 +456,9 @@ class Stream:
                 self._window.queued(_size(item))
                 self._queue.append(item)
         self._grant()
+        if self.is_at_end and self._queue:  # of a topic made anew, or the subscription was moved
+            self.is_at_end = False
+            self.changes.tell()
         self._arrivals.tell()
 
     def active_changed(self, link: Link) -> None:
@@ -448,6 +467,12 @@ class Stream:
             self._clear()
             self._grant()
         self._changed()
+
+    def end_reached(self, link: Link) -> None:
+        """Nothing comes any more. Told while it is being attached: it is looked at then."""
+        if link is self.link and link is not self._muted:
+            self.is_at_end = True
+            self._changed()
 
     def detached(self, link: Link, reason: str) -> None:
         """Nothing more comes from there, and what came and was not taken comes again."""

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -37,6 +39,8 @@ from onewriter._signal import Signal
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import TopicName
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+log = logging.getLogger("onewriter")
 
 PRIORITY_PROPERTY = "onewriter.queue-priority"
 IF_EPOCH_PROPERTY = "onewriter.if-epoch"
@@ -76,10 +80,13 @@ class ProducerOptions:
 
     ``queue_priority`` orders waiters, higher first (PIP-440; unknown to other brokers, which then
     take them as they come), ``if_epoch`` makes a takeover conditional; both are onewriter's.
-    ``batching`` None: each message is an entry of its own. ``requeue_delay`` gives seconds to wait
-    before it queues again after a lost connection; None: as PIP-440 words it, by the priority. A
-    resume is never delayed. ``serve_seconds`` (at most 3): a leader may serve until a deadline, and its
-    successors wait for it (Leadership.may_serve); None: whoever leads asks each time.
+    ``batching`` None: each message is an entry of its own. ``chunking``: a message larger than what
+    the broker takes goes in several entries, out of any batch; readers see it whole or not at all.
+    ``requeue_delay`` gives seconds to wait before it queues again after a lost connection, without
+    blocking; None: as PIP-440 words it, by the priority. That counts, too, and is logged, when it
+    raises or what it gives is no time (negative, infinite, no number). A resume is never delayed.
+    ``serve_seconds`` (at most 3): a leader may serve until a deadline, and its successors wait for it
+    (Leadership.may_serve); None: whoever leads asks each time.
     """
 
     access_mode: AccessMode = AccessMode.SHARED
@@ -92,13 +99,17 @@ class ProducerOptions:
     send_timeout_seconds: float = 30.0
     batching: Batching | None = None
     compression: Compression = Compression.NONE
+    chunking: bool = False
     requeue_delay: Callable[[], float] | None = None
     serve_seconds: float | None = None
 
     def requeue_seconds(self) -> float:
         """How long to wait before it queues again; drawn anew each time."""
         if self.requeue_delay is not None:
-            return self.requeue_delay()
+            try:
+                return _checked_delay(self.requeue_delay())
+            except Exception:
+                log.exception("requeue_delay failed, so the default delay counts")
         if self.access_mode is not AccessMode.WAIT_FOR_EXCLUSIVE:
             return 0.0  # nobody else waits in a line, so there is nobody to let pass
         return requeue_delay_seconds(self.queue_priority or 0)
@@ -107,6 +118,13 @@ class ProducerOptions:
     def is_exclusive(self) -> bool:
         """Whether it wants its topic alone."""
         return self.access_mode is not AccessMode.SHARED
+
+
+def _checked_delay(seconds: float) -> float:
+    """What the application gave. Raises TypeError and ValueError for what is no time to wait."""
+    if not 0 <= seconds < math.inf:  # neither is true of nan
+        raise ValueError(f"{seconds!r} is no time to wait")
+    return float(seconds)
 
 
 class Tenant(Writer, Protocol):

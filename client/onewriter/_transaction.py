@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
 from onewriter._config import Backoff
-from onewriter._connection import Connection
+from onewriter._connection import Connection, Spawn
 from onewriter._errors import (
     Closed,
     ConfigurationError,
@@ -32,7 +33,7 @@ from onewriter._leader import Announcement
 from onewriter._producer import Producer
 from onewriter._registration import Registration
 from onewriter_core.ids import InvalidTopicName, TopicName
-from onewriter_core.wire.commands import message_id_from_proto
+from onewriter_core.wire.commands import Command, message_id_from_proto
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 COMMIT_SECONDS = 30.0
@@ -76,9 +77,11 @@ class Transaction:
         leader: Leader,
         announcement: Announcement | None,
         *,
+        spawn: Spawn,
         timeout_seconds: float = COMMIT_SECONDS,
     ) -> None:
         self._leader = leader
+        self._spawn = spawn
         self._announcement = announcement
         self._timeout_seconds = timeout_seconds
         self._messages: list[_Message] = []
@@ -210,39 +213,96 @@ class Transaction:
     async def _asked(
         self, messages: Sequence[_Message], producers: Mapping[TopicName, Producer]
     ) -> list[MessageId]:
-        """Ask once. Unavailable: nothing was stored, and it may be asked again."""
+        """Ask once. Unavailable: nothing was stored, and it may be asked again.
+
+        It stands in line behind what was sent before, and has all the producers' turns until the
+        answer has come: brokers append what they have gathered of a topic by then in front of it.
+        """
         links = {topic: await producer.linked() for topic, producer in producers.items()}
-        for producer in producers.values():
-            await producer.written()
         connection = next(iter(links.values())).connection
         command = pb.CommandPublishTogether(request_id=connection.next_request_id())
-        for message in messages:
-            command.parts.append(_part(message, producers[message.topic], links[message.topic]))
-        if any(link.connection is not connection or not link.is_open for link in links.values()):
-            raise Unavailable("the connection to the topics' broker was lost")
-        answer = await self._answered(connection, command)
+        topics = dict.fromkeys(message.topic for message in messages)
+        turns = {topic: producers[topic].stand() for topic in topics}  # at once: see _line.py
+        with ExitStack() as held:
+            for turn in turns.values():
+                held.callback(turn.over)
+            for topic, turn in turns.items():
+                await turn.came()
+                await producers[topic].written(links[topic])
+            if any(
+                link.connection is not connection or not link.is_open for link in links.values()
+            ):
+                raise Unavailable("the connection to the topics' broker was lost")
+            for message in messages:
+                command.parts.append(_part(message, producers[message.topic], links[message.topic]))
+            answer = await self._answered(connection, command, held.pop_all())
         return [MessageId.of(message_id_from_proto(each)) for each in answer.message_ids]
 
     async def _answered(
-        self, connection: Connection, command: pb.CommandPublishTogether
+        self,
+        connection: Connection,
+        command: pb.CommandPublishTogether,
+        turns: ExitStack,
     ) -> pb.CommandPublishTogetherResponse:
-        """The answer. Raises Fenced, Refused, Unavailable: definite; OutcomeUnknown."""
-        if connection.is_closed:
-            raise Unavailable("the connection to the topics' broker was lost")
+        """The answer. Raises Fenced, Refused, Unavailable: definite; OutcomeUnknown.
+
+        The turns end with the answer, also for a commit that nobody waits for any more: until then
+        what is sent could be stored in front of it.
+        """
         self._is_asking = True
+        answer: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        asking = self._spawn(_ask(connection, command, turns, answer))
+        asking.add_done_callback(
+            lambda _asking: _tell(answer, OutcomeUnknown("the client was closed"))
+        )
         try:
-            answer = await connection.request(command)
-        except Unavailable as error:
-            if connection.is_closed or isinstance(error.__cause__, TimeoutError):
-                raise OutcomeUnknown(f"the commit was not answered: {error}") from error
+            found = await answer
+        except Unavailable:
             self._is_asking = False
             raise
         except Fenced as fenced:
             epoch, current = self._leader.guard.number, fenced.current_epoch
             raise Fenced(fenced.message, epoch=epoch, current_epoch=current) from fenced
-        if not isinstance(answer, pb.CommandPublishTogetherResponse):
-            raise OutcomeUnknown(f"the commit was answered with {type(answer).__name__}")
-        return answer
+        if not isinstance(found, pb.CommandPublishTogetherResponse):
+            raise OutcomeUnknown(f"the commit was answered with {type(found).__name__}")
+        return found
+
+
+async def _ask(
+    connection: Connection,
+    command: pb.CommandPublishTogether,
+    turns: ExitStack,
+    answer: asyncio.Future[Command],
+) -> None:
+    """Ask, give back the turns, and tell ``answer``: Unavailable only if nothing was stored."""
+    with turns:
+        result = await _answer(connection, command)
+    _tell(answer, result)
+
+
+def _tell(answer: asyncio.Future[Command], result: Command | OnewriterError) -> None:
+    if answer.done():
+        return  # nobody waits for it any more
+    if isinstance(result, OnewriterError):
+        answer.set_exception(result)
+        answer.exception()  # whoever asked may go
+    else:
+        answer.set_result(result)
+
+
+async def _answer(
+    connection: Connection, command: pb.CommandPublishTogether
+) -> Command | OnewriterError:
+    if connection.is_closed:
+        return Unavailable("the connection to the topics' broker was lost")
+    try:
+        return await connection.request(command)
+    except Unavailable as error:
+        if connection.is_closed or isinstance(error.__cause__, TimeoutError):
+            return OutcomeUnknown(f"the commit was not answered: {error}")
+        return error
+    except OnewriterError as error:
+        return error
 
 
 def _part(

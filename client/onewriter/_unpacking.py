@@ -6,13 +6,13 @@ were not acknowledged when it was delivered.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 from onewriter._errors import Unreadable
 from onewriter._ids import MessageId
+from onewriter._joining import Joining
 from onewriter._message import NO_PROPERTIES, Batch, Message
+from onewriter._packing import CONTENT_BYTES_MAX
 from onewriter_core.errors import ProtocolError
 from onewriter_core.wire.compression import decompress
 from onewriter_core.wire.hot import Delivery
@@ -25,49 +25,20 @@ from onewriter_core.wire.messages import (
 )
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-CONTENT_BYTES_MAX = 256 * 1024 * 1024
-"""A message, or a batch, is not uncompressed or put together from chunks beyond this."""
-
-CHUNKED_MAX = 100
-"""Messages that are put together from chunks at once; the oldest gives way to one more."""
-
-CHUNKED_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of their chunks, all together; one message alone may have more."""
-
 _WORD = 2**64 - 1
 _BATCHED_BYTES_MIN = 4
 """Of a message in a batch: the length of its metadata."""
-
-log = logging.getLogger("onewriter")
 
 Item = Message | Unreadable
 """What a consumer is handed: a message, or the error that stands in its place."""
 
 
-@dataclass(slots=True)
-class _Chunks:
-    """A message of which not all chunks have come."""
-
-    first: MessageId
-    count: int
-    ids: list[MessageId] = field(default_factory=list)
-    parts: list[bytes] = field(default_factory=list)
-    size: int = 0
-
-
 class Unpacker:
     """Takes apart what one consumer is delivered, in that order."""
 
-    def __init__(self, topic: str, chunk_begun: Callable[[MessageId], None]) -> None:
+    def __init__(self, topic: str, joining: Joining) -> None:
         self._topic = topic
-        self._chunk_begun = chunk_begun
-        self._chunked: dict[str, _Chunks] = {}
-        self._chunked_bytes = 0
-
-    def forget(self) -> None:
-        """What comes next does not follow what came before."""
-        self._chunked.clear()
-        self._chunked_bytes = 0
+        self._joining = joining
 
     def unpack(self, delivery: Delivery, payload: memoryview) -> tuple[Sequence[Item], int]:
         """The messages that an entry completes, and the permits that it cost."""
@@ -88,7 +59,7 @@ class Unpacker:
             raise ProtocolError("the entry is encrypted, and this client has no keys")
         content = entry_payload(entry)
         if metadata.num_chunks_from_msg > 1 and metadata.HasField("chunk_id"):
-            chunks = self._chunk(metadata, entry_id, content)
+            chunks = self._joining.add(metadata, entry_id, content)
             if chunks is None:
                 return (), 1
             plain = _plain(metadata, b"".join(chunks.parts))
@@ -165,56 +136,6 @@ class Unpacker:
         if messages:
             messages[-1].ends_entry = True
         return messages
-
-    # ------------------------------------------------------------ chunks
-
-    def _chunk(
-        self, metadata: pb.MessageMetadata, entry_id: MessageId, content: memoryview
-    ) -> _Chunks | None:
-        """Add a chunk; all of them when it was the last one, None while others lack."""
-        chunks = self._chunked.get(metadata.uuid)
-        if metadata.chunk_id == 0:
-            self._give_up(metadata.uuid)
-            chunks = _Chunks(entry_id, metadata.num_chunks_from_msg)
-            self._chunked[metadata.uuid] = chunks
-            self._chunk_begun(entry_id)
-        elif chunks is None:
-            log.warning("%s of %s: a chunk without its first one", entry_id, self._topic)
-            return None
-        elif metadata.chunk_id < len(chunks.parts):
-            return None  # its producer sent it again
-        elif metadata.chunk_id > len(chunks.parts):
-            self._give_up(metadata.uuid)
-            raise ProtocolError(f"chunk {len(chunks.parts)} of message {metadata.uuid} is missing")
-        chunks.ids.append(entry_id)
-        chunks.parts.append(bytes(content))
-        chunks.size += len(content)
-        self._chunked_bytes += len(content)
-        if chunks.size > CONTENT_BYTES_MAX:
-            self._give_up(metadata.uuid)
-            raise ProtocolError(f"a chunked message has more than {CONTENT_BYTES_MAX} bytes")
-        if len(chunks.parts) == chunks.count:
-            self._give_up(metadata.uuid)
-            return chunks
-        self._make_room(metadata.uuid)
-        return None
-
-    def _make_room(self, latest: str) -> None:
-        while len(self._chunked) > CHUNKED_MAX or (
-            len(self._chunked) > 1 and self._chunked_bytes > CHUNKED_BYTES_MAX
-        ):
-            oldest = next(uuid for uuid in self._chunked if uuid != latest)
-            log.warning(
-                "%s of %s: given up, too many messages in chunks are incomplete",
-                self._chunked[oldest].first,
-                self._topic,
-            )
-            self._give_up(oldest)
-
-    def _give_up(self, uuid: str) -> None:
-        chunks = self._chunked.pop(uuid, None)
-        if chunks is not None:
-            self._chunked_bytes -= chunks.size
 
 
 def properties_of(metadata: pb.MessageMetadata | pb.SingleMessageMetadata) -> Mapping[str, str]:

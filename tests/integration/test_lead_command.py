@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import RawClients
-from tests.integration.raw import FENCING, contents_of
+from tests.integration.http_calls import OWN, Http
+from tests.integration.raw import FENCING, contents_of, eventually
 
 from onewriter_broker.testing import LocalBrokers, running_brokers
 
@@ -27,7 +28,8 @@ import os, signal, sys, time
 note = open(sys.argv[1], "a", buffering=1)
 def ended(*_):
     note.write("terminated\\n")
-    sys.exit(3)
+    if "slow" not in sys.argv:
+        sys.exit(3)
 signal.signal(signal.SIGTERM, signal.SIG_IGN if "deaf" in sys.argv else ended)
 note.write("epoch %s\\n" % os.environ["ONEWRITER_EPOCH"])
 note.write("session %s\\n" % os.environ["ONEWRITER_SESSION"].partition("-")[0])
@@ -167,6 +169,19 @@ def test_again_waits_for_the_next_turn(
     assert process.returncode == 3, "the command's own"
 
 
+def test_a_signal_that_comes_while_a_lost_command_ends_is_no_reason_to_queue_again(
+    lead: Lead, broker: LocalBrokers, raw: RawClients, topic: str, tmp_path: Path, notes: Notes
+) -> None:
+    process = lead(topic, "--again", "--grace-seconds", "2", *child(tmp_path, "slow"))
+    notes.wait_for("pid")
+    taker = raw(broker.address()).producer(topic, FENCING)
+    notes.wait_for("terminated")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 128 + signal.SIGTERM
+    taker.close()
+
+
 def test_the_next_in_line_runs_once_the_first_has_ended(
     lead: Lead, broker: LocalBrokers, topic: str, tmp_path: Path, notes: Notes
 ) -> None:
@@ -185,7 +200,7 @@ def test_the_next_in_line_runs_once_the_first_has_ended(
 
 
 def test_who_waits_can_be_stopped_or_give_up(
-    lead: Lead, topic: str, tmp_path: Path, notes: Notes
+    lead: Lead, broker: LocalBrokers, topic: str, tmp_path: Path, notes: Notes
 ) -> None:
     lead(topic, *child(tmp_path))
     notes.wait_for("pid")
@@ -193,8 +208,10 @@ def test_who_waits_can_be_stopped_or_give_up(
     impatient.communicate(timeout=SECONDS_MAX)
     assert impatient.returncode == 121
     patient = lead(topic, "--", "true")
+    http = Http(broker.http_url)
+    eventually(lambda: len(http("GET", f"{OWN}/{topic}")[1]["waiters"]) == 1)
     with pytest.raises(subprocess.TimeoutExpired):
-        patient.communicate(timeout=1.0)
+        patient.communicate(timeout=0.2)
     patient.send_signal(signal.SIGTERM)
     patient.communicate(timeout=SECONDS_MAX)
     assert patient.returncode == 128 + signal.SIGTERM

@@ -7,8 +7,10 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -129,3 +131,46 @@ def test_a_command_that_is_not_there(start: Start, resource: str) -> None:
     process = start(resource, "--", "/no/such/program")
     process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 127
+
+
+def test_a_command_does_not_outlive_us(start: Start, resource: str) -> None:
+    program = (
+        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "print(os.getpid(), flush=True); time.sleep(600)"
+    )
+    process = start(resource, "--", sys.executable, "-c", program)
+    assert said(process) == f"{resource}: generation 1"
+    pid = int(said(process))
+    process.kill()
+    process.wait(SECONDS_MAX)  # its pipes stay open for as long as the command lives
+    deadline = time.monotonic() + SECONDS_MAX
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            while time.monotonic() < deadline:
+                os.kill(pid, 0)
+                time.sleep(0.01)
+            raise AssertionError("it is still there")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_signals_are_passed_on_and_everything_is_given_back(
+    broker: LocalBrokers, raw: RawClients, start: Start, resource: str
+) -> None:
+    process = start(resource, "--group", "group", "--", *SLEEP)
+    assert said(process) == f"{resource}: generation 1"
+    assert said(process) == "runs"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SECONDS_MAX) == 128 + signal.SIGTERM
+    assert own(raw(broker.address()), resource, identity="next") == 2
+
+
+def test_who_waits_for_an_answer_can_be_stopped(start: Start, resource: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        mute.settimeout(SECONDS_MAX)
+        process = start(resource, "--service-url", f"pulsar://127.0.0.1:{mute.getsockname()[1]}")
+        connection, _ = mute.accept()
+        with connection:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SECONDS_MAX) == 128 + signal.SIGTERM

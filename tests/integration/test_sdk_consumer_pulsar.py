@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from bench.machine import LabUnavailable
 from bench.pulsar_lab import PulsarStandalone
+from tests.integration.http_calls import Http
 
 from onewriter import (
     EARLIEST,
@@ -128,3 +129,21 @@ async def test_shared_negative_acknowledgement(client: Client, topic: str) -> No
     assert (again.content, again.redelivery_count) == (b"1", 1)
     for message in (messages[0], messages[2], again):
         await consumer.acknowledge(message)
+
+
+@pytest.mark.parametrize("batching", [None, Batching(messages_max=2)])
+async def test_the_end_of_a_terminated_topic(
+    client: Client, standalone: PulsarStandalone, topic: str, batching: Batching | None
+) -> None:
+    producer = await client.create_producer(topic, ProducerOptions(batching=batching))
+    await write(producer, 0, 1, 2)
+    await producer.close()
+    path = topic.replace("persistent://", "/admin/v2/persistent/") + "/terminate"
+    assert (await asyncio.to_thread(Http(standalone.admin_url), "POST", path))[0] == 200
+    reader = await client.create_reader(topic)
+    assert [int(message.content) async for message in reader] == [0, 1, 2]
+    assert reader.has_reached_end_of_topic
+    consumer = await client.subscribe(topic, "s", FROM_THE_START)
+    async for message in consumer:
+        await consumer.acknowledge(message)
+    assert consumer.has_reached_end_of_topic

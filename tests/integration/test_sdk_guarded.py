@@ -30,8 +30,13 @@ from onewriter_broker.verify.cli import verify_command
 
 
 @asynccontextmanager
-async def leading(broker: LocalBrokers, topic: str) -> AsyncIterator[Leadership]:
-    async with Client(broker.service_url) as client, client.lead(topic, announce=False) as found:
+async def leading(
+    broker: LocalBrokers, topic: str, options: ProducerOptions | None = None
+) -> AsyncIterator[Leadership]:
+    async with (
+        Client(broker.service_url) as client,
+        client.lead(topic, announce=False, options=options) as found,
+    ):
         yield found
 
 
@@ -91,16 +96,17 @@ async def test_a_seal_keeps_earlier_leaders_out_without_a_message(
 ) -> None:
     """Even one whose proof was given before the takeover: the floor stands in the target."""
     target = elsewhere(broker, topic)
-    async with leading(broker, topic) as leadership:
-        old = await leadership.guarded(target).producer()
+    async with leading(broker, topic) as leadership, Client(broker.service_url) as other:
+        # Not the leadership's own, which ends with it: one that has not heard of the takeover.
+        asked = ProducerOptions(properties=leadership.guard.properties())
+        old = await other.create_producer(target, asked)
         await old.send(b"before")
-        async with Client(broker.service_url) as other:
-            successor = Leadership(await other.create_producer(topic, FENCING), other)
-            await old.send(b"proved before the takeover, and behind no seal")
-            await successor.seal(target)
-            with pytest.raises(Fenced):
-                await old.send(b"late")
-            await successor.seal(target)
+        successor = Leadership(await other.create_producer(topic, FENCING), other)
+        await old.send(b"proved before the takeover, and behind no seal")
+        await successor.seal(target)
+        with pytest.raises(Fenced):
+            await old.send(b"late")
+        await successor.seal(target)
     assert len(await stored(broker, target)) == 2
 
 

@@ -116,6 +116,27 @@ async def test_leaders_follow_each_other_and_say_who_they_are(server: Server, to
     assert await contents_of(server.url, topic) == [b"first", b"second", b"third"]
 
 
+async def test_a_leader_knows_what_the_one_before_left_and_loses_nothing_of_it(
+    server: Server, topic: str
+) -> None:
+    async with Client(server.url) as client, Client(server.url) as other:
+        async with client.lead(topic, identity="first", read_predecessor=True) as first:
+            assert first.predecessor is None
+            for number in range(200):
+                await first.submit(b"%d" % number)
+            await first.announce({"number": 199})
+            await first.send(b"200")
+            await (await other.create_producer(topic, FENCING)).close()
+        # It ends before it has announced anything of its own.
+        async with client.lead(topic, identity="second", read_predecessor=True) as second:
+            assert second.predecessor == first.info({"number": 199})
+        async with client.lead(topic, identity="third", read_predecessor=True) as third:
+            assert third.predecessor == second.info({"number": 199})
+            said = await client.leader(topic)
+            assert said == third.info({"number": 199})
+    assert await contents_of(server.url, topic) == [b"%d" % number for number in range(201)]
+
+
 async def test_who_leads_is_found_behind_much_that_was_written_since(
     server: Server, topic: str
 ) -> None:

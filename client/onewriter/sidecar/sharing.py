@@ -106,10 +106,10 @@ class Sharing:
     def routes(self) -> list[web.RouteDef]:
         """What it answers."""
         return [
-            web.get("/map/{topic}", self._list),
-            web.get("/map/{topic}/{key:.+}", self._get),
-            web.put("/map/{topic}/{key:.+}", self._put),
-            web.delete("/map/{topic}/{key:.+}", self._delete),
+            web.get("/map/{topic:[^/]+}", self._list),
+            web.get("/map/{topic:[^/]+}/{key:.+}", self._get),
+            web.put("/map/{topic:[^/]+}/{key:.+}", self._put),
+            web.delete("/map/{topic:[^/]+}/{key:.+}", self._delete),
         ]
 
     # ------------------------------------------------------------ reading

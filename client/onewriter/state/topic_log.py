@@ -10,6 +10,7 @@ from onewriter._consumer import ConsumerOptions, SubscriptionType
 from onewriter._errors import (
     Closed,
     ConfigurationError,
+    EndOfTopic,
     Fenced,
     OnewriterError,
     Refused,
@@ -108,8 +109,12 @@ class TopicLog:
 
     async def _next(self, reader: Reader) -> Message:
         try:
-            message = reader.next_nowait()
-            return message if message is not None else await reader.next()
+            while True:
+                try:
+                    message = reader.next_nowait()
+                    return message if message is not None else await reader.next()
+                except EndOfTopic:  # what is there stays readable
+                    await reader.changed()
         except Unreadable as error:
             at = Position(error.message_id.ledger, error.message_id.entry)
             raise UnreadableEntry(str(error), position=at) from error

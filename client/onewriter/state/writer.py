@@ -24,6 +24,7 @@ from onewriter._errors import (
     OnewriterError,
     OutcomeUnknown,
     Refused,
+    ServerError,
 )
 from onewriter._signal import Signal
 from onewriter.state.envelope import WRITER_BYTES
@@ -141,6 +142,8 @@ class Writer(Generic[S, Op]):
                 await self._prepare()
                 grant = await self._source.acquire(self._wake.tell)
             except (Refused, StateError, Closed) as error:
+                if isinstance(error, Refused) and error.code is ServerError.TOPIC_TERMINATED_ERROR:
+                    await self._decide_at_the_end()
                 self._refuse(error)
                 await asyncio.sleep(backoff.seconds())
                 continue
@@ -224,6 +227,15 @@ class Writer(Generic[S, Op]):
             replica.suspect()
         await replica.complete()
         await replica.reach(end)
+
+    async def _decide_at_the_end(self) -> None:
+        """Nobody appends to a terminated log any more: what does not come out of it is not in it."""
+        try:
+            await self._read_to_the_end()
+        except OnewriterError as error:
+            log.info("%s: not read to its end: %s", self._source.name, error)
+        else:
+            self.outbox.recall()
 
     def _is_over(self, grant: Grant) -> bool:
         return grant.end is not None or self._is_failed or self.outbox.is_spoiled
@@ -315,6 +327,7 @@ class Writer(Generic[S, Op]):
         """
         if self._replica.trouble is not None:
             self.outbox.fail_all(lambda write: _undecided(write, error))
+        self.outbox.recall(only_refused=True)
         queue = self.outbox.queue
         while queue:
             write = queue.popleft()

@@ -107,16 +107,24 @@ class Outbox(Generic[S, Op]):
 
     def begin(self, writer: bytes, state: S, version: int) -> None:
         """A new grant, at this state: what was sent before and has not come out is not in the log."""
-        undecided = [write for entry in self.sent.values() for write in _all_of(entry)]
-        self.sent.clear()
-        for write in reversed(undecided):
-            write.is_sent = False
-            if not write.outcome.done():
-                self.queue.appendleft(write)
+        self.recall()
         self._writer = writer
         self._sequence = 0
         self.is_spoiled = False
         self._tip, self._tip_version = state, version
+
+    def recall(self, *, only_refused: bool = False) -> None:
+        """Queue again what was sent and has not come out, as it is not in the log: all of it, or
+        what is known to have been refused.
+        """
+        for key, entry in reversed(list(self.sent.items())):
+            if only_refused and any(write.is_sent for write in entry.writes):
+                continue
+            del self.sent[key]
+            for write in reversed(_all_of(entry)):
+                write.is_sent = False
+                if not write.outcome.done():
+                    self.queue.appendleft(write)
 
     # ------------------------------------------------------------ out
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from onewriter._consumer import Consumer, ConsumerOptions, SubscriptionType
-from onewriter._errors import NoMessage, Unreadable
+from onewriter._errors import EndOfTopic, NoMessage, Unreadable
 from onewriter._ids import EARLIEST, LATEST, MessageId
 from onewriter._message import Message
 from onewriter._reader import Reader, ReaderOptions
@@ -62,7 +62,8 @@ def _place(_context: click.Context, _parameter: click.Parameter, given: str | No
 def consume(topic: str, **given: Any) -> None:
     """Print what TOPIC holds, or from now on gets.
 
-    Without a subscription it only reads, and leaves no trace. Exit code 1: refused, or some entry
+    Without a subscription it only reads, and leaves no trace. With --follow it ends behind the last
+    message of a topic that is terminated, and says so. Exit code 1: refused, or some entry
     could not be read (it is named; the others are printed); 3: no broker answered.
     """
     asyncio.run(_consume(topic, **given))
@@ -124,6 +125,9 @@ async def _print_all(
             unreadable = unreadable or error
             _tell_unreadable(error, as_json=as_json)
             continue
+        except EndOfTopic as end:
+            click.echo(f"onewriter consume: {end}", err=True)
+            break
         if message is None:
             break
         _tell(message, as_json=as_json)

@@ -303,6 +303,25 @@ public final class ClientConformance {
                     && changes.get(changes.size() - 1).equals("active"), "both events");
             }
         });
+        cases.put("the end of a terminated topic", () -> {
+            String topic = topic(0);
+            publish(topic, 3, false);
+            admin.topics().terminateTopic(topic);
+            try (Reader<byte[]> reader = client.newReader().topic(topic)
+                    .startMessageId(MessageId.earliest).create();
+                    Consumer<byte[]> consumer = client.newConsumer().topic(topic)
+                        .subscriptionName("s").subscriptionInitialPosition(
+                            SubscriptionInitialPosition.Earliest).subscribe()) {
+                for (int n = 0; n < 3; n++) {
+                    check(!reader.hasReachedEndOfTopic(), "the reader is not at the end");
+                    check(!consumer.hasReachedEndOfTopic(), "the consumer is not at the end");
+                    reader.readNext(5, TimeUnit.SECONDS);
+                    consumer.acknowledge(receive(consumer));
+                }
+                eventually(reader::hasReachedEndOfTopic, "the reader's end");
+                eventually(consumer::hasReachedEndOfTopic, "the consumer's end");
+            }
+        });
         cases.put("acknowledgement receipts", () -> {
             String topic = topic(0);
             try (Consumer<byte[]> consumer = client.newConsumer().topic(topic).subscriptionName("s")

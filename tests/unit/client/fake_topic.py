@@ -26,6 +26,9 @@ class Subscriber:
     next: int
     epoch: int | None
     permits: int = 0
+    mark: int = -1
+    """A reader's: up to where it has acknowledged."""
+    was_told_end: bool = False
 
 
 @dataclass
@@ -48,6 +51,7 @@ class FakeTopic:
     is_mute: bool = False
     """Nothing is delivered, whatever is asked for."""
     ack_error: ServerError | None = None
+    is_terminated: bool = False
 
     def __post_init__(self) -> None:
         self.broker.answers.update(
@@ -142,6 +146,19 @@ class FakeTopic:
             + entry.payload
         )
 
+    def terminate(self) -> None:
+        """Nothing more is written; whoever has acknowledged everything is told."""
+        self.is_terminated = True
+        self.tell_end()
+
+    def tell_end(self) -> None:
+        for subscriber in self.subscribers:
+            command, last = subscriber.command, len(self.entries) - 1
+            mark = self.first_unacknowledged() - 1 if command.durable else subscriber.mark
+            if self.is_terminated and mark >= last and not subscriber.was_told_end:
+                subscriber.was_told_end = True
+                subscriber.link.write(replies.reached_end_of_topic(command.consumer_id))
+
     def close_consumers(self) -> None:
         """As when the topic moves."""
         for subscriber in self.subscribers:
@@ -171,8 +188,9 @@ class FakeTopic:
                 start = first.entry_id
         epoch = command.consumer_epoch if command.HasField("consumer_epoch") else None
         self.subscribers = [each for each in self.subscribers if not each.link.is_lost]
-        self.subscribers.append(Subscriber(link, command, start, epoch))
+        self.subscribers.append(Subscriber(link, command, start, epoch, mark=start - 1))
         link.write(replies.success(command.request_id))
+        self.tell_end()
 
     def of(self, link: FakeLink, consumer_id: int) -> Subscriber:
         return next(
@@ -187,12 +205,18 @@ class FakeTopic:
 
     def acknowledge(self, link: FakeLink, ack: Ack) -> None:
         self.acks.append(ack)
+        subscriber = self.of(link, ack.consumer_id)
+        if not subscriber.command.durable:  # a reader's progress is its own
+            subscriber.mark = ack.message_ids[0].entry
+            self.tell_end()
+            return
         for message_id in ack.message_ids:
             if ack.ack_type == 1:
                 for entry in self.entries[: message_id.entry]:
                     entry.remaining = 0
             kept = message_id.ack_set[0] if message_id.ack_set else 0
             self.entries[message_id.entry].remaining &= kept
+        self.tell_end()
         if ack.request_id is not None:
             link.write(
                 hot.encode_ack_response(ack.consumer_id, ack.request_id, self.ack_error, "no")

@@ -15,6 +15,8 @@ from tests.unit.client.fake_broker import FakeBroker, until
 
 from onewriter.sidecar.app import serve
 from onewriter.sidecar.settings import Settings
+from onewriter_core.wire import replies
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 SECONDS_MAX = 10.0
 
@@ -120,3 +122,16 @@ async def running_sidecar(
 
 async def _listens(socket: Path | None, serving: asyncio.Task[None]) -> bool:
     return serving.done() or (socket is not None and socket.exists())  # noqa: ASYNC240
+
+
+def lose_the_topic(broker: FakeBroker, *, producer_id: int = 1) -> None:
+    """Depose the holder; from now on whoever brings an epoch is fenced, and others wait."""
+    broker.answers[pb.CommandProducer] = lambda link, command: (
+        broker.fence if command.HasField("topic_epoch") else broker.queue
+    )(link, command)
+    broker.links[-1].write(replies.close_producer(producer_id))
+
+
+def ndjson(*messages: Any) -> bytes:
+    """A stream's body, a line for each message."""
+    return b"".join(json.dumps(message).encode() + b"\n" for message in messages)

@@ -8,10 +8,18 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.pki import Authority
-from tests.unit.client.fake_broker import Clock, FakeBroker, FakeLink, client_of, fake_broker
+from tests.unit.client.fake_broker import (
+    Clock,
+    FakeBroker,
+    FakeLink,
+    begin,
+    client_of,
+    fake_broker,
+)
 
 from onewriter import (
     AccessMode,
+    Closed,
     ConfigurationError,
     Limits,
     ProducerOptions,
@@ -22,6 +30,7 @@ from onewriter import (
 )
 from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
+from onewriter_core.wire.commands import MESSAGE_LENGTH_MAX
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 WRONG = "wrong"
@@ -322,3 +331,17 @@ async def test_a_broker_that_never_answers_a_connect_is_left(broker: FakeBroker)
         with pytest.raises(Unavailable, match="no producer"):
             await client.create_producer("orders", EXCLUSIVE, timeout_seconds=0.1)
     await broker.eventually(lambda: all(link.is_lost for link in broker.links))
+
+
+async def test_a_connection_that_was_being_opened_does_not_outlive_the_client(
+    broker: FakeBroker,
+) -> None:
+    asked: list[FakeLink] = []
+    broker.answers[pb.CommandConnect] = lambda link, _command: asked.append(link)
+    async with client_of(broker) as client:
+        owning = begin(client.own("group", ["shard"], timeout_seconds=0.3).__aenter__())
+        await broker.eventually(lambda: bool(asked))
+    asked[0].write(asked[0].wire.connected("onewriter fake", max_message_size=MESSAGE_LENGTH_MAX))
+    await broker.eventually(lambda: asked[0].is_lost)
+    (owned,) = await owning
+    assert isinstance(owned.end, Closed)

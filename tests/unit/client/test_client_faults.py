@@ -196,6 +196,26 @@ async def test_a_condition_that_is_not_true_is_final(broker: FakeBroker, client:
             raise AssertionError("it leads")
 
 
+# ---------------------------------------------------------------- the client ends
+
+
+async def test_what_is_begun_while_the_client_ends_ends_with_it(broker: FakeBroker) -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async def ending(client: Client) -> None:
+        try:
+            await never()
+        finally:
+            client.spawn(never())
+
+    async with client_of(broker) as client:
+        client.spawn(ending(client))
+        await asyncio.sleep(0)
+    with pytest.raises(Closed):
+        client.spawn(never())
+
+
 # ---------------------------------------------------------------- a broker's nonsense
 
 

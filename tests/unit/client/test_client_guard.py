@@ -58,7 +58,7 @@ class Proofs:
     def grant(self, link: FakeLink, command: Any) -> None:
         """As the scripted broker does by itself, and it says how a guard is compared."""
         is_guarded = any(item.key == "onewriter.guard" for item in command.metadata)
-        self._broker.epoch += 0 if is_guarded else 1
+        self._broker.epoch += 0 if is_guarded or command.HasField("topic_epoch") else 1
         link.write(
             replies.producer_success(
                 command.request_id,

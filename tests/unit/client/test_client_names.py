@@ -16,7 +16,7 @@ import onewriter.sync
 
 ROOT = Path(__file__).parents[3]
 SOURCES = ROOT / "client" / "onewriter"
-PAGES = [ROOT / "docs" / "client.md", ROOT / "docs" / "shared-state.md"]
+PAGES = [ROOT / "docs" / page for page in ("client.md", "shared-state.md", "sync.md")]
 PAGES += (ROOT / "docs" / "recipes").glob("*.md")
 
 WORDS_MIN = 4

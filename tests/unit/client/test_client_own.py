@@ -165,3 +165,14 @@ async def test_what_names_no_resources_is_a_configuration_error(
 ) -> None:
     with pytest.raises(ConfigurationError):
         client.own("group", resources)
+
+
+async def test_an_own_that_the_end_of_the_client_overtakes_is_closed(
+    broker: FakeBroker, owning: Owning
+) -> None:
+    owning.is_held = True
+    async with client_of(broker) as client:
+        asking = begin(client.own("group", ["a"]).__aenter__())
+        await broker.eventually(lambda: bool(owning.held))
+    (owned,) = await asking
+    assert isinstance(owned.end, Closed)

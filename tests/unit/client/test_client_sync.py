@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.unit.client.fake_broker import QUICK, FakeBroker
+from tests.unit.client.fake_topic import FakeTopic
 
 import onewriter.sync
 from onewriter import (
@@ -315,3 +316,58 @@ def test_closing_is_idempotent_also_when_the_client_was_closed(stage: Stage) -> 
     assert isinstance(producer.end, Closed)
     assert told == ["a callback must not call what blocks"]
     client.__exit__(None, None, None)
+
+
+def closed_meanwhile(client: onewriter.sync.Client, during_handover: Callable[[], None]) -> str:
+    """A function whose block ends while another thread closes the client."""
+    client.__enter__()
+
+    def close() -> None:
+        during_handover()
+        client.__exit__(None, None, None)
+
+    with client.lead("orders"):
+        closing = threading.Thread(target=close, daemon=True)
+        closing.start()
+        if during_handover is at_once:
+            closing.join(SECONDS_MAX)
+        return "the body's own result"
+
+
+def at_once() -> None:
+    """Before the block ends."""
+
+
+def test_leaving_a_lead_whose_client_was_closed_meanwhile_raises_nothing(stage: Stage) -> None:
+    def handing_over() -> None:
+        stage.until(lambda: bool(stage.broker.all(pb.CommandCloseProducer)))
+
+    stage.broker.answers[pb.CommandCloseProducer] = None
+    for when in (handing_over, at_once):
+        client = onewriter.sync.Client(stage.broker.url, limits=QUICK)
+        assert closed_meanwhile(client, when) == "the body's own result"
+
+
+def test_what_the_body_raised_is_raised_when_the_client_was_closed_meanwhile(stage: Stage) -> None:
+    client = onewriter.sync.Client(stage.broker.url, limits=QUICK).__enter__()
+    leading = client.lead("orders")
+
+    def body() -> None:
+        with leading as leadership:
+            client.__exit__(None, None, None)
+            leadership.handover()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        body()
+    assert raised.value.__context__ is None
+
+
+def test_what_the_predecessor_left_is_there_when_the_block_begins(
+    stage: Stage, client: onewriter.sync.Client
+) -> None:
+    stage.do(lambda: FakeTopic(stage.broker))
+    with client.lead("orders", read_predecessor=True) as leadership:
+        assert leadership.predecessor is None
+    with client.lead("orders") as leadership, pytest.raises(ConfigurationError):
+        _ = leadership.predecessor

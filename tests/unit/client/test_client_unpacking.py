@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onewriter import MessageId
+from onewriter import MessageId, _joining
 from onewriter._errors import ConfigurationError, Unreadable
+from onewriter._joining import CHUNKED_MAX, Joining
 from onewriter._message import Message
-from onewriter._unpacking import CHUNKED_MAX, Item, Unpacker, ack_set_of, permits_of
+from onewriter._unpacking import Item, Unpacker, ack_set_of, permits_of
 from onewriter._window import Window
 from onewriter_core.wire import hot
 from onewriter_core.wire.compression import compress
@@ -32,7 +35,7 @@ def unpack(
     ack_set: tuple[int, ...] = (),
 ) -> tuple[list[Item], int]:
     delivery = Delivery(1, hot.MessageId(7, number), ack_set=ack_set)
-    unpacker = unpacker or Unpacker("orders", lambda _first: None)
+    unpacker = unpacker or Unpacker("orders", Joining("orders", lambda _: None, lambda _: None))
     items, permits = unpacker.unpack(delivery, memoryview(entry))
     assert permits == permits_of(delivery, memoryview(entry))
     return list(items), permits
@@ -102,30 +105,78 @@ def test_messages_removed_by_compaction_and_tombstones() -> None:
     assert only(unpack(build_entry(metadata(null_value=True), b""))[0]).is_null
 
 
-def test_chunks_that_are_missing_repeated_or_too_many() -> None:
-    begun: list[MessageId] = []
-    unpacker = Unpacker("orders", begun.append)
+class Chunked:
+    """Chunks as they come, each the text of its number."""
 
-    def chunk(uuid: str, index: int, *, number: int, count: int = 3) -> list[Item]:
+    def __init__(self, messages_max: int = CHUNKED_MAX) -> None:
+        self.begun: list[MessageId] = []
+        self.given_up: list[list[int]] = []
+        self.joining = Joining("orders", self.begun.append, self.note, messages_max)
+        self.unpacker = Unpacker("orders", self.joining)
+
+    def note(self, ids: Sequence[MessageId]) -> None:
+        self.given_up.append([each.entry for each in ids])
+
+    def comes(self, uuid: str, index: int, *, number: int = 1, count: int = 3) -> list[Item]:
         said = metadata(uuid=uuid, chunk_id=index, num_chunks_from_msg=count)
-        return unpack(build_entry(said, b"%d" % index), unpacker, number=number)[0]
+        return unpack(build_entry(said, b"%d" % index), self.unpacker, number=number)[0]
 
-    assert chunk("a", 1, number=1) == [], "without its first one"
-    assert chunk("a", 0, number=2) == []
-    assert chunk("a", 1, number=3) == []
-    assert chunk("a", 1, number=4) == [], "its producer sent it again"
-    whole = only(chunk("a", 2, number=5))
+
+def test_chunks_that_are_missing_or_repeated() -> None:
+    chunks = Chunked()
+    assert chunks.comes("a", 1, number=1) == [], "without its first one"
+    assert chunks.comes("a", 0, number=2) == []
+    assert chunks.comes("a", 1, number=3) == []
+    assert chunks.comes("a", 1, number=4) == [], "its producer sent it again"
+    whole = only(chunks.comes("a", 2, number=5))
     assert whole.content == b"012"
     assert [each.entry for each in whole.chunk_ids] == [2, 3, 5]
-    chunk("b", 0, number=6)
-    assert "missing" in why(chunk("b", 2, number=7))
-    for number in range(CHUNKED_MAX + 1):
-        chunk(f"c{number}", 0, number=10 + number, count=2)
-    assert chunk("c0", 1, number=999, count=2) == [], "the oldest gave way"
-    assert only(chunk("c1", 1, number=1000, count=2)).content == b"01"
-    assert begun[:2] == [MessageId(7, 2), MessageId(7, 6)]
-    unpacker.forget()
-    assert chunk("c2", 1, number=1001, count=2) == []
+    chunks.comes("b", 0, number=6)
+    assert "missing" in why(chunks.comes("b", 2, number=7))
+    assert chunks.begun == [MessageId(7, 2), MessageId(7, 6)]
+    assert chunks.given_up == []
+
+
+def test_of_too_many_incomplete_messages_the_oldest_gives_way() -> None:
+    """Silently as far as nobody can tell whether it would have become whole."""
+    chunks = Chunked(messages_max=10)
+    for number in range(11):
+        chunks.comes(f"c{number}", 0, number=number)
+    assert chunks.given_up == [[0]]
+    assert chunks.comes("c0", 1) == []
+    assert "given up" in why(chunks.comes("c0", 2)), "it would have"
+    assert chunks.comes("c0", 2) == [], "told once"
+    chunks.comes("c1", 1)
+    assert only(chunks.comes("c1", 2)).content == b"012"
+    chunks.joining.forget()
+    assert chunks.comes("c2", 1) == []
+    assert len(chunks.joining) == 0
+
+
+def test_the_bytes_of_incomplete_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_joining, "CHUNKED_BYTES_MAX", 3)
+    chunks = Chunked()
+    for number in range(4):
+        chunks.comes(f"c{number}", 0, number=number)
+    assert chunks.given_up == [[0]]
+    for index in range(1, 9):
+        chunks.comes("large", index - 1, number=10 + index, count=9)
+    assert chunks.given_up[1:] == [[1], [2], [3]], "one alone may have more"
+    assert only(chunks.comes("large", 8, count=9)).content == b"012345678"
+
+
+def test_a_message_whose_next_chunk_does_not_come_expires() -> None:
+    chunks = Chunked()
+    chunks.comes("slow", 0, number=1)
+    chunks.comes("dead", 0, number=2)
+    chunks.joining.expire()
+    chunks.comes("slow", 1, number=3)
+    chunks.joining.expire()
+    assert chunks.given_up == [[2]]
+    assert only(chunks.comes("slow", 2, number=4)).content == b"012"
+    assert chunks.comes("dead", 0, number=5) == [], "its producer begins again"
+    chunks.comes("dead", 1)
+    assert only(chunks.comes("dead", 2)).content == b"012"
 
 
 @given(st.integers(1, 300), st.data())

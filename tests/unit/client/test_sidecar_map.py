@@ -104,6 +104,13 @@ async def test_keys_are_any_text(sidecar: SidecarWorld, logs: Logs, key: str) ->
     assert list(logs) == ["persistent://shop/default/limits"]
 
 
+async def test_a_topic_may_lie_beside_another(sidecar: SidecarWorld, logs: Logs) -> None:
+    url = URL("http://sidecar/map/%7Borders%7D-limits/requests", encoded=True)
+    async with sidecar.session.put(url, data=b"v") as answer:
+        assert answer.status == 201
+    assert list(logs) == ["persistent://public/default/{orders}-limits"]
+
+
 async def test_json_is_stored_as_the_sdk_writes_it(sidecar: SidecarWorld, logs: Logs) -> None:
     body = b'{"b": [1, 2],\n "a": "\\u00e9"}'
     assert (await put(sidecar, "limits/k", body, Content_Type=JSON)).status == 201

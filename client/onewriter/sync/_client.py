@@ -1,0 +1,95 @@
+"""The client whose calls block, and the thread that it has for its event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from onewriter._client import Client as AsyncClient
+from onewriter._config import Limits, Tls, TokenSource
+from onewriter._producer import Producer as AsyncProducer
+from onewriter._tenure import ProducerOptions
+from onewriter.sync._facade import Facade, blocking, calling
+from onewriter.sync._leadership import Lead
+from onewriter.sync._own import Own
+from onewriter.sync._producer import Producer
+from onewriter.sync._source import Consumer, Reader
+from onewriter.sync._thread import Thread
+
+Changed = Callable[[Producer], None]
+
+
+class Client(Facade[AsyncClient]):
+    """As ``onewriter.Client``, for a ``with`` statement, which any thread may leave."""
+
+    def __init__(
+        self,
+        service_url: str,
+        *,
+        token: str | Path | TokenSource | None = None,
+        tls: Tls | None = None,
+        limits: Limits | None = None,
+        version: str = "onewriter-python",
+    ) -> None:
+        client = AsyncClient(service_url, token=token, tls=tls, limits=limits, version=version)
+        super().__init__(client, Thread(client))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._thread.stop()
+
+    def start_producer(
+        self,
+        topic: str,
+        options: ProducerOptions | None = None,
+        *,
+        on_change: Changed | None = None,
+    ) -> Producer:
+        """A producer that begins to ask for its topic; ``ready`` waits until it may write.
+
+        ``on_change`` is called in the client's thread, whenever its state or its trouble changes.
+        """
+        told = self._told(on_change)
+        made = self._thread.run(lambda: self._inner.start_producer(topic, options, on_change=told))
+        return Producer(made, self._thread)
+
+    def create_producer(
+        self,
+        topic: str,
+        options: ProducerOptions | None = None,
+        *,
+        timeout_seconds: float | None = None,
+        on_change: Changed | None = None,
+    ) -> Producer:
+        """A producer that may write; see ``onewriter.Client.create_producer``.
+
+        ``on_change`` is called in the client's thread, whenever its state or its trouble changes.
+        """
+        made = self._inner.create_producer(
+            topic, options, timeout_seconds=timeout_seconds, on_change=self._told(on_change)
+        )
+        return Producer(self._thread.call(made), self._thread)
+
+    def _told(self, on_change: Changed | None) -> Callable[[AsyncProducer], None]:
+        def told(producer: AsyncProducer) -> None:
+            if on_change is not None:
+                on_change(Producer(producer, self._thread))
+
+        return told
+
+    subscribe = blocking(AsyncClient.subscribe, Consumer)
+    create_reader = blocking(AsyncClient.create_reader, Reader)
+    check = blocking(AsyncClient.check)
+    leader = blocking(AsyncClient.leader)
+    lead = calling(AsyncClient.lead, Lead)
+    own = calling(AsyncClient.own, Own)

@@ -1,0 +1,321 @@
+"""How a class of the SDK becomes its blocking sibling, one line for each of its names.
+
+::
+
+    class Guarded(Facade[AsyncGuarded]):
+        topic: Reading[AsyncGuarded, str] = Reading(lambda it: it.topic)
+        seal = blocking(AsyncGuarded.seal)
+
+Types, parameters and docstrings are those of the asynchronous sibling. What differs is who does it:
+
+=============== ====================================================================================
+``Reading``     an attribute or a property: read at once, in whatever thread
+``direct``      a method that neither waits nor touches the loop: called at once, in whatever thread
+``calling``     a method that does not wait: called in the client's thread
+``blocking``    a coroutine: run in the client's thread, and waited for
+``leaving``     the same for what the end of the client does as well: then it is no error
+``handing_in``  what gives the future of a receipt: a ``concurrent.futures.Future`` here
+=============== ====================================================================================
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import concurrent.futures
+import inspect
+import typing
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Concatenate, Generic, Never, ParamSpec, Self, TypeVar, cast, overload
+
+from onewriter._connection import Spawn
+from onewriter._errors import Closed
+from onewriter._ids import MessageId
+from onewriter.sync._thread import Thread
+
+A_co = TypeVar("A_co", covariant=True)
+A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+
+
+class Facade(Generic[A_co]):
+    """Something that lives in a client's thread, for every other thread."""
+
+    def __init__(self, inner: A_co, thread: Thread) -> None:
+        self._inner = inner
+        self._thread = thread
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and parts(other)[0] is self._inner
+
+    def __hash__(self) -> int:
+        return id(self._inner)
+
+    def __repr__(self) -> str:
+        return f"<sync {self._inner!r}>"
+
+
+def parts(facade: Facade[A]) -> tuple[A, Thread]:
+    """The asynchronous sibling, and the thread that it lives in."""
+    return facade._inner, facade._thread  # noqa: SLF001 - for this package's own rooms
+
+
+def sibling_of(facade: type) -> type:
+    """The asynchronous class that it stands for."""
+    for each in facade.__mro__:
+        for base in vars(each).get("__orig_bases__", ()):
+            origin = typing.get_origin(base)
+            if inspect.isclass(origin) and issubclass(origin, Facade):
+                (named,) = typing.get_args(base)
+                found = getattr(named, "__bound__", None) or typing.get_origin(named) or named
+                return cast("type", found)
+    raise TypeError(f"{facade.__name__} stands for nothing")
+
+
+# ---------------------------------------------------------------- how the type checker sees it
+
+
+class Method(Generic[A, P, R]):
+    """A method of a facade, of the same parameters as its sibling's."""
+
+    @overload
+    def __get__(self, facade: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, facade: Facade[A], owner: type) -> Callable[P, R]: ...
+
+    def __get__(self, facade: Facade[A] | None, owner: type) -> Any: ...
+
+
+class Reading(Generic[A, R]):
+    """Becomes a property of its class, which reads the same of the sibling, from any thread."""
+
+    def __init__(self, read: Callable[[A], R]) -> None:
+        self._read = read
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        read = self._read
+
+        def reading(facade: Facade[A]) -> R:
+            return read(parts(facade)[0])
+
+        of_sibling = inspect.getattr_static(sibling_of(owner), name, None)
+        reading.__doc__ = of_sibling.__doc__ if isinstance(of_sibling, property) else None
+        reading.__annotations__ = {"return": _second_argument(owner.__annotations__[name])}
+        reading.__module__ = owner.__module__
+        setattr(owner, name, property(reading))
+
+    @overload
+    def __get__(self, facade: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, facade: Facade[A], owner: type) -> R: ...
+
+    def __get__(self, facade: Facade[A] | None, owner: type) -> Any: ...
+
+    def __set__(self, facade: Facade[A], value: Never) -> None: ...
+
+
+def _second_argument(annotation: str) -> str:
+    """``Y`` of ``X[A, Y]``."""
+    named = ast.parse(annotation, mode="eval").body
+    if isinstance(named, ast.Subscript) and isinstance(named.slice, ast.Tuple):
+        return ast.unparse(named.slice.elts[1])
+    raise TypeError(f"{annotation} does not say what is read")
+
+
+# ---------------------------------------------------------------- what makes the methods
+
+
+def _method(like: Callable[..., Any], call: Callable[..., Any], gives: object = None) -> Any:
+    """``call(inner, thread, *args, **kwargs)`` as a method that looks like ``like``; ``gives`` tells
+    the documentation what it returns, where that is something else.
+    """
+
+    def method(facade: Facade[Any], *args: Any, **kwargs: Any) -> Any:
+        return call(*parts(facade), *args, **kwargs)
+
+    # Not functools.wraps: whoever looks through it finds a coroutine.
+    method.__name__, method.__doc__, method.__module__ = (
+        like.__name__,
+        like.__doc__,
+        like.__module__,
+    )
+    signature = inspect.signature(like)
+    if gives is not None:
+        signature = signature.replace(return_annotation=gives)
+    method.__signature__ = signature  # type: ignore[attr-defined]
+    return method
+
+
+def _class_of(giving: Callable[..., Any] | None) -> object:
+    """A class, or the one that a method of a class makes."""
+    return getattr(giving, "__self__", giving)
+
+
+def _given(giving: Callable[[Any, Thread], Any] | None, result: Any, thread: Thread) -> Any:
+    return result if giving is None else giving(result, thread)
+
+
+@overload
+def blocking(method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]]) -> Method[A, P, R]: ...
+
+
+@overload
+def blocking(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]], giving: Callable[[R, Thread], S]
+) -> Method[A, P, S]: ...
+
+
+def blocking(
+    method: Callable[..., Coroutine[Any, Any, Any]],
+    giving: Callable[[Any, Thread], Any] | None = None,
+) -> Any:
+    """Run a coroutine in the client's thread and wait; ``giving`` wraps what it returns."""
+
+    def call(inner: Any, thread: Thread, *args: Any, **kwargs: Any) -> Any:
+        return _given(giving, thread.call(method(inner, *args, **kwargs)), thread)
+
+    return _method(method, call, _class_of(giving))
+
+
+@overload
+def calling(method: Callable[Concatenate[A, P], R]) -> Method[A, P, R]: ...
+
+
+@overload
+def calling(
+    method: Callable[Concatenate[A, P], R], giving: Callable[[R, Thread], S]
+) -> Method[A, P, S]: ...
+
+
+def calling(method: Callable[..., Any], giving: Callable[[Any, Thread], Any] | None = None) -> Any:
+    """Call in the client's thread what does not wait; callbacks may call it too."""
+
+    def call(inner: Any, thread: Thread, *args: Any, **kwargs: Any) -> Any:
+        return _given(giving, thread.run(lambda: method(inner, *args, **kwargs)), thread)
+
+    return _method(method, call, _class_of(giving))
+
+
+def direct(method: Callable[Concatenate[A, P], R]) -> Method[A, P, R]:
+    """Call at once what touches nothing of the loop."""
+
+    def call(inner: Any, _thread: Thread, *args: Any, **kwargs: Any) -> R:
+        return method(inner, *args, **kwargs)
+
+    return cast("Method[A, P, R]", _method(method, call))
+
+
+def leaving(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, None] | None],
+) -> Method[A, P, None]:
+    """Run in the client's thread, and wait for, what the end of the client does as well."""
+
+    def call(inner: Any, thread: Thread, *args: Any, **kwargs: Any) -> None:
+        async def leave() -> None:
+            work = method(inner, *args, **kwargs)
+            if work is not None:
+                await work
+
+        thread.leave(leave())
+
+    return cast("Method[A, P, None]", _method(method, call))
+
+
+Receipts = Coroutine[Any, Any, asyncio.Future[R]] | asyncio.Future[R]
+
+
+def handing_in(
+    method: Callable[Concatenate[A, P], Receipts[R]],
+) -> Method[A, P, concurrent.futures.Future[R]]:
+    """Hand something in, and get the future of its receipt, which cannot be cancelled."""
+
+    def call(inner: Any, thread: Thread, *args: Any, **kwargs: Any) -> concurrent.futures.Future[R]:
+        async def hand_in() -> concurrent.futures.Future[R]:
+            made = method(inner, *args, **kwargs)
+            receipt = made if isinstance(made, asyncio.Future) else await made
+            told: concurrent.futures.Future[R] = concurrent.futures.Future()
+            told.set_running_or_notify_cancel()  # it cannot be taken back
+            receipt.add_done_callback(lambda done: _pass_on(done, told))
+            return told
+
+        return thread.call(hand_in())
+
+    gives = concurrent.futures.Future[MessageId]
+    return cast("Method[A, P, concurrent.futures.Future[R]]", _method(method, call, gives))
+
+
+def _pass_on(receipt: asyncio.Future[R], told: concurrent.futures.Future[R]) -> None:
+    if receipt.cancelled():
+        told.set_exception(Closed("the client was closed"))
+        return
+    error = receipt.exception()
+    if error is not None:
+        told.set_exception(error)
+    else:
+        told.set_result(receipt.result())
+
+
+# ---------------------------------------------------------------- contexts
+
+
+class Held:
+    """An asynchronous context that one task of the loop enters and leaves, as a task group wants it.
+
+    It ends with the client at the latest, as everything does that ``spawn`` runs.
+    """
+
+    def __init__(self, context: AbstractAsyncContextManager[object], spawn: Spawn) -> None:
+        self._context = context
+        self._spawn = spawn
+        self._wants = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._entered: asyncio.Future[None]
+        self._left: asyncio.Future[None]
+
+    async def enter(self) -> None:
+        """Returns when it is entered. Raises what that raised."""
+        loop = asyncio.get_running_loop()
+        self._entered, self._left = loop.create_future(), loop.create_future()
+        self._task = self._spawn(self._live())
+        await self._or_cancel(self._entered)
+
+    async def leave(self) -> None:
+        """Returns when it is left. Raises what that raised, or what ended it before."""
+        self._wants.set()
+        if self._task is not None:
+            await self._or_cancel(self._left)
+
+    async def _or_cancel(self, step: asyncio.Future[None]) -> None:
+        try:
+            await asyncio.shield(step)
+        except asyncio.CancelledError:
+            if self._task is not None:
+                self._task.cancel()
+            raise
+
+    async def _live(self) -> None:
+        try:
+            async with self._context:
+                self._entered.set_result(None)
+                await self._wants.wait()
+        except asyncio.CancelledError:
+            self._tell(Closed("the client was closed"))
+            raise
+        except BaseException as error:  # noqa: BLE001 - whoever entered it, or leaves it, is told
+            self._tell(error)
+        else:
+            self._tell(None)
+
+    def _tell(self, error: BaseException | None) -> None:
+        for step in (self._entered, self._left):
+            if not step.done():
+                if error is None:
+                    step.set_result(None)
+                else:
+                    step.set_exception(error)
+                    step.exception()  # nobody may ask

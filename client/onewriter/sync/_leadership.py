@@ -1,0 +1,91 @@
+"""Leading that blocks: one term of it, its loss, and waiting for it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any
+
+from onewriter._errors import OnewriterError
+from onewriter._guard import GuardedBy
+from onewriter._lead import Lead as AsyncLead
+from onewriter._leader import LeaderInfo
+from onewriter._leadership import Leadership as AsyncLeadership
+from onewriter._leadership import Loss as AsyncLoss
+from onewriter.sync._facade import Facade, Reading, blocking, calling, direct, handing_in, leaving
+from onewriter.sync._guard import Guarded, Transaction
+from onewriter.sync._producer import Producer
+from onewriter.sync._thread import Thread
+
+
+class Loss(Facade[AsyncLoss]):
+    """As ``onewriter.Loss``, for any thread. Callbacks run in the client's thread."""
+
+    reason: Reading[AsyncLoss, OnewriterError | None] = Reading(lambda it: it.reason)
+
+    is_set = direct(AsyncLoss.is_set)
+    call = calling(AsyncLoss.call)
+
+    def wait(self, timeout_seconds: float | None = None) -> OnewriterError | None:
+        """Wait until it is over; why. None when it was not in that time."""
+
+        async def wait() -> OnewriterError | None:
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    return await self._inner.wait()
+            except TimeoutError:
+                return None
+
+        return self._thread.call(wait())
+
+
+class Leadership(Facade[AsyncLeadership]):
+    """As ``onewriter.Leadership``, for any thread."""
+
+    topic: Reading[AsyncLeadership, str] = Reading(lambda it: it.topic)
+    epoch: Reading[AsyncLeadership, int] = Reading(lambda it: it.epoch)
+    nonce: Reading[AsyncLeadership, str] = Reading(lambda it: it.nonce)
+    session: Reading[AsyncLeadership, str] = Reading(lambda it: it.session)
+    identity: Reading[AsyncLeadership, str] = Reading(lambda it: it.identity)
+    metadata: Reading[AsyncLeadership, Any] = Reading(lambda it: it.metadata)
+    is_over: Reading[AsyncLeadership, bool] = Reading(lambda it: it.is_over)
+    predecessor: Reading[AsyncLeadership, LeaderInfo | None] = Reading(lambda it: it.predecessor)
+    waiting: Reading[AsyncLeadership, int] = Reading(lambda it: it.waiting)
+    guard: Reading[AsyncLeadership, GuardedBy] = Reading(lambda it: it.guard)
+    serve_until: Reading[AsyncLeadership, float] = Reading(lambda it: it.serve_until)
+
+    def __init__(self, inner: AsyncLeadership, thread: Thread) -> None:
+        super().__init__(inner, thread)
+        self.producer = Producer(inner.producer, thread)
+        self.lost = Loss(inner.lost, thread)
+
+    over = blocking(AsyncLeadership.over)
+    handover = leaving(AsyncLeadership.handover)
+
+    send = blocking(AsyncLeadership.send)
+    submit = handing_in(AsyncLeadership.submit)
+    info = direct(AsyncLeadership.info)
+    announcement = direct(AsyncLeadership.announcement)
+    announce = blocking(AsyncLeadership.announce)
+
+    check_held = direct(AsyncLeadership.check_held)
+    check = blocking(AsyncLeadership.check)
+    may_serve = direct(AsyncLeadership.may_serve)
+    guarded = calling(AsyncLeadership.guarded, Guarded)
+    seal = blocking(AsyncLeadership.seal)
+    transaction = calling(AsyncLeadership.transaction, Transaction)
+
+
+class Lead(Facade[AsyncLead]):
+    """Made by ``Client.lead``; enter it once, in a ``with`` statement."""
+
+    def __enter__(self) -> Leadership:
+        return Leadership(self._thread.call(self._inner.__aenter__()), self._thread)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._thread.leave(self._inner.__aexit__(kind, error, traceback))

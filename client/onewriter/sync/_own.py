@@ -1,0 +1,106 @@
+"""Owning resources, with calls that block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self, overload
+
+from onewriter._errors import OnewriterError
+from onewriter._guard import GuardedBy
+from onewriter._own import Own as AsyncOwn
+from onewriter._own import Ownership as AsyncOwnership
+from onewriter._own import Ownerships as AsyncOwnerships
+from onewriter.sync._facade import Facade, Reading, blocking, calling, direct, leaving, parts
+from onewriter.sync._guard import Guarded
+from onewriter.sync._leadership import Loss
+from onewriter.sync._source import Consumer
+from onewriter.sync._thread import Thread
+
+
+class Ownership(Facade[AsyncOwnership]):
+    """As ``onewriter.Ownership``, for any thread: one resource, owned until ``lost``."""
+
+    resource: Reading[AsyncOwnership, str] = Reading(lambda it: it.resource)
+    group: Reading[AsyncOwnership, str] = Reading(lambda it: it.group)
+    generation: Reading[AsyncOwnership, int] = Reading(lambda it: it.generation)
+    known_generation: Reading[AsyncOwnership, int] = Reading(lambda it: it.known_generation)
+    is_owned: Reading[AsyncOwnership, bool] = Reading(lambda it: it.is_owned)
+    is_attached: Reading[AsyncOwnership, bool] = Reading(lambda it: it.is_attached)
+    end: Reading[AsyncOwnership, OnewriterError | None] = Reading(lambda it: it.end)
+    guard: Reading[AsyncOwnership, GuardedBy] = Reading(lambda it: it.guard)
+    serve_until: Reading[AsyncOwnership, float] = Reading(lambda it: it.serve_until)
+
+    def __init__(self, inner: AsyncOwnership, thread: Thread) -> None:
+        super().__init__(inner, thread)
+        self.lost = Loss(inner.lost, thread)
+
+    when_ended = calling(AsyncOwnership.when_ended)
+    check_held = direct(AsyncOwnership.check_held)
+    check = blocking(AsyncOwnership.check)
+    may_serve = direct(AsyncOwnership.may_serve)
+    guarded = calling(AsyncOwnership.guarded, Guarded)
+    consumer_options = direct(AsyncOwnership.consumer_options)
+    subscribe = blocking(AsyncOwnership.subscribe, Consumer)
+    release = leaving(AsyncOwnership.release)
+
+
+class Ownerships(Facade[AsyncOwnerships], Sequence[Ownership]):
+    """What one call of ``Client.own`` asked for, in its order. Leaving its block releases it."""
+
+    is_over: Reading[AsyncOwnerships, bool] = Reading(lambda it: it.is_over)
+    serving_until: Reading[AsyncOwnerships, float] = Reading(lambda it: it.serving_until)
+
+    def __init__(self, inner: AsyncOwnerships, thread: Thread) -> None:
+        super().__init__(inner, thread)
+        self._all = [Ownership(each, thread) for each in inner]
+
+    @overload
+    def __getitem__(self, index: int) -> Ownership: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Ownership]: ...
+
+    def __getitem__(self, index: int | slice) -> Ownership | Sequence[Ownership]:
+        return self._all[index]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Ownership]:
+        return iter(self._all)
+
+    def release(self, these: Sequence[Ownership] | None = None) -> None:
+        """Give these up, or all of it; who cannot be reached finds out by itself. Idempotent."""
+        given = None if these is None else [parts(each)[0] for each in these]
+        self._thread.leave(self._inner.release(given))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class Own(Facade[AsyncOwn]):
+    """Made by ``Client.own``: enter it in a ``with`` statement, or ``wait``."""
+
+    def wait(self) -> Ownerships:
+        """Ask, and wait for the answers: what ``await`` is to ``onewriter.Own``."""
+        return self.__enter__()
+
+    def __enter__(self) -> Ownerships:
+        return Ownerships(self._thread.call(self._inner.__aenter__()), self._thread)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._thread.leave(self._inner.__aexit__(kind, error, traceback))

@@ -1,0 +1,49 @@
+"""Producers that block."""
+
+from __future__ import annotations
+
+from onewriter._errors import OnewriterError
+from onewriter._producer import Producer as AsyncProducer
+from onewriter._tenure import ProducerOptions, ProducerState
+from onewriter.sync._facade import (
+    Facade,
+    Reading,
+    blocking,
+    calling,
+    direct,
+    handing_in,
+    leaving,
+)
+from onewriter_core.ids import TopicName
+
+
+class Producer(Facade[AsyncProducer]):
+    """As ``onewriter.Producer``. Made by ``Client.create_producer``; for any thread."""
+
+    topic: Reading[AsyncProducer, TopicName] = Reading(lambda it: it.topic)
+    options: Reading[AsyncProducer, ProducerOptions] = Reading(lambda it: it.options)
+    name: Reading[AsyncProducer, str] = Reading(lambda it: it.name)
+    epoch: Reading[AsyncProducer, int | None] = Reading(lambda it: it.epoch)
+    queue_priority: Reading[AsyncProducer, int] = Reading(lambda it: it.queue_priority)
+    guard_is_atomic: Reading[AsyncProducer, bool | None] = Reading(lambda it: it.guard_is_atomic)
+    state: Reading[AsyncProducer, ProducerState] = Reading(lambda it: it.state)
+    is_ready: Reading[AsyncProducer, bool] = Reading(lambda it: it.is_ready)
+    waiting: Reading[AsyncProducer, int] = Reading(lambda it: it.waiting)
+    pending_messages: Reading[AsyncProducer, int] = Reading(lambda it: it.pending_messages)
+    pending_bytes: Reading[AsyncProducer, int] = Reading(lambda it: it.pending_bytes)
+    end: Reading[AsyncProducer, OnewriterError | None] = Reading(lambda it: it.end)
+    trouble: Reading[AsyncProducer, OnewriterError | None] = Reading(lambda it: it.trouble)
+
+    ready = blocking(AsyncProducer.ready)
+    ended = blocking(AsyncProducer.ended)
+    when_ended = calling(AsyncProducer.when_ended)
+    waited_for = blocking(AsyncProducer.waited_for)
+    verify = blocking(AsyncProducer.verify)
+    may_send = direct(AsyncProducer.may_send)
+    check_open = direct(AsyncProducer.check_open)
+
+    send = blocking(AsyncProducer.send)
+    submit = handing_in(AsyncProducer.submit)
+    flush = blocking(AsyncProducer.flush)
+    close = leaving(AsyncProducer.close)
+    abandon = leaving(AsyncProducer.abandon)

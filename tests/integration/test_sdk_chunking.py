@@ -1,0 +1,258 @@
+"""Messages larger than what the broker takes, written and read by the SDK and by stock clients."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.integration.conftest import RawClients, StockClients
+from tests.integration.cutting_proxy import PROXY_HOST, CuttingProxy
+from tests.integration.raw import RawProducer, entries_of
+from tests.integration.test_sdk_consumer import FROM_THE_START, contents, take
+
+from onewriter import (
+    EARLIEST,
+    AccessMode,
+    Batching,
+    Client,
+    Compression,
+    Fenced,
+    NoMessage,
+    NotSent,
+    OutcomeUnknown,
+    Producer,
+    ProducerOptions,
+    Refused,
+    Unreadable,
+)
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_core.wire import hot
+from onewriter_core.wire.messages import build_entry, parse_metadata
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+RECEIVE_MS = 20_000
+SMALL_ENTRY_BYTES_MAX = 64 * 1024
+CHUNKING = ProducerOptions(chunking=True)
+FENCING = replace(CHUNKING, access_mode=AccessMode.EXCLUSIVE_WITH_FENCING)
+LARGE_BYTES = 12 * 1024 * 1024
+"""Three entries of the default size."""
+
+TAKEOVERS = 12
+
+
+def large(number: int, size: int) -> bytes:
+    """Nothing that a codec makes much smaller."""
+    return b"%d;" % number + random.Random(number).randbytes(size)
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[LocalBrokers]:
+    """A broker that takes small entries only."""
+    with running_brokers(settings={"message_bytes_max": SMALL_ENTRY_BYTES_MAX}) as brokers:
+        yield brokers
+
+
+@pytest.fixture
+def proxied() -> Iterator[LocalBrokers]:
+    """The same, whose look-ups lead through the proxy."""
+    settings = {"advertised_host": PROXY_HOST, "message_bytes_max": SMALL_ENTRY_BYTES_MAX}
+    with running_brokers(settings=settings) as brokers:
+        yield brokers
+
+
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.ZSTD])
+@pytest.mark.parametrize("is_batched", [False, True], ids=["unbatched", "batched"])
+async def test_what_it_wrote_itself(
+    broker: LocalBrokers, topic: str, codec: Compression, *, is_batched: bool
+) -> None:
+    batching = Batching(delay_seconds=0.01) if is_batched else None
+    options = replace(CHUNKING, compression=codec, batching=batching)
+    written = [b"in front", large(1, LARGE_BYTES), b"behind"]
+    async with Client(broker.service_url) as client:
+        consumer = await client.subscribe(topic, "s", FROM_THE_START)
+        producer = await client.create_producer(topic, options)
+        receipts = [await producer.submit(content, key="k") for content in written]
+        ids = await asyncio.gather(*receipts)
+        reader = await client.create_reader(topic, EARLIEST)
+        for found in (await take(reader, 3), await take(consumer, 3)):
+            assert contents(found) == written
+            assert [message.id.position for message in found] == [each.position for each in ids]
+            assert [message.key for message in found] == ["k"] * 3
+            assert len(found[1].chunk_ids) == 3
+        assert not await reader.has_message_available()
+        await consumer.acknowledge(found[1])
+        await consumer.redeliver_unacknowledged()
+        assert contents(await take(consumer, 2)) == [b"in front", b"behind"]
+        behind = await client.create_reader(topic, ids[1])
+        assert contents(await take(behind, 1)) == [b"behind"]
+
+
+async def test_what_stock_clients_read(
+    broker: LocalBrokers, stock: StockClients, topic: str
+) -> None:
+    """Whole, acknowledged whole, and in their order."""
+    client = stock(broker.service_url)
+    consumer = await asyncio.to_thread(client.subscribe, topic, "s")
+    written = [large(1, LARGE_BYTES), b"between", large(2, LARGE_BYTES)]
+    async with Client(broker.service_url) as own:
+        options = replace(CHUNKING, compression=Compression.LZ4)
+        producer = await own.create_producer(topic, options)
+        for content in written:
+            await producer.send(content, properties={"size": str(len(content))})
+
+    def read() -> None:
+        found: list[Any] = [consumer.receive(RECEIVE_MS) for _ in written]
+        assert [message.data() for message in found] == written
+        for message in found:
+            assert message.properties() == {"size": str(len(message.data()))}
+        consumer.acknowledge(found[0])
+        consumer.acknowledge(found[2])
+        consumer.close()
+        again = client.subscribe(topic, "s")
+        assert again.receive(RECEIVE_MS).data() == b"between"
+        with pytest.raises(Exception, match="TimeOut"):
+            again.receive(500)
+
+    await asyncio.to_thread(read)
+
+
+async def test_without_the_option_it_is_refused_and_the_rest_goes_on(
+    broker: LocalBrokers, topic: str
+) -> None:
+    async with Client(broker.service_url) as client:
+        producer = await client.create_producer(topic)
+        with pytest.raises(Refused, match="chunks"):
+            await producer.send(bytes(LARGE_BYTES))
+        await producer.send(b"small")
+
+
+async def test_a_stream_through_a_network_that_cuts(proxied: LocalBrokers, topic: str) -> None:
+    """Both sides of it: neither a hole nor a duplicate, and everything whole."""
+    written = [large(number, 150_000) for number in range(40)]
+    volume = sum(map(len, written))
+    with CuttingProxy(proxied.address(), cuts=6, bytes_between=volume // 12) as proxy:
+        async with Client(proxy.url) as client:
+            options = replace(CHUNKING, access_mode=AccessMode.EXCLUSIVE)
+            producer = await client.create_producer(topic, options)
+            receipts = [await producer.submit(content) for content in written]
+            await asyncio.gather(*receipts)
+            reader = await client.create_reader(topic, EARLIEST)
+            assert contents(await take(reader, len(written))) == written
+        assert proxy.cuts_left <= 0, "nothing was cut"
+    entries = await asyncio.to_thread(entries_of, proxied.address(), topic)
+    places = [(said.sequence_id, said.chunk_id) for said in map(parse_metadata, entries)]
+    assert places == sorted(set(places))
+
+
+async def sent_but_for(producer: Producer, size: int) -> None:
+    """Wait until no more bytes than these have no receipt."""
+    while producer.pending_bytes > size:  # noqa: ASYNC110 - there is no event for that
+        await asyncio.sleep(0)
+
+
+async def test_a_message_larger_than_what_a_broker_remembers_outlives_it(topic: str) -> None:
+    """Its successor looks through 16 MiB of the log for what was stored before."""
+    content = large(1, 40 * 1024 * 1024)
+    with running_brokers(settings={"message_bytes_max": SMALL_ENTRY_BYTES_MAX}) as brokers:
+        async with Client(brokers.service_url) as client:
+            options = replace(CHUNKING, access_mode=AccessMode.EXCLUSIVE)
+            producer = await client.create_producer(topic, options)
+            await producer.send(b"first")
+            receipt = await producer.submit(content)
+            await sent_but_for(producer, len(content) // 3)
+            assert not receipt.done()
+            brokers.kill()
+            await receipt
+            await producer.send(b"last")
+            reader = await client.create_reader(topic, EARLIEST)
+            assert contents(await take(reader, 3)) == [b"first", content, b"last"]
+
+
+async def test_a_takeover_in_the_middle_leaves_nothing_that_is_read(
+    narrow: LocalBrokers, topic: str
+) -> None:
+    """What was answered is whole, what was fenced is not there, and the log has halves."""
+    size = 100 * SMALL_ENTRY_BYTES_MAX
+    answered, unknown, refused = set(), set(), set()
+    async with Client(narrow.service_url) as client, Client(narrow.service_url) as other:
+        await other.create_producer(topic, FENCING)
+        for number in range(TAKEOVERS):
+            producer = await client.create_producer(topic, FENCING)
+            receipt = await producer.submit(large(number, size))
+            await sent_but_for(producer, size - size * number // (2 * TAKEOVERS))
+            successor = await other.create_producer(topic, FENCING)
+            await successor.send(b"%d;small" % number)
+            try:
+                await receipt
+            except (Fenced, NotSent):
+                refused.add(number)
+            except OutcomeUnknown:
+                unknown.add(number)
+            else:
+                answered.add(number)
+    read = await read_all(narrow, topic)
+    assert [content for content in read if content.endswith(b"small")] == [
+        b"%d;small" % number for number in range(TAKEOVERS)
+    ]
+    whole = {int(content.split(b";")[0]) for content in read if not content.endswith(b"small")}
+    assert all(content in {large(n, size) for n in whole} for content in read if len(content) > 99)
+    assert answered <= whole
+    assert not refused & whole
+    assert refused, "nothing was fenced in the middle"
+    entries = await asyncio.to_thread(entries_of, narrow.address(), topic)
+    begun = {said.uuid for said in map(parse_metadata, entries) if said.uuid}
+    assert len(begun) > len(whole), "the log has no half"
+
+
+async def read_all(brokers: LocalBrokers, topic: str) -> list[bytes]:
+    """All that comes to a reader, until nothing does."""
+    found: list[bytes] = []
+    async with Client(brokers.service_url) as client:
+        reader = await client.create_reader(topic, EARLIEST)
+        while True:
+            try:
+                found.append((await reader.next(timeout_seconds=2)).content)
+            except NoMessage:
+                return found
+
+
+def send_chunk(writer: RawProducer, number: int, count: int) -> None:
+    """One of a message's chunks, by somebody who takes his time."""
+    said = pb.MessageMetadata(
+        producer_name=writer.name,
+        sequence_id=0,
+        publish_time=1,
+        uuid="slow",
+        chunk_id=number,
+        num_chunks_from_msg=count,
+    )
+    entry = build_entry(said, b"%d" % number)
+    header = hot.encode_send_header(writer.producer_id, 0, len(entry), is_chunk=True)
+    writer.client.write(header + entry)
+    writer.receipt(0)
+
+
+@pytest.mark.parametrize("acknowledges", [False, True], ids=["kept", "acknowledged"])
+async def test_a_message_whose_next_chunk_is_late_is_given_up(
+    broker: LocalBrokers, raw: RawClients, topic: str, *, acknowledges: bool
+) -> None:
+    """Loudly, should it be completed; and it comes again, unless that was not wanted."""
+    options = replace(FROM_THE_START, chunks_expire_seconds=0.1, acknowledge_given_up=acknowledges)
+    writer = await asyncio.to_thread(lambda: raw(broker.address()).producer(topic, name="w"))
+    async with Client(broker.service_url) as client:
+        consumer = await client.subscribe(topic, "s", options)
+        await asyncio.to_thread(send_chunk, writer, 0, 2)
+        await asyncio.sleep(1.0)
+        await asyncio.to_thread(send_chunk, writer, 1, 2)
+        with pytest.raises(Unreadable, match="given up"):
+            await consumer.receive(timeout_seconds=20)
+        await consumer.redeliver_unacknowledged()
+        if acknowledges:
+            with pytest.raises(NoMessage):
+                await consumer.receive(timeout_seconds=0.5)
+        else:
+            assert (await consumer.receive(timeout_seconds=20)).content == b"01"
