@@ -29,9 +29,16 @@ def is_rolling(stateful_set: Json) -> bool:
 def waits_for(document: Json, others: Sequence[Json]) -> str:
     """Why a change of this object waits for its turn; empty: it does not.
 
-    ``others``: the other StatefulSets of the installation, as they are now.
+    ``others``: the other StatefulSets of the installation, as they are now. What is said changes
+    as long as the other rollout goes on.
     """
     if document["kind"] != KIND:
         return ""
-    names = [each["metadata"]["name"] for each in others if is_rolling(each)]
-    return f"the pods of {names[0]} are being replaced" if names else ""
+    rolling = [each for each in others if is_rolling(each)]
+    return _progress(rolling[0]) if rolling else ""
+
+
+def _progress(stateful_set: Json) -> str:
+    name, status = stateful_set["metadata"]["name"], stateful_set["status"]
+    updated, ready = status.get("updatedReplicas", 0), status.get("readyReplicas", 0)
+    return f"the pods of {name} are being replaced: {updated} are new, {ready} are ready"

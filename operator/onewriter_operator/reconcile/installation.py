@@ -36,7 +36,8 @@ TURN_SECONDS: Final = 2.0
 """Between two visits while one rollout waits for another."""
 
 TURN_SECONDS_MAX: Final = 120.0
-"""For so long a rollout waits: one that gets stuck must not keep back what would mend it."""
+"""So long a rollout waits for another that makes no progress: what is stuck must not keep back what
+would mend it."""
 
 CONFIG_MAP: Final = Kind("", "v1", "ConfigMap", "configmaps")
 SECRET: Final = Kind("", "v1", "Secret", "secrets")
@@ -77,8 +78,9 @@ class Installation:
         self._applied: dict[str, tuple[str, str]] = {}
         self._owner: Json | None = None
         self._now = now
-        self._waits_since: float | None = None
-        """Since when a rollout waits for another; None: none does."""
+        self._waits_for = ""
+        self._waits_since = 0.0
+        """What a rollout waits for, and since when that has been so."""
 
     async def run(self) -> None:
         """Visit for ever."""
@@ -120,11 +122,10 @@ class Installation:
                 title = f"{document['kind']}/{metadata(document)['name']}"
                 after = refused.retry_after_seconds
                 refusals.append(ApiRefused(refused.status, f"{title}: {refused.reason}", after))
+        self._waits_for = waiting
         if refusals:
             raise next((each for each in refusals if each.status == 429), refusals[0])
         await self._remove_others(wanted)
-        if not waiting:
-            self._waits_since = None
         return bool(waiting)
 
     async def _create(self, document: Json) -> None:
@@ -149,7 +150,7 @@ class Installation:
             # What may still differ is the API server's own way of writing the same.
             self._applied[name] = (digest(document), version)
             return ""
-        if found is not None and (reason := await self._waits_for(document, wanted)):
+        if found is not None and (reason := await self._turn(document, wanted)):
             return reason
         if known is not None and known[0] == digest(document):
             change = f"{name} was changed outside and put right: {what}"
@@ -161,22 +162,20 @@ class Installation:
         log.info("installation.applied", object=name, path=what)
         return ""
 
-    async def _waits_for(self, document: Json, wanted: list[Json]) -> str:
+    async def _turn(self, document: Json, wanted: list[Json]) -> str:
         """Why a change of this object is not written yet: see turns.py."""
         if document["kind"] != turns.KIND:
             return ""
         others = [each for each in wanted if each["kind"] == turns.KIND and each is not document]
         found = [await self._kube.get(KINDS[turns.KIND], *_place(each)) for each in others]
         reason = turns.waits_for(document, [each for each in found if each is not None])
-        if not reason:
-            return ""
-        if self._waits_since is None:
+        if reason and reason != self._waits_for:
             self._waits_since = self._now()
             log.info("installation.waits", object=metadata(document)["name"], reason=reason)
-        if self._now() - self._waits_since < TURN_SECONDS_MAX:
-            return reason
-        log.warning("installation.waits_no_longer", seconds=TURN_SECONDS_MAX, reason=reason)
-        return ""
+        if reason and self._now() - self._waits_since >= TURN_SECONDS_MAX:
+            log.warning("installation.waits_no_longer", reason=reason, seconds=TURN_SECONDS_MAX)
+            return ""
+        return reason
 
     async def _remove_others(self, wanted: list[Json]) -> None:
         """Take away what a former configuration had and this one has not."""

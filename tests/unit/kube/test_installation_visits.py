@@ -160,6 +160,37 @@ async def test_a_rollout_that_is_stuck_does_not_keep_the_other_back_for_ever() -
     assert server.writes == [BROKERS]
 
 
+async def test_a_rollout_that_goes_on_is_not_stuck() -> None:
+    now = 0.0
+    server, _, installation = world(lambda: now)
+    await installation.visit()
+    runs(server, BROKERS, rolls=True)
+    change(server, STORE)
+    for done in range(5):
+        now = 0.75 * TURN_SECONDS_MAX * done
+        server.objects[BROKERS]["status"]["updatedReplicas"] = done
+        assert await installation.visit(), f"{done} of 5 brokers are new"
+    assert server.writes == []
+
+
+async def test_a_wait_ends_with_its_rollout_although_something_else_is_refused() -> None:
+    now = 0.0
+    server, _, installation = world(lambda: now)
+    await installation.visit()
+    policy = next(each for each in server.objects if each.kind == "NetworkPolicy")
+    server.put({**server.objects[policy], "spec": {}})
+    server.refused[policy] = ApiRefused(403, "quota")
+    for now in (0.0, 10.0 * TURN_SECONDS_MAX):
+        runs(server, STORE, rolls=True)
+        change(server, BROKERS)
+        with pytest.raises(ApiRefused):
+            await installation.visit()
+        assert BROKERS not in server.writes, f"it waits at {now}"
+        runs(server, STORE, rolls=False)
+        with pytest.raises(ApiRefused):
+            await installation.visit()
+
+
 async def test_an_object_that_is_refused_keeps_no_other_back() -> None:
     server, _, installation = world()
     server.refused[STORE] = ApiRefused(422, "volumeClaimTemplates cannot change")
