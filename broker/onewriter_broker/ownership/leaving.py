@@ -18,9 +18,10 @@ NOTICE_SECONDS = 2 * BEAT_SECONDS
 STAY_SECONDS_MAX = 3.0
 """How long it stays at most after it has given everything back."""
 
-STORE_SECONDS_MAX = 5.0
+STORE_SECONDS_MAX = 3.0
 """How long it waits for a store that is away. Without it nothing can be given back in order, and
-where the store has another dataset afterwards, nobody may go on under the epoch they had."""
+where the store has another dataset afterwards, nobody may go on under the epoch they had. Time to drain
+and to release the buckets all the same must be left of ``stop_seconds``."""
 
 LOOK_SECONDS = 0.05
 
