@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RUN_STAMP := $(VENV)/.installed-to-run
 DATA ?= var
 SEEDS ?= 300
 
@@ -12,13 +13,20 @@ SEEDS ?= 300
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-$(STAMP): pyproject.toml
+$(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "onewriter needs Python 3.11 or later (set PYTHON=)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[dev]'
+
+# Spark and what only tests need are large: who wants to see it run does not wait for them.
+$(RUN_STAMP): pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --editable '.[broker,client,embedded,examples]'
 	touch $@
 
-run: $(STAMP)  ## Start Valkey and a broker on this machine and apply examples/*.yaml
+$(STAMP): pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $(RUN_STAMP) $@
+
+run: $(RUN_STAMP)  ## Start Valkey and a broker on this machine and apply examples/*.yaml
 	$(BIN)/onewriter up --data-dir $(DATA) -f examples
 
 test: $(STAMP)  ## Everything that CI runs
@@ -71,7 +79,7 @@ chart: $(STAMP)  ## Write what of the chart follows from models
 	$(BIN)/python -m charts.generator
 
 reference: $(STAMP)  ## The SDK's API reference as HTML, into dist/reference
-	$(BIN)/pdoc onewriter onewriter.sync onewriter.testing --output-directory dist/reference
+	$(BIN)/pdoc onewriter onewriter.sync onewriter.testing --template-directory docs/reference --output-directory dist/reference
 
 clean:  ## Remove the virtual environment and caches (never the data)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -100,6 +101,19 @@ def install(packages: Mapping[str, str]) -> None:
         subprocess.run(command, check=False, env=environment, stdout=subprocess.DEVNULL)
 
 
+def needs_java() -> list[str]:
+    """Spark runs on Java 17 or later (its class files are of version 61)."""
+    java = shutil.which("java")
+    if java is None:
+        return [f"Java {JAVA_MIN} or later: apt-get install {JAVA_PACKAGE}"]
+    said = subprocess.run((java, "-version"), check=False, capture_output=True, text=True).stderr
+    found = re.search(r'version "(\d+)', said)
+    if found is None or int(found[1]) < JAVA_MIN:
+        first = said.partition("\n")[0]
+        return [f"Java {JAVA_MIN} or later ({java} is {first}): apt-get install {JAVA_PACKAGE}"]
+    return needs_clients()
+
+
 def needs_clients() -> list[str]:
     missing = needs_server()
     if importlib.util.find_spec("pulsar") is None:
@@ -109,6 +123,14 @@ def needs_clients() -> list[str]:
 
 REFERENCE = ("onewriter", "onewriter.sync", "onewriter.testing")
 """The modules of the SDK that people import, as ``make reference`` documents them."""
+
+REFERENCE_OPTIONS = (
+    *("--template-directory", "docs/reference"),
+    *("--output-directory", "dist/reference"),
+)
+
+JAVA_MIN = 17
+JAVA_PACKAGE = "default-jre-headless"
 
 LAB_PACKAGES = {**lab.PACKAGES, **{name: name for name in images.TOOLS}}
 
@@ -120,7 +142,7 @@ TIERS = (
             tool("ruff", "check", "."),
             tool("mypy"),
             tool("lint-imports"),
-            tool("pdoc", *REFERENCE, "--output-directory", "dist/reference"),
+            tool("pdoc", *REFERENCE, *REFERENCE_OPTIONS),
         ),
     ),
     Tier(
@@ -168,6 +190,13 @@ TIERS = (
         ),
         lambda: [*binaries.missing_tools(), *promtool.missing()],
         builds=(build(*binaries.CONTROL_PLANE, "helm"),),
+        waits=True,
+    ),
+    Tier(
+        "spark",
+        (pytest("tests/spark", "--timeout", "900"),),
+        needs_java,
+        {"java": JAVA_PACKAGE},
         waits=True,
     ),
 )
