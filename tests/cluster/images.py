@@ -28,7 +28,10 @@ WHEELS = ROOT / "dist" / "wheels"
 TAG = "localhost/onewriter:dev"
 
 EXTRAS = "broker,client,embedded,operator"
-SOURCES = ("Dockerfile", ".dockerignore", "pyproject.toml", "core", "broker", "client", "operator")
+SOURCES = (
+    *("Dockerfile", ".dockerignore", "pyproject.toml"),
+    *("core", "broker", "client", "operator", "pipeline"),
+)
 
 SUITE = "bookworm"
 BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates", "libstdc++6")

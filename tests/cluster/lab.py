@@ -22,12 +22,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import yaml
 from tests.cluster import image_archive
 from tests.cluster.binaries import NODE, program
 from tests.cluster.control_plane import API_NAMES, Cluster, ClusterError
+from tests.cluster.lab_node import (
+    CONTAINERD,
+    Node,
+    descendants,
+    kubelet_configuration,
+    make_cgroup,
+    network_of,
+    proxy_configuration,
+    remove_cgroup,
+)
 from tests.cluster.pki import SERVICE_ADDRESS, Authority
 
 API_ADDRESS = "10.88.0.1"
@@ -36,7 +46,6 @@ NODE2_ADDRESS = "10.87.0.2"
 CABLE_ADDRESS = "10.87.0.1"
 START_SECONDS = 120.0
 STOP_SECONDS = 20.0
-CGROUPS = Path("/sys/fs/cgroup")
 
 PACKAGES = {
     "containerd": "containerd",
@@ -64,26 +73,6 @@ def missing() -> list[str]:
 def is_there(sign: str) -> bool:
     """Whether a program is on PATH, or a file exists."""
     return Path(sign).exists() if sign.startswith("/") else shutil.which(sign) is not None
-
-
-@dataclass
-class Node:
-    """One machine of the lab: ``entry`` is a process in its namespaces."""
-
-    name: str
-    directory: Path
-    address: str
-    pod_network: ipaddress.IPv4Network
-    entry: int
-    cgroup: str = "/"
-
-    @property
-    def socket(self) -> Path:
-        return self.directory / "containerd.sock"
-
-    @property
-    def bridge_address(self) -> str:
-        return str(next(self.pod_network.hosts()))
 
 
 @dataclass
@@ -155,7 +144,7 @@ class Lab(Cluster):
         self.processes.clear()
         for node in self.members.values():
             if node.cgroup != "/":
-                _remove_cgroup(node.cgroup)
+                remove_cgroup(node.cgroup)
 
     def _namespaces(self, name: str, enter: Sequence[str]) -> int:
         """A process that holds namespaces; its id as this machine sees it."""
@@ -165,7 +154,7 @@ class Lab(Cluster):
         self.processes[f"namespaces-{name}"] = holder
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
-            for process in _descendants(holder.pid):
+            for process in descendants(holder.pid):
                 with contextlib.suppress(OSError):
                     if Path(f"/proc/{process}/comm").read_text().strip() == "sleep":
                         return process
@@ -324,7 +313,7 @@ class Lab(Cluster):
         self.members[node.name] = node
         node.directory.mkdir(parents=True, exist_ok=True)
         if node.cgroup != "/":
-            _make_cgroup(node.cgroup)
+            make_cgroup(node.cgroup)
         self._start_containerd(node)
         self.import_image(pause, node.name)
         self._start_kubelet(node)
@@ -333,9 +322,9 @@ class Lab(Cluster):
     def _start_containerd(self, node: Node) -> None:
         network = node.directory / "net.d"
         network.mkdir(exist_ok=True)
-        (network / "10-bridge.conflist").write_text(json.dumps(_network(node)))
+        (network / "10-bridge.conflist").write_text(json.dumps(network_of(node)))
         configuration = node.directory / "containerd.toml"
-        configuration.write_text(_CONTAINERD.format(directory=node.directory, network=network))
+        configuration.write_text(CONTAINERD.format(directory=node.directory, network=network))
         name = f"containerd-{node.name}"
         self.run(name, ["containerd", "--config", configuration], node.name)
         self.wait(name, node.socket.exists)
@@ -344,33 +333,8 @@ class Lab(Cluster):
         pki = self.authority.directory
         empty = node.directory / "resolv.conf"
         empty.write_text("")
-        document = {
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "kind": "KubeletConfiguration",
-            "authentication": {
-                "anonymous": {"enabled": False},
-                "webhook": {"enabled": True},
-                "x509": {"clientCAFile": str(pki / "ca.crt")},
-            },
-            "authorization": {"mode": "Webhook"},
-            "cgroupDriver": "cgroupfs",
-            "cgroupRoot": node.cgroup,
-            "failSwapOn": False,
-            "failCgroupV1": False,
-            "clusterDomain": "cluster.local",
-            "clusterDNS": [API_ADDRESS],
-            "resolvConf": str(empty),
-            "evictionHard": {
-                "memory.available": "100Mi",
-                "nodefs.available": "1%",
-                "imagefs.available": "1%",
-            },
-            "imageGCHighThresholdPercent": 100,
-            "nodeStatusUpdateFrequency": "2s",
-            "containerRuntimeEndpoint": f"unix://{node.socket}",
-            # Else each kubelet clears away the logs of the other's pods.
-            "podLogsDir": str(self.pod_logs(node.name)),
-        }
+        logs = self.pod_logs(node.name)
+        document = kubelet_configuration(node, pki / "ca.crt", empty, logs, API_ADDRESS)
         configuration = node.directory / "kubelet.yaml"
         configuration.write_text(yaml.safe_dump(document))
         self.run(
@@ -388,22 +352,7 @@ class Lab(Cluster):
         )
 
     def _start_proxy(self, node: Node) -> None:
-        document = {
-            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-            "kind": "KubeProxyConfiguration",
-            "mode": "iptables",
-            "clusterCIDR": "10.88.0.0/15",
-            "hostnameOverride": node.name,
-            "clientConnection": {"kubeconfig": str(self.kubeconfig)},
-            "healthzBindAddress": "127.0.0.1:10256",
-            "metricsBindAddress": "127.0.0.1:10249",
-            "conntrack": {
-                "maxPerCore": 0,
-                "min": 0,
-                "tcpEstablishedTimeout": "0s",
-                "tcpCloseWaitTimeout": "0s",
-            },
-        }
+        document = proxy_configuration(node, self.kubeconfig)
         configuration = node.directory / "kube-proxy.yaml"
         configuration.write_text(yaml.safe_dump(document))
         name = f"kube-proxy-{node.name}"
@@ -439,7 +388,7 @@ class Lab(Cluster):
 
     def signal_program(self, name: str, which: signal.Signals) -> None:
         """Signal a program by the name that it was started under, not the ``nsenter`` around it."""
-        entering, *own = _descendants(self.processes[name].pid)
+        entering, *own = descendants(self.processes[name].pid)
         for process in own:
             os.kill(process, which)
         if which is signal.SIGCONT:  # it stands still together with its child
@@ -466,77 +415,3 @@ class Lab(Cluster):
         """Run iptables with ``rule`` in a pod's own network, e.g. ``-A OUTPUT -p tcp -j DROP``."""
         process = self.processes_of(pod_uid)[0]
         subprocess.run(["nsenter", "-t", str(process), "-n", "iptables", *rule.split()], check=True)
-
-
-_CONTAINERD = """
-version = 2
-root = "{directory}/containerd-root"
-state = "{directory}/containerd-state"
-[grpc]
-  address = "{directory}/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "localhost/pause:1"
-  restrict_oom_score_adj = true
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "/usr/lib/cni"
-    conf_dir = "{network}"
-  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-    runtime_type = "io.containerd.runc.v2"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-      SystemdCgroup = false
-"""
-
-
-def _network(node: Node) -> dict[str, Any]:
-    return {
-        "cniVersion": "0.4.0",
-        "name": f"network-{node.name}",
-        "plugins": [
-            {
-                "type": "bridge",
-                "bridge": "cni0",
-                "isGateway": True,
-                "hairpinMode": True,
-                "ipam": {
-                    "type": "host-local",
-                    "dataDir": str(node.directory / "addresses"),
-                    "ranges": [[{"subnet": str(node.pod_network)}]],
-                    "routes": [{"dst": "0.0.0.0/0"}],
-                },
-            },
-            {"type": "portmap", "capabilities": {"portMappings": True}},
-        ],
-    }
-
-
-def _descendants(process: int) -> list[int]:
-    found = [process]
-    for each in found:
-        with contextlib.suppress(OSError):
-            children = Path(f"/proc/{each}/task/{each}/children").read_text().split()
-            found += [int(child) for child in children]
-    return found
-
-
-def _make_cgroup(name: str) -> None:
-    """A root of its own in every controller: two kubelets would delete each other's pods."""
-    for controller in _controllers():
-        path = controller / name.strip("/")
-        path.mkdir(exist_ok=True)
-        for setting in ("cpuset.cpus", "cpuset.mems"):
-            if (path / setting).exists() and not (path / setting).read_text().strip():
-                (path / setting).write_text((controller / setting).read_text())
-
-
-def _remove_cgroup(name: str) -> None:
-    for controller in _controllers():
-        top = controller / name.strip("/")
-        for path in sorted(top.glob("**/"), reverse=True):
-            with contextlib.suppress(OSError):
-                path.rmdir()
-
-
-def _controllers() -> list[Path]:
-    if (CGROUPS / "cgroup.controllers").exists():
-        return [CGROUPS]
-    return [each for each in CGROUPS.iterdir() if each.is_dir() and not each.is_symlink()]

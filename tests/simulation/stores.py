@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from tests.simulation.history import Kind, Operation, Outcome
@@ -19,6 +19,7 @@ from onewriter_broker.anchor.api import Record, Versioned
 from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.log import api
 from onewriter_broker.log.memory import Faults, MemoryLogStore, Moment
+from onewriter_broker.log.memory_staged import MemoryStagedStore
 from onewriter_broker.log.topic_log import payloads
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import Position
@@ -84,12 +85,11 @@ class RemoteStore:
             raise Undecided(f"{call}: lost {moment} execution")
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._inner, name)
+        return _remote(self.connection, self._inner, name)
 
-        async def call(*arguments: Any, **options: Any) -> Any:
-            return await self.connection.run(method(*arguments, **options))
-
-        return call
+    @property
+    def staged(self) -> Any:
+        return _RemoteStaged(self.connection, self._inner.staged)
 
     async def append(self, appends: Sequence[api.Append]) -> list[api.Outcome | api.BrokenKey]:
         started = [self._write(item) for item in appends]
@@ -150,6 +150,26 @@ class RemoteStore:
             self._recorder.complete(operation, Outcome.FAIL, outcome.value)
         else:
             self._recorder.complete(operation, Outcome.INFO, outcome.value)
+
+
+class _RemoteStaged:
+    """The part of a LogStore that keeps staged parts."""
+
+    def __init__(self, connection: Connection, inner: MemoryStagedStore) -> None:
+        self._connection = connection
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return _remote(self._connection, self._inner, name)
+
+
+def _remote(connection: Connection, inner: object, name: str) -> Callable[..., Any]:
+    method = getattr(inner, name)
+
+    async def call(*arguments: Any, **options: Any) -> Any:
+        return await connection.run(method(*arguments, **options))
+
+    return call
 
 
 class RemoteAnchor:

@@ -34,7 +34,7 @@ from onewriter_broker.dispatch.saving import STATE_PREFIX
 from onewriter_broker.log.api import Marker
 from onewriter_broker.log.memory_server import Dataset
 from onewriter_broker.log.topic_log import payloads
-from onewriter_core.ids import Position, TopicName, bucket_of
+from onewriter_core.ids import NUMBER_MAX, Position, TopicName, bucket_of
 from onewriter_core.topic.model import Purpose
 
 TOPICS = [LOCAL_TOPIC, REPLICATED_TOPIC]
@@ -233,14 +233,22 @@ def _ended_too_early(history: History, topic: str, following: Operation) -> bool
     """
     fences = [f for f in history.of(Kind.REFENCE, topic) if f.invoked_at > following.invoked_at]
     successor = next((f for f in fences if f.process != following.process), None)
-    if successor is None:
+    if successor is None and not _was_replaced(history, following.process):
         return False
+    until = NUMBER_MAX if successor is None else successor.ledger
     return not any(
         append.outcome is Outcome.OK
         and append.position is not None
-        and following.ledger <= append.position.ledger < successor.ledger
+        and following.ledger <= append.position.ledger < until
         for append in history.of(Kind.APPEND, topic)
     )
+
+
+def _was_replaced(history: History, process: str) -> bool:
+    """Whether another process of the same name came after this one."""
+    name, _, number = process.rpartition("~")
+    successor = f"{name}~{int(number) + 1}"
+    return any(line.split(maxsplit=2)[1] == successor for line in history.journal)
 
 
 def _unreportable(history: History) -> set[str]:

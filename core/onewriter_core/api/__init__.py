@@ -16,7 +16,6 @@ from onewriter_core.api.claim import (
     TopicReference,
 )
 from onewriter_core.api.common import API_VERSION, AccessModeWord, Metadata
-from onewriter_core.api.support import unsupported, without_unsupported
 from onewriter_core.api.topic import (
     Access,
     Compaction,
@@ -60,6 +59,4 @@ __all__ = [
     "Retention",
     "ServicePort",
     "TopicReference",
-    "unsupported",
-    "without_unsupported",
 ]

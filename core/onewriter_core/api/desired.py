@@ -20,7 +20,6 @@ from json import JSONDecodeError, JSONDecoder
 from typing import Final
 
 from onewriter_core.api.manifests import Declared, DesiredState, Located, combine, read_resource
-from onewriter_core.api.support import unsupported
 from onewriter_core.errors import ConfigurationError
 
 REVISION_LENGTH_MAX: Final = 253
@@ -85,9 +84,7 @@ def _judged(name: str, place: int, value: object, errors: list[str]) -> Located 
     if resource.kind != _LISTS[name]:
         errors.append(f"{where}: is a {resource.kind}, and stands in {name}")
         return None
-    reasons = unsupported(resource, knows_pods=True)
-    errors += [f"{where}, {reason}" for reason in reasons]
-    return None if reasons else found
+    return found
 
 
 def _revision(value: object, errors: list[str]) -> str:

@@ -11,6 +11,7 @@ BROKER: Final = "broker"
 VALKEY: Final = "valkey"
 OPERATOR: Final = "operator"
 TEST: Final = "test"
+PIPELINE: Final = "pipeline"
 
 CONFIGURATION: Final = "onewriter.dev/configuration"
 """Annotation: the configuration that an object was applied for, or a pod is started for."""

@@ -33,8 +33,9 @@ def _brokers(configuration: Configuration) -> Json:
     wanted = configuration.network_policies
     offered = [port for _, port in broker_services.ports(configuration)]
     own = [_peer(configuration, names.OPERATOR), _peer(configuration, names.BROKER)]
-    # Where only some may be clients, the chart's test is one of them.
-    clients = [*wanted.clients, _peer(configuration, names.TEST)] if wanted.clients else []
+    # Where only some may be clients, the chart's test and jobs are among them.
+    ours = [_peer(configuration, part) for part in (names.TEST, names.PIPELINE)]
+    clients = [*wanted.clients, *ours] if wanted.clients else []
     ingress = [
         _rule("from", clients, offered),
         _rule("from", wanted.monitoring, [PORT_HTTP, PORT_HTTPS]),

@@ -1,4 +1,7 @@
-"""``onewriter release wait|clean-up``: for the chart's hooks, and for people whose hooks are off."""
+"""``onewriter release wait|clean-up|spark-application``: for the chart's hooks and jobs.
+
+The first two are also for people whose hooks are off.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import click
+import yaml
 
 from onewriter_core.errors import Unavailable
 from onewriter_operator.configuration import read
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube, load_configuration
-from onewriter_operator.release import clean_up, readiness
+from onewriter_operator.release import application, clean_up, readiness
 
 CONFIGURATION = Path("/etc/onewriter/configuration.yaml")
 
@@ -72,6 +76,42 @@ def clean_up_command(
 
     _run(kubeconfig, work)
     click.echo("done")
+
+
+@release.command("spark-application")
+@click.option(
+    "--template",
+    "path",
+    type=click.Path(exists=True, path_type=Path),
+    required=True,
+    help="The SparkApplication to make.",
+)
+@click.option("--namespace", required=True)
+@click.option("--name", required=True, help="Of this run: the Job's.")
+@click.option("--owner", required=True, help="The Job's uid.")
+@kubeconfig_option
+@click.option("--timeout-seconds", type=float, default=21_600, show_default=True)
+def spark_application(
+    path: Path,
+    namespace: str,
+    name: str,
+    owner: str,
+    kubeconfig: Path | None,
+    timeout_seconds: float,
+) -> None:
+    """Run a job of the pipeline by Apache's operator of Spark, and wait for its end."""
+    template = yaml.safe_load(path.read_text(encoding="utf-8"))
+    document = application.application(template, namespace, name, owner)
+    found = application.Outcome.RUNNING
+
+    async def work(kube: Kube) -> None:
+        nonlocal found
+        found = await application.run(kube, document, timeout_seconds, click.echo)
+
+    _run(kubeconfig, work)
+    if found is not application.Outcome.SUCCEEDED:
+        raise click.ClickException(f"{name} failed: see the log of its driver")
+    click.echo("succeeded")
 
 
 def _run(kubeconfig: Path | None, work: Callable[[Kube], Awaitable[None]]) -> None:

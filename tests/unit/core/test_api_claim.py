@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from onewriter_core.api import Permission, ProducerClaim, unsupported
+from onewriter_core.api import Permission, ProducerClaim
 from onewriter_core.topic.model import AccessMode
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -107,15 +107,3 @@ def test_no_producer_rises_above_its_claim(cap: int, asked: int | None) -> None:
 def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         claimed(**wrong)
-
-
-def test_a_pod_selector_is_kept_for_kubernetes_and_named_as_unsupported_elsewhere() -> None:
-    narrowed = claimed(
-        subject={
-            "serviceAccountName": "writer",
-            "podSelector": {"matchLabels": {"app": "writer"}},
-        }
-    )
-    (reason,) = unsupported(narrowed)
-    assert reason.startswith("spec.subject.podSelector")
-    assert unsupported(claimed()) == ()

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onewriter_core.api import support
 from onewriter_core.api.desired import Reading, read_desired
 from onewriter_core.errors import ConfigurationError
 from onewriter_core.ids import TopicName
@@ -106,13 +105,6 @@ def test_every_error_is_named_and_nothing_is_taken() -> None:
     assert "pods['shop/a']" in text
     assert "surprise" in text
     assert "revision" in text
-
-
-def test_what_this_version_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(support.NOT_YET, "compaction", "not yet")
-    asked = topic("a", {"compaction": {"enabled": True}})
-    found = errors_of({"revision": "1", "topics": [asked]})
-    assert found == ["ExclusiveTopic shop/a, spec.compaction: not yet"]
 
 
 def test_two_objects_for_one_topic_are_refused() -> None:

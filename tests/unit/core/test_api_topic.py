@@ -16,8 +16,6 @@ from onewriter_core.api import (
     Metadata,
     PodPolicy,
     PromotionPolicy,
-    support,
-    unsupported,
 )
 from onewriter_core.ids import TOPIC_NAME_LENGTH_MAX, TopicName
 from onewriter_core.topic.model import AccessMode
@@ -236,15 +234,6 @@ def test_a_topic_cannot_be_changed_in_place() -> None:
 
 def test_silence_leaves_room_for_a_takeover_within_three_seconds() -> None:
     assert declared().spec.detection.silence_seconds == 2.5
-
-
-def test_what_is_not_done_yet_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    everything = {"promotion": {"policy": "Balanced"}, "compaction": {"enabled": True}}
-    assert unsupported(declared(everything)) == ()
-    monkeypatch.setitem(support.NOT_YET, "compaction", "not yet")
-    assert unsupported(declared()) == ()
-    assert unsupported(declared(everything)) == ("spec.compaction: not yet",)
-    assert support.without_unsupported(everything) == {"promotion": {"policy": "Balanced"}}
 
 
 def test_the_schema_says_in_openapi_what_the_model_enforces() -> None:

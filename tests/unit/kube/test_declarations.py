@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from onewriter_core.api import support
 from onewriter_core.api.desired import read_desired
 from onewriter_operator.declarations import Declarations, Desired
 from onewriter_operator.documents import Key
@@ -161,12 +160,11 @@ def test_a_topic_whose_new_spec_is_wrong_keeps_its_old_one() -> None:
     assert world.passed_on()["orders"]["partitions"] == 2
 
 
-def test_its_claims_stay_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(support.NOT_YET, "compaction", "not yet")
+def test_its_claims_stay_with_it() -> None:
     world = World(topic("orders"), claim("primary"))
-    world.put(topic("orders", generation=2, compaction={"enabled": True}))
+    world.put(topic("orders", generation=2, compaction={"enabled": "perhaps"}))
     found = world.declarations.standing(Key("ExclusiveTopic", "shop", "orders"))
-    assert (found.word, found.is_kept, found.is_passed_on) == ("Unsupported", True, True)
+    assert (found.word, found.is_kept, found.is_passed_on) == ("Invalid", True, True)
     assert world.word("primary", "ProducerClaim") == "Accepted"
     assert set(world.passed_on()) == {"orders", "primary"}
     assert world.passed_on()["orders"] == {}
@@ -180,23 +178,6 @@ def test_a_claim_whose_new_spec_is_wrong_keeps_its_old_one() -> None:
     found = world.declarations.standing(Key("ProducerClaim", "shop", "primary"))
     assert (found.word, found.is_kept) == ("Invalid", True)
     assert world.passed_on()["primary"]["subject"] == {"serviceAccountName": "writer"}
-
-
-def test_after_a_start_a_topic_that_was_served_goes_on_without_what_cannot_be_done(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(support.NOT_YET, "compaction", "not yet")
-    spec: Json = {
-        "partitions": 2,
-        "compaction": {"enabled": True},
-    }
-    served = topic("orders", **spec)
-    served["status"]["epoch"] = 7
-    world = World(served, claim("primary"))
-    assert world.word("orders") == "Unsupported"
-    assert world.passed_on()["orders"] == {"partitions": 2}
-    assert "primary" in world.passed_on()
-    assert set(World(topic("never-served", **spec)).passed_on()) == set()
 
 
 def test_a_topic_with_a_wrong_spec_is_still_the_older_one() -> None:

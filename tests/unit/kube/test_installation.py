@@ -332,7 +332,7 @@ def test_clients_and_monitoring_can_be_named() -> None:
     spec = only(objects(configured(EVERYTHING)), "NetworkPolicy", "onewriter-broker")["spec"]
     clients, monitoring, own = spec["ingress"]
     assert clients["from"][0] == PEER
-    assert len(clients["from"]) == 2, "and the chart's own test"
+    assert len(clients["from"]) == 3, "and the chart's own test and jobs"
     assert [each["port"] for each in clients["ports"]] == [6651, 8443], "plain ports are shut"
     assert monitoring["from"] == [MONITORING]
     parts = {

@@ -1,0 +1,234 @@
+"""Atomic publishes under faults, over many seeds: each version whole, once, in order; nothing answered is lost.
+
+Two drivers publish the same versions of one app, as a query and its zombie do, through whichever broker
+serves the topic, while brokers and stores freeze, die and fail over. Blocks and calls are small, so that
+a publish takes many of them. ``ONEWRITER_SEEDS`` as in test_simulation.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+
+import pytest
+from tests.simulation.actors import people
+from tests.simulation.history import History
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.recording import value_of
+from tests.simulation.world import REPLICATED_TOPIC, BrokerNode, World, run
+
+from onewriter_broker.log import appender, memory_append, memory_scripts, publishing
+from onewriter_broker.log.api import OPEN_PUBLISH, Append, Block, Marker, Outcome
+from onewriter_broker.log.memory_server import Dataset
+from onewriter_broker.log.topic_log import payloads
+from onewriter_broker.topic.publishing import Answer, Asked, Publishing
+from onewriter_broker.topic.staged_rows import MAGIC
+from onewriter_broker.topic.staging import Claimed, MissingPart
+from onewriter_broker.verify.publishes import PublishChecker
+from onewriter_core.errors import OnewriterError, Undecided
+from onewriter_core.ids import TopicName
+from onewriter_core.wire.messages import build_batch
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+SEEDS_DEFAULT = 30
+TOPIC = TopicName.parse(REPLICATED_TOPIC)
+APP = "query"
+FRAMES = 12
+ATTEMPT_SECONDS = 8.0
+"""After so long a driver asks again, whatever became of its request."""
+
+
+def seeds() -> range:
+    text = os.environ.get("ONEWRITER_SEEDS", str(SEEDS_DEFAULT))
+    first, _, end = text.rpartition(":")
+    return range(int(first or 0), int(end))
+
+
+def body_of(version: int) -> bytes:
+    frames = [MAGIC]
+    for number in range(FRAMES):
+        content = f"{version}/{number}".encode()
+        messages = build_batch([(pb.SingleMessageMetadata(), content)])
+        frames += [(4 + len(messages)).to_bytes(4, "little"), (1).to_bytes(4, "little"), messages]
+    return b"".join(frames)
+
+
+class Driver:
+    """Publishes version after version, each until it is answered."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world = world
+        self._name = name
+        self._randomness = world.random(name)
+        self._attempts = 0
+        self.answered: dict[int, Answer] = {}
+
+    async def run(self) -> None:
+        version = 0
+        while True:
+            version += 1
+            while version not in self.answered:
+                answer = await self._attempt(version)
+                if answer is not None:
+                    self.answered[version] = answer
+                    word = "duplicate" if answer.is_duplicate else "published"
+                    self._world.recorder.seen(word)
+                await asyncio.sleep(self._randomness.uniform(0.02, 0.3))
+
+    async def _attempt(self, version: int) -> Answer | None:
+        up = [node for node in self._world.nodes if node.is_up and hasattr(node, "broker")]
+        if not up:
+            return None
+        node = self._randomness.choice(up)
+        self._attempts += 1
+        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._world.loop.spawn(node.process, self._ask(node, version, self._attempts, done))
+        try:
+            async with asyncio.timeout(ATTEMPT_SECONDS):
+                return await done
+        except MissingPart:
+            self._world.recorder.seen("a staged part was lost")
+        except Undecided:
+            self._world.recorder.seen("unknown")
+        except (OnewriterError, TimeoutError):
+            self._world.recorder.seen("not published")
+        return None
+
+    async def _ask(
+        self, node: BrokerNode, version: int, attempt: int, done: asyncio.Future[Answer]
+    ) -> None:
+        """As the HTTP handler does, in the broker's process."""
+        try:
+            answer = await self._publish(node, version, attempt)
+        except OnewriterError as error:
+            if not done.done():
+                done.set_exception(error)
+                done.exception()
+        else:
+            if not done.done():
+                done.set_result(answer)
+
+    async def _publish(self, node: BrokerNode, version: int, attempt: int) -> Answer:
+        broker = node.broker
+        topic = await broker.topics.serve(TOPIC)
+        key = f"{APP}/{version}/{self._name}/{attempt}"
+        part: Claimed = await broker.staging.keep(TOPIC, key, body_of(version))
+        room = Publishing(node.broker.store, broker.appender, broker.staging)
+        asked = Asked(APP, version, None, [part])
+        return await room.publish(TOPIC, topic, asked, self._world.wall_ms())
+
+
+async def tell(world: World) -> None:
+    for number in range(2):
+        world.add_client(f"consumer-{number}", people.consumer(REPLICATED_TOPIC))
+    await asyncio.sleep(1.0)
+    drivers = [Driver(world, f"driver-{number}") for number in range(2)]
+    tasks = [world.background(driver.run()) for driver in drivers]
+    administrator = people.Administrator(world, [REPLICATED_TOPIC], world.random("administrator"))
+    await Nemesis(world, world.random("nemesis")).run()
+    for _ in range(8):
+        await administrator.adopt()
+        await asyncio.sleep(2.0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.sleep(ATTEMPT_SECONDS)
+    drivers.append(Driver(world, "last"))
+    final = world.background(drivers[-1].run())
+    await asyncio.sleep(6.0)
+    final.cancel()
+    await asyncio.sleep(1.0)
+    world.history.anomalies += problems(world, drivers)
+
+
+def problems(world: World, drivers: list[Driver]) -> list[str]:
+    dataset = world.server.primary.dataset
+    checker = PublishChecker(REPLICATED_TOPIC)
+    found: list[str] = []
+    values: dict[int, list[str]] = {}
+    for block in dataset.logs[TOPIC].blocks:
+        if isinstance(block, Marker):
+            found += [each.sentence for each in checker.marker(block)]
+            continue
+        assert isinstance(block, Block)
+        found += [each.sentence for each in checker.block(block)]
+        version = int(block.publish.rpartition("/")[2])
+        values.setdefault(version, []).extend(_content(each) for each in payloads(block))
+    found += [each.sentence for each in checker.finish(dataset.states[TOPIC])]
+    for version, contents in values.items():
+        if contents != [f"{version}/{number}" for number in range(FRAMES)]:
+            found.append(f"version {version} holds {contents}")
+    forgotten = {_version(value) for value in world.history.forgotten.get(REPLICATED_TOPIC, {})}
+    for driver in drivers:
+        for version in driver.answered:
+            if version not in values and version not in forgotten:
+                found.append(f"version {version} was answered, and is not there")
+    if not drivers[-1].answered:
+        found.append("nobody could publish when all was well again")
+    return found
+
+
+def _content(payload: memoryview) -> str:
+    """Behind the size and the metadata of the only message."""
+    return value_of(payload)[6:]
+
+
+def _version(value: str) -> int:
+    return int(value[6:].partition("/")[0])
+
+
+def simulate(seed: int) -> History:
+    return run(seed, tell, brokers=2)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of two entries, calls of a few blocks."""
+    monkeypatch.setattr(publishing, "BLOCK_ENTRIES_MAX", 2)
+    monkeypatch.setattr(appender, "CALL_BYTES_MAX", 200)
+
+
+@pytest.mark.timeout(600)
+def test_publishes_are_whole_and_once() -> None:
+    met: dict[str, int] = {}
+    for seed in seeds():
+        history = simulate(seed)
+        assert not history.anomalies, (seed, history.anomalies[:5])
+        for name, count in history.seen.items():
+            met[name] = met.get(name, 0) + count
+    if len(seeds()) >= SEEDS_DEFAULT:
+        missed = {"published", "duplicate", "unknown", "not published"} - met.keys()
+        assert not missed, f"never met: {missed}"
+
+
+def keeps_what_was_cut_short(dataset: Dataset, topic: TopicName) -> dict[str, str]:
+    """A fence that only forgets that something was open."""
+    dataset.states.get(topic, {}).pop(OPEN_PUBLISH, None)
+    return {}
+
+
+def asks_for_no_version(state: Mapping[str, str], item: Append) -> Outcome | None:
+    del state, item
+    return None
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("module", "name", "mutant"),
+    [
+        (memory_scripts, "drop_open", keeps_what_was_cut_short),
+        (memory_append, "publish_refusal", asks_for_no_version),
+    ],
+    ids=["a fence drops nothing", "no version is checked"],
+)
+def test_a_weaker_store_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, module: object, name: str, mutant: object
+) -> None:
+    if mutant is asks_for_no_version:  # what the broker asks beforehand would hide it
+
+        async def knows_nothing(*_: object) -> bool:
+            return False
+
+        monkeypatch.setattr(Publishing, "_is_known", knows_nothing)
+    monkeypatch.setattr(module, name, mutant)
+    assert any(simulate(seed).anomalies for seed in range(SEEDS_DEFAULT))
