@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
+from charts.generator.spark import SparkValues
 from pydantic import BeforeValidator, Field, model_validator
 
 from onewriter_core.api.common import DNS_LABEL, ApiModel, ListOf, WordOf
@@ -226,6 +227,8 @@ class Values(ApiModel):
     """Who may talk to whom."""
     monitoring: Monitoring = Monitoring()
     """What the monitoring of the cluster is told."""
+    spark: SparkValues = SparkValues()
+    """Jobs of the pipeline: the history of topics in tables."""
     checks: Checks = Checks()
     """What is looked at when the chart is installed, tested or uninstalled."""
 

@@ -76,6 +76,10 @@ capabilities:
 {{- define "onewriter.configuration" -}}
 {{- $brokers := deepCopy .Values.brokers -}}
 {{- $_ := set $brokers.tls "secretName" (include "onewriter.brokerSecret" .) -}}
+{{- if and .Values.spark.enabled .Values.spark.retention.trim.enabled -}}
+{{- $trims := printf "system:serviceaccount:%s:%s-trim" .Release.Namespace (include "onewriter.spark.name" .) -}}
+{{- $_ := set $brokers.authentication "adminSubjects" (append $brokers.authentication.adminSubjects $trims) -}}
+{{- end -}}
 {{- $operator := pick .Values.operator "namespaces" "resyncSeconds" "concurrency" "lease" -}}
 {{- if .Values.brokers.tls.enabled -}}
 {{- $_ := set $operator "brokerCaFile" "/etc/onewriter/broker-ca/ca.crt" -}}

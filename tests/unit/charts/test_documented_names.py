@@ -16,7 +16,10 @@ from onewriter_core.errors import ServerError
 from onewriter_core.topic.model import Departure
 from onewriter_operator.conditions import CLAIM_REASONS, TOPIC_REASONS
 
-PAGES = ("failures.md", "operator.md", "install.md", "kubectl.md", "operations.md", "kubernetes.md")
+PAGES = (
+    *("failures.md", "operator.md", "install.md", "kubectl.md", "operations.md", "kubernetes.md"),
+    "pipeline-kubernetes.md",
+)
 
 KUBERNETES = frozenset(
     {"Terminating", "True", "False", "Unknown", "Role", "Secret", "StorageClass"}

@@ -1,0 +1,119 @@
+"""A job of the pipeline as a SparkApplication of Apache's operator: made, and waited for.
+
+That operator has no schedules. A CronJob's pod makes the object and stays until it is over, so that the
+next run is not due before. The object is called like the Job: a pod that takes the place of another one
+finds it there and waits for the same run, and never makes a second driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, Final
+
+from onewriter_core.errors import ConfigurationError, Unavailable
+from onewriter_operator.documents import Json, Kind
+from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
+
+APPLICATION: Final = Kind("spark.apache.org", "v1", "SparkApplication", "sparkapplications")
+
+LOOK_SECONDS: Final = 2.0
+
+_OVER: Final = frozenset({"ResourceReleased", "TerminatedWithoutReleaseResources"})
+_FAILED: Final = frozenset({
+    "DriverEvicted", "DriverReadyTimedOut", "DriverStartTimedOut", "ExecutorsStartTimedOut",
+    "Failed", "SchedulingFailure",
+})  # fmt: skip
+"""States of that operator."""
+
+
+class Outcome(Enum):
+    """How a run went."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+def application(template: Mapping[str, Any], namespace: str, name: str, owner: str) -> Json:
+    """The object of one run. ``owner``: the Job's uid, with which the object goes."""
+    if template.get("kind") != APPLICATION.kind or not isinstance(template.get("spec"), dict):
+        raise ConfigurationError(f"the template is no {APPLICATION.kind}")
+    job = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": owner}
+    about = {**template.get("metadata", {}), "name": name, "namespace": namespace}
+    return {
+        "apiVersion": APPLICATION.api_version,
+        "kind": APPLICATION.kind,
+        "metadata": {**about, "ownerReferences": [job]},
+        "spec": template["spec"],
+    }
+
+
+def outcome(document: Mapping[str, Any]) -> Outcome:
+    """How a run went, or goes, by what its object says."""
+    states = _states(document)
+    if states & _FAILED:
+        return Outcome.FAILED
+    if "Succeeded" in states:
+        return Outcome.SUCCEEDED
+    return Outcome.FAILED if states & _OVER else Outcome.RUNNING
+
+
+async def run(
+    kube: Kube, document: Mapping[str, Any], timeout_seconds: float, tell: Callable[[str], None]
+) -> Outcome:
+    """Make the object unless it is there, and wait until the run is over; ``tell`` hears its states.
+
+    An API server that is away is waited for. A run that takes longer than ``timeout_seconds`` is deleted,
+    and Unavailable raised. Raises ApiRefused.
+    """
+    about = document["metadata"]
+    said = ""
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            while True:
+                found = await _made(kube, document)
+                if found is not None:
+                    state = _current(found)
+                    if state != said:
+                        said = state
+                        tell(f"{about['name']}: {state}")
+                    result = outcome(found)
+                    if result is not Outcome.RUNNING:
+                        return result
+                await asyncio.sleep(LOOK_SECONDS)
+    except TimeoutError as error:
+        found = await kube.get(APPLICATION, about["namespace"], about["name"])
+        if found is not None:
+            uid = found["metadata"]["uid"]
+            await kube.delete(APPLICATION, about["namespace"], about["name"], uid)
+        raise Unavailable(
+            f"{about['name']} was not over after {timeout_seconds:g} s: {said}; it is deleted"
+        ) from error
+
+
+async def _made(kube: Kube, document: Mapping[str, Any]) -> Json | None:
+    """The object, made if need be; None: the API server could not be asked."""
+    about = document["metadata"]
+    try:
+        found = await kube.get(APPLICATION, about["namespace"], about["name"])
+        return found or await kube.create(APPLICATION, document)
+    except ApiUnreachable:
+        return None
+    except ApiRefused as refused:
+        if refused.status == 409:  # another pod was faster
+            return None
+        raise
+
+
+def _current(document: Mapping[str, Any]) -> str:
+    state = (document.get("status") or {}).get("currentState") or {}
+    return str(state.get("currentStateSummary", "made"))
+
+
+def _states(document: Mapping[str, Any]) -> set[str]:
+    """The state it is in, and those it was in."""
+    status = document.get("status") or {}
+    history = (status.get("stateTransitionHistory") or {}).values()
+    return {_current(document), *(str(each.get("currentStateSummary")) for each in history)}
