@@ -14,6 +14,9 @@ from onewriter._errors import Closed
 
 Result = TypeVar("Result")
 
+LOOK_SECONDS = 1.0
+"""A signal that comes just as a thread begins to wait does not wake it: it looks so often."""
+
 
 class Thread:
     """An event loop in a thread of its own, and the client that lives in it."""
@@ -61,7 +64,7 @@ class Thread:
             running = asyncio.run_coroutine_threadsafe(work, self._loop)
             self._running.add(running)
         try:
-            return running.result()
+            return _result(running)
         except concurrent.futures.CancelledError:
             raise Closed("the client was closed") from None
         except BaseException:
@@ -118,3 +121,12 @@ class Thread:
         for each in running:
             with contextlib.suppress(concurrent.futures.InvalidStateError):  # it was answered
                 each.set_exception(Closed("the client was closed"))
+
+
+def _result(running: concurrent.futures.Future[Result]) -> Result:
+    while True:
+        try:
+            return running.result(LOOK_SECONDS)
+        except TimeoutError:
+            if running.done():  # it is the call's own
+                raise
