@@ -2,7 +2,9 @@
 
 One actor asks twice under the same identity (a task and its next life), one under another. The
 store has a replica that may lag; when it is promoted while the broker dies too, the record that is
-found may have forgotten grants, and the anchor's note says so (``known_since``).
+found may have forgotten grants, and the anchor's note says so (``known_since``). When the broker lives
+on, memory knows better: it writes what the replica lacks, and drops again what that has still. A record
+that nobody owns may be dropped; its floor is stored in the same step.
 
 Not modelled: durability within one dataset (a grant is stored when it is answered), several
 resources, readers; the simulation and the tests with real brokers have these.
@@ -14,6 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from onewriter_core.ids import Identity
+from onewriter_core.own.floors import Floors, may_drop
+from onewriter_core.own.names import own_field
 from onewriter_core.own.table import (
     Cause,
     Denied,
@@ -27,6 +31,11 @@ from onewriter_core.own.table import (
 
 Decide = Callable[[Ownership, OwnRequest], Granted | Denied]
 Floor = Callable[[Ownership, int, int], Ownership]
+Drop = Callable[[Floors, int], Floors]
+Covers = Callable[[Floors, int], bool]
+
+GROUP = "group"
+NO_RECORD = Ownership()
 
 ASKERS = (
     Owner(Identity(), "task", "task, first life"),
@@ -48,7 +57,9 @@ class World:
     is_reserved: bool = False
     knows: tuple[int, ...] = (0,) * len(ASKERS)
     granted: frozenset[tuple[int, str]] = frozenset()
+    floor: int = 0
     replica: Ownership = Ownership()
+    replica_floor: int = 0
     registration: int = 1
     recorded_under: int = 1
     known_since: int = 0
@@ -58,7 +69,7 @@ class World:
         is_owned = (self.connected is not None or self.is_reserved) and (
             self.record.owner is not None
         )
-        return replace(self.record, is_owned=is_owned)
+        return replace(_found(self.record, self.floor), is_owned=is_owned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,18 @@ def real_floor(stored: Ownership, registration: int, known_since: int) -> Owners
     return floor_of(stored, registration=registration, known_since=known_since)
 
 
+def real_drop(floors: Floors, generation: int) -> Floors:
+    return floors.after([(own_field(GROUP, "resource"), generation)])
+
+
+def real_covers(floors: Floors, generation: int) -> bool:
+    return floors.covers(own_field(GROUP, "resource"), generation)
+
+
+def _found(record: Ownership, floor: int) -> Ownership:
+    return record if record != NO_RECORD else Floors({GROUP: floor}).begin(GROUP, record)
+
+
 class OwnModel:
     """``steps_max`` bounds the generations granted; ``registrations_max`` the failovers."""
 
@@ -87,12 +110,16 @@ class OwnModel:
         self,
         decide: Decide = decide,
         floor: Floor = real_floor,
+        drop: Drop = real_drop,
+        covers: Covers = real_covers,
         *,
         grants_max: int = 3,
         registrations_max: int = 2,
     ) -> None:
         self._decide = decide
         self._floor = floor
+        self._drop = drop
+        self._covers = covers
         self._grants_max = grants_max
         self._registrations_max = registrations_max
 
@@ -111,10 +138,16 @@ class OwnModel:
             yield Action("the bucket moves to another broker"), moved
         if world.is_reserved:
             yield Action("the window for its return is over"), replace(world, is_reserved=False)
-        if world.replica != world.record:
-            yield Action("the replica catches up"), replace(world, replica=world.record)
+        if world.record != NO_RECORD and may_drop(world.current):
+            floors = self._drop(Floors({GROUP: world.floor}), world.record.generation)
+            dropped = replace(world, record=NO_RECORD, floor=floors.of(GROUP))
+            yield Action("the record is dropped"), dropped
+        if (world.replica, world.replica_floor) != (world.record, world.floor):
+            caught_up = replace(world, replica=world.record, replica_floor=world.floor)
+            yield Action("the replica catches up"), caught_up
         if world.registration < self._registrations_max:
             yield Action("broker and primary die, the replica counts"), self._failed_over(world)
+            yield Action("the primary dies, the broker lives on"), self._bound_anew(world)
 
     def _asked(self, world: World, number: int) -> Iterable[tuple[Action, World]]:
         current, knows = world.current, world.knows[number]
@@ -149,18 +182,44 @@ class OwnModel:
 
     def _failed_over(self, world: World) -> World:
         registration = world.registration + 1
-        has_forgotten = world.replica != world.record
+        has_forgotten = (world.replica, world.replica_floor) != (world.record, world.floor)
         known_since = registration if has_forgotten else world.known_since
-        found = self._floor(world.replica, world.recorded_under, known_since)
+        recorded_under = 0 if world.replica == NO_RECORD else world.recorded_under
+        found = self._floor(world.replica, recorded_under, known_since)
+        if world.replica == NO_RECORD:
+            found = Floors({GROUP: world.replica_floor}).begin(GROUP, found)
         return replace(
             world,
             record=found,
+            floor=world.replica_floor,
             replica=found,
             connected=None,
             is_reserved=found.owner is not None,
             registration=registration,
             recorded_under=registration,
             known_since=known_since,
+        )
+
+    def _bound_anew(self, world: World) -> World:
+        """Memory knows all grants, whatever the replica knows: nobody is disconnected.
+
+        What only the replica has is taken for a grant of one's own that was never answered, unless a
+        floor says that it was dropped.
+        """
+        registration = world.registration + 1
+        floor = max(world.floor, world.replica_floor)
+        record = world.record
+        if record == NO_RECORD and not self._covers(
+            Floors({GROUP: floor}), world.replica.generation
+        ):
+            record = world.replica.left()
+        is_written = record != NO_RECORD and world.replica != world.record
+        return replace(
+            world,
+            record=record,
+            floor=floor,
+            registration=registration,
+            recorded_under=registration if is_written else world.recorded_under,
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.model.explorer import Always, Report, Sometimes, Step, explore
 from tests.model.own_model import (
+    NO_RECORD,
     Action,
     Decide,
     OwnModel,
@@ -36,8 +37,21 @@ def explored(model: OwnModel) -> Report[World, Action]:
             *(Sometimes(cause.value, caused(cause)) for cause in Cause),
             *(Sometimes(code.name, denied(code)) for code in DENIALS),
             Sometimes("grants are forgotten", lambda _b, _a, after: after.known_since > 0),
+            Sometimes("a dropped record is dropped again", dropped_again),
+            Sometimes("a record is dropped", lambda before, _a, after: after.floor > before.floor),
+            Sometimes(
+                "somebody begins above a floor",
+                lambda before, _a, after: (
+                    before.record == NO_RECORD and 0 < before.floor < after.record.generation
+                ),
+            ),
         ],
     )
+
+
+def dropped_again(before: World, action: Action, after: World) -> bool:
+    is_behind = before.replica != NO_RECORD == before.record == after.record
+    return is_behind and "lives on" in str(action)
 
 
 DENIALS = (
@@ -120,3 +134,33 @@ def test_trusting_a_dataset_that_has_forgotten_grants_is_found_wrong() -> None:
     violation = explored(OwnModel(floor=lambda stored, _registration, _since: stored)).violation
     assert violation is not None
     assert any("replica counts" in str(action) for action in violation.actions)
+
+
+def test_dropping_a_record_without_a_floor_is_found_wrong() -> None:
+    violation = explored(OwnModel(drop=lambda floors, _generation: floors)).violation
+    assert violation is not None
+    assert violation.broken in {"generations never fall", "each generation is one's own"}
+    assert any("dropped" in str(action) for action in violation.actions)
+
+
+def test_believing_a_replica_that_was_behind_a_drop_is_found_wrong() -> None:
+    """Its record comes back below the floor of those that were dropped behind it."""
+    violation = explored(OwnModel(covers=lambda _floors, _generation: False)).violation
+    assert violation is not None
+    assert violation.broken == "nobody returns behind a successor", violation.story()
+    assert any("lives on" in str(action) for action in violation.actions)
+
+
+def test_reviving_it_without_its_owner_is_found_wrong_too() -> None:
+    """Then the next owner gets what was given to somebody already."""
+
+    class Reviving(OwnModel):
+        def _bound_anew(self, world: World) -> World:
+            found = super()._bound_anew(world)
+            if world.record != NO_RECORD:
+                return found
+            return replace(found, record=found.record.released())
+
+    violation = explored(Reviving(covers=lambda _floors, _generation: False)).violation
+    assert violation is not None
+    assert violation.broken in {"generations never fall", "each generation is one's own"}

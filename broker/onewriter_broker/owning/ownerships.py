@@ -7,7 +7,7 @@ generation counts. Implements BucketEvents.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,8 +15,9 @@ import structlog
 
 from onewriter_broker.ownership.bucket_events import LostReason
 from onewriter_broker.ownership.claims import Holding
+from onewriter_broker.owning.parts import SECONDS_PER_DAY, Parts
 from onewriter_broker.owning.records import Entry, OwnerEnd
-from onewriter_broker.owning.room import Parts, Room
+from onewriter_broker.owning.room import Room
 from onewriter_broker.topic.fencing import Shell
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import OnewriterError, Refused, ServerError
@@ -54,12 +55,20 @@ class Statistics:
 
 
 class Ownerships:
-    """See the module. ``topics`` serves the same ``buckets``, which is their number."""
+    """See the module. ``topics`` serves the same ``buckets``, which is their number.
 
-    def __init__(self, topics: Topics, buckets: int) -> None:
+    ``kept_days``: so long after its owner a record stays, before it may make room for others.
+    ``may_drop``: whether all brokers keep floors; no record is dropped while one may not.
+    """
+
+    def __init__(
+        self, topics: Topics, buckets: int, kept_days: float, may_drop: Callable[[], bool]
+    ) -> None:
         self.statistics = Statistics()
         self._topics = topics
         self._buckets = buckets
+        self._kept_seconds = kept_days * SECONDS_PER_DAY
+        self._may_drop = may_drop
         self._rooms: dict[int, Room] = {}
         self._parts: Parts
 
@@ -76,6 +85,8 @@ class Ownerships:
             promises=lambda: self._topics.promises,
             reserved_until=lambda bucket: self._topics.resume_windows.until(bucket) or 0.0,
             deposed=self._close_readers,
+            kept_seconds=self._kept_seconds,
+            may_drop=self._may_drop,
         )
 
     # ------------------------------------------------------------ BucketEvents
@@ -132,15 +143,18 @@ class Ownerships:
         for room in self.rooms():
             room.left(end)
 
-    async def current(self, group: str, resource: str) -> int | None:
-        """The generation under which the resource may be written for the group now.
+    async def standing(self, group: str, resource: str) -> tuple[int, int]:
+        """The generation under which the resource may be written for the group now, and the highest
+        one that is over or current.
 
-        None: nobody ever owned it, or who did has lost it to a dataset that may have forgotten a
-        successor. Raises as ``room`` does, and InvalidTopicName.
+        Without a record the former is 0, and the latter its floor: whoever owned it is one no more.
+        Raises as ``room`` does, and InvalidTopicName.
         """
         room = await self.room(self.bucket_of(resource))
         entry = room.entries.get(own_field(group, resource))
-        return None if entry is None else entry.ownership.generation
+        if entry is None:
+            return 0, room.floors.of(group)
+        return entry.ownership.generation, entry.ownership.generation
 
     # ------------------------------------------------------------ single readers
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -45,6 +45,10 @@ class Entry:
     """For so long its owner's predecessor may have served when the grant was decided."""
     answer_at: float = 0.0
     """The owner hears that it is one no earlier: until then its predecessor may serve."""
+    left_ms: int = 0
+    """When its owner was seen to be gone, wall clock; means nothing while it is there."""
+    left_at: float = 0.0
+    """The same by this broker's monotonic clock."""
 
     def current(self, now: float) -> Ownership:
         """The record as the decision table understands it."""
@@ -55,6 +59,8 @@ class Entry:
         """What the store keeps of it."""
         owner = self.ownership.owner
         fields: dict[str, object] = {"since": self.since_ms, "registration": registration}
+        if self.end is None:
+            fields["left"] = self.left_ms
         if owner is not None:
             fields["owner"] = {
                 "subject": owner.identity.subject,
@@ -71,7 +77,12 @@ class Entry:
 
 
 def decode(
-    record: OwnedRecord, *, known_since: int, reserved_until: float, now: float = 0.0
+    record: OwnedRecord,
+    *,
+    known_since: int,
+    reserved_until: float,
+    now: float = 0.0,
+    wall_ms: int = 0,
 ) -> Entry:
     """The entry that a stored record makes at a broker that takes its bucket over.
 
@@ -84,6 +95,7 @@ def decode(
     owner = _owner(kept) if isinstance(kept, dict) else None
     registration = _number(fields.get("registration"))
     is_present = owner is not None and fields.get("present") is True
+    left_ms = _number(fields.get("left"))
     stored = Ownership(record.generation, owner, is_owned=is_present)
     ownership = floor_of(stored, registration=registration, known_since=known_since)
     return Entry(
@@ -93,7 +105,31 @@ def decode(
         reserved_until=reserved_until if ownership.is_owned else 0.0,
         waits_seconds=_seconds(fields.get("waits")),
         answer_at=now + _seconds(fields.get("waits")),
+        left_ms=left_ms if left_ms > 0 and not is_present else wall_ms,
+        left_at=now,
     )
+
+
+def unanswered_in(
+    stored: Mapping[str, OwnedRecord],
+    known: Mapping[str, Entry],
+    dropped: Container[str],
+    *,
+    now: float,
+    wall_ms: int,
+) -> dict[str, Entry]:
+    """Records that are stored above what memory knows, less what was dropped: our own grants, each of
+    whose writes was taken for failed. They are to be written once more, as the anchor may not know of
+    their ledgers. Memory knows of all grants before them: none can be missing below.
+    """
+    found: dict[str, Entry] = {}
+    for field, record in stored.items():
+        entry = known.get(field)
+        if field in dropped or (entry and record.generation <= entry.ownership.generation):
+            continue
+        found[field] = decode(record, known_since=0, reserved_until=0.0, now=now, wall_ms=wall_ms)
+        found[field].ownership = found[field].ownership.left()
+    return found
 
 
 def audit_fields(

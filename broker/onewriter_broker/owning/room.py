@@ -9,18 +9,21 @@ what memory knows is written into the new dataset before anything else is grante
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
-from onewriter_broker.log.api import Binding, Durability, LogStore, Outcome, OwnedRecord, OwnWrite
-from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.api import Binding, Durability, Outcome, OwnWrite
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.ownership.claims import Holding
-from onewriter_broker.owning.records import Entry, OwnerEnd, audit_fields, decode
+from onewriter_broker.owning.dropping import dropping, dropping_again, is_idle, oldest, returned
+from onewriter_broker.owning.parts import Parts, Wanted
+from onewriter_broker.owning.records import Entry, OwnerEnd, audit_fields, decode, unanswered_in
 from onewriter_core.errors import ServerError, Unavailable, Undecided
+from onewriter_core.own.floors import Floors, is_floor
+from onewriter_core.own.floors import decode as decode_floors
+from onewriter_core.own.names import split_field
 from onewriter_core.own.table import (
     SERVE_SECONDS_MAX,
     Denied,
@@ -33,7 +36,7 @@ from onewriter_core.own.table import (
 )
 
 RECORDS_PER_BUCKET_MAX = 10_000
-"""Records of one bucket. They are never dropped: a generation that restarts would be no fence."""
+"""Records of one bucket. One that is dropped leaves its group a floor: no generation restarts."""
 
 RECORDS_PER_WRITE_MAX = 100
 """Records, with their audit, in one call of the store."""
@@ -42,49 +45,6 @@ RETRY_SECONDS = 0.2
 """Between attempts at what must succeed before a grant is answered."""
 
 log = structlog.get_logger(__name__)
-
-
-class BucketsOwned(Protocol):
-    """What this needs of bucket ownership (buckets.BucketOwnership)."""
-
-    def holding(self, bucket: int) -> Holding | None: ...
-
-    async def reserve_ledger(self, bucket: int) -> int: ...
-
-    async def record_grant(self, bucket: int, ledger: int) -> None: ...
-
-    async def record_use(self, bucket: int, ledger: int) -> None: ...
-
-    async def refence(
-        self, bucket: int, failed: Binding, outcome: Outcome | None = None
-    ) -> Refenced: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What all rooms of a broker share. ``promises``: what the store can promise now."""
-
-    store: LogStore
-    appender: Appender
-    ownership: BucketsOwned
-    spawn: Callable[[Coroutine[object, object, None]], object]
-    now: Callable[[], float]
-    wall_ms: Callable[[], int]
-    incarnation: str
-    promises: Callable[[], frozenset[Durability]]
-    reserved_until: Callable[[int], float]
-    """Until when the owners are waited for that a bucket's former broker had."""
-    deposed: Callable[[Room, str], None]
-    """Told of a record whose owner is another one from now on, before that one is answered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """One resource of a request, by its record's name."""
-
-    field: str
-    generation: int
-    may_reset: bool = False
 
 
 class Room:
@@ -101,6 +61,8 @@ class Room:
         """A grant was begun, and whether it is stored was not seen: the store is asked first."""
         self._fields: dict[OwnerEnd, set[str]] = {}
         """What each connection owns, so that a lost one is not looked for in all records."""
+        self.floors = Floors()
+        """Above which resources without a record begin."""
         self._quiet_until = 0.0
         """Until then a grant that the store has forgotten may let somebody serve."""
 
@@ -138,6 +100,8 @@ class Room:
         async with self._turn:
             while True:
                 await self._bind()
+                if not only_returns:
+                    await self._make_room(wanted)
                 answers, before, after = self._decide(asker, wanted, only_returns=only_returns)
                 changed = {field: each for field, each in after.items() if each.is_new}
                 if changed:
@@ -167,6 +131,7 @@ class Room:
                 if entry is not None and is_its and entry.ownership.generation == each.generation:
                     entry.ownership = entry.ownership.released()
                     self._connect(each.field, entry, None)
+                    entry.left_at, entry.left_ms = self._parts.now(), self._parts.wall_ms()
                     released.append(each.field)
                     self._parts.deposed(self, each.field)
             while not await self._put(released, {}, is_grant=False):
@@ -183,6 +148,7 @@ class Room:
             entry = self.entries[field]
             entry.end = None
             entry.ownership = entry.ownership.left()
+            entry.left_at, entry.left_ms = self._parts.now(), self._parts.wall_ms()
         self._parts.spawn(self._note_left(sorted(left)))
 
     def close(self, message: str) -> None:
@@ -207,10 +173,73 @@ class Room:
         try:
             async with self._turn:
                 await self._bind()
-                still = [field for field in fields if self.entries[field].end is None]
+                still = [
+                    field
+                    for field in fields
+                    if (entry := self.entries.get(field)) is not None and entry.end is None
+                ]
                 await self._put(still, {}, is_grant=False)
         except (Unavailable, Undecided) as error:
             log.debug("ownerships.unnoted", bucket=self.bucket, reason=str(error))
+
+    # ------------------------------------------------------------ dropping
+
+    async def drop(self, fields: Sequence[str]) -> list[str]:
+        """Drop those of these records that nobody owns; their names.
+
+        Raises as ``own``, and Unavailable while a broker is there that knows of no floors.
+        """
+        async with self._turn:
+            if not self._parts.may_drop():
+                raise Unavailable("not all brokers are known to be of a version that keeps floors")
+            await self._bind()
+            return await self._drop(fields, "ordered")
+
+    async def _make_room(self, wanted: Sequence[Wanted]) -> None:
+        """Where the bucket is full, drop what nobody has owned for long."""
+        names = {each.field for each in wanted}
+        new = names - self.entries.keys()
+        surplus = len(self.entries) + len(new) - RECORDS_PER_BUCKET_MAX
+        if not new or surplus <= 0 or not self._parts.may_drop():
+            return
+        count = max(surplus, RECORDS_PER_WRITE_MAX)
+        before_ms = self._parts.wall_ms() - int(self._parts.kept_seconds * 1000)
+        now = self._parts.now()
+        old = oldest(self.entries, count, now=now, before_ms=before_ms, spared=names)
+        await self._drop(old, "room")
+
+    async def _drop(self, fields: Sequence[str], cause: str) -> list[str]:
+        gone: list[str] = []
+        for start in range(0, len(fields), RECORDS_PER_WRITE_MAX):
+            binding, now = self._require().binding, self._parts.now()
+            chunk = {
+                field: entry.ownership.generation
+                for field in fields[start : start + RECORDS_PER_WRITE_MAX]
+                if (entry := self.entries.get(field)) is not None and is_idle(entry, now)
+            }
+            if binding != self._bound or not chunk:
+                continue
+            floors, write = dropping(
+                binding,
+                self.floors,
+                chunk,
+                broker=self._parts.incarnation,
+                cause=cause,
+                time_ms=self._parts.wall_ms(),
+            )
+            self._is_unsure = True  # what is not answered is looked at, and written anew, first
+            outcome = await self._parts.store.own(write)
+            self._is_unsure = False
+            if outcome is not Outcome.DONE:
+                await self._refused(binding, outcome)
+                break
+            self.floors = floors
+            for field in chunk:
+                del self.entries[field]
+            gone += chunk
+        if gone:
+            log.info("ownerships.dropped", bucket=self.bucket, records=len(gone), cause=cause)
+        return gone
 
     # ------------------------------------------------------------ deciding
 
@@ -234,7 +263,10 @@ class Room:
                 room -= 1
             if each.field not in before:
                 nothing = floor_of(Ownership(), registration=0, known_since=known_since)
-                before[each.field] = nothing if entry is None else entry.current(now)
+                if entry is None:
+                    before[each.field] = self.floors.begin(split_field(each.field)[0], nothing)
+                else:
+                    before[each.field] = entry.current(now)
             earlier = after.get(each.field)
             present = before[each.field] if earlier is None else earlier.after
             request = OwnRequest(asker, each.generation, only_returns, each.may_reset)
@@ -284,6 +316,8 @@ class Room:
         entry.reserved_until = 0.0
         self._connect(field, entry, None if end.is_gone else end)
         entry.ownership = replace(granted.after, is_owned=entry.end is not None)
+        if entry.end is None:
+            entry.left_at, entry.left_ms = self._parts.now(), self._parts.wall_ms()
         if granted.is_new:
             entry.since_ms = self._parts.wall_ms()
             entry.registration = self._bound.generation if self._bound is not None else 0
@@ -332,7 +366,10 @@ class Room:
     async def _bind(self) -> None:
         while (holding := self._require()).binding != self._bound or self._is_unsure:
             binding = holding.binding
-            stored = await self._parts.store.read_owned(self.bucket, replid=binding.replid)
+            everything = await self._parts.store.read_owned(self.bucket, replid=binding.replid)
+            stored = {name: record for name, record in everything.items() if not is_floor(name)}
+            floors = decode_floors({name: each.generation for name, each in everything.items()})
+            self.floors = self.floors.joined(floors)
             if self._bound is None:
                 until = self._parts.reserved_until(self.bucket)
                 now = self._parts.now()
@@ -340,11 +377,17 @@ class Room:
                     self._quiet_until = now + SERVE_SECONDS_MAX
                 self.entries = {
                     field: decode(
-                        record, known_since=holding.known_since, reserved_until=until, now=now
+                        record,
+                        known_since=holding.known_since,
+                        reserved_until=until,
+                        now=now,
+                        wall_ms=self._parts.wall_ms(),
                     )
                     for field, record in stored.items()
                 }
-            unanswered = self._unanswered(stored)
+            dropped = returned(stored, self.entries.keys(), self.floors)
+            now, wall_ms = self._parts.now(), self._parts.wall_ms()
+            unanswered = unanswered_in(stored, self.entries, dropped, now=now, wall_ms=wall_ms)
             forgotten = [
                 field
                 for field, entry in self.entries.items()
@@ -361,22 +404,25 @@ class Room:
                 for field, entry in unanswered.items():
                     self._raise(field, entry)
                 # Nothing recorded guards nothing: who only reads needs no store that takes writes.
-                if not self.entries or await self._settle(binding):
+                is_empty = not self.entries and self.floors == Floors()
+                if await self._drop_again(binding, floors, dropped) and (
+                    is_empty or await self._settle(binding)
+                ):
                     self._bound, self._is_unsure = binding, False
 
-    def _unanswered(self, stored: Mapping[str, OwnedRecord]) -> dict[str, Entry]:
-        """Records that are stored above what memory knows: our own grants, each of whose writes was
-        taken for failed. They are written once more, as the anchor may not know of their ledgers.
-        """
-        now, unanswered = self._parts.now(), {}
-        for field, record in stored.items():
-            entry = self.entries.get(field)
-            if entry is None or record.generation > entry.ownership.generation:
-                # Memory knows of all grants before it: none can be missing below this one.
-                found = decode(record, known_since=0, reserved_until=0.0, now=now)
-                found.ownership = found.ownership.left()
-                unanswered[field] = found
-        return unanswered
+    async def _drop_again(
+        self, binding: Binding, stored: Floors, dropped: Mapping[str, int]
+    ) -> bool:
+        """Have the dataset know of all floors, and not of what was dropped; ``stored``: its floors."""
+        names = list(dropped)
+        for start in range(0, max(len(names), self.floors != stored), RECORDS_PER_WRITE_MAX):
+            chunk = {name: dropped[name] for name in names[start : start + RECORDS_PER_WRITE_MAX]}
+            broker, time_ms = self._parts.incarnation, self._parts.wall_ms()
+            write = dropping_again(binding, self.floors, chunk, broker=broker, time_ms=time_ms)
+            outcome = await self._parts.store.own(write)
+            if outcome is not Outcome.DONE:
+                return await self._refused(binding, outcome)
+        return True
 
     async def _settle(self, binding: Binding) -> bool:
         """Let the records guard writes: from now on they are what was granted, in this dataset."""

@@ -13,7 +13,7 @@ owned, g > n > 0              denied: there is a newer owner
 owned, g = n                  the same identity: g + 1, the former owner is deposed; others: denied
 owned, g < n                  n, the former owner is deposed
 n = 0                         g + 1, whoever owns it is deposed: only with a permission for it
-n < 0, n above the limit      denied
+n < 0, n above the limit      denied; g + 1 and less may be named of whatever generation
 ============================  ====================================================================
 
 ``g`` is the record's generation, the highest ever granted. It never falls and is never given to two
@@ -31,8 +31,9 @@ from onewriter_core.ids import Identity
 GENERATION_MAX = 2**53 - 1
 """The highest generation: the store compares them as floating-point numbers."""
 
-GENERATION_ASKED_MAX = 2**52 - 1
-"""The highest one that a request may name: so nobody can use all of them up."""
+GENERATION_ASKED_MAX = 2**47 - 1
+"""The highest one that a request may name, but for g + 1: so nobody can use all of them up, for this
+resource or, once its record is dropped, for others (``own.floors``)."""
 
 SERVE_SECONDS_MAX = 3.0
 """The longest that a successor is kept waiting for what its predecessor may still do."""
@@ -144,8 +145,9 @@ class Denied:
 def decide(before: Ownership, request: OwnRequest) -> Granted | Denied:
     """The table of this module."""
     asked, current, owner = request.generation, before.generation, before.owner
-    if not 0 <= asked <= GENERATION_ASKED_MAX:
-        text = f"a generation is a number from 0 to {GENERATION_ASKED_MAX}, not {asked}"
+    asked_max = max(GENERATION_ASKED_MAX, current + 1)
+    if not 0 <= asked <= asked_max:
+        text = f"a generation is a number from 0 to {asked_max}, not {asked}"
         return Denied(ServerError.NOT_ALLOWED_ERROR, text, current)
     if owner is not None and asked <= current and request.owner.is_return_of(owner):
         return Granted(replace(before, is_owned=True), Cause.RETURNED)

@@ -19,8 +19,9 @@ from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.owning import room as room_module
+from onewriter_broker.owning.parts import Parts, Wanted
 from onewriter_broker.owning.records import Entry, decode
-from onewriter_broker.owning.room import Parts, Room, Wanted
+from onewriter_broker.owning.room import Room
 from onewriter_core.errors import ServerError, Unavailable, Undecided
 from onewriter_core.ids import Identity
 from onewriter_core.own.names import own_field
