@@ -26,7 +26,8 @@ from onewriter_broker.http.site import Site
 from onewriter_broker.http.watchers import Watchers
 from onewriter_broker.log.api import Binding, BrokenKey, Durability, LogStore, Outcome
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.topic_log import Loss, TopicLog
+from onewriter_broker.log.losses import Loss
+from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.namespaces import Namespaces
 from onewriter_broker.ownership.bucket_events import Several
 from onewriter_broker.ownership.buckets import BucketOwnership
@@ -43,8 +44,10 @@ from onewriter_broker.topic.compacting import Compactions
 from onewriter_broker.topic.fencing import Shell
 from onewriter_broker.topic.loads import LeaderLoads
 from onewriter_broker.topic.maintenance import Maintenance
+from onewriter_broker.topic.publishing import Publishing
 from onewriter_broker.topic.resting import RestingTopics
 from onewriter_broker.topic.runner import TopicRunner
+from onewriter_broker.topic.staging import Staging
 from onewriter_broker.topic.topics import Topics
 from onewriter_broker.topic.transitions import Chronicles
 from onewriter_core.api.manifests import DesiredState
@@ -127,7 +130,12 @@ class Broker:
         self.read_budget = ReadBudget()
         self.watchers = Watchers()
         self.topics = Topics(settings, self.catalogs, self._subscriptions, self.namespaces)
-        self.owning = Ownerships(self.topics, settings.buckets)
+        self.owning = Ownerships(
+            self.topics,
+            settings.buckets,
+            settings.ownership_kept_days,
+            self.membership.all_keep_floors,
+        )
         self.ownership = BucketOwnership(
             me=self.incarnation,
             addresses=self.addresses,
@@ -190,6 +198,9 @@ class Broker:
             filled=self.clients.store_filled,
             promised=self.topics.store_promises,
             dataset=self._dataset_seen,
+            returned=self.topics.resume_windows.nobody_could_come,
+            now=now,
+            brokers=self.membership.brokers,
         )
         self._rebinding: set[int] = set()
         self.compactions = Compactions(
@@ -197,7 +208,13 @@ class Broker:
             settings,
             now=now,
             wall_ms=wall_ms,
-            is_store_full=lambda: self.store_watch.is_full,
+            store=self.store_watch,
+        )
+        self.staging = Staging(
+            parts.store,
+            self.topics.bucket_of,
+            lambda: sorted(self.ownership.held()),
+            wall_ms,
         )
         self.metrics = Metrics(self.clients, now, parts.certificate, self.compactions)
         self.http = HttpServer(
@@ -215,6 +232,8 @@ class Broker:
                 seen=lambda: self.store_watch.seen,
                 certificate=parts.certificate,
                 compactions=self.compactions,
+                staging=self.staging,
+                publishing=Publishing(parts.store, self.appender, self.staging),
             )
         )
 
@@ -234,6 +253,7 @@ class Broker:
                     self.spawn(self.maintenance.look_for_ever()),
                     self.spawn(self.maintenance.sweep_for_ever()),
                     self.spawn(self.compactions.run()),
+                    self.spawn(self.staging.run()),
                     self.spawn(RestingTopics(self.topics, self.store, self.wall_ms).run()),
                     self.spawn(self.namespaces.run()),
                     self.spawn(self.metrics.run()),

@@ -19,7 +19,6 @@ from typing import Final
 import structlog
 
 from onewriter_broker.settings import Settings
-from onewriter_core.api import ExclusiveTopic, ProducerClaim, unsupported
 from onewriter_core.api.desired import Reading, read_desired
 from onewriter_core.api.manifests import DesiredState, load
 from onewriter_core.errors import ConfigurationError, Refused, ServerError, Unavailable
@@ -108,11 +107,11 @@ class Desired:
 def read_manifests(manifests: tuple[Path, ...]) -> DesiredState:
     """What manifest files declare. Raises ConfigurationError. Blocks on the file system."""
     state = load(*manifests) if manifests else DesiredState()
-    resources: list[ExclusiveTopic | ProducerClaim] = [*state.topics, *state.claims]
     refused = [
-        f"{resource.kind} {resource.metadata}: {text}"
-        for resource in resources
-        for text in unsupported(resource)
+        f"{claim.kind} {claim.metadata}: spec.subject.podSelector: "
+        "pods can only be judged in Kubernetes; leave it out"
+        for claim in state.claims
+        if claim.spec.subject.pod_selector is not None
     ]
     if refused:
         raise ConfigurationError("\n".join(refused))

@@ -158,6 +158,11 @@ class Settings(BaseSettings):
         gt=0,
         description="keys of a log that can be compacted; each takes 150 bytes meanwhile",
     )
+    ownership_kept_days: float = Field(
+        30.0,
+        gt=0,
+        description="a full bucket keeps an ownership's record so long after its owner, then it may go",
+    )
     store_timeout_seconds: float = Field(
         5.0, gt=0, description="one call to the store; then Undecided"
     )

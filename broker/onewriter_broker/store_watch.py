@@ -9,6 +9,7 @@ ones are asked to come again, until there is room.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 import structlog
@@ -25,6 +26,11 @@ FULL_ABOVE = 0.9
 ROOM_BELOW = 0.85
 """and has room again when it uses less than this."""
 
+COMPACT_BELOW = 0.97
+"""A compaction that retention waits for may fill it to this share, although producers are held back:
+it is what lets memory be freed. The rest is for fences, cursors and cuts. The brokers have equal shares
+of what is left up to there, so that together they do not pass it."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -33,7 +39,8 @@ class StoreWatch:
 
     ``promises`` is what the store was found to promise at the start. ``filled`` is told when it
     becomes nearly full and when it has room again; ``promised`` when it can promise more;
-    ``dataset`` which one the primary has, at every look.
+    ``dataset`` which one the primary has, at every look; ``returned`` for how many seconds it was
+    away at most, once it answers again. ``now`` gives monotonic seconds, ``brokers`` how many there are.
     """
 
     def __init__(
@@ -45,6 +52,9 @@ class StoreWatch:
         filled: Callable[[bool], None],
         promised: Callable[[frozenset[Durability]], None],
         dataset: Callable[[str], None],
+        returned: Callable[[float], None],
+        now: Callable[[], float],
+        brokers: Callable[[], int] = lambda: 1,
     ) -> None:
         self.is_full = False
         self.seen: Observation | None = None
@@ -55,19 +65,50 @@ class StoreWatch:
         self._filled = filled
         self._promised = promised
         self._dataset = dataset
+        self._returned = returned
+        self._now = now
+        self._brokers = brokers
+        self._answered_at = now()
+        self._is_away = False
 
     async def run(self) -> None:
-        """Look until cancelled; a store that is away is nobody's news here."""
+        """Look until cancelled."""
         while True:
             try:
                 self.look(await self._store.observe([]))
             except OnewriterError as error:
+                self._is_away = True
                 _log.debug("store.away", reason=str(error))
             await asyncio.sleep(LOOK_SECONDS)
+
+    def room_bytes(self, *, is_needed: bool) -> float:
+        """As much a compaction may write, by the last look; without a limit: any amount.
+
+        ``is_needed``: what it makes superfluous can be dropped then, and not before.
+        """
+        seen = self.seen
+        if seen is None or seen.memory_bytes_max == 0:
+            return math.inf
+        if self.is_full and not is_needed:
+            return 0.0
+        share = COMPACT_BELOW if is_needed else FULL_ABOVE
+        room = max(0.0, share * seen.memory_bytes_max - seen.memory_bytes_used)
+        return room / self._brokers() if is_needed else room
+
+    async def observed_room_bytes(self, *, is_needed: bool) -> float:
+        """The same, by a look made now. Raises Undecided."""
+        self.look(await self._store.observe([]))
+        return self.room_bytes(is_needed=is_needed)
 
     def look(self, seen: Observation) -> None:
         """Judge one observation."""
         self.seen = seen
+        away_seconds = self._now() - self._answered_at
+        self._answered_at += away_seconds
+        if self._is_away:
+            self._is_away = False
+            _log.info("store.returned", away_seconds=round(away_seconds, 1))
+            self._returned(away_seconds)
         if seen.is_primary:
             self._dataset(seen.replid)
         is_full = nearly_full(seen, was_full=self.is_full)

@@ -129,7 +129,12 @@ def bucket_of(topic: TopicName, buckets: int) -> int:
     base = topic.base
     if "{" in base.local and (tag := _HASH_TAG.search(base.local)):
         base = replace(base, local=tag[1])
-    return zlib.crc32(str(base).encode()) % buckets
+    return bucket_without_tags(base, buckets)
+
+
+def bucket_without_tags(topic: TopicName, buckets: int) -> int:
+    """The bucket of a topic's plain name: where versions that knew no hash tags kept it."""
+    return zlib.crc32(str(topic.base).encode()) % buckets
 
 
 @dataclass(frozen=True, slots=True)

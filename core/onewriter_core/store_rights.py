@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 _COMMANDS: Final = (
-    "xadd xrange xrevrange xread xtrim xinfo xlen exists hget hmget hgetall hset hdel hexists "
+    "xadd xrange xrevrange xread xtrim xdel xinfo xlen exists hget hmget hgetall hset hdel hexists "
     "info eval evalsha script|load config|get wait role ping hello auth client multi exec"
 )
 
@@ -16,7 +16,8 @@ _COMMANDS: Final = (
 def broker_acl_rules() -> str:
     """The rules of ``ACL SETUSER`` for a broker; add ``on`` and a password.
 
-    No key outside ``ow:*``, and nothing that could remove, replace or rewind a log.
+    No key outside ``ow:*``, and nothing that could remove, replace or rewind a log. XDEL is for publishes
+    that were cut short; it lowers no number, and who may trim a log can take out more.
     """
     names = _COMMANDS.split()
     return " ".join(["resetkeys", "resetchannels", "~ow:*", "-@all", *(f"+{n}" for n in names)])

@@ -22,7 +22,7 @@ from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryNode, MemoryServer
 from onewriter_broker.log.redis_primary import RedisSettings
 from onewriter_broker.log.redis_store import RedisLogStore
-from onewriter_core.ids import Position, TopicName
+from onewriter_core.ids import EARLIEST, Position, TopicName
 
 BUCKETS = 4
 WORLD_KINDS = ["memory", *SERVER_PROGRAMS]
@@ -303,3 +303,9 @@ async def writer(
     binding = Binding(bucket, world.replid(), generation, owner, version)
     assert await stamp_anew(store, binding) is Outcome.DONE
     return Writer(store, binding, ledger)
+
+
+async def positions(store: LogStore, topic: TopicName) -> list[str]:
+    """Where the blocks and markers of a log stand."""
+    stored = await store.read_blocks(topic, EARLIEST, count=1000)
+    return [str(block.position) for block in stored]

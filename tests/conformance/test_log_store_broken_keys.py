@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.conformance.log_store_worlds import (
-    BUCKETS,
-    WORLD_KINDS,
-    World,
-    Writer,
-    open_world,
-    topics_of_bucket,
-    writer,
-)
+from tests.conformance.log_store_worlds import BUCKETS, World, Writer, topics_of_bucket, writer
 
 from onewriter_broker.log.api import BrokenKey, LogStore, Outcome
 from onewriter_broker.log.keys import Keys
@@ -25,19 +17,6 @@ TOPIC, OTHER = topics_of_bucket(0, 2)
 KEYS = Keys(BUCKETS)
 LOG, STATE = KEYS.of(TOPIC)
 UNIT, AUDIT, CATALOG = KEYS.unit(0), KEYS.audit(0), KEYS.topics(0)
-
-
-@pytest.fixture(params=WORLD_KINDS)
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    with open_world(request.param) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def store(world: World) -> AsyncIterator[LogStore]:
-    opened = world.open()
-    yield opened
-    await opened.close()
 
 
 async def positions(store: LogStore, topic: TopicName) -> list[str]:

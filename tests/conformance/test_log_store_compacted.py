@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from tests.conformance.log_store_worlds import (
@@ -12,7 +12,6 @@ from tests.conformance.log_store_worlds import (
     World,
     Writer,
     open_pair_world,
-    open_world,
     topics_of_bucket,
     writer,
 )
@@ -37,22 +36,9 @@ FIRST, SECOND = Attempt(0, "first"), Attempt(1, "second")
 
 
 @pytest.fixture(params=WORLD_KINDS)
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    with open_world(request.param) as opened:
-        yield opened
-
-
-@pytest.fixture(params=WORLD_KINDS)
 def pair(request: pytest.FixtureRequest) -> Iterator[PairWorld]:
     with open_pair_world(request.param) as opened:
         yield opened
-
-
-@pytest.fixture
-async def store(world: World) -> AsyncIterator[LogStore]:
-    opened = world.open()
-    yield opened
-    await opened.close()
 
 
 def blocks(count: int) -> list[CompactedBlock]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from tests.conformance.log_store_worlds import (
@@ -12,7 +12,6 @@ from tests.conformance.log_store_worlds import (
     World,
     Writer,
     open_pair_world,
-    open_world,
     topics_of_bucket,
     writer,
 )
@@ -26,22 +25,9 @@ TOPIC, OTHER = topics_of_bucket(0, 2)
 
 
 @pytest.fixture(params=WORLD_KINDS)
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    with open_world(request.param) as opened:
-        yield opened
-
-
-@pytest.fixture(params=WORLD_KINDS)
 def pair(request: pytest.FixtureRequest) -> Iterator[PairWorld]:
     with open_pair_world(request.param) as opened:
         yield opened
-
-
-@pytest.fixture
-async def store(world: World) -> AsyncIterator[LogStore]:
-    opened = world.open()
-    yield opened
-    await opened.close()
 
 
 async def positions(store: LogStore) -> list[str]:

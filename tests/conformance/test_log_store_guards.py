@@ -7,18 +7,10 @@ the guard since, and what the attempt behind it must say.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
-from tests.conformance.log_store_worlds import (
-    BUCKETS,
-    WORLD_KINDS,
-    World,
-    Writer,
-    open_world,
-    topics_of_bucket,
-    writer,
-)
+from tests.conformance.log_store_worlds import BUCKETS, World, Writer, topics_of_bucket, writer
 
 from onewriter_broker.log.api import (
     Append,
@@ -34,23 +26,12 @@ from onewriter_broker.log.api import (
 )
 from onewriter_broker.log.keys import Keys
 from onewriter_core.ids import EARLIEST, TopicName
+from onewriter_core.own.floors import EVERYBODYS, FLOOR_MARK
+from onewriter_core.own.names import own_field
 
 TARGET, GUARDING, OTHER = topics_of_bucket(0, 3)
 DONE, STALE, AHEAD = Outcome.DONE, Outcome.STALE, Outcome.AHEAD
 HELD, REFENCE = Outcome.HELD, Outcome.REFENCE
-
-
-@pytest.fixture(params=WORLD_KINDS)
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    with open_world(request.param) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def store(world: World) -> AsyncIterator[LogStore]:
-    opened = world.open()
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture
@@ -303,6 +284,35 @@ async def test_an_ownership_guards_by_its_generation(mine: Writer) -> None:
     assert await answer(3) == [AHEAD]
     assert await answer(2) == [DONE]
     assert set(await mine.store.read_owned(0)) == {"group resource"}
+
+
+async def test_what_an_ownership_was_before_its_record_was_dropped_is_over(mine: Writer) -> None:
+    name, floor_name = own_field("group", "resource"), f"{FLOOR_MARK}group"
+
+    async def answer(number: int, name: str = name) -> object:
+        guard = Guard(GuardKind.OWNERSHIP, name, number)
+        following = Writer(mine.store, mine.binding, 5)
+        (found,) = await mine.store.append([guarded(following.appending(OTHER, b"a"), guard)])
+        return found
+
+    async def write(**changes: Any) -> None:
+        assert await mine.store.own(OwnWrite(mine.binding, **changes)) is DONE
+
+    await write(records={name: OwnedRecord(5, "{}")})
+    await write(audits=({"kind": "ownDropped"},), dropped={name: 5}, floors={floor_name: 5})
+    assert await answer(5) == AHEAD, "the floors may have been forgotten"
+    await write(settles=True)
+    assert [await answer(number) for number in (4, 5, 6)] == [STALE, STALE, AHEAD]
+    assert await answer(5, own_field("other group", "resource")) == AHEAD
+    await write(audits=({"kind": "ownDropped"},), floors={EVERYBODYS: 7})
+    other = own_field("other group", "resource")
+    assert [await answer(number, other) for number in (7, 8)] == [STALE, AHEAD]
+    assert await answer(7) == STALE
+    await write(records={name: OwnedRecord(8, "{}"), other: OwnedRecord(3, "{}")})
+    assert await answer(7) == STALE
+    assert await answer(5, other) == AHEAD, "it has a record, and no floor is asked"
+    assert await stored(mine.store, OTHER) == []
+    assert await answer(8) == DONE
 
 
 # --- checks

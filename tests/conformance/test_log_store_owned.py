@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from tests.conformance.log_store_worlds import WORLD_KINDS, World, open_world
+from tests.conformance.log_store_worlds import World
 from tests.stamps import stamp_anew
 
 from onewriter_broker.log.api import (
@@ -23,19 +22,6 @@ from onewriter_core.own.names import own_field
 
 FIELD, OTHER = own_field("group", "resource"), own_field("", "any text, é too")
 AUDIT = {"kind": "own", "resource": "resource"}
-
-
-@pytest.fixture(params=WORLD_KINDS)
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    with open_world(request.param) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def store(world: World) -> AsyncIterator[LogStore]:
-    opened = world.open()
-    yield opened
-    await opened.close()
 
 
 async def bound(world: World, store: LogStore) -> Binding:
@@ -124,3 +110,55 @@ async def test_a_key_that_somebody_replaced_is_told_and_nothing_is_written(
     if key is not Keys.audit:
         with pytest.raises(BrokenKey):
             await store.read_owned(0)
+
+
+FLOOR = "\x1egroup"
+DROPPED = {"kind": "ownDropped", "records": "1"}
+
+
+async def test_a_record_is_dropped_in_the_step_that_keeps_its_floor(
+    world: World, store: LogStore
+) -> None:
+    binding = await bound(world, store)
+    records = {FIELD: OwnedRecord(5, "{}"), OTHER: OwnedRecord(2, "{}")}
+    await store.own(OwnWrite(binding, 1, records))
+    drop = OwnWrite(binding, audits=(DROPPED,), dropped={FIELD: 5}, floors={FLOOR: 5})
+    assert await store.own(drop) is Outcome.DONE
+    left = {OTHER: records[OTHER], FLOOR: OwnedRecord(5, "")}
+    assert await store.read_owned(0) == left
+    assert await store.own(drop) is Outcome.DONE, "an attempt whose answer was lost"
+    assert await store.read_owned(0) == left
+    assert [record for _, record in await store.read_audit(0, count=10)] == [DROPPED]
+    assert await store.commit(Durability.LOCAL, replid=world.replid())
+    lower = dataclasses.replace(drop, dropped={OTHER: 2}, floors={FLOOR: 3})
+    assert await store.own(lower) is Outcome.DONE
+    assert await store.read_owned(0) == {FLOOR: OwnedRecord(5, "")}, "a floor never falls"
+    fold = OwnWrite(
+        binding, audits=(DROPPED,), floors={"\x1e\x1e": 5}, floors_removed=(FLOOR, "\x1enone")
+    )
+    assert await store.own(fold) is Outcome.DONE
+    assert await store.read_owned(0) == {"\x1e\x1e": OwnedRecord(5, "")}
+
+
+async def test_a_record_that_was_granted_since_is_not_dropped(
+    world: World, store: LogStore
+) -> None:
+    binding = await bound(world, store)
+    await store.own(OwnWrite(binding, 1, {FIELD: OwnedRecord(6, "{}")}))
+    drop = OwnWrite(binding, audits=(DROPPED,), dropped={OTHER: 1, FIELD: 5}, floors={FLOOR: 5})
+    with pytest.raises(BrokenKey, match="6"):
+        await store.own(drop)
+    others = (
+        dataclasses.replace(binding, owner="broker-b"),
+        dataclasses.replace(binding, version=2),
+        dataclasses.replace(binding, replid="0" * 40),
+    )
+    for other in others:
+        zombie = dataclasses.replace(drop, binding=other, dropped={FIELD: 6}, floors={FLOOR: 6})
+        assert await store.own(zombie) in {Outcome.FENCED, Outcome.REFENCE}
+    assert await store.read_owned(0) == {FIELD: OwnedRecord(6, "{}")}
+    assert await store.read_audit(0, count=10) == []
+    world.put_foreign_key(Keys(4).audit(0))
+    with pytest.raises(BrokenKey):
+        await store.own(dataclasses.replace(drop, dropped={FIELD: 6}))
+    assert await store.read_owned(0) == {FIELD: OwnedRecord(6, "{}")}

@@ -438,11 +438,14 @@ async def until_sentinel_knows_the_replica(port: int) -> None:
 # --- the published format
 
 
-async def test_the_reader_in_the_documentation_reads_a_log(store_server: StoreServer) -> None:
+@pytest.mark.parametrize("local", ["orders", "{orders}-audit", "orders-partition-3"])
+async def test_the_reader_in_the_documentation_reads_a_log(
+    store_server: StoreServer, local: str
+) -> None:
     text = (ROOT / "docs" / "log-format.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     store = RedisLogStore(RedisSettings(url=store_server.url))
-    topic = TopicName.parse("persistent://public/default/orders")
+    topic = TopicName.parse(f"persistent://public/default/{local}")
     with tempfile.TemporaryDirectory(prefix="ow-") as folder:
         world = ServerWorld(Path(folder), store_server, None)
         mine = await writer(world, store, bucket=zlib_bucket(topic))

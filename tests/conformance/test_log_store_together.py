@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
-from tests.conformance.log_store_worlds import (
-    BUCKETS,
-    WORLD_KINDS,
-    World,
-    Writer,
-    open_world,
-    topics_of_bucket,
-    writer,
-)
+from tests.conformance.log_store_worlds import BUCKETS, World, Writer, topics_of_bucket, writer
 
 from onewriter_broker.log.api import (
     Append,
@@ -32,19 +24,6 @@ ONE, TWO, THREE = topics_of_bucket(0, 3)
 (ELSEWHERE,) = topics_of_bucket(1, 1)
 DONE, HELD, REFENCE, FENCED = Outcome.DONE, Outcome.HELD, Outcome.REFENCE, Outcome.FENCED
 FAR = "persistent://public/default/far"
-
-
-@pytest.fixture(params=WORLD_KINDS)
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    with open_world(request.param) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def store(world: World) -> AsyncIterator[LogStore]:
-    opened = world.open()
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture

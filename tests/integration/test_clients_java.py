@@ -8,6 +8,9 @@ the forced deletion of namespaces off.
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,6 +19,7 @@ import pytest
 from bench.machine import LabUnavailable
 from bench.pulsar_lab import fetch_jars
 
+from onewriter import EARLIEST, Client, Compression, ProducerOptions
 from onewriter_broker.testing import LocalBrokers
 
 PROGRAM = Path(__file__).parent.parent / "conformance" / "java" / "ClientConformance.java"
@@ -23,8 +27,12 @@ CASES_MIN = 80
 """So many cases are in the program: fewer that ran would be a test that cannot fail."""
 
 
-@pytest.mark.timeout(900)  # the jars are fetched once, which takes minutes
-def test_the_java_client_finds_what_it_expects(broker: LocalBrokers) -> None:
+CHUNKS = PROGRAM.with_name("Chunks.java")
+LARGE_BYTES = 12 * 1024 * 1024
+
+
+def run_java(program: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run one of the programs to its end."""
     java = shutil.which("java")
     if java is None:
         pytest.fail("Java is missing: apt-get install openjdk-17-jdk-headless")
@@ -32,23 +40,39 @@ def test_the_java_client_finds_what_it_expects(broker: LocalBrokers) -> None:
         jars = fetch_jars()
     except LabUnavailable as missing:
         pytest.fail(str(missing))
-    run = subprocess.run(
-        [
-            java,
-            "-Dpulsar.log.root.level=OFF",
-            "-Dpulsar.log.level=OFF",
-            "-cp",
-            f"{jars}/*",
-            str(PROGRAM),
-            broker.service_url,
-            broker.http_url,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    silence = ("-Dpulsar.log.root.level=OFF", "-Dpulsar.log.level=OFF")
+    command = [java, *silence, "-cp", f"{jars}/*", str(program), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.mark.timeout(900)  # the jars are fetched once, which takes minutes
+def test_the_java_client_finds_what_it_expects(broker: LocalBrokers) -> None:
+    run = run_java(PROGRAM, broker.service_url, broker.http_url)
     failures = [line for line in run.stdout.splitlines() if line.startswith("FAIL")]
     assert failures == []
     assert run.returncode == 0, run.stderr[-4000:]
     assert run.stdout.count("\nok ") + run.stdout.startswith("ok ") >= CASES_MIN
+
+
+@pytest.mark.timeout(900)
+async def test_messages_in_chunks_go_between_java_and_the_sdk(
+    broker: LocalBrokers, topic: str
+) -> None:
+    written = [random.Random(number).randbytes(LARGE_BYTES) for number in range(2)]
+    written.insert(1, b"between")
+    async with Client(broker.service_url) as client:
+        options = ProducerOptions(chunking=True, compression=Compression.LZ4)
+        producer = await client.create_producer(topic, options)
+        for content in written:
+            await producer.send(content)
+        back = f"{topic}-back"
+        words = (broker.service_url, topic, str(len(written)), back)
+        run = await asyncio.to_thread(run_java, CHUNKS, *words)
+        assert run.returncode == 0, run.stderr[-4000:]
+        lines = [line for line in run.stdout.splitlines() if line.startswith(("read ", "sent "))]
+        digests = [hashlib.sha256(content).hexdigest() for content in written]
+        assert lines[:-1] == [f"read {digest}" for digest in digests]
+        reader = await client.create_reader(back, EARLIEST)
+        message = await reader.next(timeout_seconds=20)
+        assert lines[-1] == f"sent {hashlib.sha256(message.content).hexdigest()}"
+        assert len(message.chunk_ids) > 1

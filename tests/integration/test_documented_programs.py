@@ -37,7 +37,7 @@ def programs(page: Path) -> list[str]:
     ]
 
 
-EVERY_PAGE = sorted((ROOT / "docs").glob("**/*.md"))
+EVERY_PAGE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 PAGES = sorted(page for page in EVERY_PAGE if programs(page))
 
 
@@ -51,13 +51,13 @@ def test_the_page_of_the_sdk_has_programs() -> None:
     assert ROOT / "docs" / "client.md" in PAGES
 
 
-@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: str(page.relative_to(ROOT / "docs")))
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_is_shown_is_python(page: Path) -> None:
     for found in _BLOCK.finditer(page.read_text()):
         compile(found[1], str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_it_runs_as_it_stands_there(page: Path, brokers: RunningBrokers, tmp_path: Path) -> None:
     for number, text in enumerate(programs(page)):
         program = tmp_path / f"{page.stem}-{number}.py"

@@ -1,4 +1,4 @@
-"""Lose Redis' tail: real servers that fail over, tear, forget and stall under a publishing writer.
+"""Lose Redis' tail: real servers that fail over, tear and forget under a publishing writer.
 
 In each story a writer publishes all the time. Afterwards its acknowledged values are compared with
 the log: each stands where it was acknowledged, or was reported lost with that very position; nothing
@@ -8,58 +8,27 @@ stands twice, no epoch went back, nothing was appended below a newer ledger.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import random
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import redis
-import redis.exceptions
 from click.testing import CliRunner
-from tests.integration.conftest import ROUNDS, RawClients
-from tests.integration.continuous_writer import (
-    ContinuousWriter,
-    check,
-    named_owner,
-    reported_losses,
-    story_of,
-)
-from tests.integration.following import follow
-from tests.integration.raw import (
-    EXCLUSIVE,
-    RawClient,
-    RefusedByBroker,
-    contents_of,
-    eventually,
-)
+from tests.integration.bare_brokers import bare_broker, settle
+from tests.integration.conftest import ROUNDS
+from tests.integration.continuous_writer import ContinuousWriter, named_owner
+from tests.integration.raw import contents_of, eventually
 from tests.servers import SERVER_PROGRAMS, StoreServer, running_pair, running_server
 
 from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_broker.verbs.adopt import adopt as adopt_command
-from onewriter_core.errors import ServerError, Unavailable
+from onewriter_core.errors import Unavailable
 
 pytestmark = pytest.mark.timeout(180 + 15 * ROUNDS)
-
-SILENT_SECONDS = 30.0
-"""No story here is about a silent writer; on a slow machine one may be held up for seconds."""
-
-MEMORY_MAX = 24 * 1024 * 1024
-"""Bytes of a store that is filled."""
-
-_stories = itertools.count(1)
-
-Damage = Callable[[], None]
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"tail-{next(_stories)}"
 
 
 class Link:
@@ -86,24 +55,8 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@contextlib.contextmanager
-def bare_broker(url: str, **options: Any) -> Iterator[LocalBrokers]:
-    """One broker on a store of ours, without a supervisor."""
-    settings = {"store_timeout_seconds": 1.0, "silent_after_seconds": SILENT_SECONDS}
-    options["settings"] = settings | options.get("settings", {})
-    with running_brokers(redis_url=url, supervised=False, **options) as brokers:
-        yield brokers
-
-
 def drop_connections(server: StoreServer) -> None:
     server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-
-
-def settle(writer: ContinuousWriter, brokers: list[LocalBrokers], url: str) -> int:
-    """Stop the writer and compare; how many values the brokers reported lost."""
-    writer.stop()
-    found = story_of(url, writer.topic)
-    return check(writer, found, reported_losses(brokers, writer.topic))
 
 
 # ---- A replica that lags is promoted --------------------------------------------------------------
@@ -329,190 +282,3 @@ def test_one_log_is_deleted_by_mistake(topic: str) -> None:
         writer.has_acked(50)
         assert settle(writer, [brokers], server.url) >= 50
         assert len(writer.epochs) == 1
-
-
-# ---- Away, slow, full -----------------------------------------------------------------------------
-
-
-def down(server: StoreServer) -> None:
-    server.kill()
-    time.sleep(5.0)
-    server.start()
-
-
-def frozen(server: StoreServer) -> None:
-    server.pause()
-    time.sleep(3.0)
-    server.resume()
-
-
-def slow(server: StoreServer) -> None:
-    server.command("CLIENT", "PAUSE", 2000, "ALL")
-    time.sleep(2.0)
-
-
-def full(server: StoreServer) -> None:
-    server.command("CONFIG", "SET", "maxmemory", "1")
-    time.sleep(1.5)
-    server.command("CONFIG", "SET", "maxmemory", "0")
-
-
-def without_replicas(server: StoreServer) -> None:
-    server.command("CONFIG", "SET", "min-replicas-to-write", "1")
-    time.sleep(1.5)
-    server.command("CONFIG", "SET", "min-replicas-to-write", "0")
-
-
-def read_only(server: StoreServer) -> None:
-    server.command("REPLICAOF", "127.0.0.1", "1")
-    time.sleep(1.5)
-    server.command("REPLICAOF", "NO", "ONE")
-
-
-def busy(server: StoreServer) -> None:
-    server.command("CONFIG", "SET", "lua-time-limit", "50")
-    with contextlib.suppress(redis.exceptions.RedisError):
-        endless = redis.Redis(unix_socket_path=str(server.path), socket_timeout=0.2, protocol=2)
-        endless.execute_command("EVAL", "while true do end", 0)  # type: ignore[no-untyped-call]
-    time.sleep(1.5)
-    server.command("SCRIPT", "KILL")
-
-
-@pytest.mark.parametrize(
-    "trouble",
-    [down, frozen, slow, full, without_replicas, read_only, busy],
-    ids=lambda f: f.__name__,
-)
-def test_trouble_holds_the_writer_up_and_loses_nothing(
-    trouble: Callable[[StoreServer], None], topic: str
-) -> None:
-    with (
-        running_server() as server,
-        bare_broker(server.url) as brokers,
-        ContinuousWriter(topic, brokers) as writer,
-    ):
-        writer.has_acked(50)
-        process_id = brokers.pid()
-        trouble(server)
-        writer.has_acked(200)
-        assert settle(writer, [brokers], server.url) == 0
-        assert len(writer.epochs) == 1, "the holder lost its turn"
-        assert brokers.pid() == process_id
-        assert not brokers.events("entries.lost")
-
-
-# ---- What an acknowledgement promises -------------------------------------------------------------
-
-
-def declared(*topics: tuple[str, str]) -> str:
-    """Manifests of topics with their durability."""
-    return "---\n".join(
-        f"apiVersion: onewriter.dev/v1alpha1\nkind: ExclusiveTopic\nmetadata: {{name: {name}}}\n"
-        f"spec: {{durability: {durability}, access: {{requireClaim: false}}}}\n"
-        for name, durability in topics
-    )
-
-
-def test_replicated_waits_for_its_replica_and_nobody_else_does(topic: str) -> None:
-    manifests = declared((topic, "Replicated"), (f"{topic}-local", "Local"))
-    with (
-        running_pair() as (primary, replica),
-        bare_broker(primary.url, manifests=manifests) as brokers,
-        ContinuousWriter(topic, brokers) as careful,
-        ContinuousWriter(f"{topic}-local", brokers) as local,
-    ):
-        careful.has_acked(50)
-        local.has_acked(50)
-        replica.pause()
-        stopped_at = careful.at_rest()
-        local.has_acked(200)
-        time.sleep(0.5)
-        assert len(careful.acked) == stopped_at, "acknowledged what no replica has"
-        replica.resume()
-        careful.has_acked(50)
-        assert settle(careful, [brokers], primary.url) == 0
-        assert settle(local, [brokers], primary.url) == 0
-        assert len(careful.epochs) == 1
-
-
-def test_a_topic_that_wants_more_than_the_store_has_is_refused_alone(
-    topic: str, raw: RawClients
-) -> None:
-    manifests = declared((topic, "Replicated"), (f"{topic}-local", "Local"))
-    with running_server() as server, bare_broker(server.url, manifests=manifests) as brokers:
-        client = raw(brokers.address())
-        with pytest.raises(RefusedByBroker, match="Replicated") as refused:
-            client.producer(topic, EXCLUSIVE)
-        assert refused.value.code is ServerError.NOT_ALLOWED_ERROR
-        client.producer(f"{topic}-local", EXCLUSIVE).publish(b"1")
-        said = brokers.wait_for_event("topic.refused")
-        assert str(said["topic"]).endswith(topic)
-        assert "can promise Local at most" in str(said["reason"])
-
-
-def test_a_topic_is_served_once_the_store_has_what_it_wants(topic: str, raw: RawClients) -> None:
-    with (
-        running_server(listens_on_tcp=True) as primary,
-        running_server(listens_on_tcp=True) as replica,
-        bare_broker(primary.url, manifests=declared((topic, "Replicated"))) as brokers,
-    ):
-        client = raw(brokers.address())
-        with pytest.raises(RefusedByBroker, match="Replicated"):
-            client.producer(topic, EXCLUSIVE)
-        replica.follow(primary)  # the first one: the dataset has another identity from here on
-        brokers.wait_for_event("store.promises")
-        follow(brokers, raw, topic, EXCLUSIVE).publish(b"1")
-
-
-def test_a_store_weaker_than_the_minimum_is_refused() -> None:
-    settings = {"minimum_durability": "Replicated"}
-    with running_server() as server, tempfile.TemporaryDirectory(prefix="ow-") as folder:
-        brokers = LocalBrokers(
-            Path(folder), redis_url=server.url, supervised=False, settings=settings
-        )
-        brokers.start(wait=False)
-        assert brokers.wait_ended() == 2
-        (said,) = brokers.events("broker.refused")
-        assert "at most durability Local" in str(said["reason"])
-        brokers.stop()
-
-
-def test_a_store_near_its_limit_pushes_back_before_it_refuses(topic: str, raw: RawClients) -> None:
-    with (
-        running_server(maxmemory=str(MEMORY_MAX)) as server,
-        bare_broker(server.url) as brokers,
-        ContinuousWriter(topic, brokers) as writer,
-    ):
-        writer.has_acked(50)
-        client = raw(brokers.address())
-        filler = client.producer(f"{topic}-filler")
-        filled = 0
-        while not brokers.events("store.nearly_full"):
-            # Slowly towards the end: the broker looks at the store now and then.
-            is_filling = memory_used(server) < 0.8 * MEMORY_MAX
-            filler.publish(bytes(100_000 if is_filling else 10_000))
-            filled += 1
-            assert filled < 2_000, "it never was nearly full"
-        eventually(lambda: is_refused(client, f"{topic}-new"), what="a new producer was let in")
-        time.sleep(2.0)
-        assert memory_used(server) < MEMORY_MAX
-        writer.has_acked(1)  # slowly, not never
-        assert not brokers.events("append.undecided"), "the store had to refuse"
-        server.command("CONFIG", "SET", "maxmemory", "0")
-        brokers.wait_for_event("store.has_room")
-        client.producer(f"{topic}-new")
-        writer.has_acked(200)
-        assert settle(writer, [brokers], server.url) == 0
-        assert len(writer.epochs) == 1
-
-
-def memory_used(server: StoreServer) -> int:
-    return int(server.information("memory")["used_memory"])
-
-
-def is_refused(client: RawClient, topic: str) -> bool:
-    try:
-        client.producer(topic).close()
-    except RefusedByBroker as refused:
-        return refused.code is ServerError.SERVICE_NOT_READY
-    return False

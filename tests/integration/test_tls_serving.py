@@ -15,10 +15,15 @@ import pytest
 from cryptography import x509
 from tests.cluster.pki import Authority
 from tests.integration.conftest import RawClients, StockClients
-from tests.integration.raw import EXCLUSIVE, contents_of, eventually
+from tests.integration.following import follow
+from tests.integration.raw import EXCLUSIVE, FENCING, contents_of, eventually
+from urllib3.exceptions import InsecureRequestWarning
 
 from onewriter import AccessMode, Client, Limits, ProducerOptions, Tls, Unavailable
 from onewriter_broker.testing import LocalBrokers, free_ports, running_brokers
+from onewriter_pipeline.broker import Broker
+from onewriter_pipeline.connection import Access
+from onewriter_pipeline.errors import Invalid
 
 NAMES = [f"tls-{number}" for number in range(8)]
 """Topics, of both brokers some."""
@@ -189,3 +194,19 @@ def test_wrong_files_are_refused_at_the_start(tmp_path: Path, site: Site) -> Non
         assert "none: No such file" in str(refused["reason"])
     finally:
         brokers.stop()
+
+
+def test_a_pipeline_reads_over_tls_and_is_sent_on_to_tls(
+    secured: LocalBrokers, site: Site, raw: RawClients
+) -> None:
+    url = f"https://127.0.0.1:{site.https_port}"
+    for name in NAMES:
+        follow(secured, raw, f"{name}-read", FENCING).publish(b"x")
+    with Broker(Access(url, ca_file=str(site.authority.certificate))) as client:
+        for name in NAMES:
+            assert sum(map(len, client.read(f"{name}-read"))) == 1
+        assert all(each.startswith("https:") for each in client._connection._owners.values())
+    with Broker(Access(url)) as stranger, pytest.raises(Invalid, match="is not trusted"):
+        stranger.segments(NAMES[0])
+    with Broker(Access(url, verify=False)) as trusting, pytest.warns(InsecureRequestWarning):
+        assert trusting.segments(f"{NAMES[0]}-read").first.entry == 0

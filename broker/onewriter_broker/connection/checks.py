@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from onewriter_broker.access import UndeclaredTopics, check_topic
 from onewriter_broker.dispatch.finding import last_message_id
-from onewriter_broker.topic.checking import standing_of
+from onewriter_broker.topic.checking import Prove, standing_of
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import TopicName
@@ -16,10 +16,14 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 
 class Checks:
-    """Answers CHECK for the topics that this broker serves. Anybody who is connected may ask."""
+    """Answers CHECK for the topics that this broker serves. Anybody who is connected may ask.
 
-    def __init__(self, topics: Topics, undeclared: UndeclaredTopics) -> None:
+    ``prove`` as ``standing_of`` has it.
+    """
+
+    def __init__(self, topics: Topics, undeclared: UndeclaredTopics, prove: Prove) -> None:
         self._topics = topics
+        self._prove = prove
         self._undeclared = undeclared
 
     async def check(self, command: pb.CommandCheck, write: Callable[[bytes], None]) -> None:
@@ -40,7 +44,7 @@ class Checks:
             topic = await self._topics.serve(name)
         topic_log = topic.runner.logs[topic.slot_of(name)]
         message_id, _ = await last_message_id(topic_log)
-        standing = await standing_of(topic_log)
+        standing = await standing_of(topic_log, self._prove)
         if topic.runner.topic.is_closed:
             raise Unavailable(f"{name} is moving")
         asked = command.epoch if command.HasField("epoch") else standing.epoch

@@ -29,7 +29,7 @@ from onewriter_core.wire.hot import (
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 KNOW_END = ("Pulsar-Java", "DotPulsar")
-"""Clients that understand REACHED_END_OF_TOPIC; C++ and Go close their connection on it."""
+"""Stock clients that understand REACHED_END_OF_TOPIC; C++ and Go close their connection on it."""
 
 
 PARKED_MAX = 100
@@ -69,7 +69,7 @@ class Consuming:
         owner: OwnerEnd,
     ) -> None:
         self.peer_address = address
-        self._knows_end = client_version.startswith(KNOW_END)
+        self._knows_end = client_version.startswith(KNOW_END) or link.extensions_version > 0
         self._owner = owner
         self._clients = clients
         self._link = link

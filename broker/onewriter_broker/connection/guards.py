@@ -13,11 +13,12 @@ from onewriter_broker.log.api import Guard, GuardKind
 from onewriter_broker.log.guarding import has_room, no_room
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.owning.ownerships import Ownerships
-from onewriter_broker.topic.checking import raise_floor, standing_of
+from onewriter_broker.topic.checking import Prove, raise_floor, standing_of
 from onewriter_broker.topic.tenures import tenure_of
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import Fenced, Refused, ServerError, Unavailable
 from onewriter_core.ids import NUMBER_MAX, TopicName, bucket_of
+from onewriter_core.own.floors import decode
 from onewriter_core.own.names import canonical, own_field, resource_bucket, split_field
 from onewriter_core.topic.model import WHOLE
 
@@ -77,10 +78,11 @@ def resolve(asked: AskedGuard, target: TopicName, buckets: int) -> Guard:
 
 
 class Guards:
-    """Looks at guards for the topics that this broker serves."""
+    """Looks at guards for the topics that this broker serves; ``prove`` as ``standing_of`` has it."""
 
-    def __init__(self, topics: Topics, ownerships: Ownerships, buckets: int) -> None:
+    def __init__(self, topics: Topics, ownerships: Ownerships, prove: Prove, buckets: int) -> None:
         self._topics = topics
+        self._prove = prove
         self._ownerships = ownerships
         self._buckets = buckets
 
@@ -94,12 +96,15 @@ class Guards:
         if guard.kind is GuardKind.FLOOR:
             self._check_floor(guard, target)
             current, highest = await self._elsewhere(asked, target)
-            if 0 < highest < guard.number:
+            is_there = (
+                asked.group is None or current > 0
+            )  # what has only a floor has no number to come
+            if is_there and 0 < highest < guard.number:
                 raise Unavailable(f"{asked.name} is not known here under {guard.number} yet")
         elif guard.kind is GuardKind.EPOCH:
             current, highest = await self._beside(TopicName.parse(guard.name))
         else:
-            current = highest = await self._owned(asked)
+            current, highest = await self._owned(asked)
         _judge(asked, current, highest)
         return guard
 
@@ -110,7 +115,7 @@ class Guards:
         """
         if guard.kind is GuardKind.FLOOR:
             self._check_floor(guard, target)
-            await raise_floor(target, guard)
+            await raise_floor(target, guard, self._prove)
             return
         if guard.kind is GuardKind.EPOCH:
             asked = AskedGuard(guard.name, guard.number)
@@ -118,8 +123,9 @@ class Guards:
         else:
             group, resource = split_field(guard.name)
             asked = AskedGuard(resource, guard.number, group)
-            current = highest = await self._owned(asked)
-            await standing_of(target)  # the ownership's bucket is the target's: it is still ours
+            current, highest = await self._owned(asked)
+            # The ownership's bucket is the target's: it is still ours.
+            await standing_of(target, self._prove)
         _judge(asked, current, highest)
 
     async def _beside(self, name: TopicName) -> tuple[int, int]:
@@ -131,28 +137,30 @@ class Guards:
             if entry is None or slot not in entry.slots:
                 return 0, 0
             topic = await self._topics.serve(name)
-        standing = await standing_of(topic.runner.logs[topic.slot_of(name)])
+        standing = await standing_of(topic.runner.logs[topic.slot_of(name)], self._prove)
         return standing.leads, standing.epoch
 
     async def _elsewhere(self, asked: AskedGuard, target: TopicLog) -> tuple[int, int]:
         """The same of a topic that another broker may serve, as the store has it."""
         if asked.group is not None:
-            generation = await self._generation(asked, target)
-            return generation, generation
+            return await self._owned_elsewhere(asked, target)
         state = await target.store.read_state(TopicName.parse(asked.name))
         tenure = tenure_of(state)
         return 0 if tenure is None else tenure.epoch, int(state.get("epoch", "0"))
 
-    async def _owned(self, asked: AskedGuard) -> int:
-        """The generation of an ownership whose bucket is served here."""
-        return await self._ownerships.current(asked.group or "", canonical(asked.name)) or 0
+    async def _owned(self, asked: AskedGuard) -> tuple[int, int]:
+        """The same of an ownership whose bucket is served here."""
+        return await self._ownerships.standing(asked.group or "", canonical(asked.name))
 
-    async def _generation(self, asked: AskedGuard, target: TopicLog) -> int:
+    async def _owned_elsewhere(self, asked: AskedGuard, target: TopicLog) -> tuple[int, int]:
         resource = canonical(asked.name)
         bucket = resource_bucket(resource, self._buckets)
         records = await target.store.read_owned(bucket)
         record = records.get(own_field(asked.group or "", resource))
-        return 0 if record is None else record.generation
+        if record is not None:
+            return record.generation, record.generation
+        numbers = {name: each.generation for name, each in records.items()}
+        return 0, decode(numbers).of(asked.group or "")
 
     def _check_floor(self, guard: Guard, target: TopicLog) -> None:
         floor = int(target.state.get(guard.floor_field, "0"))

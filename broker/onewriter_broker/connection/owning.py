@@ -13,7 +13,7 @@ from onewriter_broker.access import check_owner, check_topic, may_reset
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.lookups import wait_for_bucket
 from onewriter_broker.connection.requests import Link, code_of
-from onewriter_broker.owning.room import Wanted
+from onewriter_broker.owning.parts import Wanted
 from onewriter_broker.topic.detection import Detection
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import Identity, InvalidTopicName

@@ -97,7 +97,9 @@ class Producing:
         self._is_lost = False
         self._detection_min: Detection | None = None
         """For the sake of what else depends on the connection."""
-        self._guards = Guards(clients.topics, clients.owning, clients.settings.buckets)
+        self._guards = Guards(
+            clients.topics, clients.owning, clients.appender.prove, clients.settings.buckets
+        )
 
     def open(self, command: pb.CommandProducer) -> None:
         asked = self._asked_priority(command)

@@ -48,7 +48,7 @@ class Session:
         self._requests = Requests(link)
         self._lookups = Lookups(clients.topics, clients.undeclared, clients.over_tls)
         self._schemas = SchemaRequests(clients, link.write)
-        self._checks = Checks(clients.topics, clients.undeclared)
+        self._checks = Checks(clients.topics, clients.undeclared, clients.appender.prove)
         self._producing = Producing(
             clients,
             link,

@@ -140,7 +140,7 @@ class SubscribeOptions:
         if kind is None:
             raise Refused(
                 ServerError.NOT_ALLOWED_ERROR,
-                "Key_Shared subscriptions are not served yet: "
+                "Key_Shared subscriptions are not served: "
                 "use Shared, or Failover to keep the order",
             )
         if command.read_compacted and kind is SubscriptionType.SHARED:

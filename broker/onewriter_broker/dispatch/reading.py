@@ -292,6 +292,14 @@ class ReadAhead:
             or (self._task is None and self._read_to < self._log.committed)
         )
 
+    @property
+    def left_out(self) -> Position | None:
+        """Up to where the compacted view has nothing behind the last entry that was taken, and the
+        log neither; None: nothing is left out there, or something is being read.
+        """
+        is_idle = not self._runs and not self._following and self._task is None
+        return self.horizon if is_idle and self.horizon > self.position else None
+
     def take(self, messages_max: int, bytes_max: int) -> tuple[list[EntryRun], int, int]:
         """Entries until a limit is reached or passed by the last, their messages and bytes.
 

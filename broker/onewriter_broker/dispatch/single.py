@@ -95,7 +95,11 @@ class SingleActiveDispatcher:
     def deliver_some(self) -> bool:
         """Deliver one turn's worth; True when more could follow at once."""
         consumer, reader = self.active, self._reader
-        if consumer is None or not consumer.can_receive or not reader.fill():
+        if consumer is None or not consumer.can_receive:
+            return False
+        if not reader.fill():
+            if (end := reader.left_out) is not None:
+                self._cursor.pass_over(reader.position, Position(end.ledger, end.entry + 1))
             return False
         last = reader.position
         runs, messages, size = reader.take(consumer.permits, self._limits.delivery_bytes)

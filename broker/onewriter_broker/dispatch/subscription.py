@@ -211,7 +211,11 @@ class Subscription:
 
     def deliver_some(self) -> bool:
         """Deliver one turn's worth; True when more could follow at once."""
-        return self._dispatcher.deliver_some()
+        mark_delete = self.cursor.mark_delete
+        has_more = self._dispatcher.deliver_some()
+        if self.cursor.mark_delete > mark_delete:  # over what a compacted view leaves out
+            self.changed()
+        return has_more
 
     def redeliver(
         self, consumer: Consumer, message_ids: Sequence[MessageId], consumer_epoch: int | None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -24,7 +25,7 @@ from prometheus_client.registry import Collector
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.distribution import SECONDS, Distribution
 from onewriter_broker.log.compacted import view_of
-from onewriter_broker.log.topic_log import Loss
+from onewriter_broker.log.losses import Loss
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.compacting import Compactions
 from onewriter_core.topic.effects import Record
@@ -38,6 +39,15 @@ LAG_SECONDS: Final = 0.25
 
 _NOT_FENCED: Final = frozenset({Departure.NONE, Departure.CLOSED})
 """Causes by which nobody lost a topic against their will."""
+
+
+@dataclass(slots=True)
+class BlockStreams:
+    """Logs that are being read as blocks: how many now, bytes sent, readers that took nothing."""
+
+    open: int = 0
+    bytes: int = 0
+    cut_off: int = 0
 
 
 class Metrics:
@@ -61,6 +71,7 @@ class Metrics:
         self._lag = Distribution(SECONDS)
         self._last_lag = 0.0
         self._lost_entries = 0
+        self.block_streams = BlockStreams()
 
     # ------------------------------------------------------------ what happens
 
@@ -183,6 +194,9 @@ class Metrics:
         yield _counter("compacted_out_messages", "Messages left out.", totals.messages_removed)
         last = totals.last_success_ms / 1000
         yield _gauge("compaction_last_success_seconds", "When one last ended well, Unix.", last)
+        held_back = self._compactions.held_back
+        text = "Logs that retention does not cut because they could not be compacted."
+        yield _gauge("retention_held_back", text, held_back)
         size = GaugeMetricFamily(
             "onewriter_compacted_bytes", "Bytes in a topic's compacted views.", labels=["topic"]
         )
@@ -240,7 +254,11 @@ class Metrics:
         yield self.histogram("call_blocks", "Blocks in an append call.", figures.call_blocks)
 
     def _process(self) -> Iterator[Metric]:
-        clients = self._clients
+        clients, streams = self._clients, self.block_streams
+        yield _gauge("block_streams", "Logs being read as blocks.", streams.open)
+        yield _counter("block_stream_bytes", "Bytes of logs sent as blocks.", streams.bytes)
+        text = "Readers of blocks that took nothing for too long."
+        yield _counter("block_streams_cut_off", text, streams.cut_off)
         if self._certificate is not None:
             yield _gauge(
                 "tls_certificate_not_after_seconds",

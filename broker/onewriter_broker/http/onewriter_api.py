@@ -36,7 +36,7 @@ DECISION_SECONDS: Final = 5.0
 NAME_LENGTH_MAX: Final = 512
 
 _ROOT = "/onewriter/v1"
-_TOPIC = _ROOT + "/topics/{tenant}/{namespace}/{topic}"
+_TOPIC = _ROOT + "/topics/{tenant}/{namespace}/{topic:[^/]+}"
 
 log = structlog.get_logger(__name__)
 

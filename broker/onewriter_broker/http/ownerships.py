@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from onewriter_broker.http.site import Site, number
+from onewriter_broker.http.site import Refusal, Site, number
 from onewriter_broker.owning.records import Entry
 from onewriter_core.own.names import split_field
 
@@ -20,7 +20,11 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
     async def every(request: web.Request) -> web.Response:
         return web.json_response(await _list(site, request))
 
+    async def drop(request: web.Request) -> web.Response:
+        return web.json_response(await _drop(site, request))
+
     router.add_get("/onewriter/v1/ownerships", every)
+    router.add_delete("/onewriter/v1/ownerships", drop)
 
 
 async def _list(site: Site, request: web.Request) -> dict[str, Any]:
@@ -39,6 +43,28 @@ async def _list(site: Site, request: web.Request) -> dict[str, Any]:
         "broker": site.addresses.broker_url,
         "ownerships": [_row(field, *found[field], now) for field in page],
         "next": page[-1] if len(found) > limit else None,
+    }
+
+
+async def _drop(site: Site, request: web.Request) -> dict[str, Any]:
+    """Drop a group's records that nobody owns. Raises Refusal, Unavailable, Undecided."""
+    group, resource = request.query.get("group"), request.query.get("resource")
+    if group is None:
+        raise Refusal(400, "whose? group= names it, and is empty for resources without a group")
+    matching, dropped = 0, 0
+    for bucket in sorted(site.topics.ownership.held()):
+        room = await site.clients.owning.room(bucket)
+        fields = [
+            field
+            for field in sorted(room.entries)
+            if split_field(field)[0] == group and resource in {None, split_field(field)[1]}
+        ]
+        matching += len(fields)
+        dropped += len(await room.drop(fields)) if fields else 0
+    return {
+        "broker": site.addresses.broker_url,
+        "dropped": dropped,
+        "kept": matching - dropped,
     }
 
 

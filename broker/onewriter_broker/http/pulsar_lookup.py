@@ -55,6 +55,6 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
         checked(request)
         return web.json_response(text=WHOLE_RANGE)
 
-    path = "/lookup/v2/topic/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic}"
+    path = "/lookup/v2/topic/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic:[^/]+}"
     router.add_get(path, lookup)
     router.add_get(path + "/bundle", bundle)

@@ -17,7 +17,7 @@ from onewriter_core.errors import Refused
 from onewriter_core.ids import TopicName
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-_PATH: Final = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
+_PATH: Final = "/admin/v2/schemas/{tenant}/{namespace}/{topic:[^/]+}"
 
 
 def add_routes(router: web.UrlDispatcher, site: Site) -> None:

@@ -19,7 +19,7 @@ SKIPPED_MAX: Final = 1_000_000
 """Entries that one call may skip; skip_all has no bound."""
 
 _INT64_MAX = 2**63 - 1
-SUBSCRIPTION_PATH: Final = PATH + "/subscription/{subscription}"
+SUBSCRIPTION_PATH: Final = PATH + "/subscription/{subscription:[^/]+}"
 
 
 def add_routes(router: web.UrlDispatcher, site: Site) -> None:

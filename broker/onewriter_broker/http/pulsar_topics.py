@@ -36,7 +36,7 @@ from onewriter_core.ids import TopicName
 from onewriter_core.topic.model import WHOLE
 
 _ROOT = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
-PATH: Final = _ROOT + "/{topic}"
+PATH: Final = _ROOT + "/{topic:[^/]+}"
 
 PARTITIONS_SHOWN_MAX: Final = 64
 """Partitions whose own statistics are in a partitioned topic's."""

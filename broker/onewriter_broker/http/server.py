@@ -17,6 +17,8 @@ from aiohttp import web
 
 from onewriter_broker.access import is_administrator
 from onewriter_broker.http import (
+    blocks,
+    bulk,
     desired_api,
     health,
     onewriter_api,
@@ -30,6 +32,7 @@ from onewriter_broker.http import (
     pulsar_schemas,
     pulsar_subscriptions,
     pulsar_topics,
+    staging,
     watch,
 )
 from onewriter_broker.http.site import (
@@ -62,8 +65,8 @@ STOP_SECONDS: Final = 2.0
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 """Answered without a token: probes and scrapers have none. They tell nothing that is secret."""
 
-STREAMS: Final = frozenset({watch.PATH})
-"""Answers that have no end; they are bounded in number, and see to slow readers themselves."""
+STREAMS: Final = frozenset({watch.PATH, blocks.PATH})
+"""Answers that may take long; they are bounded in number, and see to slow readers themselves."""
 
 _BEARER: Final = "bearer "
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -107,8 +110,11 @@ class HttpServer:
             pulsar_lookup,
             onewriter_api,
             ownerships,
+            staging,
             desired_api,
             watch,
+            bulk,
+            blocks,
         ):
             module.add_routes(application.router, self._site)
         return application
@@ -152,7 +158,7 @@ class HttpServer:
         self._under_way += 1
         try:
             await self._admit(request)
-            async with asyncio.timeout(None if request.path in STREAMS else REQUEST_SECONDS):
+            async with asyncio.timeout(None if _is_stream(request) else REQUEST_SECONDS):
                 return await handler(request)
         except Undecided as error:
             # What was read was not read; what was changed may or may not be.
@@ -193,16 +199,22 @@ class HttpServer:
         if proof.may_only_resume:
             raise Unavailable("the identity cannot be confirmed now: come again")
         request[IDENTITY], request[EXPIRES] = proof.identity, proof.expires_at
-        if changes:
+        resource = request.match_info.route.resource
+        if changes and (resource is None or resource.canonical not in staging.PRODUCERS_PATHS):
             self._check_administrator(proof.identity)
 
     def _check_administrator(self, identity: Identity) -> None:
-        """Changes are for ``admin_subjects``, wherever these or tokens are configured."""
+        """Other changes are for ``admin_subjects``, wherever these or tokens are configured."""
         if not is_administrator(identity, self._site.clients.settings):
             raise Refused(
                 ServerError.AUTHORIZATION_ERROR,
                 f"{identity} is not among the administrators (setting admin_subjects)",
             )
+
+
+def _is_stream(request: web.Request) -> bool:
+    resource = request.match_info.route.resource
+    return resource is not None and resource.canonical in STREAMS
 
 
 class _Refusing(asyncio.Protocol):

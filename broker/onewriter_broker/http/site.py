@@ -22,11 +22,13 @@ from onewriter_broker.desired import Desired
 from onewriter_broker.http.metrics import Metrics
 from onewriter_broker.http.watchers import Watchers
 from onewriter_broker.log.api import LogStore, Observation
-from onewriter_broker.log.topic_log import Loss
+from onewriter_broker.log.losses import Loss
 from onewriter_broker.namespaces import Conflict, Invalid, Missing, Namespaces
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.compacting import Compactions
+from onewriter_broker.topic.publishing import Publishing
+from onewriter_broker.topic.staging import Staging
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
@@ -110,6 +112,8 @@ class Site:
     seen: Callable[[], Observation | None]
     """The store as it was last looked at."""
     compactions: Compactions
+    staging: Staging
+    publishing: Publishing
     certificate: ServerCertificate | None = None
     """What TLS is served with; None: it is not."""
 

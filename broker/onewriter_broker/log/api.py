@@ -21,6 +21,7 @@ from onewriter_core.ids import Position, TopicName
 
 if TYPE_CHECKING:
     from onewriter_broker.log.compacted import CompactedStore
+    from onewriter_broker.log.staged import StagedStore
 
 
 class Outcome(enum.Enum):
@@ -37,7 +38,8 @@ class Outcome(enum.Enum):
     """Only for appends: this writer is deposed, and whether an earlier attempt of this block got in
     can no longer be told. Retrying cannot help: drop the producer's connection, say nothing."""
     STALE = "stale"
-    """Only for guarded appends: what the guard names is over. The block is not in the log."""
+    """Only for guarded appends: what the guard names is over; for the first block of an atomic publish:
+    its app has published this version, or a later one. The block is not in the log."""
     AHEAD = "ahead"
     """Only for guarded appends: the store does not know of what the guard names, or not yet (it has
     to be read anew after a failover). The block is not in the log; it may be sent again."""
@@ -158,6 +160,10 @@ class Block:
     counts: Sequence[int] | None
     time_ms: int
     chain: bytes
+    publish: str = field(default="", kw_only=True)
+    """``<app>/<version>`` of the atomic publish that it is a part of; empty: of none."""
+    commits: bool = field(default=False, kw_only=True)
+    """It is the last block of that publish: with it all of them count, without it none."""
 
     @property
     def last(self) -> Position:
@@ -205,6 +211,12 @@ class Guard:
 FLOOR_PREFIX = "guard:"
 """How the state fields begin that hold floors of guarded writes."""
 
+VERSION_PREFIX = "txn:"
+"""How the state fields begin that hold which version each app has published last."""
+
+OPEN_PUBLISH = "open"
+"""State field: the atomic publish whose blocks are being appended, and where they (will) stand."""
+
 
 @dataclass(frozen=True, slots=True)
 class Append:
@@ -221,6 +233,9 @@ class Append:
     block: Block
     never_sent: bool = False
     guard: Guard | None = None
+    opens: Sequence[Position] = ()
+    """Of the first block of an atomic publish: where all its blocks are to stand, itself included.
+    What is there of them goes when the log is fenced before the one that commits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +275,11 @@ class OwnWrite:
     settles: bool = False
     """Without records: note that they are, from this registration of the dataset on, what was
     granted. Only then do they guard any write."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Without records: those to drop, with their generations, in the step that changes the floors."""
+    floors: Mapping[str, int] = field(default_factory=dict)
+    """Floors to raise, and to remove, by their names (``onewriter_core.own.floors``)."""
+    floors_removed: Sequence[str] = ()
 
 
 class LogStore(Protocol):
@@ -283,6 +303,11 @@ class LogStore(Protocol):
     @property
     def compacted(self) -> CompactedStore:
         """The compacted views of logs."""
+        ...
+
+    @property
+    def staged(self) -> StagedStore:
+        """What is to be published atomically."""
         ...
 
     async def observe(self, buckets: Sequence[int]) -> Observation:
@@ -310,7 +335,8 @@ class LogStore(Protocol):
     async def fence(self, fence: Fence) -> Outcome:
         """Write the markers: from DONE on nothing below ``fence.ledger`` enters these logs.
 
-        A retry after Undecided that finds its own markers and tokens answers DONE.
+        A retry after Undecided that finds its own markers and tokens answers DONE. Of an atomic
+        publish that was not committed nothing is left; the marker's field ``aborted`` names it.
         """
         ...
 
@@ -320,6 +346,9 @@ class LogStore(Protocol):
         When one block of a log fails, no later one of the same log in this call is appended. A
         block that an earlier attempt left in the log answers DONE. REFENCE, LOST and BrokenKey say
         nothing about earlier attempts.
+
+        Behind the first block of an atomic publish a log takes nothing but the blocks of that
+        publish, until the one that commits it is in: REFENCE.
 
         STALE, AHEAD and HELD are answered only to blocks that were never sent: their positions are
         free again. One that was sent before and is not there answers REFENCE instead.

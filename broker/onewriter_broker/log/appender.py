@@ -7,8 +7,8 @@ any more (the runner refused them before it asked for the fence).
 
 An undecided call is sent again, the same blocks with the same positions, until the store decides:
 there is at most one such call. Blocks that are stored but not yet as durable as their topic
-promises wait in ``_uncommitted`` and do not hold up other topics; nor does a log whose key is
-broken: the store answers for it alone, once, and its topic is closed.
+promises wait in ``_commits`` and do not hold up other topics; nor does a log whose key is broken: the
+store answers for it alone, once, and its topic is closed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from onewriter_broker.log.api import (
     Outcome,
     OwnWrite,
 )
+from onewriter_broker.log.commits import Commits, Kind
 from onewriter_broker.log.falling_back import fall_back, withdraw
+from onewriter_broker.log.pending import PendingBlock
 from onewriter_broker.log.together import Together
-from onewriter_broker.log.topic_log import PendingBlock, TopicLog
+from onewriter_broker.log.topic_log import TopicLog
 from onewriter_core.errors import Refused, ServerError, Undecided
 from onewriter_core.ids import Position, TopicName
 
@@ -41,11 +43,6 @@ CALL_BYTES_MAX = 1024 * 1024
 
 RETRY_SECONDS = (0.02, 0.05, 0.1, 0.25, 0.5)
 """Pauses between attempts of an undecided call; the last one repeats."""
-
-COMMIT_RETRY_SECONDS = 0.01
-COMMIT_RETRY_SECONDS_MAX = 0.25
-"""Pause before asking again whether replicas have caught up; doubles up to the second. Asking holds
-up the connection, and topics that promise less must not wait for the replicas of those that do."""
 
 APPENDS_TOGETHER_MAX = 10_000
 """Requests to store entries of several logs together that wait for their turn."""
@@ -70,10 +67,6 @@ class Statistics:
     call_blocks: Distribution = field(default_factory=lambda: Distribution(COUNTS))
 
 
-_Kind = tuple[Durability, str]
-"""What is committed together: a durability, and the dataset it is promised of."""
-
-
 @dataclass(slots=True, eq=False)
 class _FenceItem:
     """A fence that waits for its turn; or ownerships, which are fenced as topics are."""
@@ -85,7 +78,7 @@ class _FenceItem:
     durability: Durability = Durability.NONE
 
     @property
-    def kind(self) -> _Kind:
+    def kind(self) -> Kind:
         """As durable as the ledgers before and behind it: nothing is committed out of order."""
         wanted = {self.durability, *(topic_log.durability for topic_log in self.logs)}
         wanted |= {topic_log.wanted_durability for topic_log in self.logs}
@@ -129,8 +122,9 @@ class Appender:
         self._dirty: dict[TopicLog, float] = {}  # with the time of the first waiting entry
         self._fences: deque[_FenceItem] = deque()
         self._together: deque[Together] = deque()
-        self._uncommitted: dict[_Kind, list[_StoredBlock | _FenceItem]] = {}
-        self._not_yet: dict[_Kind, tuple[float, float]] = {}  # the pause, and until when
+        self._commits: Commits[_StoredBlock | _FenceItem] = Commits(
+            store, now=now, wake=self._wake_up, pass_on=self._pass_on
+        )
         self._wake: asyncio.Future[None] | None = None
 
     def gathered(self, topic_log: TopicLog) -> None:
@@ -176,6 +170,13 @@ class Appender:
         self._wake_up()
         return await asyncio.shield(request.done)
 
+    async def prove(self, durability: Durability, replid: str) -> None:
+        """Wait until what was written to that dataset before this call is as durable as that.
+
+        As part of what this appender asks of the store anyway. Raises Undecided: ask again.
+        """
+        await self._commits.prove(durability, replid)
+
     def _wake_up(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
@@ -190,19 +191,26 @@ class Appender:
                     await self._append(self._gather(list(self._dirty)))
                     if self._together:
                         await self._append_together(self._together.popleft())
-                elif self._uncommitted:
-                    await asyncio.sleep(COMMIT_RETRY_SECONDS)
                 else:
-                    self._wake = asyncio.get_running_loop().create_future()
-                    await self._wake
-                    self._wake = None
-                if self._uncommitted:
-                    await self._commit()
+                    await self._rest(self._commits.pause_seconds)
+                await self._commit()
         finally:
+            self._commits.close()
             for item in self._fences:
                 item.done.cancel()
             for request in self._together:
                 request.done.cancel()
+
+    async def _rest(self, seconds: float | None) -> None:
+        """Until there is something to write or to ask, at most so long."""
+        if seconds == 0.0:
+            return
+        self._wake = asyncio.get_running_loop().create_future()
+        if seconds is None:
+            await self._wake
+        else:
+            await asyncio.wait((self._wake,), timeout=seconds)
+        self._wake = None
 
     # ------------------------------------------------------------ blocks
 
@@ -220,7 +228,7 @@ class Appender:
                 pending.since = since
                 gathered.append((topic_log, pending))
                 size += pending.size
-            if topic_log.waiting and topic_log.is_writable:
+            if topic_log.has_more and topic_log.is_writable:
                 self._dirty[topic_log] = since
             if size >= CALL_BYTES_MAX:
                 break
@@ -272,9 +280,8 @@ class Appender:
                     statistics.block_entries.observe(len(pending.entries))
                     statistics.bytes += pending.size
                     self.written[topic_log] = None
-                    self._commit_later(
-                        (topic_log.durability, replid), _StoredBlock(topic_log, pending)
-                    )
+                    kind = (topic_log.durability, replid)
+                    self._commits.later(kind, _StoredBlock(topic_log, pending))
                 case Outcome.REFENCE | Outcome.LOST:
                     # Whether the block is in the registered dataset is seen after the next fence.
                     topic_log.is_writable = False
@@ -295,10 +302,12 @@ class Appender:
                     refused[topic_log][2].append(pending)
         for topic_log, (pending, outcome, held) in refused.items():
             fall_back(topic_log, pending, held, outcome)
-            if topic_log.waiting:
+            if topic_log.has_more:
                 self._dirty.setdefault(topic_log, pending.since)
         for topic_log, error in broken.items():
             self._broken(topic_log.name, error)
+        for topic_log, _ in gathered:
+            self._go_on(topic_log)
 
     async def _decided(
         self, gathered: list[tuple[TopicLog, PendingBlock]]
@@ -318,6 +327,7 @@ class Appender:
                         pending.block,
                         never_sent=not pending.was_sent,
                         guard=pending.guard,
+                        opens=pending.opens,
                     )
                 )
             gathered[:] = [pair for pair in gathered if pair[0].binding is not None]
@@ -375,47 +385,15 @@ class Appender:
             log.warning("append.undecided", reason=str(undecided), blocks=blocks)
         await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
 
-    def _commit_later(self, kind: _Kind, item: _StoredBlock | _FenceItem) -> None:
-        self._uncommitted.setdefault(kind, []).append(item)
-
     async def _commit(self) -> None:
-        """Pass on everything that is durable enough by now."""
-        order = list(Durability)
-        again: list[_StoredBlock] = []
-        # The weak ones first: they need not wait for the replicas of the strong ones.
-        for kind in sorted(self._uncommitted, key=lambda kind: order.index(kind[0])):
-            try:
-                is_durable = await self._is_durable(kind)
-            except Undecided as undecided:
-                # The connection that carried the writes is gone, so nothing can be asked about
-                # them any more: writing them again, same positions, says what counts.
-                log.warning("commit.undecided", reason=str(undecided))
-                items = self._uncommitted.pop(kind)
-                fences = [item for item in items if isinstance(item, _FenceItem)]
-                self._fences.extendleft(reversed(fences))
-                again += [item for item in items if isinstance(item, _StoredBlock)]
-                continue
-            if is_durable:
-                self._pass_on(self._uncommitted.pop(kind))
+        """Pass on everything that is durable enough by now; write again what nobody can ask about."""
+        lost = await self._commits.look()
+        fences = [item for item in lost if isinstance(item, _FenceItem)]
+        again = [item for item in lost if isinstance(item, _StoredBlock)]
+        self._fences.extendleft(reversed(fences))
         if again:
             await asyncio.sleep(RETRY_SECONDS[0])
             await self._append([(item.topic_log, item.pending) for item in again])
-
-    async def _is_durable(self, kind: _Kind) -> bool:
-        """Ask the store, unless it said "not yet" a moment ago."""
-        pause, until = self._not_yet.get(kind, (0.0, 0.0))
-        if self._now() < until:
-            return False
-        durability, replid = kind
-        if await self._store.commit(durability, replid=replid):
-            self._not_yet.pop(kind, None)
-            return True
-        pause = min(max(2 * pause, COMMIT_RETRY_SECONDS), COMMIT_RETRY_SECONDS_MAX)
-        others = [other for other in self._not_yet if other[1] != replid]
-        for other in others:  # of a dataset that was left
-            del self._not_yet[other]
-        self._not_yet[kind] = (pause, self._now() + pause)
-        return False
 
     def _pass_on(self, items: Sequence[_StoredBlock | _FenceItem]) -> None:
         for item in items:
@@ -424,7 +402,13 @@ class Appender:
                     item.done.set_result(Outcome.DONE)
             elif item.pending in item.topic_log.undecided:
                 item.topic_log.block_committed(item.pending)
+                self._go_on(item.topic_log)
                 self.statistics.publish_seconds.observe(self._now() - item.pending.since)
+
+    def _go_on(self, topic_log: TopicLog) -> None:
+        """What an atomic publish kept waiting may be next."""
+        if topic_log.publishes is not None and topic_log.has_more:
+            self.gathered(topic_log)
 
     def _deposed_from(self, topic_log: TopicLog, outcome: Outcome) -> None:
         if topic_log.binding is not None:
@@ -436,7 +420,7 @@ class Appender:
         """Append what waits now and no more: a busy log always has something, and others wait, too."""
         goals = [(each, each.entries_in + len(each.waiting)) for each in logs]
         while any(
-            each.entries_in < goal and each.waiting and each.is_writable for each, goal in goals
+            each.entries_in < goal and each.has_more and each.is_writable for each, goal in goals
         ):
             await self._append(self._gather(logs))
             await self._commit()
@@ -467,7 +451,7 @@ class Appender:
         kind = item.kind
         for topic_log in item.logs:
             topic_log.open(item.fence.ledger, item.fence.binding, now)
-        self._commit_later(kind, item)
+        self._commits.later(kind, item)
 
     async def _fenced(self, fence: Fence | OwnWrite) -> Outcome:
         attempt = 0

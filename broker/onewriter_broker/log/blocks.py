@@ -6,6 +6,7 @@ The format is public (docs/log-format.md) and has a version. Nothing here does I
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 import sys
 from array import array
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import google_crc32c
 
-from onewriter_broker.log.api import Append, Block, Marker, StoredBlock
+from onewriter_broker.log.api import OPEN_PUBLISH, Append, Block, Marker, StoredBlock
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import NUMBER_MAX, Position
 
@@ -29,15 +30,23 @@ BLOCK_BYTES_MAX = 256 * 1024
 CALL_BYTES_MAX = 1024 * 1024
 """Payload bytes of one append call; one larger block may stand alone."""
 
+PUBLISH_BLOCKS_MAX = 2_048
+"""Blocks of one atomic publish; the state names where they stand while it is open."""
+
+APP_LENGTH_MAX = 200
+"""Characters of the name under which somebody publishes atomically."""
+
 CHAIN_BYTES = 16
 CHAIN_START = bytes(CHAIN_BYTES)
 """What the first block of a ledger chains to."""
 
-MARKER_FIELDS_RESERVED = frozenset({"k", "owner", "gen"})
+MARKER_FIELDS_RESERVED = frozenset({"k", "owner", "gen", "aborted"})
 """Marker fields that the store sets itself."""
 
-STATE_FIELDS_RESERVED = frozenset({"tok", "ledger"})
-"""State fields that only a fence changes."""
+STATE_FIELDS_RESERVED = frozenset({"tok", "ledger", OPEN_PUBLISH})
+"""State fields that only fences and appends change."""
+
+_PUBLISH = re.compile(rf"[A-Za-z0-9._:-]{{1,{APP_LENGTH_MAX}}}/(0|[1-9][0-9]{{0,15}})")
 
 _CHAIN_HEAD = struct.Struct("<QQ")
 _NUMBER = struct.Struct("<I")
@@ -97,10 +106,40 @@ def check_block(block: Block, token: str) -> None:
         raise ValueError(f"block {block.position}: a chain hash has {CHAIN_BYTES} bytes")
 
 
+def check_append(item: Append) -> None:
+    """Raise ValueError for an append that no reader could make sense of."""
+    block = item.block
+    check_block(block, item.token)
+    if not block.publish and (block.commits or item.opens):
+        raise ValueError(f"block {block.position} is no part of a publish")
+    if block.publish and _PUBLISH.fullmatch(block.publish) is None:
+        raise ValueError(f"block {block.position}: {block.publish!r} names no publish")
+    if item.opens and (
+        item.opens[0] != block.position
+        or len({position.ledger for position in item.opens}) != 1
+        or len(item.opens) > PUBLISH_BLOCKS_MAX
+        or (len(item.opens) == 1) != block.commits
+    ):
+        raise ValueError(f"block {block.position} does not open {item.opens}")
+
+
+def publish_of(name: str) -> tuple[str, int]:
+    """App and version out of a block's ``publish``."""
+    app, _, version = name.rpartition("/")
+    return app, int(version)
+
+
+def is_app(name: str) -> bool:
+    """Whether somebody may publish atomically under that name."""
+    return _PUBLISH.fullmatch(f"{name}/0") is not None
+
+
 def check_together(appends: Sequence[Append]) -> None:
     """Raise ValueError for blocks that no one call could store all or none of."""
     for item in appends:
-        check_block(item.block, item.token)
+        check_append(item)
+    if any(item.block.publish for item in appends):
+        raise ValueError("no part of an atomic publish is stored together with others")
     if len({item.binding for item in appends}) != 1:
         raise ValueError("blocks of one bucket only can be stored together")
     if len({item.topic for item in appends}) != len(appends):
@@ -141,6 +180,8 @@ def decode_entry(key: str, stream_id: bytes, fields: Sequence[bytes]) -> StoredB
             counts=None if counts is None else unpack_u32(counts),
             time_ms=int(known[b"t"]),
             chain=known[b"h"],
+            publish=known.get(b"x", b"").decode(),
+            commits=b"xc" in known,
         )
         if sum(block.lengths) != len(block.payload):
             raise ValueError("lengths do not add up to the payload")

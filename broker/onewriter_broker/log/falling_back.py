@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onewriter_broker.log.api import Outcome
-from onewriter_broker.log.topic_log import PendingBlock, TopicLog
+from onewriter_broker.log.pending import PendingBlock
+from onewriter_broker.log.topic_log import TopicLog
 
 
 def fall_back(
@@ -19,12 +20,17 @@ def fall_back(
 
     Numbers and chain go on in front of it, so the log has no gap; what was held waits again, in
     front of all. Whoever is refused is refused as a whole, with what he handed in behind: the guard
-    may hold again by then, and a gap in what one sender sent would be a loss.
+    may hold again by then, and a gap in what one sender sent would be a loss. An atomic publish is
+    refused with its first block, because its version is known; only its own blocks are behind that.
     """
     for pending in reversed(held):
         _take_back(topic_log, pending)
-        topic_log.waiting[:0] = pending.entries
+        if pending.publish is None:
+            topic_log.waiting[:0] = pending.entries
     _take_back(topic_log, refused)
+    if refused.publish is not None:
+        refused.publish.duplicate()
+        return
     senders = {sender: topic_log.guarded.get(sender) for sender, _, _ in refused.entries}
     behind = [entry for entry in topic_log.waiting if entry[0] in senders]
     topic_log.waiting = [entry for entry in topic_log.waiting if entry[0] not in senders]

@@ -10,7 +10,8 @@ from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import TopicName
 
 if TYPE_CHECKING:
-    from onewriter_broker.log.topic_log import PendingEntry, Sender, TopicLog
+    from onewriter_broker.log.pending import PendingEntry, Sender
+    from onewriter_broker.log.topic_log import TopicLog
 
 FLOORS_MAX = 500
 """Guards of other buckets that one topic remembers the highest numbers of. Each fence writes them."""

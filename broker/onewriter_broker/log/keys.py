@@ -61,6 +61,10 @@ class Keys:
         """Hash: who owns what, each name to JSON."""
         return f"ow:{{b{bucket}}}:owners"
 
+    def staged(self, bucket: int, part: str = "") -> str:
+        """Hash: one part that is staged, its chunks by number; without a name, what parts there are."""
+        return f"ow:{{b{bucket}}}:staged:{part}" if part else f"ow:{{b{bucket}}}:staged"
+
     def log(self, topic: TopicName) -> str:
         """Stream: a topic's blocks."""
         return self.of(topic).log

@@ -42,6 +42,7 @@ from onewriter_broker.log.memory_scripts import (
     token_refusal,
 )
 from onewriter_broker.log.memory_server import Change, Dataset, Log, MemoryNode, no_change
+from onewriter_broker.log.memory_staged import MemoryStagedStore
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import Position, TopicName
 
@@ -103,6 +104,7 @@ class MemoryLogStore:
         self._vouching: tuple[MemoryNode, int, str, int] | None = None
         self._appends = MemoryAppends(self._keys, self._execute)
         self.compacted = MemoryCompactedStore(self._keys, self._call, self._read)
+        self.staged = MemoryStagedStore(self._configure, self._read)
 
     async def observe(self, buckets: Sequence[int]) -> Observation:
         def look(node: MemoryNode) -> Observation:
@@ -180,7 +182,7 @@ class MemoryLogStore:
         if not appends:
             return []
         for item in appends:
-            blocks.check_block(item.block, item.token)
+            blocks.check_append(item)
 
         return await self._call("append", lambda node: self._appends.append(node, appends))
 

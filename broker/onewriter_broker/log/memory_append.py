@@ -10,6 +10,8 @@ from onewriter_broker.log.memory_scripts import (
     add_block,
     check_key,
     guard_refusal,
+    note_publish,
+    publish_refusal,
     raise_floor,
     refusal,
     token_refusal,
@@ -105,9 +107,10 @@ class MemoryAppends:
         return settled if unguarded is None or settled is Outcome.DONE else Outcome.REFENCE
 
     def _unguarded(self, dataset: Dataset, item: Append) -> Outcome | None:
-        """Why the block's guard keeps it out; None: it does not."""
-        if item.guard is None:
-            return None
+        """Why its guard, or an atomic publish, keeps the block out; None: nothing does."""
+        refused = publish_refusal(dataset.states[item.topic], item)
+        if refused is not None or item.guard is None:
+            return refused
         return guard_refusal(self._keys, dataset, item.binding, item.topic, item.guard)
 
     def _add(self, node: MemoryNode, item: Append) -> None:
@@ -135,6 +138,7 @@ def _additions(appends: Sequence[Append]) -> Change:
         for item in appends:
             add_block(dataset, item.topic, item.block)
             raise_floor(dataset, item.topic, item.guard)
+            note_publish(dataset, item)
 
     return change
 

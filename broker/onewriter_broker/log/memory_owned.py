@@ -1,4 +1,4 @@
-"""What scripts/own.lua does, on a dataset in memory."""
+"""What scripts/own.lua and own_drop.lua do, on a dataset in memory."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ def owning(keys: Keys, node: MemoryNode, write: OwnWrite) -> Outcome | Change | 
     refused = refusal(keys, node, write.binding)
     if refused is not None:
         return refused
+    if write.dropped or write.floors:
+        return _dropping(keys, dataset, write)
     if not write.records:
         return _settling(bucket, write.binding.generation) if write.settles else None
     check_key(dataset, keys.audit(bucket))
@@ -40,6 +42,31 @@ def owning(keys: Keys, node: MemoryNode, write: OwnWrite) -> Outcome | Change | 
         unit = dataset.units[bucket]
         dataset.units[bucket] = replace(unit, last_ledger=max(unit.last_ledger, write.ledger))
         for audit in () if stands else audits:
+            add_audit(dataset, bucket, audit)
+
+    return change
+
+
+def _dropping(keys: Keys, dataset: Dataset, write: OwnWrite) -> Change:
+    bucket, (audit,) = write.binding.bucket, write.audits
+    check_key(dataset, keys.audit(bucket))
+    present = owned_in(keys, dataset, bucket)
+    for field, generation in write.dropped.items():
+        found = present.get(field)
+        if found is not None and found.generation > generation:
+            text = f"generation {found.generation} of {field} was never granted"
+            raise BrokenKey(f"{keys.own(bucket)}: {text}")
+    is_there = not present.keys().isdisjoint(write.dropped)
+
+    def change(dataset: Dataset) -> None:
+        held = dataset.owned.setdefault(bucket, {})
+        for name, floor in write.floors.items():
+            before = held.get(name)
+            highest = max(floor, 0 if before is None else before.generation)
+            held[name] = OwnedRecord(highest, "")
+        for name in (*write.floors_removed, *write.dropped):
+            held.pop(name, None)
+        if is_there:
             add_audit(dataset, bucket, audit)
 
     return change

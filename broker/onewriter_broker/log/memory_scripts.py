@@ -11,6 +11,9 @@ from dataclasses import replace
 
 from onewriter_broker.log.api import (
     FLOOR_PREFIX,
+    OPEN_PUBLISH,
+    VERSION_PREFIX,
+    Append,
     Binding,
     BrokenKey,
     Fence,
@@ -22,9 +25,12 @@ from onewriter_broker.log.api import (
     StoredBlock,
     Unit,
 )
+from onewriter_broker.log.blocks import publish_of
 from onewriter_broker.log.keys import Keys
 from onewriter_broker.log.memory_server import Change, Dataset, Log, MemoryNode, no_change
 from onewriter_core.ids import Position, TopicName
+from onewriter_core.own.floors import decode
+from onewriter_core.own.names import split_field
 
 AUDIT_RECORDS_MAX = 10_000
 """Audit records kept per bucket."""
@@ -79,8 +85,11 @@ def guard_refusal(
             is_settled = dataset.owned_settled.get(binding.bucket) == binding.generation
             if keys.own(binding.bucket) in dataset.foreign or not is_settled:
                 return Outcome.AHEAD
-            record = dataset.owned.get(binding.bucket, {}).get(guard.name)
-            current = highest = 0 if record is None else record.generation
+            records = dataset.owned.get(binding.bucket, {})
+            record = records.get(guard.name)
+            floors = decode({name: each.generation for name, each in records.items()})
+            current = 0 if record is None else record.generation
+            highest = current or floors.of(split_field(guard.name)[0])
     if current == guard.number:
         return None
     return Outcome.STALE if highest >= guard.number else Outcome.AHEAD
@@ -95,9 +104,9 @@ def raise_floor(dataset: Dataset, topic: TopicName, guard: Guard | None) -> None
 
 
 def keep_floors(state: Mapping[str, str], changes: dict[str, str]) -> dict[str, str]:
-    """What a fence sets, with no floor below the one that stands."""
+    """What a fence sets, with no floor and no published version below the one that stands."""
     for name, value in changes.items():
-        if name.startswith(FLOOR_PREFIX):
+        if name.startswith((FLOOR_PREFIX, VERSION_PREFIX)):
             changes[name] = str(max(int(value), int(state.get(name, "0"))))
     return changes
 
@@ -137,7 +146,8 @@ def fencing(fence: Fence, logs: Sequence[FencedLog]) -> Change:
 
     def change(dataset: Dataset) -> None:
         for topic, marker in markers:
-            add_block(dataset, topic, marker)
+            aborted = drop_open(dataset, topic)
+            add_block(dataset, topic, replace(marker, fields={**marker.fields, **aborted}))
         for topic, state in states:
             present = dataset.states.setdefault(topic, {})
             present.update(keep_floors(present, dict(state)))
@@ -147,6 +157,43 @@ def fencing(fence: Fence, logs: Sequence[FencedLog]) -> Change:
             add_audit(dataset, binding.bucket, audit)
 
     return change
+
+
+def publish_refusal(state: Mapping[str, str], item: Append) -> Outcome | None:
+    """Why a block may not stand here by what is published as a whole; None: it may."""
+    opened = state.get(OPEN_PUBLISH, "").partition(" ")[0]
+    publish = item.block.publish
+    if not publish or not item.opens:
+        return None if opened == publish else Outcome.REFENCE
+    if opened:
+        return Outcome.REFENCE
+    app, version = publish_of(publish)
+    held = state.get(f"{VERSION_PREFIX}{app}")
+    return Outcome.STALE if held is not None and int(held) >= version else None
+
+
+def note_publish(dataset: Dataset, item: Append) -> None:
+    """What follows from a part of a publish that is appended."""
+    state, block = dataset.states[item.topic], item.block
+    if block.commits:
+        app, version = publish_of(block.publish)
+        state[f"{VERSION_PREFIX}{app}"] = str(version)
+        state.pop(OPEN_PUBLISH, None)
+    elif item.opens:
+        entries = " ".join(str(each.entry) for each in item.opens)
+        state[OPEN_PUBLISH] = f"{block.publish} {block.position.ledger} {entries}"
+
+
+def drop_open(dataset: Dataset, topic: TopicName) -> dict[str, str]:
+    """Drop what there is of a publish that was not committed; what the marker says of it."""
+    opened = dataset.states.get(topic, {}).pop(OPEN_PUBLISH, "")
+    if not opened:
+        return {}
+    name, ledger, *entries = opened.split(" ")
+    gone = {Position(int(ledger), int(entry)) for entry in entries}
+    log = dataset.logs.setdefault(topic, Log())
+    log.blocks = [block for block in log.blocks if block.position not in gone]
+    return {"aborted": name}
 
 
 def add_block(dataset: Dataset, topic: TopicName, block: StoredBlock) -> None:

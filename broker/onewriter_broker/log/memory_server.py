@@ -40,6 +40,8 @@ class Dataset:
     owned: dict[int, dict[str, OwnedRecord]] = field(default_factory=dict)
     owned_settled: dict[int, int] = field(default_factory=dict)
     """By bucket, the registration from which on the records of ownerships are what was granted."""
+    staged: dict[tuple[int, str], dict[int, bytes]] = field(default_factory=dict)
+    staged_parts: dict[int, dict[str, str]] = field(default_factory=dict)
     members: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     foreign: set[str] = field(default_factory=set)

@@ -85,6 +85,7 @@ COMPACT_FINISH = _load("compact_finish")
 COMPACT_DROP = _load("compact_drop")
 CHECK = _load("check")
 OWN = _load("own")
+OWN_DROP = _load("own_drop")
 ALL_SCRIPTS = (
     STAMP,
     FENCE,
@@ -96,6 +97,7 @@ ALL_SCRIPTS = (
     CATALOG,
     CHECK,
     OWN,
+    OWN_DROP,
     COMPACT_BEGIN,
     COMPACT_WRITE,
     COMPACT_FINISH,
@@ -177,6 +179,7 @@ def append(keys: Keys, appends: Sequence[Append]) -> tuple[list[Word], list[int]
                 else:
                     key_words += _guard_keys(keys, binding, guard)
                     arguments += _guard_arguments(guard)
+                arguments += _publish_arguments(appends[index])
             order += indexes
     return APPEND.call(key_words, arguments), order
 
@@ -194,6 +197,7 @@ def together(keys: Keys, appends: Sequence[Append]) -> list[Word]:
         else:
             key_words += _guard_keys(keys, binding, item.guard)
             arguments += _guard_arguments(item.guard)
+        arguments += _publish_arguments(item)
     return TOGETHER.call(key_words, arguments)
 
 
@@ -224,6 +228,16 @@ def _guard_keys(keys: Keys, binding: Binding, guard: Guard) -> list[str]:
 def _guard_arguments(guard: Guard) -> list[Word]:
     field = guard.floor_field if guard.kind is GuardKind.FLOOR else guard.name
     return [guard.kind.value, field, guard.number]
+
+
+def _publish_arguments(item: Append) -> list[Word]:
+    if not item.block.publish:
+        return [b""]
+    app, version = blocks.publish_of(item.block.publish)
+    opens = " ".join(str(each.entry) for each in item.opens)
+    if opens:
+        opens = f"{item.opens[0].ledger} {opens}"
+    return [app, version, opens, int(item.block.commits)]
 
 
 def append_outcomes(reply: object, order: Sequence[int]) -> list[Outcome | BrokenKey]:
@@ -284,10 +298,13 @@ def set_catalog(
 
 
 def own(keys: Keys, write: OwnWrite, audit_records_max: int) -> list[Word]:
-    """own.lua: set records of ownerships."""
+    """own.lua, own_drop.lua: set records of ownerships, or drop them."""
     if 3 * len(write.records) > FIELDS_MAX:
         raise ValueError(f"one write sets at most {FIELDS_MAX // 3} records of ownerships")
     bucket = write.binding.bucket
+    key_words = [keys.unit(bucket), keys.own(bucket), keys.owners(bucket), keys.audit(bucket)]
+    if write.dropped or write.floors:
+        return OWN_DROP.call(key_words, _dropping(write, audit_records_max))
     arguments = [*_guard(write.binding), write.ledger, audit_records_max, len(write.records)]
     for name, record in write.records.items():
         arguments += [name, record.generation, record.owner]
@@ -295,8 +312,20 @@ def own(keys: Keys, write: OwnWrite, audit_records_max: int) -> list[Word]:
         arguments += _pairs(audit)
     if write.settles and not write.records:
         arguments.append("settle")
-    key_words = [keys.unit(bucket), keys.own(bucket), keys.owners(bucket), keys.audit(bucket)]
     return OWN.call(key_words, arguments)
+
+
+def _dropping(write: OwnWrite, audit_records_max: int) -> list[Word]:
+    """own_drop.lua: drop records of ownerships, and keep their floors."""
+    if 2 * len(write.dropped) + 2 * len(write.floors) + len(write.floors_removed) > FIELDS_MAX:
+        raise ValueError(f"one write drops and changes at most {FIELDS_MAX} fields")
+    if write.records or len(write.audits) != 1:
+        raise ValueError("records are dropped by a write of their own, with one audit record")
+    arguments: list[Word] = [*_guard(write.binding), audit_records_max, len(write.floors)]
+    arguments += flatten.from_iterable(write.floors.items())
+    arguments += [len(write.floors_removed), *write.floors_removed, len(write.dropped)]
+    arguments += flatten.from_iterable(write.dropped.items())
+    return [*arguments, *_pairs(write.audits[0])]
 
 
 def check(keys: Keys, binding: Binding, topic: TopicName, token: str, *, marks: bool) -> list[Word]:

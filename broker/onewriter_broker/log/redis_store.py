@@ -38,6 +38,7 @@ from onewriter_broker.log.redis_primary import (
     parse_info,
 )
 from onewriter_broker.log.redis_scripts import Word
+from onewriter_broker.log.redis_staged import RedisStagedStore
 from onewriter_core.errors import OnewriterError, Undecided
 from onewriter_core.ids import Position, TopicName
 
@@ -63,6 +64,7 @@ class RedisLogStore:
         # The connection and the dataset of the last write that a WAIT may vouch for.
         self._vouching: tuple[Primary, str] | None = None
         self.compacted = RedisCompactedStore(self._keys, self._send_one, self._read)
+        self.staged = RedisStagedStore(self._keys, self._send_aside)
 
     async def observe(self, buckets: Sequence[int]) -> Observation:
         commands: list[list[Word]] = [["INFO", "replication"], ["INFO", "memory"]]
@@ -108,7 +110,7 @@ class RedisLogStore:
         if not appends:
             return []
         for item in appends:
-            blocks.check_block(item.block, item.token)
+            blocks.check_append(item)
         words, order = redis_scripts.append(self._keys, appends)
         primary, (reply,) = await self._writes.send([words])
         outcomes = redis_scripts.append_outcomes(reply, order)
@@ -201,7 +203,7 @@ class RedisLogStore:
 
     async def own(self, write: OwnWrite) -> Outcome:
         words = redis_scripts.own(self._keys, write, self._settings.audit_records_max)
-        return await self._write(words, write.binding, vouches=bool(write.records))
+        return await self._write(words, write.binding, vouches=bool(write.records or write.dropped))
 
     async def read_owned(self, bucket: int, *, replid: str = "") -> dict[str, OwnedRecord]:
         generations = _hash(await self._read(["HGETALL", self._keys.own(bucket)], replid))
@@ -277,6 +279,9 @@ class RedisLogStore:
 
     async def _send_one(self, words: Sequence[Word]) -> Reply:
         return (await self._writes.send([words]))[1][0]
+
+    async def _send_aside(self, commands: Sequence[Sequence[Word]]) -> list[Reply]:
+        return (await self._reads.send(commands))[1]
 
     async def _read(self, words: Sequence[Word], replid: str = "") -> Reply:
         if not replid:

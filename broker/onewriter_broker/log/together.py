@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from onewriter_broker.log.api import Guard, Outcome
 from onewriter_broker.log.blocks import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, CALL_BYTES_MAX
 from onewriter_broker.log.guarding import has_room, no_room
-from onewriter_broker.log.topic_log import PendingBlock, PendingEntry, TopicLog
+from onewriter_broker.log.pending import PendingBlock, PendingEntry
+from onewriter_broker.log.topic_log import TopicLog
 from onewriter_core.errors import (
     Fenced,
     OnewriterError,
@@ -87,7 +88,7 @@ class Together:
     def form(self, time_ms: int) -> list[tuple[TopicLog, PendingBlock]]:
         """The blocks, one per log; none when it may not be written now, which is told."""
         bindings = {topic_log.binding for topic_log in self.logs}
-        is_open = all(topic_log.is_writable for topic_log in self.logs)
+        is_open = all(each.is_writable and not each.is_publishing for each in self.logs)
         if not is_open or len(bindings) != 1 or not self._may_write():
             self.give_up(Unavailable("not all of these topics can be written now"))
             return []

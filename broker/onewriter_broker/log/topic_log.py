@@ -9,11 +9,10 @@ machine); the store itself refuses a ledger that is no longer the newest.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Protocol
 
 from onewriter_broker.log.api import (
     Binding,
@@ -30,12 +29,10 @@ from onewriter_broker.log.compacted import COMPACTED
 from onewriter_broker.log.compacted_log import CompactedLog
 from onewriter_broker.log.entries import EntryRun, runs_behind
 from onewriter_broker.log.guarding import GuardedSender, cut, note_floor, refuse_surplus
+from onewriter_broker.log.pending import PendingBlock, PendingEntry, Sender
+from onewriter_broker.log.publishing import Publish, Publishes
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import Position, TopicName
-from onewriter_core.wire.hot import Send
-
-if TYPE_CHECKING:
-    from onewriter_broker.log.together import Together
 
 BLOCK_ENTRIES_MAX = 512
 BLOCK_BYTES_MAX = 256 * 1024
@@ -57,82 +54,7 @@ READ_BLOCKS_MAX = 256
 """Blocks that one read from the store asks for at most."""
 
 
-class Sender(Protocol):
-    """Whoever handed an entry in and is told what became of it."""
-
-    def stored(self, entries: Sequence[PendingEntry], first: Position, size: int) -> None:
-        """These entries of its own are in the log, as durable as the topic promises.
-
-        They stand one behind the other from ``first`` on, and have ``size`` bytes together.
-        """
-        ...
-
-    def unknown(self, size: int) -> None:
-        """Nobody can say any more what became of entries: the connection must be dropped."""
-        ...
-
-    def refused(self, size: int) -> None:
-        """An entry was dropped unsent, because a newer epoch is being granted."""
-        ...
-
-
-PendingEntry = tuple[Sender, Send, memoryview]
-"""An entry that waits for its block: who sent it, with which command, its bytes.
-
-A plain tuple: a named one takes nine times as long to make, for each message.
-"""
-
 _SENDER_OF = itemgetter(0)
-
-
-@dataclass(slots=True, eq=False)
-class PendingBlock:
-    """A block handed to the store, with those who wait for it."""
-
-    block: Block
-    token: str
-    entries: list[PendingEntry]
-    was_sent: bool = False
-    since: float = 0.0
-    """When its first entry began to wait, by the appender's clock."""
-    guard: Guard | None = None
-    """What all its entries depend on."""
-    chain_before: bytes = CHAIN_START
-    """The chain hash of the block in front of it in the ledger."""
-    together: Together | None = None
-    """It is stored only with blocks of other logs: if it is not, it never waits again."""
-
-    @property
-    def size(self) -> int:
-        """The entries' bytes."""
-        return len(self.block.payload)
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """Acknowledged entries of one ledger that the store no longer has (a weak profile lost them).
-
-    They are those behind ``after`` up to and with ``last``.
-    """
-
-    topic: TopicName
-    after: Position
-    last: Position
-
-    @property
-    def entries(self) -> int:
-        """How many."""
-        return self.last.entry - self.after.entry
-
-
-def losses(topic: TopicName, ends: Iterable[Position], survived: Position) -> list[Loss]:
-    """What is lost of a log of which everything up to ``survived`` is there, and nothing behind.
-
-    ``ends``: the last acknowledged entry of each ledger.
-    """
-    return [
-        Loss(topic, max(survived, Position(end.ledger, 0)), end) for end in ends if end > survived
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +108,8 @@ class TopicLog:
     tail_bytes: int = 0
     watchers: list[Callable[[], None]] = field(default_factory=list)
     """Called, in turn, whenever the watermark has moved."""
+    publishes: Publishes | None = None
+    """Atomic publishes to it; None: there never was one."""
     _largest_block_bytes: float = float(BLOCK_BYTES_MAX)
     _compacted: CompactedLog | None = None
 
@@ -213,6 +137,28 @@ class TopicLog:
         """Buffer an entry for the next call. The caller checked that its sender may write."""
         self.waiting.append(entry)
 
+    def publish(self, publish: Publish) -> None:
+        """Have the next calls take along an atomic publish. The caller checked, as for ``accept``.
+
+        Raises Refused, Unavailable.
+        """
+        if not self.is_writable:
+            raise Unavailable(f"{self.name} is changing hands")
+        self.publishes = self.publishes or Publishes()
+        self.publishes.add(publish, self)
+
+    @property
+    def is_publishing(self) -> bool:
+        """Whether entries have to wait behind an atomic publish."""
+        return self.publishes is not None and self.publishes.is_first(self)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is something for the next block."""
+        if self.publishes is not None and self.publishes.is_first(self):
+            return self.publishes.has_block(self)
+        return bool(self.waiting)
+
     def open(self, ledger: int, binding: Binding, now: float) -> None:
         """A fence opened ``ledger``: entries go there once ``is_writable`` is set again."""
         if self.is_closed:
@@ -226,6 +172,8 @@ class TopicLog:
         self.ledger_entries = 0
         self.opened_at = now
         self.exists = True
+        if self.publishes is not None:
+            self.publishes.fenced()
 
     def summary(self) -> LedgerSummary:
         """The present ledger, for the audit of the fence that ends it."""
@@ -236,16 +184,26 @@ class TopicLog:
         waiting, self.waiting = self.waiting, []
         for sender, _, payload in waiting:
             sender.refused(len(payload))
+        if self.publishes is not None:
+            self.publishes.refuse()
 
     def next_block(self, time_ms: int) -> PendingBlock | None:
         """Gather the next block out of what waits; None when nothing does."""
-        if not self.waiting or not self.is_writable or self.binding is None:
+        if not self.is_writable or self.binding is None:
+            return None
+        if self.publishes is not None and self.publishes.is_first(self):
+            publishing = self.publishes.next_block(self, time_ms)
+            if publishing is not None or self.publishes.is_first(self):
+                return publishing
+        if not self.waiting:
             return None
         if self.guarded and not refuse_surplus(self):
             return None
         waiting = self.waiting
         # Entries are mostly alike: so many as long as the first, and no more than may fit.
         likely = min(BLOCK_ENTRIES_MAX, BLOCK_BYTES_MAX // max(1, len(waiting[0][2])) + 1)
+        if self.publishes is not None:
+            likely = self.publishes.limit(self, likely)
         entries = waiting[:likely]
         guard = cut(entries, self.guarded) if self.guarded else None
         payloads = [payload for _, _, payload in entries]
@@ -264,6 +222,7 @@ class TopicLog:
         lengths: list[int],
         time_ms: int,
         guard: Guard | None = None,
+        publish: Publish | None = None,
     ) -> PendingBlock:
         """The next block, of just these entries; the guard has room. Raises Unavailable: not open."""
         if self.binding is None:
@@ -289,9 +248,12 @@ class TopicLog:
             None if counts.count(1) == len(counts) else counts,
             time_ms,
             self.chain,
+            publish="" if publish is None else publish.name,
+            commits=publish is not None and publish.is_formed,
         )
         token = self.binding.token(self.ledger)
         pending = PendingBlock(block, token, entries, guard=guard, chain_before=chain_before)
+        pending.publish = publish
         note_floor(self.state, guard)
         self.undecided.append(pending)
         return pending
@@ -304,6 +266,9 @@ class TopicLog:
     def give_up(self, pending: PendingBlock, *, is_definite: bool) -> None:
         """A block that this broker cannot append: refused for certain, or nobody can say."""
         self.undecided.remove(pending)
+        if pending.publish is not None:
+            pending.publish.given_up(pending.block, is_definite=is_definite)
+            return
         for sender, _, payload in pending.entries:
             if is_definite:
                 sender.refused(len(payload))
@@ -328,6 +293,8 @@ class TopicLog:
     def block_committed(self, pending: PendingBlock) -> None:
         """The oldest undecided block is stored and durable: tell its senders, move the watermark."""
         self.undecided.remove(pending)
+        if self.publishes and pending.publish and not self.publishes.reaches(self, pending):
+            return
         block = pending.block
         ledger, number = block.position
         start = 0
@@ -337,7 +304,7 @@ class TopicLog:
             stop = start + len(entries)
             sender.stored(entries, Position(ledger, number + start), sum(block.lengths[start:stop]))
             start = stop
-        self._remember(block)
+        self.remember(block)
         if self.ends and self.ends[-1].ledger == ledger:
             self.ends[-1] = block.last
         else:
@@ -370,10 +337,11 @@ class TopicLog:
 
     def marker_committed(self, marker: Marker) -> None:
         """The ledger's marker is durable."""
-        self._remember(marker)
+        self.remember(marker)
         self.advance(marker.position)
 
-    def _remember(self, block: StoredBlock) -> None:
+    def remember(self, block: StoredBlock) -> None:
+        """Keep the newest block of the log in memory."""
         self.tail.append(block)
         self.tail_bytes += stored_bytes(block)
         self.shrink_tail(self.tail_bytes_max)

@@ -69,6 +69,8 @@ class Beat:
     at_ms: int = 0
     leads: Mapping[str, int] = field(default_factory=dict)
     """How many topics of this broker each host leads, while a policy asks for it (topic/loads.py)."""
+    keeps_floors: bool = True
+    """Whether its version lets generations of ownerships begin above floors (own/floors.py)."""
 
     def encode(self) -> str:
         """As stored: JSON, so that people and other programs can read it.
@@ -82,6 +84,7 @@ class Beat:
             "brokerUrl": self.addresses.broker_url,
             "httpUrl": self.addresses.http_url,
             "at": self.at_ms,
+            "keepsFloors": self.keeps_floors,
         }
         text = json.dumps(document)
         room = VALUE_LENGTH_MAX - len(text) - len(', "leads": {}')
@@ -113,6 +116,7 @@ class Beat:
             urls = (document["brokerUrl"], document["httpUrl"])
             at_ms = document.get("at", 0)
             leads = document.get("leads", {}).items()
+            keeps_floors = document.get("keepsFloors") is True
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
         if type(counter) is not int or not all(isinstance(url, str) for url in urls):
@@ -123,6 +127,7 @@ class Beat:
             leaving is True,
             at_ms if type(at_ms) is int else 0,
             {host: count for host, count in leads if type(count) is int and count > 0},
+            keeps_floors,
         )
 
 
@@ -213,6 +218,17 @@ class MemberObserver:
             ),
         )
 
+    @property
+    def alive(self) -> int:
+        """How many other processes count as alive, by the readings that succeeded."""
+        return sum(known.is_alive for known in self._members.values())
+
+    def all_keep_floors(self, now: float) -> bool:
+        """Whether every process that may be alive is known to be of a version that keeps floors."""
+        if self._read_at is None or now - self._read_at > HELD_UP_SECONDS:
+            return False
+        return all(known.beat.keeps_floors for known in self._members.values() if known.is_alive)
+
     def forgettable(self) -> list[str]:
         """Processes dead for so long that their heartbeats should go; forgotten by this call."""
         gone = [
@@ -285,6 +301,14 @@ class Membership:
     def view(self) -> LiveView | None:
         """Who is there now; None while the store is away."""
         return self._observer.view(self._now())
+
+    def all_keep_floors(self) -> bool:
+        """Whether everybody who may be there is known to keep floors (``Beat.keeps_floors``)."""
+        return self._observer.all_keep_floors(self._now())
+
+    def brokers(self) -> int:
+        """How many brokers are there, this one among them; those last seen, while the store is away."""
+        return 1 + self._observer.alive
 
     async def run(self) -> None:
         """Beat and read until cancelled."""

@@ -16,7 +16,8 @@ import structlog
 
 from onewriter_broker.anchor.api import Anchor
 from onewriter_broker.log.api import Binding, LogStore
-from onewriter_broker.log.topic_log import TRIMMED, Loss, last_position, losses
+from onewriter_broker.log.losses import Loss, losses
+from onewriter_broker.log.topic_log import TRIMMED, last_position
 from onewriter_core.errors import OnewriterError, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
 

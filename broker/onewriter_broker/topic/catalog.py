@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 from onewriter_broker.log.api import Binding, LogStore, Outcome
 from onewriter_core.api import ExclusiveTopic
-from onewriter_core.errors import Unavailable
-from onewriter_core.ids import TopicName, bucket_of
+from onewriter_core.errors import Refused, ServerError, Unavailable
+from onewriter_core.ids import TopicName, bucket_of, bucket_without_tags
 from onewriter_core.topic.model import WHOLE
 
 _NONE_SET: Mapping[str, object] = MappingProxyType({})
@@ -127,8 +127,13 @@ class Catalogs:
         return None if found is None or found.is_deleted else found
 
     async def write(self, binding: Binding, base: TopicName, entry: CatalogEntry) -> None:
-        """Store an entry of an owned bucket. Raises Undecided, Unavailable."""
+        """Store an entry of an owned bucket.
+
+        Raises Undecided, Unavailable; Refused for a new one that an earlier version has elsewhere.
+        """
         bucket = bucket_of(base, self.buckets)
+        if str(base) not in await self.bucket(bucket, is_owned=True, replid=binding.replid):
+            await self._check_not_elsewhere(base)
         fields = {str(base): entry.encode()}
         outcome = await self._store.set_catalog(binding, fields)
         if outcome is not Outcome.DONE:
@@ -136,3 +141,15 @@ class Catalogs:
             raise Unavailable(f"the catalog of bucket {bucket} has moved on: {outcome.value}")
         entries = await self.bucket(bucket, is_owned=True, replid=binding.replid)
         entries[str(base)] = entry
+
+    async def _check_not_elsewhere(self, base: TopicName) -> None:
+        """A topic of a version without hash tags must not begin anew, empty and with lower epochs."""
+        former = bucket_without_tags(base, self.buckets)
+        if former == bucket_of(base, self.buckets):
+            return
+        if str(base) in await self.bucket(former, is_owned=False):
+            raise Refused(
+                ServerError.NOT_ALLOWED_ERROR,
+                f"{base} lies in bucket {former}, where a version that knew no hash tags put it:"
+                " use another name, and copy its messages with that version",
+            )

@@ -15,11 +15,11 @@ from onewriter_core.errors import Unavailable, Undecided
 
 _Answer = TypeVar("_Answer")
 
-COMMIT_ATTEMPTS_MAX = 3
-"""Times that the replicas are waited for before the asker is told to ask again."""
+Prove = Callable[[Durability, str], Awaitable[None]]
+"""Waits until what was written to a dataset is as durable as that (Appender.prove)."""
 
 
-async def standing_of(topic_log: TopicLog) -> Standing:
+async def standing_of(topic_log: TopicLog, prove: Prove) -> Standing:
     """What the log's state says, at a moment at which this broker certainly served the log.
 
     It holds as firmly as an acknowledgement of the topic: where that waits for replicas, so does
@@ -35,11 +35,11 @@ async def standing_of(topic_log: TopicLog) -> Standing:
     if not isinstance(answer, Standing):
         raise Unavailable(f"{topic_log.name} has moved on: {answer.value}")
     if marks:
-        await _committed(topic_log, durability, binding.replid)
+        await prove(durability, binding.replid)
     return answer
 
 
-async def raise_floor(topic_log: TopicLog, guard: Guard) -> None:
+async def raise_floor(topic_log: TopicLog, guard: Guard, prove: Prove) -> None:
     """From now on nothing enters the log under an older number of this guard, which is a floor.
 
     Raises as ``standing_of`` does; the floor may stand all the same. Raises Refused when the log
@@ -57,7 +57,7 @@ async def raise_floor(topic_log: TopicLog, guard: Guard) -> None:
     _, outcome = await _owned(topic_log, ask)
     if outcome is not Outcome.DONE:
         raise Unavailable(f"{topic_log.name} has moved on: {outcome.value}")
-    await standing_of(topic_log)  # as durable as an acknowledgement
+    await standing_of(topic_log, prove)  # as durable as an acknowledgement
 
 
 async def _owned(
@@ -75,10 +75,3 @@ async def _owned(
         if answer is Outcome.REFENCE:  # whoever follows the store binds the bucket anew
             raise Undecided(f"{topic_log.name} is being bound to the store anew")
         return binding, answer
-
-
-async def _committed(topic_log: TopicLog, durability: Durability, replid: str) -> None:
-    for _ in range(COMMIT_ATTEMPTS_MAX):
-        if await topic_log.store.commit(durability, replid=replid):
-            return
-    raise Undecided(f"the replicas that {topic_log.name} counts on do not answer")

@@ -1,6 +1,8 @@
 """When logs are compacted: on request, when enough has come behind the horizon, when retention waits.
 
-One log after the other, whoever asked first. What one attempt does is compaction.py's.
+One log after the other, whoever asked first. What one attempt does is compaction.py's. Near the end of
+the store's memory only those are compacted that retention waits for, because that frees memory, and
+only if the view fits into what is left: the log is not cut without it, and says why.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import structlog
 from onewriter_broker.log.compacted import COMPACTED, COMPACTING, View
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.settings import Settings
-from onewriter_broker.topic.compaction import CompactionRefused, compact, drop_unused
+from onewriter_broker.topic.compaction import compact, drop_unused
 from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_broker.topic.newest import CompactionRefused, NoRoom
 from onewriter_broker.topic.retention import Measured, measure
 from onewriter_core.errors import OnewriterError, Unavailable
 from onewriter_core.ids import TopicName
@@ -30,6 +33,9 @@ LINGER_SECONDS: Final = 60.0
 
 RETRY_SECONDS: Final = 30.0
 """After an attempt that failed, before a log is compacted again of the broker's own accord."""
+
+NO_ROOM_RETRY_SECONDS: Final = 600.0
+"""The same after one whose view did not fit into the store, unless there is room for it earlier."""
 
 REQUESTS_MAX: Final = 10_000
 """Logs that may wait to be compacted."""
@@ -65,6 +71,8 @@ class _Log:
     behind: Measured | None = None
     """What lies behind the horizon."""
     not_before: float = 0.0
+    needed_bytes: int = 0
+    """Of the store's memory, when there was no room for it."""
     former: View | None = None
     """Counts no more and is still there, until ``drop_at`` at the latest."""
     drop_at: float = 0.0
@@ -87,11 +95,19 @@ class Served(Protocol):
     def loaded(self) -> dict[str, LoadedTopic]: ...
 
 
+class StoreRoom(Protocol):
+    """What this needs of the watch over the store (store_watch.StoreWatch)."""
+
+    def room_bytes(self, *, is_needed: bool) -> float: ...
+
+    async def observed_room_bytes(self, *, is_needed: bool) -> float: ...
+
+
 class Compactions:
     """The compactions of one broker. ``run`` is the caller's task.
 
-    ``is_store_full``: while it says so nothing is compacted, and what was begun is given up: an
-    attempt needs room for a second view.
+    ``store`` says how much a second view may take; without any room nothing is compacted, and what
+    was begun is given up.
     """
 
     def __init__(
@@ -101,14 +117,14 @@ class Compactions:
         *,
         now: Callable[[], float],
         wall_ms: Callable[[], int],
-        is_store_full: Callable[[], bool],
+        store: StoreRoom,
     ) -> None:
         self.totals = Totals()
         self._topics = topics
         self._settings = settings
         self._now = now
         self._wall_ms = wall_ms
-        self._is_store_full = is_store_full
+        self._store = store
         self._logs: dict[TopicName, _Log] = {}
         self._requests: dict[TopicName, None] = {}
         self._wake = asyncio.Event()
@@ -131,6 +147,14 @@ class Compactions:
         """What is known of a log's compactions."""
         known = self._logs.get(topic_log.name)
         return known.story if known is not None and known.topic_log is topic_log else Story()
+
+    @property
+    def held_back(self) -> int:
+        """Logs that retention may not cut, because they could not be compacted."""
+        return sum(
+            each.topic_log.compacted.is_waited_for and each.story.progress is Progress.ERROR
+            for each in self._logs.values()
+        )
 
     def _of(self, topic_log: TopicLog) -> _Log:
         known = self._logs.get(topic_log.name)
@@ -176,8 +200,12 @@ class Compactions:
         compacted = known.topic_log.compacted
         try:
             await self._drop_former(known)
-            if self._is_store_full() or self._now() < known.not_before:
+            room = self._room_bytes(known)
+            has_room_now = 0 < known.needed_bytes <= room
+            if self._now() < known.not_before and not has_room_now:
                 return
+            if room <= 0 and not compacted.is_waited_for:
+                return  # what retention waits for is tried, so that it is told why it waits
             is_due = compacted.is_waited_for or (
                 threshold > 0 and await self._is_due(known, threshold)
             )
@@ -186,6 +214,9 @@ class Compactions:
             return
         if is_due and known.story.progress is not Progress.RUNNING:
             self.request(known.topic_log)
+
+    def _room_bytes(self, known: _Log) -> float:
+        return self._store.room_bytes(is_needed=known.topic_log.compacted.is_waited_for)
 
     async def _is_due(self, known: _Log, threshold: int) -> bool:
         """Whether enough lies behind the horizon. What is copied each time must be worth it."""
@@ -223,7 +254,7 @@ class Compactions:
         def check() -> None:
             if topic_log.is_closed:
                 raise Unavailable(f"{topic} is not served here any more")
-            if self._is_store_full():
+            if self._room_bytes(known) <= 0:
                 raise CompactionRefused("the store is nearly full: give it more memory")
 
         try:
@@ -233,7 +264,14 @@ class Compactions:
                 keys_max=self._settings.compaction_keys_max,
                 wall_ms=self._wall_ms,
                 check=check,
+                room_bytes=lambda: self._store.observed_room_bytes(
+                    is_needed=topic_log.compacted.is_waited_for
+                ),
             )
+        except NoRoom as error:
+            log.warning("compaction.failed", topic=topic, reason=str(error))
+            self._failed(known, str(error), NO_ROOM_RETRY_SECONDS, error.needed_bytes)
+            return
         except OnewriterError as error:
             log.warning("compaction.failed", topic=topic, reason=str(error))
             self._failed(known, str(error))
@@ -243,7 +281,7 @@ class Compactions:
             self._failed(known, "see the broker's log")
             return
         topic_log.compacted.is_waited_for = False
-        known.behind, known.former = None, done.former
+        known.behind, known.former, known.needed_bytes = None, done.former, 0
         known.drop_at = self._now() + LINGER_SECONDS
         story.progress, story.removed = Progress.SUCCESS, done.removed
         story.succeeded_ms = self.totals.last_success_ms = self._wall_ms()
@@ -259,8 +297,17 @@ class Compactions:
             removed=done.removed,
         )
 
-    def _failed(self, known: _Log, reason: str) -> None:
+    def _failed(
+        self,
+        known: _Log,
+        reason: str,
+        retry_seconds: float = RETRY_SECONDS,
+        needed_bytes: int = 0,
+    ) -> None:
+        if known.topic_log.compacted.is_waited_for:
+            reason = f"{reason}. Retention waits for it: nothing is dropped that no view has"
         known.story.progress, known.story.last_error = Progress.ERROR, reason
         known.story.failed_ms = self._wall_ms()
-        known.not_before = self._now() + RETRY_SECONDS
+        known.not_before = self._now() + retry_seconds
+        known.needed_bytes = needed_bytes
         self.totals.failed += 1

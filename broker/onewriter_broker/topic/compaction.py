@@ -13,20 +13,15 @@ given up, and nothing is changed, whenever the store does not answer or the log 
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
-from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Final
 
-import structlog
-
 from onewriter_broker.log.api import Binding, Block, Outcome
 from onewriter_broker.log.batches import (
-    BATCH_MESSAGES_MAX,
-    Chunk,
-    Closed,
     Content,
     Cost,
     content_of,
@@ -53,7 +48,8 @@ from onewriter_broker.log.topic_log import (
     READ_BYTES,
     TopicLog,
 )
-from onewriter_core.errors import OnewriterError, Unavailable, Undecided
+from onewriter_broker.topic.newest import CompactionRefused, Newest, NoRoom, footprint
+from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position
 
 READ_ENTRIES: Final = 4096
@@ -68,101 +64,9 @@ TURN_BYTES: Final = 32 * 1024
 TURN_MESSAGES: Final = 512
 """or so many messages; an entry with more of either is opened in a thread."""
 
-OPEN_CHUNKS_MAX: Final = 1_000
-"""Messages in chunks that may be under way at once; of more, the oldest count as given up."""
-
 ROLL_LOOKS: Final = 5
 ROLL_LOOK_SECONDS: Final = 0.2
 """How often, and how far apart, a write is tried that was refused while the log rolled."""
-
-_BATCH_BITS: Final = BATCH_MESSAGES_MAX.bit_length()
-"""A message's number is its entry's ordinal and its index in the batch; none that is opened has more."""
-
-log = structlog.get_logger(__name__)
-
-
-class CompactionRefused(OnewriterError):
-    """The log cannot be compacted now; the message says why, and what would help."""
-
-
-@dataclass(slots=True)
-class Newest:
-    """What the first pass finds: by key the number of its newest message."""
-
-    keys_max: int
-    numbers: dict[bytes, int] = field(default_factory=dict)
-    removed: int = 0
-    """Messages that a later one of their key made superfluous, or that have no key."""
-    parts: dict[int, array[int]] = field(default_factory=dict)
-    """By the number of a message in chunks the ordinals of its entries."""
-    _open: dict[str, array[int]] = field(default_factory=dict)
-
-    def add(self, ordinal: int, content: Content) -> None:
-        """The next entry. Raises CompactionRefused at the bound."""
-        if isinstance(content, Closed):
-            return
-        if isinstance(content, Chunk):
-            self._add_chunk(ordinal, content)
-            return
-        for message in content:
-            if message.key is None:
-                self.removed += 1
-            elif message.is_empty:
-                self.removed += 1 + (message.key in self.numbers)
-                self._forget(message.key)
-            else:
-                self._set(message.key, (ordinal << _BATCH_BITS) + max(message.index, 0))
-
-    def _add_chunk(self, ordinal: int, chunk: Chunk) -> None:
-        parts = self._open.setdefault(chunk.uuid, array("Q"))
-        parts.append(ordinal)
-        if chunk.is_last:
-            del self._open[chunk.uuid]
-            if chunk.key is not None:
-                self._set(chunk.key, ordinal << _BATCH_BITS)
-                self.parts[ordinal << _BATCH_BITS] = parts
-        elif len(self._open) > OPEN_CHUNKS_MAX:
-            del self._open[next(iter(self._open))]
-
-    def _set(self, key: bytes, number: int) -> None:
-        self._forget(key, is_replaced=True)
-        self.numbers[key] = number
-        if len(self.numbers) > self.keys_max:
-            raise CompactionRefused(
-                f"the log has more than {self.keys_max} keys: raise compaction_keys_max"
-            )
-
-    def _forget(self, key: bytes, *, is_replaced: bool = False) -> None:
-        number = self.numbers.pop(key, None)
-        if number is not None:
-            self.parts.pop(number, None)
-            self.removed += is_replaced
-
-    def chunks(self, since: int) -> set[int]:
-        """The ordinals of all chunks that stay: of newest messages, and of those still under way.
-
-        What was under way already in the view before, whose entries end at ``since``, was given up.
-        """
-        kept = {part for parts in self.parts.values() for part in parts}
-        for parts in self._open.values():
-            if parts[-1] >= since:
-                kept.update(parts)
-        return kept
-
-    def kept(self, ordinal: int, content: Content, chunks: set[int]) -> set[int] | None:
-        """The indexes of the entry's messages that stay, -1 for its only one; None: all of them."""
-        if isinstance(content, Closed):
-            return None
-        if isinstance(content, Chunk):
-            return None if ordinal in chunks else set()
-        numbers = self.numbers
-        found = {
-            message.index
-            for message in content
-            if message.key is not None
-            and numbers.get(message.key) == (ordinal << _BATCH_BITS) + max(message.index, 0)
-        }
-        return found if len(found) < len(content) or not content else None
 
 
 @dataclass(slots=True)
@@ -261,13 +165,27 @@ def _cut(block: Block, start: int, stop: int) -> Block:
     )
 
 
+async def _unbounded() -> float:
+    return math.inf
+
+
 @dataclass(slots=True)
 class Writer:
-    """Gathers entries into blocks, and writes each to the attempt's slot."""
+    """Gathers entries into blocks, and writes each to the attempt's slot.
+
+    Where a block has no room any more, all of them are dropped, and what would follow is weighed only:
+    ``finish`` raises NoRoom then, which says what is needed.
+    """
 
     topic_log: TopicLog
     attempt: Attempt
     check: Callable[[], None]
+    room_bytes: float = math.inf
+    """As much of the store's memory it may take,"""
+    observed_room_bytes: Callable[[], Awaitable[float]] = _unbounded
+    """and no more with the next block than that: others use up the store's memory, too."""
+    lacked_bytes: float | None = None
+    """As much it could take, when that was too little."""
     blocks: int = 0
     entries: int = 0
     size: int = 0
@@ -300,11 +218,38 @@ class Writer:
         self._counts.append(messages)
         self._gathered += len(entry)
 
+    async def finish(self) -> None:
+        """Write what is left. Raises NoRoom."""
+        await self.flush()
+        if self.lacked_bytes is not None:
+            raise NoRoom(footprint(self.size, self.entries), self.lacked_bytes)
+
+    async def _has_room(self, size: int, entries: int) -> bool:
+        """Whether another block of so many bytes may be written; if not, nothing stays written."""
+        if self.lacked_bytes is None:
+            taken = footprint(self.size, self.entries)
+            room = min(self.room_bytes - taken, await self.observed_room_bytes())
+            if footprint(size, entries) > room:
+                self.lacked_bytes = taken + room
+                await drop_slot(self.topic_log, self.attempt.slot)
+        return self.lacked_bytes is None
+
     async def flush(self) -> None:
         """Write what was gathered."""
         if not self._offsets:
             return
         payload, lengths = b"".join(self._payloads), [len(entry) for entry in self._payloads]
+        if await self._has_room(len(payload), len(lengths)):
+            await self._write(payload, lengths)
+        self.entries += len(lengths)
+        self.size += len(payload)
+        self._offsets.clear()
+        self._payloads.clear()
+        self._counts.clear()
+        self._masks.clear()
+        self._gathered = 0
+
+    async def _write(self, payload: bytes, lengths: list[int]) -> None:
         self.chain = chain(self.chain, self._first, self._offsets, lengths, payload)
         counts = None if self._counts.count(1) == len(self._counts) else list(self._counts)
         block = CompactedBlock(
@@ -325,14 +270,7 @@ class Writer:
             ),
         )
         self.blocks += 1
-        self.entries += len(lengths)
-        self.size += len(payload)
         self.last = block.last
-        self._offsets.clear()
-        self._payloads.clear()
-        self._counts.clear()
-        self._masks.clear()
-        self._gathered = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,11 +284,18 @@ class Compacted:
 
 
 async def compact(
-    topic_log: TopicLog, *, keys_max: int, wall_ms: Callable[[], int], check: Callable[[], None]
+    topic_log: TopicLog,
+    *,
+    keys_max: int,
+    wall_ms: Callable[[], int],
+    check: Callable[[], None],
+    room_bytes: Callable[[], Awaitable[float]] = _unbounded,
 ) -> Compacted:
     """Compact a log up to its watermark, and make that the view that counts.
 
-    ``check`` is called again and again and raises what is to end the attempt. Raises
+    ``check`` is called again and again and raises what is to end the attempt. ``room_bytes`` is asked
+    once it is known what the view weighs, and of the store's memory it takes no more than that; and
+    before each block, which takes no more than that, either. Raises
     CompactionRefused, Undecided and Unavailable: then nothing has changed. The former view is still
     there for those who read it; ``drop_unused`` drops it.
     """
@@ -361,7 +306,10 @@ async def compact(
     try:
         attempt = await _begin(topic_log)
         newest, since = await _find(source, keys_max)
-        writer = Writer(topic_log, attempt, check)
+        room = await room_bytes()
+        if newest.footprint > room:
+            raise NoRoom(newest.footprint, room)
+        writer = Writer(topic_log, attempt, check, room, room_bytes)
         await _copy(source, newest, newest.chunks(since), writer)
         made = View(
             slot=attempt.slot,
@@ -399,7 +347,7 @@ async def _find(source: Source, keys_max: int) -> tuple[Newest, int]:
         if source.view is not None and block.position <= source.view.horizon:
             since = ordinal + len(block.lengths)
         for _, entry, _ in _entries(block):
-            newest.add(ordinal, await pace.content(entry))
+            newest.add(ordinal, await pace.content(entry), len(entry))
             ordinal += 1
     return newest, since
 
@@ -417,7 +365,7 @@ async def _copy(source: Source, newest: Newest, chunks: set[int], writer: Writer
             elif kept:
                 left = sum(1 << message for message in kept)
                 await writer.add(position, await pace.without(entry, kept), messages, left)
-    await writer.flush()
+    await writer.finish()
 
 
 def _entries(block: Block) -> list[tuple[Position, memoryview, int]]:

@@ -13,6 +13,9 @@ Three things are safer than in Pulsar 4.0.7, and look the same to a client that 
   Pulsar answers an error, which costs C++ and Go clients their connection.
 * The first chunks of a message that is stored already are not stored again.
 
+What is published as a whole does not count: it is known by its app and version, and a producer that has
+an app's name is another one.
+
 What happens within one lineage, resends, comes before all this: see resends.py.
 
 **Where the numbers live.** In memory, and as a snapshot in the log's state; the entries behind the
@@ -30,7 +33,8 @@ from typing import NamedTuple
 import structlog
 
 from onewriter_broker.log.api import Block
-from onewriter_broker.log.topic_log import PendingEntry, TopicLog, last_position, payloads
+from onewriter_broker.log.pending import PendingEntry
+from onewriter_broker.log.topic_log import TopicLog, last_position, payloads
 from onewriter_broker.topic.resends import POSITION_UNKNOWN
 from onewriter_core.errors import ProtocolError, Unavailable, Undecided
 from onewriter_core.ids import Position
@@ -300,7 +304,7 @@ async def resume(topic_log: TopicLog) -> Deduplication:
         following = Position(start.ledger, start.entry + 1)
         blocks = await topic_log.read_blocks(following, end, count=BLOCKS_PER_READ)
         for block in blocks:
-            if isinstance(block, Block):
+            if isinstance(block, Block) and not block.publish:
                 await _note_block(deduplication, block)
         if len(blocks) < BLOCKS_PER_READ:
             break

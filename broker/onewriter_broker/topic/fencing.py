@@ -17,6 +17,7 @@ import structlog
 
 from onewriter_broker.log.api import (
     FLOOR_PREFIX,
+    OPEN_PUBLISH,
     Binding,
     Block,
     BrokenKey,
@@ -27,14 +28,10 @@ from onewriter_broker.log.api import (
 )
 from onewriter_broker.log.api import Fence as StoreFence
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.topic_log import (
-    LedgerSummary,
-    Loss,
-    PendingBlock,
-    TopicLog,
-    last_position,
-    losses,
-)
+from onewriter_broker.log.blocks import STATE_FIELDS_RESERVED
+from onewriter_broker.log.losses import Loss, losses
+from onewriter_broker.log.pending import PendingBlock
+from onewriter_broker.log.topic_log import LedgerSummary, TopicLog, last_position
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.topic.loads import LeaderLoads
@@ -217,11 +214,12 @@ class Fencing:
                 if name.startswith(FLOOR_PREFIX) and int(value) < int(topic_log.state.get(name, 0)):
                     continue  # raised while the fence was under way
                 topic_log.state[name] = sys.intern(value) if len(value) <= ALIKE_MAX else value
+            topic_log.state.pop(OPEN_PUBLISH, None)  # the fence dropped it
             topic_log.marker_committed(Marker(Position(fence.ledger, 0), NO_FIELDS))
             if changes_hands:  # whatever slipped in was sent by a writer whose turn ends here
                 topic_log.refuse_waiting()
             topic_log.is_writable = True
-            if topic_log.waiting:
+            if topic_log.has_more:
                 self._shell.appender.gathered(topic_log)
         return True
 
@@ -257,7 +255,7 @@ class Fencing:
                 state = {
                     name: value
                     for name, value in topic_log.state.items()
-                    if name not in {"tok", "ledger"}
+                    if name not in STATE_FIELDS_RESERVED
                 } | state
             parts.append(
                 FencedLog(
@@ -358,7 +356,7 @@ class Fencing:
             block = stored.get(pending.block.position)
             if block is not None and block.chain == pending.block.chain:
                 topic_log.block_committed(pending)
-            elif changes_hands or pending.together is not None:
+            elif changes_hands or pending.together is not None or pending.publish is not None:
                 topic_log.give_up(pending, is_definite=True)
             else:
                 absent.append(pending)

@@ -17,7 +17,8 @@ from types import MappingProxyType
 from typing import Protocol
 
 from onewriter_broker.log.api import Guard, Outcome
-from onewriter_broker.log.topic_log import ENTRY_BYTES, PendingEntry, TopicLog
+from onewriter_broker.log.pending import PendingEntry
+from onewriter_broker.log.topic_log import ENTRY_BYTES, TopicLog
 from onewriter_broker.topic.deduplication import NOTHING_STORED, Deduplication, Filter
 from onewriter_broker.topic.resends import (
     POSITION_UNKNOWN,
@@ -26,9 +27,9 @@ from onewriter_broker.topic.resends import (
     Resends,
     Run,
     Seen,
+    end_of,
     mark_of,
     pending_entry,
-    published_ms_of,
     stored_entries,
 )
 from onewriter_core.errors import ProtocolError, ServerError
@@ -277,7 +278,7 @@ class Producer:
     def stored(self, entries: Sequence[PendingEntry], first: Position, size: int) -> None:
         lineage = self.lineage
         marks = [mark_of(send, payload) for _, send, payload in entries]
-        lineage.note(Run(first, marks, published_ms_of(entries[-1][2])))
+        lineage.note(Run(first, marks, *end_of(entries[-1][2])))
         numbers = [(send.sequence_id, send.highest_sequence_id) for _, send, _ in entries]
         size += ENTRY_BYTES * len(entries)
         if self.filter is None:

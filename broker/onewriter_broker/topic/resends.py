@@ -70,10 +70,13 @@ class Floor(NamedTuple):
     """What was published up to then is stored: milliseconds by the producer's clock.
 
     Both must say so: ids fall where a client counts anew, and several entries share a millisecond.
+    The chunks of a message share both, so of that message it is those up to ``chunk``.
     """
 
     sequence_id: int
     published_ms: int
+    chunk: int | None = None
+    """None: the message is not in chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +87,13 @@ class Run:
     marks: Sequence[Mark]
     published_ms: int
     """When the last one was; 0: it cannot be read."""
+    chunk: int | None = None
+    """Which chunk of its message the last one is, if it is one."""
 
     @property
     def floor(self) -> Floor:
         """What is certain of everything up to the end of this run."""
-        return Floor(self.marks[-1][0], self.published_ms)
+        return Floor(self.marks[-1][0], self.published_ms, self.chunk)
 
 
 @dataclass(slots=True, eq=False)
@@ -185,7 +190,14 @@ class Resends:
     def _is_below_floor(self, send: Send, payload: memoryview) -> bool:
         if self.floor is None or send.sequence_id > self.floor.sequence_id:
             return False
-        return 0 < published_ms_of(payload) <= self.floor.published_ms
+        published_ms, chunk = end_of(payload)
+        if (
+            send.sequence_id == self.floor.sequence_id
+            and self.floor.chunk is not None
+            and (chunk is None or chunk > self.floor.chunk)
+        ):
+            return False
+        return 0 < published_ms <= self.floor.published_ms
 
 
 def mark_of(send: Send, payload: memoryview) -> Mark:
@@ -193,12 +205,16 @@ def mark_of(send: Send, payload: memoryview) -> Mark:
     return (send.sequence_id, entry_checksum(payload))
 
 
-def published_ms_of(payload: memoryview) -> int:
-    """When an entry was published; 0 where its metadata is damaged, which is its client's business."""
+def end_of(payload: memoryview) -> tuple[int, int | None]:
+    """When an entry was published, and which chunk it is, if it is one.
+
+    (0, None) where its metadata is damaged, which is its client's business.
+    """
     try:
-        return summarize(payload).publish_time_ms
+        summary = summarize(payload)
     except ProtocolError:
-        return 0
+        return 0, None
+    return summary.publish_time_ms, summary.chunk_id
 
 
 def pending_entry(send: Send, payload: memoryview) -> Known:
@@ -224,9 +240,16 @@ def _content_of(payload: memoryview) -> int | None:
 
 
 def snapshot(last: Mapping[str, tuple[int, Floor]]) -> str:
-    """Topic epoch and newest entry by producer, those that published latest last."""
+    """Topic epoch and newest entry by producer, those that published latest last.
+
+    Of a message in chunks it says that the messages before it are stored, and nothing of its own.
+    """
     newest = list(last.items())[-SNAPSHOT_PRODUCERS_MAX:]
-    return json.dumps({name: (epoch, *floor) for name, (epoch, floor) in newest})
+    return json.dumps({name: (epoch, *_whole(floor)) for name, (epoch, floor) in newest})
+
+
+def _whole(floor: Floor) -> tuple[int, int]:
+    return floor.sequence_id - (floor.chunk is not None), floor.published_ms
 
 
 def read_snapshot(state: Mapping[str, str]) -> dict[str, tuple[int, Floor]]:
@@ -254,22 +277,23 @@ async def lineage_from_log(
     for block in blocks:
         ledger, first = block.position
         marks: list[Mark] = []
-        published_ms = 0
+        published_ms, chunk = 0, None
         for number, payload in enumerate(payloads(block), first):
             summary = _summary_of(payload, producer_name)
             if summary is not None:
-                published_ms = summary.publish_time_ms
-                oldest = oldest or Floor(summary.sequence_id, published_ms)
+                published_ms, chunk = summary.publish_time_ms, summary.chunk_id
+                oldest = oldest or Floor(summary.sequence_id, published_ms, chunk)
                 marks.append((summary.sequence_id, entry_checksum(payload)))
             elif marks:
-                runs.append(Run(Position(ledger, number - len(marks)), marks, published_ms))
+                first_of_run = Position(ledger, number - len(marks))
+                runs.append(Run(first_of_run, marks, published_ms, chunk))
                 marks = []
             summarized += 1
             if summarized % SUMMARIES_PER_TURN == 0:
                 await asyncio.sleep(0)
         if marks:
             stop = first + len(block.lengths)
-            runs.append(Run(Position(ledger, stop - len(marks)), marks, published_ms))
+            runs.append(Run(Position(ledger, stop - len(marks)), marks, published_ms, chunk))
     if is_whole:
         return runs, None
     kept_epoch, kept = read_snapshot(topic_log.state).get(producer_name, (None, None))

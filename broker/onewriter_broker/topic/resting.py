@@ -1,6 +1,7 @@
 """Retention of the topics that rest: nobody has looked them up here since this broker owns them.
 
-Nothing is loaded or fenced for it. The log's state is read, and the cut goes through the same
+Nothing is loaded or fenced for it, unless a compaction must come first: only the logs of loaded topics
+are compacted, so such a topic is loaded, and cut as those in use are. The log's state is read, and the cut goes through the same
 guarded trim as for a loaded log, under the token that its last owner left in the state: from the
 moment on at which somebody loads the topic, and fences it, such a trim is refused.
 
@@ -141,7 +142,7 @@ class RestingTopics:
     ) -> _Visited | None:
         """Trim one log if something of it is due; None: look again in the next round.
 
-        ``keeps_keys``: what was not compacted stays until the topic is used and compacted again.
+        ``keeps_keys``: what was not compacted stays; where that is due the topic is loaded.
         """
         await asyncio.sleep(PAUSE_SECONDS)
         state = await self._store.read_state(name, replid=holding.binding.replid)
@@ -158,8 +159,14 @@ class RestingTopics:
         topic_log.ledger, topic_log.committed = int(ledger), Position(int(ledger), 0)
         topic_log.keep_uncompacted(is_wanted=keeps_keys)
         measured = Measured(topic_log, holding.binding.generation)
-        cut = await self._cut(measured, asked, lowest_saved_position(state, self._limits))
+        lowest_retained = lowest_saved_position(state, self._limits)
+        cut = await self._cut(measured, asked, lowest_retained)
+        is_held_back = keeps_keys and self._is_held_back(measured, asked, lowest_retained)
         if cut is not None and not await self._trim(base, measured, cut, holding, token):
+            return None
+        if is_held_back:
+            log.info("retention.loads", topic=str(name))
+            await self._topics.serve(name)
             return None
         return _Visited(token, policy, self._due_ms(measured, policy))
 
@@ -179,6 +186,15 @@ class RestingTopics:
             if is_whole or not (has_size or cut == measured.stretches[-1].start):
                 return cut
             await asyncio.sleep(PAUSE_SECONDS)
+
+    def _is_held_back(
+        self, measured: Measured, policy: RetentionPolicy, lowest_retained: Position | None
+    ) -> bool:
+        """Whether more would be cut if it had been compacted."""
+        topic_log = measured.topic_log
+        limit = trim_limit(topic_log, topic_log.committed)
+        cut = trim_before(measured.stretches, policy, lowest_retained, limit, self._wall_ms())
+        return cut is not None and cut > topic_log.compacted_limit(limit)
 
     async def _trim(
         self, base: TopicName, measured: Measured, cut: Position, holding: Holding, token: str

@@ -29,6 +29,20 @@ class ResumeWindows:
         until = self._now() + self._seconds
         self._of_buckets = dict.fromkeys(self._of_buckets, until)
 
+    def nobody_could_come(self, seconds: float) -> None:
+        """For so long, until now, the store was away: what is left of the windows begins now.
+
+        A load needs the store. A window that passed meanwhile would leave the topic to whoever
+        happens to come first.
+        """
+        now = self._now()
+        for bucket, until in self._of_buckets.items():
+            if until > now - seconds:
+                self._of_buckets[bucket] = min(until + seconds, now + self._seconds)
+        for topic, until in self._of_topics.items():
+            if until > now - seconds:
+                self._of_topics[topic] = min(until + seconds, now + self._seconds)
+
     def unloaded(self, base: TopicName) -> None:
         """The topic was closed here."""
         now = self._now()

@@ -11,12 +11,13 @@ by one stretch of the measurements, which grow coarser with the log, and by what
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
 from onewriter_broker.log.api import Binding, Block, Outcome, StoredBlock
+from onewriter_broker.log.ranges import trimmed_of
 from onewriter_broker.log.topic_log import TRIMMED, TopicLog, last_position, stored_bytes
 from onewriter_broker.topic.deduplication import trim_limit
 from onewriter_core.api.topic import Retention as RetentionPolicy
@@ -90,6 +91,23 @@ def trim_before(
     return cut if is_worth_it and cut > stretches[0].start else None
 
 
+def gather(stretches: list[Stretch], following: Stretch, width: int, most: int) -> int:
+    """Add the block that follows to stretches of ``width`` blocks; the width from then on.
+
+    When there are more than ``most``, neighbours are joined, and stretches are twice as wide.
+    """
+    if stretches and stretches[-1].blocks < width:
+        stretches[-1] = _joined(stretches[-1], following)
+    else:
+        stretches.append(following)
+    if len(stretches) <= most:
+        return width
+    pairs = zip(stretches[::2], stretches[1::2], strict=False)
+    odd = stretches[-1:] if len(stretches) % 2 else []
+    stretches[:] = [_joined(one, other) for one, other in pairs] + odd
+    return width * 2
+
+
 @dataclass(slots=True)
 class Measured:
     """What is known of one log: stretches from its beginning, and how far they reach.
@@ -115,17 +133,9 @@ class Measured:
         size, entries, time_ms = 0, 0, _time(block)
         if isinstance(block, Block):
             size, entries = len(block.payload), len(block.lengths)
-        newest = self.stretches[-1] if self.stretches else None
-        if newest is not None and newest.blocks < self.width:
-            self.stretches[-1] = _joined(newest, Stretch(newest.start, 1, entries, size, time_ms))
-        else:
-            self.stretches.append(Stretch(block.position, 1, entries, size, time_ms))
+        stretch = Stretch(block.position, 1, entries, size, time_ms)
+        self.width = gather(self.stretches, stretch, self.width, STRETCHES_MAX)
         self.reaches = last_position(block)
-        if len(self.stretches) > STRETCHES_MAX:
-            self.width *= 2
-            pairs = zip(self.stretches[::2], self.stretches[1::2], strict=False)
-            odd = self.stretches[-1:] if len(self.stretches) % 2 else []
-            self.stretches = [_joined(one, other) for one, other in pairs] + odd
 
     def forget_before(self, first: Position) -> int:
         """The log begins at ``first`` now; about how many blocks went.
@@ -190,21 +200,7 @@ class Retention:
         if cut is not None and cut > compacted_limit:
             topic_log.compacted.is_waited_for = True
             cut = trim_before(measured.stretches, policy, lowest_retained, compacted_limit, now_ms)
-        return 0 if cut is None else await self._trim(measured, cut)
-
-    async def _trim(self, measured: Measured, cut: Position) -> int:
-        """Trim as often as it takes, within TRIMS_MAX; about how many blocks went."""
-        topic_log = measured.topic_log
-        dropped = 0
-        for _ in range(TRIMS_MAX):
-            binding = topic_log.binding
-            # A compaction that has begun meanwhile reads it twice, and must find the same.
-            if binding is None or topic_log.compacted_limit(cut) < cut:
-                break
-            gone = await trim_once(measured, cut, binding, binding.token(topic_log.ledger))
-            dropped += gone
-            if gone == 0 or measured.begins >= cut:
-                break
+        dropped = 0 if cut is None else await trim_to(measured, lambda: cut)
         if dropped:
             log.info(
                 "retention.trimmed", topic=str(topic_log.name), blocks=dropped, before=str(cut)
@@ -243,6 +239,27 @@ async def measure(measured: Measured) -> None:
         measured.largest = max(stored_bytes(block) for block in blocks)
 
 
+async def trim_to(measured: Measured, cut_now: Callable[[], Position]) -> int:
+    """Trim a log that is open here, as often as it takes, within TRIMS_MAX.
+
+    ``cut_now`` is asked before each call: what has to stay may become more meanwhile. About how many
+    blocks went. Raises Undecided.
+    """
+    topic_log = measured.topic_log
+    dropped = 0
+    for _ in range(TRIMS_MAX):
+        binding, begins, cut = topic_log.binding, measured.begins, cut_now()
+        if begins >= cut:
+            break
+        # A compaction that has begun meanwhile reads it twice, and must find the same.
+        if binding is None or topic_log.compacted_limit(cut) < cut:
+            break
+        dropped += await trim_once(measured, cut, binding, binding.token(topic_log.ledger))
+        if measured.begins == begins:
+            break
+    return dropped
+
+
 async def trim_once(measured: Measured, cut: Position, binding: Binding, token: str) -> int:
     """One trim call up to ``cut``, under the token that the log's state has now.
 
@@ -250,7 +267,7 @@ async def trim_once(measured: Measured, cut: Position, binding: Binding, token: 
     calls. 0: it was refused, or nothing is left to drop. Raises Undecided.
     """
     topic_log = measured.topic_log
-    fields = {TRIMMED: str(max(cut, _trimmed(topic_log)))}
+    fields = {TRIMMED: str(max(cut, trimmed_of(topic_log)))}
     outcome = await topic_log.store.trim(binding, topic_log.name, token, cut, fields)
     if outcome is not Outcome.DONE:
         log.info("retention.refused", topic=str(topic_log.name), outcome=outcome.value)
@@ -258,11 +275,6 @@ async def trim_once(measured: Measured, cut: Position, binding: Binding, token: 
     topic_log.state.update(fields)
     first = await topic_log.read_blocks(EARLIEST, count=1)
     return measured.forget_before(first[0].position) if first else 0
-
-
-def _trimmed(topic_log: TopicLog) -> Position:
-    text = topic_log.state.get(TRIMMED)
-    return EARLIEST if text is None else Position.parse(text)
 
 
 def _joined(one: Stretch, other: Stretch) -> Stretch:

@@ -345,7 +345,8 @@ class TopicRunner:
         for slot in self.topic.slots:
             topic_log = self.logs[slot.number]
             is_old = topic_log.ledger_entries > 0 and now - topic_log.opened_at > age_seconds_max
-            if topic_log.is_writable and (is_old or topic_log.ledger_bytes > bytes_max):
+            may_roll = topic_log.is_writable and not topic_log.is_publishing
+            if may_roll and (is_old or topic_log.ledger_bytes > bytes_max):
                 self.post(LedgerFull(slot.number, now))
 
     # ------------------------------------------------------------ effects

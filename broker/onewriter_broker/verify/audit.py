@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from onewriter_broker.verify.findings import Violation
 from onewriter_broker.verify.records import (
     FenceRecord,
+    ForgetRecord,
     LossRecord,
     ResumeRecord,
     UnreadableRecord,
@@ -36,6 +37,8 @@ class LogAudit:
     fences: dict[int, FenceRecord] = field(default_factory=dict)
     """The fences by ledger, in order."""
     losses: list[LossRecord] = field(default_factory=list)
+    forgotten: set[str] = field(default_factory=set)
+    """Apps whose published version somebody had it forget."""
     newest: FenceRecord | None = None
     epoch: int = 0
     """The highest epoch, granted or remembered."""
@@ -97,6 +100,8 @@ def check_audit(
                 yield from _resume(record, audit)
             case LossRecord():
                 audit.log(record.log).losses.append(record)
+            case ForgetRecord():
+                audit.log(record.log).forgotten.add(record.app)
             case None:
                 pass
 

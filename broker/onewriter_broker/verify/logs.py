@@ -16,6 +16,7 @@ from onewriter_broker.log.blocks import CHAIN_START, chain
 from onewriter_broker.log.topic_log import TRIMMED, last_position, payloads
 from onewriter_broker.verify.audit import BucketAudit, LogAudit
 from onewriter_broker.verify.findings import Violation
+from onewriter_broker.verify.publishes import PublishChecker
 from onewriter_broker.verify.records import FenceRecord
 from onewriter_broker.verify.sequences import SequenceChecker
 from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position
@@ -61,6 +62,7 @@ class LogChecker:
     last: Position = EARLIEST
     notes: list[str] = field(default_factory=list)
     sequences: SequenceChecker = field(init=False)
+    publishes: PublishChecker = field(init=False)
     _known: LogAudit = field(init=False)
     _awaited: deque[int] = field(init=False)
     """Ledgers of the audit whose markers are still to come."""
@@ -77,6 +79,7 @@ class LogChecker:
     def __post_init__(self) -> None:
         self.sequences = SequenceChecker(self.log)
         self._known = self.audit.logs.get(self.log, LogAudit())
+        self.publishes = PublishChecker(self.log, frozenset(self._known.forgotten))
         self._awaited = deque(sorted(self._known.fences))
 
     def cut(self) -> None:
@@ -84,6 +87,7 @@ class LogChecker:
         self.first = None
         self._next, self._chain = 0, None
         self.sequences.cut()
+        self.publishes.cut()
 
     def feed(self, block: StoredBlock) -> Iterator[Violation]:
         """The next block or marker."""
@@ -92,8 +96,10 @@ class LogChecker:
         if is_first:
             self.first = block.position
         if isinstance(block, Marker):
+            yield from self.publishes.marker(block)
             yield from self._marker(block, is_first=is_first)
         else:
+            yield from self.publishes.block(block)
             yield from self._block(block, is_first=is_first)
         self.last = max(self.last, last_position(block))
 
@@ -251,6 +257,8 @@ class LogChecker:
         self._next, self._chain = block.last.entry + 1, block.chain
         self.entries += len(block.lengths)
         number = entry
+        if block.publish:  # its entries are the publish's own, whoever holds the topic
+            return
         for payload in payloads(block):
             yield from self.sequences.entry(Position(ledger, number), payload)
             number += 1
@@ -289,6 +297,12 @@ class LogChecker:
             yield self._without_marker(ledger)
         yield from self._remembered(stored)
         yield from self._horizon(stored.state)
+        yield from self.publishes.finish(stored.state)
+        if self.publishes.open:
+            self._note(
+                f"publish {self.publishes.open} is not whole: it is being written, or the next"
+                " fence drops it"
+            )
         if self.sequences.unreadable:
             self._note(
                 f"{self.sequences.unreadable} entries have metadata that cannot be read: their"

@@ -92,7 +92,16 @@ class LossRecord:
     last: Position
 
 
-Record = FenceRecord | ResumeRecord | LossRecord
+@dataclass(frozen=True, slots=True)
+class ForgetRecord:
+    """Somebody had the log forget which version an app has published last."""
+
+    record_id: str
+    log: str
+    app: str
+
+
+Record = FenceRecord | ResumeRecord | LossRecord | ForgetRecord
 
 
 def parse_record(record_id: str, fields: Mapping[str, str]) -> Record | None:
@@ -102,6 +111,8 @@ def parse_record(record_id: str, fields: Mapping[str, str]) -> Record | None:
         if kind == "loss":
             after, last = Position.parse(fields["after"]), Position.parse(fields["last"])
             return LossRecord(record_id, fields["log"], after, last)
+        if kind == "forget":
+            return ForgetRecord(record_id, fields["log"], fields["app"])
         if kind not in FENCES:
             return None
         topic = TopicName.parse(fields["topic"])

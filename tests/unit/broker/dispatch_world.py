@@ -18,7 +18,8 @@ from onewriter_broker.log.api import Append, Binding, Fence, FencedLog, Marker, 
 from onewriter_broker.log.entries import Entry, EntryRun, entries_of
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
-from onewriter_broker.log.topic_log import PendingEntry, TopicLog
+from onewriter_broker.log.pending import PendingEntry
+from onewriter_broker.log.topic_log import TopicLog
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.wire.hot import Ack, MessageId, Send

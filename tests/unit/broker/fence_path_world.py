@@ -11,9 +11,10 @@ from tests.stamps import stamp_anew
 
 from onewriter_broker.log.api import Binding, Block, BrokenKey, Outcome, StoredBlock
 from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.losses import Loss
 from onewriter_broker.log.memory import MemoryLogStore, Moment
 from onewriter_broker.log.memory_server import MemoryServer
-from onewriter_broker.log.topic_log import Loss, TopicLog
+from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.topic.fencing import Shell
@@ -293,10 +294,10 @@ async def until(condition: Callable[[], object], *, turns: int = 2_000) -> None:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[World]:
+async def serving(*, commit_timeout_seconds: float = 1.0) -> AsyncIterator[World]:
     """A store, a bucket stamped for this broker, and the appender at work."""
     server = MemoryServer()
-    store = MemoryLogStore(server.resolve)
+    store = MemoryLogStore(server.resolve, commit_timeout_seconds=commit_timeout_seconds)
     binding = Binding(BUCKET, server.primary.replid, 1, "broker-0~one", 1)
     assert await stamp_anew(store, binding) is Outcome.DONE
     try:

@@ -9,9 +9,10 @@ from onewriter_broker.anchor.api import Record
 from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.log.api import Append, Binding, Block, Fence, FencedLog, Outcome
 from onewriter_broker.log.blocks import CHAIN_START
+from onewriter_broker.log.losses import Loss
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
-from onewriter_broker.log.topic_log import TRIMMED, Loss
+from onewriter_broker.log.topic_log import TRIMMED
 from onewriter_broker.topic.accounting import Accounting
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import Position, TopicName

@@ -17,18 +17,12 @@ from onewriter_broker.log.batches import (
     last_index,
     without,
 )
-from onewriter_broker.log.compacted import COMPACTED, COMPACTING, Piece, view_of
+from onewriter_broker.log.compacted import COMPACTED, COMPACTING, Attempt, Piece, view_of
 from onewriter_broker.log.entries import EntryRun
 from onewriter_broker.log.memory import Faults, MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
-from onewriter_broker.topic.compaction import (
-    OPEN_CHUNKS_MAX,
-    Compacted,
-    CompactionRefused,
-    Newest,
-    compact,
-    drop_unused,
-)
+from onewriter_broker.topic.compaction import Compacted, Writer, compact, drop_unused
+from onewriter_broker.topic.newest import OPEN_CHUNKS_MAX, CompactionRefused, Newest, NoRoom
 from onewriter_broker.topic.retention import Retention
 from onewriter_broker.verify.reader import verify
 from onewriter_core.api.topic import Retention as Policy
@@ -291,6 +285,41 @@ async def test_too_many_keys_are_refused_and_the_view_before_stays(story: Story)
         await compacting(story, keys_max=2)
     assert await kept(story) == [("5-1", b"1")]
     assert not story.log.compacted.is_running
+
+
+async def test_a_view_that_weighs_more_than_it_seemed_to_stops_at_its_bound(story: Story) -> None:
+    entries = [message(f"key-{number}", bytes(1_000)) for number in range(10)]
+    await story.publish(*entries)
+    writer = Writer(story.log, Attempt(0, "attempt"), lambda: None, room_bytes=12_000)
+    for number, entry in enumerate(entries):
+        await writer.add(Position(5, number + 1), entry, 1, None)
+    with pytest.raises(NoRoom) as refused:
+        await writer.finish()
+    assert 12_000 < refused.value.needed_bytes < 20_000
+    assert writer.blocks == 0
+
+
+def test_what_will_stay_is_weighed() -> None:
+    newest = Newest(10)
+
+    def add(ordinal: int, entry: bytes) -> int:
+        newest.add(ordinal, content_of(entry), len(entry))
+        return len(entry)
+
+    add(0, message("a", bytes(500)))
+    kept = add(1, message("a", bytes(900)))
+    assert newest.size == kept
+    kept += add(2, b"not an entry at all")
+    kept += add(3, message("b", bytes(100), uuid="u", chunk_id=0, num_chunks_from_msg=2))
+    kept += add(4, message("b", bytes(100), uuid="u", chunk_id=1, num_chunks_from_msg=2))
+    assert newest.size == kept
+    assert newest.footprint > kept
+    add(5, message("b", b"whole"))
+    assert newest.size < kept
+    kept = newest.size
+    add(6, message("b", b""))
+    add(7, message("a", b""))
+    assert newest.size == len(b"not an entry at all") < kept
 
 
 @pytest.mark.parametrize("calls", range(12))

@@ -23,7 +23,8 @@ from onewriter_broker.log.batches import (
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.topic import compaction
-from onewriter_broker.topic.compaction import TURN_BYTES, TURN_MESSAGES, Newest, Pace
+from onewriter_broker.topic.compaction import TURN_BYTES, TURN_MESSAGES, Pace
+from onewriter_broker.topic.newest import Newest
 from onewriter_core.ids import Position
 from onewriter_core.topic.model import Purpose
 from onewriter_core.wire.compression import compress

@@ -11,6 +11,7 @@ from onewriter_broker.dispatch.api import SubscriptionType
 from onewriter_broker.dispatch.cursor import Cursor
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.log.compacted import View
+from onewriter_broker.log.termination import TERMINATED
 from onewriter_broker.topic.compaction import compact, drop_slot
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.wire.hot import EARLIEST_ID, MessageId
@@ -86,6 +87,46 @@ async def test_what_was_left_out_counts_as_acknowledged(topic: World) -> None:
     assert cursor.mark_delete == first
     ack(handle, second)
     assert cursor.mark_delete == last
+
+
+async def test_what_is_left_out_at_the_end_counts_as_acknowledged_too(topic: World) -> None:
+    published = await publish(topic, *(keyed(key) for key in "abc"), keyed("c", b""))
+    await compacted(topic)
+    await topic.log.save_state({TERMINATED: str(published[-1])})
+    await topic.reload()
+    socket = Socket()
+    handle = await topic.subscribe(socket, read_compacted=True)
+    first, second = socket.take()
+    assert entries([first, second]) == [1, 2]
+    ack(handle, second)
+    assert (socket.ended, handle.subscription.cursor.mark_delete.entry) == ([], 0)
+    ack(handle, first)
+    await topic.settle()
+    assert handle.subscription.cursor.mark_delete == published[-1]
+    assert socket.ended == [1]
+    again = Socket()
+    start = MessageId(second.ledger, second.entry)
+    reader = await topic.subscribe(
+        again, "behind", read_compacted=True, consumer_id=2, start=start, durable=False
+    )
+    assert (again.take(), again.ended) == ([second], [])
+    ack_until(reader, second)
+    assert again.ended == [2]
+
+
+async def test_what_comes_behind_the_view_is_not_left_out(topic: World) -> None:
+    await publish(topic, *(keyed(key) for key in "ab"), keyed("b", b""))
+    await compacted(topic)
+    socket = Socket()
+    handle = await topic.subscribe(socket, read_compacted=True)
+    (first,) = socket.take()
+    ack(handle, first)
+    await topic.settle()
+    assert handle.subscription.cursor.mark_delete.entry == 3
+    (last,) = await publish(topic, keyed("b"))
+    await topic.settle()
+    assert socket.take() == [last]
+    assert handle.subscription.cursor.mark_delete.entry == 3
 
 
 async def test_a_redelivery_begins_with_the_view_again(topic: World) -> None:

@@ -12,9 +12,11 @@ from tests.stamps import stamp_anew
 
 from onewriter_broker.log.api import Binding, Durability, Marker, Outcome
 from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.losses import Loss, losses
 from onewriter_broker.log.memory import MemoryLogStore, Moment
 from onewriter_broker.log.memory_server import MemoryServer
-from onewriter_broker.log.topic_log import Loss, PendingEntry, TopicLog, losses
+from onewriter_broker.log.pending import PendingEntry
+from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.topic.fencing import Fencing, Shell

@@ -300,7 +300,7 @@ async def test_a_seal_with_a_floor_too_many_is_refused() -> None:
         log = (await world.load()).logs[WHOLE]
         fill(log)
         with pytest.raises(Refused, match="guards of other buckets"):
-            await seal(log, floor(4))
+            await seal(log, floor(4), world.appender.prove)
         assert FIELD not in log.state
         assert FIELD not in await world.store.read_state(ORDERS)
 

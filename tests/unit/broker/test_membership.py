@@ -34,9 +34,26 @@ def test_it_is_known_when_a_process_was_heard_of_last_also_when_it_is_dead() -> 
     assert observer.heard_ms(OTHER) == 5_500
     assert observer.heard_ms("nobody~x") is None
     before = Beat.decode('{"counter": 1, "leaving": false, "brokerUrl": "a", "httpUrl": "b"}')
-    assert before == Beat(1, Addresses("a", "b"))  # of a version that did not say
+    assert before == Beat(
+        1, Addresses("a", "b"), keeps_floors=False
+    )  # of a version that did not say
     observer.feed(5.5, {"broker-2~y": before.encode()})
     assert observer.heard_ms("broker-2~y") is None
+
+
+def test_it_is_known_whether_all_who_are_there_keep_floors() -> None:
+    observer = MemberObserver(ME)
+    assert not observer.all_keep_floors(0.0), "nobody was seen yet"
+    before = Beat(1, ADDRESSES).encode().replace(', "keepsFloors": true', "")
+    assert '"keepsFloors"' not in before
+    observer.feed(0.0, {OTHER: Beat(1, ADDRESSES).encode(), "broker-2~y": before})
+    assert observer.alive == 2
+    assert not observer.all_keep_floors(0.0)
+    for number in range(1, 6):
+        observer.feed(number * 0.5, {OTHER: Beat(1 + number, ADDRESSES).encode()})
+    assert observer.alive == 1, "the one of the version before is dead"
+    assert observer.all_keep_floors(2.5)
+    assert not observer.all_keep_floors(9.0), "who came since is not known"
 
 
 class Story:

@@ -75,7 +75,7 @@ class World:
             settings=Settings(),
             topics=cast("Any", SimpleNamespace(desired=DesiredState(), loaded={})),
             owning=cast("Any", SimpleNamespace()),
-            appender=cast("Any", SimpleNamespace(gathered=None)),
+            appender=cast("Any", SimpleNamespace(gathered=None, prove=None)),
             authenticator=self.judge,
             addresses=cast("Any", SimpleNamespace()),
             incarnation="broker-0~one",

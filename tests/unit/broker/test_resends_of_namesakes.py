@@ -15,8 +15,12 @@ from onewriter_broker.topic.resends import (
     POSITION_UNKNOWN,
     SNAPSHOT_FIELD,
     Resends,
+    Run,
     Seen,
+    end_of,
     lineage_from_log,
+    read_snapshot,
+    snapshot,
     stored_entries,
 )
 from onewriter_core.ids import Position, TopicName
@@ -106,3 +110,41 @@ async def test_where_nothing_was_trimmed_what_is_not_in_the_log_was_never_stored
     log = await log_with(entry(7, 107), entry(8, 108))
     resends = await resends_from(log, None)
     assert resends.seen(send(3), memoryview(entry(3, 103))) is Seen.NEW
+
+
+# --- chunks of one message share its number and its time
+
+
+def chunk(number: int, sequence_id: int = 7) -> bytes:
+    said = pb.MessageMetadata(
+        producer_name="writer",
+        sequence_id=sequence_id,
+        publish_time=107,
+        uuid=f"message {sequence_id}",
+        chunk_id=number,
+        num_chunks_from_msg=9,
+    )
+    return build_entry(said, b"part")
+
+
+async def test_a_tail_that_begins_within_a_message_does_not_say_that_all_of_it_is_stored() -> None:
+    """A broker that dies in the middle of it leaves more of it than the next one looks through."""
+    log = await log_with(chunk(4), chunk(5))
+    log.state[TRIMMED] = str(Position(5, 1))
+    resends = await resends_from(log, None)
+    assert resends.seen(send(7), memoryview(chunk(3))) == POSITION_UNKNOWN
+    assert resends.seen(send(7), memoryview(chunk(4))) == Position(5, 1)
+    assert resends.seen(send(7), memoryview(chunk(5))) == Position(5, 2)
+    assert resends.seen(send(7), memoryview(chunk(6))) is Seen.NEW
+    assert resends.seen(send(6), memoryview(chunk(8, 6))) == POSITION_UNKNOWN
+
+
+def test_a_run_that_ends_within_a_message_is_no_floor_for_the_rest_of_it() -> None:
+    run = Run(Position(5, 1), [(7, 1)], *end_of(memoryview(chunk(4))))
+    resends = Resends([], run.floor)
+    assert resends.seen(send(7), memoryview(chunk(4))) == POSITION_UNKNOWN
+    assert resends.seen(send(7), memoryview(chunk(5))) is Seen.NEW
+    kept = read_snapshot({SNAPSHOT_FIELD: snapshot({"writer": (5, run.floor)})})
+    resends = Resends([], kept["writer"][1])
+    assert resends.seen(send(7), memoryview(chunk(4))) is Seen.NEW, "twice at worst, never lost"
+    assert resends.seen(send(6), memoryview(chunk(8, 6))) == POSITION_UNKNOWN

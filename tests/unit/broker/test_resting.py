@@ -44,6 +44,7 @@ class Registry:
         self.namespaces = NoPolicies()
         self.compaction = Compaction()
         self.is_loaded = False
+        self.served: list[TopicName] = []
         self.declare(policy)
         self._holding = holding
 
@@ -55,6 +56,9 @@ class Registry:
 
     def resting(self, base: TopicName) -> Holding | None:
         return None if self.is_loaded or str(base) in self.leaving else self._holding
+
+    async def serve(self, name: TopicName) -> None:
+        self.served.append(name)
 
     async def entry_of(self, name: TopicName) -> CatalogEntry:
         assert name == TOPIC
@@ -147,12 +151,14 @@ async def test_what_a_subscription_needs_stays() -> None:
 
 
 async def test_of_a_compacted_topic_nothing_goes_that_no_view_has() -> None:
+    """It is loaded instead: then it is compacted, and cut as a topic in use is."""
     w = await world(Policy(max_entries=1))
     w.topics.compaction = Compaction(enabled=True)
     w.topics.declare(Policy(max_entries=1))
     before = w.stored
     await w.resting.go_round()
     assert w.stored == before
+    assert w.topics.served == [TOPIC]
     view = View(0, Position(5, 6), 0, 0, 0, EARLIEST, b"", 0)
     token = (await w.state())["tok"]
     fields = {COMPACTED: view.encode()}
@@ -160,10 +166,12 @@ async def test_of_a_compacted_topic_nothing_goes_that_no_view_has() -> None:
     w.topics.declare(Policy(max_entries=2))
     await w.resting.go_round()
     assert w.stored[0] == "5-7"
+    assert w.topics.served == [TOPIC, TOPIC]
     w.topics.compaction = Compaction()  # nobody makes it another view
     w.topics.declare(Policy(max_entries=3))
     await w.resting.go_round()
     assert w.stored[0] > "5-7"
+    assert w.topics.served == [TOPIC, TOPIC]
 
 
 async def test_a_cursor_that_cannot_be_read_needs_everything() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import math
+from collections.abc import Iterable
 
 import pytest
 
 from onewriter_broker.log.api import Durability, Observation
-from onewriter_broker.store_watch import nearly_full, with_replicas
+from onewriter_broker.log.memory import MemoryLogStore
+from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.store_watch import StoreWatch, nearly_full, with_replicas
 
 SEEN = Observation("r", "", True, 0, {}, memory_bytes_used=50, memory_bytes_max=100)
 LOCAL = frozenset({Durability.NONE, Durability.LOCAL})
@@ -43,3 +48,90 @@ def test_a_replica_that_joins_lets_more_be_promised_and_one_that_goes_takes_noth
 def test_replicas_alone_promise_nothing_where_nothing_is_written_to_a_file() -> None:
     nothing = frozenset({Durability.NONE})
     assert with_replicas(nothing, 2, 2) == nothing
+
+
+async def test_it_tells_for_how_long_the_store_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onewriter_broker.store_watch.LOOK_SECONDS", 0.0)
+    server = MemoryServer()
+    store = MemoryLogStore(server.resolve, buckets=1, commit_timeout_seconds=0)
+    now = 100.0
+    away: list[float] = []
+    watch = StoreWatch(
+        store,
+        LOCAL,
+        replicas=0,
+        filled=lambda _: None,
+        promised=lambda _: None,
+        dataset=lambda _: None,
+        returned=away.append,
+        now=lambda: now,
+    )
+
+    async def looked() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(watch.run())
+        await looked()
+        store.faults.is_cut_off = True
+        now = 101.0
+        await looked()
+        now = 107.0
+        await looked()
+        assert away == []
+        store.faults.is_cut_off = False
+        now = 108.0
+        await looked()
+        assert away == [8.0], "since it last answered"
+        running.cancel()
+
+
+@pytest.mark.parametrize(
+    ("used", "limit", "room", "needed_room"),
+    [(50, 100, 40, 47), (92, 100, 0, 5), (99, 100, 0, 0), (99, 0, math.inf, math.inf)],
+    ids=["room", "nearly full", "full", "no limit"],
+)
+def test_what_a_compaction_may_write(
+    used: int, limit: int, room: float, needed_room: float
+) -> None:
+    watch = StoreWatch(
+        MemoryLogStore(MemoryServer().resolve),
+        LOCAL,
+        replicas=0,
+        filled=lambda _: None,
+        promised=lambda _: None,
+        dataset=lambda _: None,
+        returned=lambda _: None,
+        now=lambda: 0.0,
+    )
+    assert watch.room_bytes(is_needed=False) == math.inf  # before the first look
+    watch.look(dataclasses.replace(SEEN, memory_bytes_used=used, memory_bytes_max=limit))
+    assert watch.room_bytes(is_needed=False) == pytest.approx(room)
+    assert watch.room_bytes(is_needed=True) == pytest.approx(needed_room)
+
+
+async def test_brokers_share_the_reserve_and_look_at_it_before_they_use_it() -> None:
+    used = 50
+
+    class Store(MemoryLogStore):
+        async def observe(self, buckets: Iterable[int]) -> Observation:
+            return dataclasses.replace(SEEN, memory_bytes_used=used, memory_bytes_max=100)
+
+    watch = StoreWatch(
+        Store(MemoryServer().resolve),
+        LOCAL,
+        replicas=0,
+        filled=lambda _: None,
+        promised=lambda _: None,
+        dataset=lambda _: None,
+        returned=lambda _: None,
+        now=lambda: 0.0,
+        brokers=lambda: 3,
+    )
+    assert await watch.observed_room_bytes(is_needed=True) == pytest.approx(47 / 3)
+    assert await watch.observed_room_bytes(is_needed=False) == pytest.approx(40)
+    used = 94
+    assert watch.room_bytes(is_needed=True) == pytest.approx(47 / 3), "by the last look"
+    assert await watch.observed_room_bytes(is_needed=True) == pytest.approx(1)
+    assert watch.is_full

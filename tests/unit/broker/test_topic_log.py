@@ -9,13 +9,8 @@ import pytest
 from onewriter_broker.log.api import Binding
 from onewriter_broker.log.entries import entries_of
 from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.topic_log import (
-    BLOCK_BYTES_MAX,
-    BLOCK_ENTRIES_MAX,
-    PendingBlock,
-    PendingEntry,
-    TopicLog,
-)
+from onewriter_broker.log.pending import PendingBlock, PendingEntry
+from onewriter_broker.log.topic_log import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, TopicLog
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.wire.hot import Send
 

@@ -224,6 +224,48 @@ def a_value_is_forged_with_its_hash(stored: Stored) -> None:
     stored.blocks[stored.index("5-3")] = _block(block.position, link, *forged)
 
 
+def _published(position: Position, link: bytes, *entries: bytes, version: int, ends: bool) -> Block:
+    block = _block(position, link, *entries)
+    return replace(block, publish=f"app/{version}", commits=ends)
+
+
+def _publish(stored: Stored, version: int, *, ends: bool = True, producer: str = "app") -> None:
+    """A publish of one block at the log's end, or the beginning of one."""
+    last = stored.blocks[-1]
+    assert isinstance(last, Block)
+    position = Position(last.position.ledger, last.last.entry + 1)
+    content = entry(producer, version, time_ms=position.entry)
+    stored.blocks.append(_published(position, last.chain, content, version=version, ends=ends))
+
+
+def a_fence_left_a_part_of_a_publish(stored: Stored) -> None:
+    link = stored.block("6-4").chain
+    part = _published(Position(6, 5), link, entry("app", 1), version=1, ends=False)
+    stored.blocks.insert(stored.index("7-0"), part)
+
+
+def others_write_behind_a_part_of_a_publish(stored: Stored) -> None:
+    _publish(stored, 1, ends=False)
+    _publish(stored, 2)
+    stored.state["txn:app"] = "2"
+
+
+def a_version_is_published_twice(stored: Stored) -> None:
+    _publish(stored, 2)
+    _publish(stored, 2)
+    stored.state["txn:app"] = "2"
+
+
+def the_state_forgot_a_version(stored: Stored) -> None:
+    _publish(stored, 2)
+    stored.state["txn:app"] = "1"
+
+
+def a_publish_holds_what_somebody_else_wrote(stored: Stored) -> None:
+    _publish(stored, 1, producer="carol")
+    stored.state["txn:app"] = "1"
+
+
 MUTANTS: list[tuple[Callable[[Stored], None], str]] = [
     (an_acknowledged_tail_is_missing, "S5"),
     (a_block_in_the_middle_is_missing, "S5"),
@@ -252,11 +294,17 @@ MUTANTS: list[tuple[Callable[[Stored], None], str]] = [
     (sequence_ids_fall, "S6"),
     (a_value_is_changed, "S7"),
     (a_value_is_forged_with_its_hash, "S7"),
+    (a_fence_left_a_part_of_a_publish, "S15"),
+    (others_write_behind_a_part_of_a_publish, "S15"),
+    (a_version_is_published_twice, "S15"),
+    (the_state_forgot_a_version, "S15"),
+    (a_publish_holds_what_somebody_else_wrote, "S15"),
 ]
 
 
 async def test_the_history_itself_holds() -> None:
-    store = MemoryLogStore(MemoryServer().resolve, buckets=BUCKETS)
+    server = MemoryServer()
+    store = MemoryLogStore(server.resolve, buckets=BUCKETS)
     await an_eventful_life(store)
     report = await report_of(store)
     assert report.findings.violations == []
@@ -282,3 +330,37 @@ async def test_each_mutant_breaks_exactly_its_predicate(
 
 def test_every_predicate_has_a_mutant() -> None:
     assert {predicate for _, predicate in MUTANTS} == set(PREDICATES)
+
+
+async def test_publishes_that_are_whole_hold() -> None:
+    server = MemoryServer()
+    store = MemoryLogStore(server.resolve, buckets=BUCKETS)
+    await an_eventful_life(store)
+    stored = Stored(server.primary.dataset)
+    for version in (1, 2, 7):
+        _publish(stored, version)
+    stored.state["txn:app"] = "7"
+    report = await report_of(store)
+    assert (report.findings.violations, report.findings.notes) == ([], [])
+
+
+async def test_the_beginning_of_a_publish_at_the_logs_end_is_no_violation() -> None:
+    server = MemoryServer()
+    store = MemoryLogStore(server.resolve, buckets=BUCKETS)
+    await an_eventful_life(store)
+    _publish(Stored(server.primary.dataset), 1, ends=False)
+    report = await report_of(store)
+    assert report.findings.violations == []
+    assert ["app/1 is not whole" in note.sentence for note in report.findings.notes] == [True]
+
+
+async def test_a_version_may_begin_anew_where_an_administrator_had_it_forgotten() -> None:
+    server = MemoryServer()
+    store = MemoryLogStore(server.resolve, buckets=BUCKETS)
+    story = await an_eventful_life(store)
+    stored = Stored(server.primary.dataset)
+    _publish(stored, 7)
+    _publish(stored, 1)
+    stored.state["txn:app"] = "1"
+    await story.audit(kind="forget", log=str(TOPIC), app="app", version="7")
+    assert (await report_of(store)).findings.violations == []

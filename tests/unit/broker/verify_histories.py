@@ -13,7 +13,8 @@ from tests.stamps import stamp_anew
 
 from onewriter_broker.log.api import Append, Binding, FencedLog, LogStore, Marker, Outcome
 from onewriter_broker.log.api import Fence as StoreFence
-from onewriter_broker.log.topic_log import PendingEntry, TopicLog
+from onewriter_broker.log.pending import PendingEntry
+from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.tenures import (
     audit_fields,

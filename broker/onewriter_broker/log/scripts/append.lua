@@ -7,13 +7,16 @@
 --       per log:    token, count of blocks
 --       per block:  id never_sent (1|0) lengths payload time chain counts ('' = one message each)
 --                   guard: '' | epoch|ownership|floor field number
+--                   publish: '' | app version opens commits (1|0)
 -- Reply one code per block, in the order of ARGV:
 --       OK | REFENCE | FENCED | LOST | UNKNOWN | STALE | AHEAD | HELD | BROKEN ...
 --
 -- Invariant: a block enters its log only behind the marker of its own ledger, directly by its
 -- owner, at most once, and only while its guard holds. After a block that was refused, no later
--- block of the same log in this call is appended. FENCED means: this block is certainly not in the
--- log. STALE, AHEAD (by its guard) and HELD (behind such a one) mean the same, and are answered only
+-- block of the same log in this call is appended. The blocks of an atomic publish stand one behind the
+-- other in one ledger, nothing between them; the last one, and it alone, notes the version of the app,
+-- together with being appended. FENCED means: this block is certainly not in the
+-- log. STALE, AHEAD (by its guard, or its version) and HELD (behind such a one) mean the same, and are answered only
 -- to what was never sent before: no copy under way can make them a lie, and the id is free again. A
 -- block that was sent before is looked for; where it is not, REFENCE: only behind the next ledger
 -- can it be taken for absent. BROKEN says nothing of earlier attempts, and stands for the logs of
@@ -22,19 +25,22 @@
 local dataset = dataset_here()
 local codes = {}
 
--- Append where the guard holds, and leave its number as the floor for those to come.
-local function append_guarded(stream, unit, generation, block)
+-- Append where the guard holds, and leave its number as the floor for those to come. The answer, and
+-- the publish that is open then.
+local function append_guarded(stream, state, open, unit, generation, block)
   local guard = block.guard
-  local refused = guard and guard_refusal(guard, generation)
+  local refused = publish_refusal(state, open, block.publish)
+    or guard and guard_refusal(guard, generation)
   if not refused then
     local answer = append(stream, block)
-    if answer == 'OK' then raise_floor(guard) end
-    return answer
+    if answer ~= 'OK' then return answer, open end
+    raise_floor(guard)
+    return answer, note_publish(state, open, block.publish)
   end
-  if block.never_sent then return refused end
+  if block.never_sent then return refused, open end
   local settled = settle(stream, unit, true, block)
-  if settled == 'FENCED' or settled == 'UNKNOWN' then return 'REFENCE' end
-  return settled
+  if settled == 'FENCED' or settled == 'UNKNOWN' then return 'REFENCE', open end
+  return settled, open
 end
 
 for _ = 1, tonumber(next_argument()) do
@@ -45,12 +51,13 @@ for _ = 1, tonumber(next_argument()) do
   for _ = 1, tonumber(next_argument()) do
     local stream, state, token = next_key(), next_key(), next_argument()
     local code = refused or token_refusal(state, token)
+    local open = not code and open_publish(state) or nil
     for _ = 1, tonumber(next_argument()) do
       local block = next_block(state, unit)
       if code == 'HELD' and not block.never_sent then code = 'REFENCE' end
       local answer = code
       if not code then
-        answer = append_guarded(stream, unit, generation, block)
+        answer, open = append_guarded(stream, state, open, unit, generation, block)
         if answer ~= 'OK' and answer ~= 'PRESENT' then code = answer end
         if answer == 'STALE' or answer == 'AHEAD' then code = 'HELD' end
       end

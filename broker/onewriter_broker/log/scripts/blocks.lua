@@ -47,14 +47,14 @@ local function settle(stream, unit, is_owner, block)
 end
 
 local function append(stream, block)
-  local added
-  if block.counts == '' then
-    added = redis.pcall('XADD', stream, 'NOMKSTREAM', block.id, 'n', block.lengths,
-      'p', block.payload, 't', block.time, 'h', block.chain)
-  else
-    added = redis.pcall('XADD', stream, 'NOMKSTREAM', block.id, 'n', block.lengths,
-      'p', block.payload, 't', block.time, 'h', block.chain, 'c', block.counts)
+  local fields = { 'n', block.lengths, 'p', block.payload, 't', block.time, 'h', block.chain }
+  local function add(name, value)
+    fields[#fields + 1], fields[#fields + 2] = name, value
   end
+  if block.counts ~= '' then add('c', block.counts) end
+  if block.publish then add('x', block.publish.name) end
+  if block.publish and block.publish.commits then add('xc', '1') end
+  local added = redis.pcall('XADD', stream, 'NOMKSTREAM', block.id, unpack(fields))
   if not added then return 'LOST' end
   if type(added) == 'table' and string.find(added.err, 'equal or smaller', 1, true) then
     return 'PRESENT'
@@ -72,14 +72,58 @@ local function next_guard(state, unit)
   }
 end
 
--- id never_sent (1|0) lengths payload time chain counts ('' = one message each), and the guard: '' or
--- epoch|ownership|floor field number
+local function next_publish()
+  local app = next_argument()
+  if app == '' then return nil end
+  local version, opens, commits = next_argument(), next_argument(), next_argument() == '1'
+  return {
+    name = app .. '/' .. version, field = 'txn:' .. app, version = version, opens = opens,
+    commits = commits,
+  }
+end
+
+-- id never_sent (1|0) lengths payload time chain counts ('' = one message each), the guard: '' or
+-- epoch|ownership|floor field number, and the atomic publish that it is a part of: '' or app version
+-- opens commits (1|0). The first block of a publish opens it: `opens` is the ledger and the entry of
+-- each of its blocks. The last one commits it.
 local function next_block(state, unit)
   return {
     id = next_argument(), never_sent = next_argument() == '1', lengths = next_argument(),
     payload = next_argument(), time = next_argument(), chain = next_argument(),
-    counts = next_argument(), guard = next_guard(state, unit),
+    counts = next_argument(), guard = next_guard(state, unit), publish = next_publish(),
   }
+end
+
+-- The atomic publish that is open in a log: its name, or nil. The state is known to be a hash.
+local function open_publish(state)
+  local open = redis.call('HGET', state, 'open')
+  return open and (string.match(open, '^%S+') or open)
+end
+
+-- nil when the block may stand here by what is published as a whole, otherwise STALE (this version, or
+-- a later one of the app, is published) or REFENCE: nothing else enters behind blocks of which it is
+-- not yet certain whether they count, and no part of a publish without the parts before it.
+local function publish_refusal(state, open, publish)
+  if not publish then return open and 'REFENCE' end
+  if publish.opens == '' then return open ~= publish.name and 'REFENCE' end
+  if open then return 'REFENCE' end
+  local held = redis.call('HGET', state, publish.field)
+  if held and (tonumber(held) or math.huge) >= tonumber(publish.version) then return 'STALE' end
+  return nil
+end
+
+-- What follows from a part of a publish that was just appended; the publish that is open then.
+local function note_publish(state, open, publish)
+  if not publish then return open end
+  if not publish.commits then
+    if publish.opens ~= '' then
+      redis.call('HSET', state, 'open', publish.name .. ' ' .. publish.opens)
+    end
+    return publish.name
+  end
+  redis.call('HSET', state, publish.field, publish.version)
+  if open then redis.call('HDEL', state, 'open') end
+  return nil
 end
 
 local function raise_floor(guard)

@@ -8,7 +8,8 @@
 -- Reply OK | REFENCE | FENCED | LOST | BROKEN ...
 --
 -- Invariant: the first entry of a ledger is its marker <ledger>-0, and from OK on no entry of a
--- lower ledger enters these logs. Everything is checked before the first write, the audit's key
+-- lower ledger enters these logs. What was open of an atomic publish is gone with it: it never counted
+-- and was never readable, and what nobody committed by now nobody will. Everything is checked before the first write, the audit's key
 -- too. A log that already carries this very marker and token is skipped, so a repeated call answers
 -- OK and audits once.
 
@@ -58,6 +59,21 @@ local function is_my_marker(stream)
   return false
 end
 
+-- The blocks of an atomic publish that was not committed, named by whoever appended its first.
+local function drop_open(log)
+  local ledger, entries = string.match(log.open, '^%S+ (%d+) ([%d ]+)$')
+  local ids = {}
+  for entry in string.gmatch(entries, '%d+') do
+    ids[#ids + 1] = ledger .. '-' .. entry
+    if #ids == words_max then
+      redis.call('XDEL', log.stream, unpack(ids))
+      ids = {}
+    end
+  end
+  if #ids > 0 then redis.call('XDEL', log.stream, unpack(ids)) end
+  redis.call('HDEL', log.state, 'open')
+end
+
 local audit_first = 8
 local at = audit_first + tonumber(ARGV[7])
 local audit_last = at - 1
@@ -73,9 +89,15 @@ for k = 3, #KEYS, 2 do
   at = log.state_last + 1
 
   local exists = redis.call('EXISTS', stream) == 1
-  local held = redis.pcall('HMGET', state, 'tok', 'ledger')
+  local held = redis.pcall('HMGET', state, 'tok', 'ledger', 'open')
   if broken(state, held) then return broken(state, held) end
   if held[2] and not tonumber(held[2]) then return not_a_number(state, 'ledger') end
+  log.open = held[3]
+  if log.open and not string.match(log.open, '^%S+ %d+ [%d ]+$') then
+    return 'BROKEN ' .. state .. ': open names no blocks'
+  end
+  -- May it be dropped? Who may not learns it before the first write.
+  if log.open then redis.call('XDEL', stream, '0-1') end
   local last = 0
   if exists then
     local info = redis.pcall('XINFO', 'STREAM', stream)
@@ -99,8 +121,13 @@ end
 
 for _, log in ipairs(missing) do
   keep_floors(log.state, log.state_first, log.state_last)
-  redis.call('XADD', log.stream, marker_id, 'k', 'marker', 'owner', owner, 'gen', generation,
-    unpack(ARGV, log.marker_first, log.marker_last))
+  local own = { 'k', 'marker', 'owner', owner, 'gen', generation }
+  if log.open then
+    drop_open(log)
+    own[7], own[8] = 'aborted', string.match(log.open, '^%S+')
+  end
+  for at = log.marker_first, log.marker_last do own[#own + 1] = ARGV[at] end
+  redis.call('XADD', log.stream, marker_id, unpack(own))
   set_fields(log.state, log.state_first, log.state_last)
   redis.call('HSET', log.state, 'tok', token, 'ledger', ledger)
 end

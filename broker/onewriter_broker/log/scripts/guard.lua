@@ -41,11 +41,11 @@ local function refusal(unit, dataset, replid, generation, owner, version)
   return nil
 end
 
--- A floor of guarded writes never falls, whatever late or forgetful call would set it: ARGV gets the
--- higher one. The key is known to be a hash.
+-- A floor of guarded writes never falls, nor does the version that an app has published, whatever late
+-- or forgetful call would set it: ARGV gets the higher one. The key is known to be a hash.
 local function keep_floors(key, first, last)
   for i = first, last, 2 do
-    if string.sub(ARGV[i], 1, 6) == 'guard:' then
+    if string.sub(ARGV[i], 1, 6) == 'guard:' or string.sub(ARGV[i], 1, 4) == 'txn:' then
       local held = redis.call('HGET', key, ARGV[i])
       if held and (tonumber(held) or 0) > tonumber(ARGV[i + 1]) then ARGV[i + 1] = held end
     end
@@ -75,11 +75,15 @@ end
 -- store does not know of it, or not yet). A floor is only passed or not; `raises` says that it is to
 -- be raised together with the write. An epoch counts where the guarding log was fenced since the
 -- dataset was registered: a log that lost its tail may still name a tenure that had ended. So with an
--- ownership: its bucket's records must have been settled since.
+-- ownership: its bucket's records must have been settled since. Where its record was dropped, what is
+-- at or below its group's floor, or everybody's, is over (own_drop.lua).
 local function guard_refusal(guard, generation)
   local number = tonumber(guard.number)
   local fields = { guard.field }
   if guard.kind == 'epoch' then fields = { 'leads', 'epoch', 'generation' } end
+  if guard.kind == 'ownership' then
+    fields = { guard.field, '\30' .. string.match(guard.field, '^[^\31]*'), '\30\30' }
+  end
   if guard.kind == 'ownership' and redis.call('HGET', guard.unit, 'owned') ~= generation then
     return 'AHEAD'
   end
@@ -87,6 +91,11 @@ local function guard_refusal(guard, generation)
   if broken(guard.key, held) then return 'AHEAD' end
   local first, highest = tonumber(held[1] or '0'), tonumber(held[2] or held[1] or '0')
   if not first or not highest then return 'AHEAD' end
+  if guard.kind == 'ownership' then
+    local everybodys = tonumber(held[3] or '0')
+    if not everybodys then return 'AHEAD' end
+    highest = held[1] and first or math.max(highest, everybodys)
+  end
   if guard.kind == 'floor' then
     guard.raises = first < number
     if first > number then return 'STALE' end

@@ -24,7 +24,8 @@ local function hindrance(stream, state, token, block)
   for i = 1, #info, 2 do
     if info[i] == 'last-generated-id' and at_or_below(block.id, info[i + 1]) then return 'PRESENT' end
   end
-  return block.guard and guard_refusal(block.guard, generation)
+  return publish_refusal(state, open_publish(state), nil)
+    or block.guard and guard_refusal(block.guard, generation)
 end
 
 local blocks, is_hindered = {}, false

@@ -1,0 +1,34 @@
+"""Positions in paths, queries and bodies of onewriter's own API: ``ledger:entry``."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from aiohttp import web
+
+from onewriter_broker.http.site import Refusal
+from onewriter_core.ids import NUMBER_MAX, Position
+
+_POSITION: Final = re.compile(r"([0-9]{1,16}):([0-9]{1,16})", re.ASCII)
+
+
+def shown(position: Position) -> str:
+    """A position as this API writes it."""
+    return f"{position.ledger}:{position.entry}"
+
+
+def read(text: object, name: str) -> Position:
+    """The position that a text means; raises Refusal, naming the parameter."""
+    match = _POSITION.fullmatch(text) if isinstance(text, str) else None
+    if match is not None:
+        position = Position(int(match[1]), int(match[2]))
+        if max(position) <= NUMBER_MAX:
+            return position
+    raise Refusal(400, f'{name} is a position, "<ledger>:<entry>"')
+
+
+def asked(request: web.Request, name: str) -> Position | None:
+    """A position of the query; None: it is not given. Raises Refusal."""
+    text = request.query.get(name)
+    return None if text is None else read(text, name)

@@ -1,0 +1,255 @@
+"""Staged parts and atomic publishes: for whoever may produce to the topic, not for administrators alone.
+
+Which topic, who may, what the body says; the doing is topic/staging.py and topic/publishing.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+from aiohttp import web
+
+from onewriter_broker.access import Admission, admit
+from onewriter_broker.http.site import IDENTITY, Refusal, Site, topic_of
+from onewriter_broker.log.api import VERSION_PREFIX
+from onewriter_broker.log.blocks import is_app
+from onewriter_broker.log.publishing import TooLarge
+from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_broker.topic.publishing import Answer, Asked
+from onewriter_broker.topic.staging import PART_BYTES_MAX, Claimed, MissingPart
+from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable, Undecided
+from onewriter_core.ids import NUMBER_MAX, TopicName
+from onewriter_core.topic.model import AccessMode
+
+PUBLISH_BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+"""The body that names the parts of a publish."""
+
+PARTS_MAX: Final = 10_000
+"""Parts of one publish."""
+
+VERSION_MAX: Final = 10**15
+"""A version is a number that has 15 digits at most."""
+
+_TOPIC: Final = "/onewriter/v1/topics/{tenant}/{namespace}/{topic:[^/]+}"
+_VERSION: Final = _TOPIC + "/staged/{app}/{version}"
+_PART: Final = _VERSION + "/{part}/{attempt}"
+_PUBLISH: Final = _VERSION + "/publish"
+_DISCARD: Final = _VERSION + "/discard"
+_APP: Final = _TOPIC + "/published/{app}"
+
+PRODUCERS_PATHS: Final = frozenset(
+    web.DynamicResource(path).canonical for path in (_VERSION, _PART, _PUBLISH, _DISCARD)
+)
+"""What is changed at these paths, whoever may produce to the topic may change."""
+
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,14}")
+_LABEL: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_MODES: Final = (
+    AccessMode.EXCLUSIVE,
+    AccessMode.EXCLUSIVE_WITH_FENCING,
+    AccessMode.WAIT_FOR_EXCLUSIVE,
+)
+
+
+def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+    """See docs/http.md, "Atomic publishes"."""
+
+    async def stage(request: web.Request) -> web.Response:
+        name, app, version = _names(request)
+        part, attempt = _label(request, "part"), _label(request, "attempt")
+        await _admitted(site, request, name, _MODES)
+        _check_room(site)
+        with site.staging.uploading():
+            body = await _body(request, PART_BYTES_MAX)
+            try:
+                kept = await site.staging.keep(name, f"{app}/{version}/{part}/{attempt}", body)
+            except ProtocolError as error:
+                raise Refusal(400, str(error)) from error
+            except Undecided as error:  # handing it in again does no harm
+                raise Unavailable(f"the store did not take it: {error}") from error
+        return web.json_response(
+            {"key": kept.key, "rows": kept.rows, "bytes": kept.bytes, "checksum": kept.checksum}
+        )
+
+    async def publish(request: web.Request) -> web.Response:
+        name, app, version = _names(request)
+        epoch, parts = _asked(await _body(request, PUBLISH_BODY_BYTES_MAX), f"{app}/{version}/")
+        modes = (AccessMode.EXCLUSIVE,) if epoch is None else _MODES
+        topic, admission = await _admitted(site, request, name, modes)
+        asked = Asked(
+            app,
+            version,
+            epoch,
+            parts,
+            identity=request[IDENTITY],
+            claim=admission.claim_name,
+            address=request.remote or "",
+        )
+        _check_room(site)
+        try:
+            answer = await site.publishing.publish(name, topic, asked, site.clients.wall_ms())
+        except MissingPart as error:
+            raise Refusal(410, str(error)) from error
+        except TooLarge as error:
+            raise Refusal(413, str(error)) from error
+        held = None
+        if answer.is_duplicate:
+            topic_log = topic.runner.logs[topic.slot_of(name)]
+            held = await site.publishing.held_version(topic_log, app)
+        return web.json_response(_told(answer, asked, held))
+
+    router.add_put(_PART, stage)
+    router.add_post(_PUBLISH, publish)
+    _add_dropping(router, site)
+
+
+def _add_dropping(router: web.UrlDispatcher, site: Site) -> None:
+    async def discard(request: web.Request) -> web.Response:
+        name, app, version = _names(request)
+        await _admitted(site, request, name, _MODES)
+        dropped = await site.staging.drop(name, f"{app}/{version}/")
+        return web.json_response({"dropped": dropped})
+
+    async def discard_parts(request: web.Request) -> web.Response:
+        name, app, version = _names(request)
+        body = await _body(request, PUBLISH_BODY_BYTES_MAX)
+        _, parts = _asked(body, f"{app}/{version}/")
+        await _admitted(site, request, name, _MODES)
+        dropped = await site.staging.drop_parts(name, [part.key for part in parts])
+        return web.json_response({"dropped": dropped})
+
+    async def forget(request: web.Request) -> web.Response:
+        name, app = topic_of(request), _app(request)
+        await site.require_owned(request, name)
+        topic = await site.topics.serve_existing(name.base)
+        topic_log = topic.runner.logs[topic.slot_of(name)]
+        field = f"{VERSION_PREFIX}{app}"
+        if field not in topic_log.state:
+            raise Refusal(404, f"{name} was never published to under {app}")
+        version = topic_log.state[field]
+        await topic_log.save_state({}, [field])
+        topic.runner.story.audit(
+            {"kind": "forget", "log": str(topic_log.name), "app": app, "version": version}
+        )
+        return web.json_response({"app": app, "version": int(version)})
+
+    router.add_post(_DISCARD, discard_parts)
+    router.add_delete(_VERSION, discard)
+    router.add_delete(_APP, forget)
+
+
+def _check_room(site: Site) -> None:
+    if site.clients.store_is_full:
+        raise Unavailable(
+            "the store is nearly full: nothing is staged or published until it is not"
+        )
+
+
+async def _admitted(
+    site: Site, request: web.Request, name: TopicName, modes: tuple[AccessMode, ...]
+) -> tuple[LoadedTopic, Admission]:
+    """The topic, served here, where this caller may produce in one of these modes.
+
+    Raises Refused, Refusal, Unavailable, HTTPTemporaryRedirect.
+    """
+    topics = site.topics
+    declared = topics.desired.topic(name)
+    claims = topics.desired.claims_for(declared) if declared is not None else ()
+    admission, objection = None, None
+    for mode in modes:
+        try:
+            admission = admit(
+                name,
+                declared,
+                claims,
+                request[IDENTITY],
+                mode,
+                None,
+                site.clients.undeclared,
+                topics.desired.pods_of,
+            )
+            break
+        except Refused as refused:
+            objection = objection or refused
+    if admission is None:
+        raise objection or Refused(ServerError.AUTHORIZATION_ERROR, "nobody may")
+    await site.require_owned(request, name)
+    if name.partition is None and (await topics.partitions_of(name) or 0) > 0:
+        raise Refusal(400, f"{name} has partitions: name the one that is to be published to")
+    topic = await topics.serve(name)
+    if topic.requires_schema:
+        raise Refused(ServerError.INCOMPATIBLE_SCHEMA, f"{name} takes messages with a schema only")
+    return topic, admission
+
+
+async def _body(request: web.Request, bytes_max: int) -> bytes:
+    """A body that is larger than others may be. Raises Refusal."""
+    found = bytearray()
+    async for chunk in request.content.iter_chunked(64 * 1024):
+        found += chunk
+        if len(found) > bytes_max:
+            raise Refusal(413, f"a body has at most {bytes_max} bytes here")
+    return bytes(found)
+
+
+def _names(request: web.Request) -> tuple[TopicName, str, int]:
+    text = request.match_info["version"]
+    if not _NUMBER.fullmatch(text):
+        raise Refusal(400, f"version is a whole number below {VERSION_MAX}")
+    return topic_of(request), _app(request), int(text)
+
+
+def _app(request: web.Request) -> str:
+    app = request.match_info["app"]
+    if not is_app(app):
+        raise Refusal(400, "an app is 1 to 200 letters, digits, or characters of . _ : -")
+    return app
+
+
+def _label(request: web.Request, name: str) -> str:
+    text = request.match_info[name]
+    if not _LABEL.fullmatch(text):
+        raise Refusal(400, f"{name} is 1 to 64 letters, digits, or characters of . _ -")
+    return text
+
+
+def _asked(body: bytes, prefix: str) -> tuple[int | None, list[Claimed]]:
+    """Epoch and parts out of the body. Raises Refusal."""
+    try:
+        asked = json.loads(body)
+        epoch, parts = asked.get("epoch"), asked["parts"]
+        if epoch is not None and (type(epoch) is not int or not 0 < epoch <= NUMBER_MAX):
+            raise Refusal(400, "epoch is a topic epoch, or null")
+        if len(parts) > PARTS_MAX:
+            raise Refusal(413, f"a publish has at most {PARTS_MAX} parts")
+        claimed = [_claimed(part) for part in parts]
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise Refusal(
+            400, "the body is {epoch, parts: [{key, rows, bytes, checksum}]} as staging answered"
+        ) from error
+    if any(not part.key.startswith(prefix) for part in claimed):
+        raise Refusal(400, f"the parts of this publish begin with {prefix}")
+    if len({part.key for part in claimed}) != len(claimed):
+        raise Refusal(400, "a part is named twice")
+    return epoch, claimed
+
+
+def _claimed(part: Any) -> Claimed:
+    key, rows, size, checksum = part["key"], part["rows"], part["bytes"], part["checksum"]
+    is_sound = type(rows) is int and type(size) is int and rows >= 0 and 0 < size <= PART_BYTES_MAX
+    if not (isinstance(key, str) and isinstance(checksum, str) and is_sound):
+        raise ValueError(part)
+    return Claimed(key, rows, size, checksum)
+
+
+def _told(answer: Answer, asked: Asked, held: int | None) -> dict[str, Any]:
+    where = answer.where
+    return {
+        "outcome": "duplicate" if answer.is_duplicate else "published",
+        "first": None if where is None else f"{where.first.ledger}:{where.first.entry}",
+        "last": None if where is None else f"{where.last.ledger}:{where.last.entry}",
+        "rows": asked.rows,
+        "held": held,
+    }

@@ -1,0 +1,173 @@
+"""What is stored and waits until it is as durable as it has to be: blocks, fences, and proofs.
+
+All that waits for one durability of one dataset shares each question to the store, however many they
+are: asking holds up the connection that appends go through, and topics that promise less must not
+wait for the replicas of those that promise more. What an answer does not cover (a proof that came
+while the question was under way) is part of the next one.
+
+A *proof* is a reader's: what was read of the store counts only if the store it was read from still
+has its replicas. It is never written again; it is told Undecided instead, and its asker asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import structlog
+
+from onewriter_broker.log.api import Durability, LogStore
+from onewriter_core.errors import Undecided
+
+RETRY_SECONDS = 0.01
+RETRY_SECONDS_MAX = 0.25
+"""Pause before asking again whether replicas have caught up; doubles up to the second."""
+
+PROOF_ATTEMPTS_MAX = 3
+"""So often a proof hears "not yet" before its asker is told to ask again."""
+
+PROOF_SECONDS_MAX = 3.0
+"""As long as that takes at most, also while the store answers nothing at all."""
+
+PROOFS_MAX = 10_000
+"""Proofs that may wait at once."""
+
+Kind = tuple[Durability, str]
+"""What is committed together: a durability, and the dataset it is promised of."""
+
+_Item = TypeVar("_Item")
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Proof:
+    done: asyncio.Future[None]
+    attempts: int = 0
+
+
+class Commits(Generic[_Item]):
+    """See the module. ``look`` must be called by one task, whenever ``pause_seconds`` is over.
+
+    ``pass_on`` is given the items that are durable enough, ``wake`` called when a proof has come.
+    """
+
+    def __init__(
+        self,
+        store: LogStore,
+        *,
+        now: Callable[[], float],
+        wake: Callable[[], None],
+        pass_on: Callable[[Sequence[_Item]], None],
+    ) -> None:
+        self._store = store
+        self._now = now
+        self._wake = wake
+        self._pass_on = pass_on
+        self._items: dict[Kind, list[_Item]] = {}
+        self._proofs: dict[Kind, dict[_Proof, None]] = {}
+        self._not_yet: dict[Kind, tuple[float, float]] = {}  # the pause, and until when
+
+    @property
+    def pause_seconds(self) -> float | None:
+        """For so long there is nothing to ask; None: until something comes to wait."""
+        if not self._items and not self._proofs:
+            return None
+        now = self._now()
+        return max(0.0, min(self._paused_until(kind) - now for kind in self._kinds()))
+
+    def later(self, kind: Kind, item: _Item) -> None:
+        """The item was stored; pass it on when it is as durable as that."""
+        self._items.setdefault(kind, []).append(item)
+
+    async def prove(self, durability: Durability, replid: str) -> None:
+        """Wait until what was written to that dataset before this call is as durable as that.
+
+        Raises Undecided, ask again: the connection or the dataset was lost, its replicas do not
+        answer, or PROOFS_MAX wait already.
+        """
+        if sum(map(len, self._proofs.values())) >= PROOFS_MAX:
+            raise Undecided(f"{PROOFS_MAX} proofs wait for replicas already")
+        kind, proof = (durability, replid), _Proof(asyncio.get_running_loop().create_future())
+        self._proofs.setdefault(kind, {})[proof] = None
+        self._wake()
+        try:
+            async with asyncio.timeout(PROOF_SECONDS_MAX):
+                await proof.done
+        except TimeoutError as error:
+            raise Undecided("the store did not answer in time") from error
+        finally:
+            self._forget(kind, proof)
+
+    async def look(self) -> list[_Item]:
+        """Ask where no pause is; pass on what is durable enough.
+
+        Returns the items of which nothing can be asked any more, because the connection that carried
+        them is gone: writing them again, same positions, says what counts.
+        """
+        lost: list[_Item] = []
+        for kind in self._kinds():
+            if self._now() < self._paused_until(kind):
+                continue
+            covered = list(self._proofs.get(kind, ()))
+            durability, replid = kind
+            try:
+                is_durable = await self._store.commit(durability, replid=replid)
+            except Undecided as undecided:
+                log.warning("commit.undecided", reason=str(undecided))
+                lost += self._items.pop(kind, [])
+                for proof in covered:
+                    self._settle(kind, proof, undecided)
+                continue
+            if is_durable:
+                self._not_yet.pop(kind, None)
+                self._pass_on(self._items.pop(kind, []))
+                for proof in covered:
+                    self._settle(kind, proof)
+            else:
+                self._pause(kind)
+                for proof in covered:
+                    proof.attempts += 1
+                    if proof.attempts >= PROOF_ATTEMPTS_MAX:
+                        self._settle(kind, proof, Undecided("the replicas do not answer"))
+        return lost
+
+    def close(self) -> None:
+        """Nobody looks any more: who waits for a proof may ask elsewhere."""
+        for kind, proofs in list(self._proofs.items()):
+            for proof in list(proofs):
+                self._settle(kind, proof, Undecided("the broker stops"))
+
+    def _kinds(self) -> list[Kind]:
+        """The weak ones first: they need not wait for the replicas of the strong ones."""
+        order = list(Durability)
+        kinds = self._items.keys() | self._proofs.keys()
+        return sorted(kinds, key=lambda kind: (order.index(kind[0]), kind[1]))
+
+    def _paused_until(self, kind: Kind) -> float:
+        return self._not_yet.get(kind, (0.0, 0.0))[1]
+
+    def _pause(self, kind: Kind) -> None:
+        pause, _ = self._not_yet.get(kind, (0.0, 0.0))
+        pause = min(max(2 * pause, RETRY_SECONDS), RETRY_SECONDS_MAX)
+        for other in [other for other in self._not_yet if other[1] != kind[1]]:
+            del self._not_yet[other]  # of a dataset that was left
+        self._not_yet[kind] = (pause, self._now() + pause)
+
+    def _settle(self, kind: Kind, proof: _Proof, error: Undecided | None = None) -> None:
+        self._forget(kind, proof)
+        if proof.done.done():
+            return
+        if error is None:
+            proof.done.set_result(None)
+        else:
+            proof.done.set_exception(Undecided(str(error)))
+
+    def _forget(self, kind: Kind, proof: _Proof) -> None:
+        proofs = self._proofs.get(kind)
+        if proofs is not None:
+            proofs.pop(proof, None)
+            if not proofs:
+                del self._proofs[kind]

@@ -1,0 +1,82 @@
+"""What was handed in for an atomic publish and is not published yet, in the store.
+
+Parts are kept beside the logs, under keys of their own, and expire. They are guarded by nothing: a
+part is named by whoever made it, and whoever publishes names it with its checksum, so that a late
+write of one changes nothing that counts. Brokers have no command that removes a key; a part goes with
+its last field.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from onewriter_core.errors import OnewriterError
+
+CHUNK_BYTES = 512 * 1024
+"""What one write or read of a part carries."""
+
+
+class Damaged(OnewriterError):
+    """What is kept of a part is no part."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPart:
+    """One part: how many rows and bytes, a checksum of them, until when it is kept (wall clock, ms)."""
+
+    rows: int
+    bytes: int
+    checksum: str
+    until_ms: int
+
+    @property
+    def chunks(self) -> int:
+        """Of how many chunks it is made."""
+        return -(-self.bytes // CHUNK_BYTES)
+
+    def encode(self) -> str:
+        """As it is written beside the part."""
+        return json.dumps([self.rows, self.bytes, self.checksum, self.until_ms])
+
+
+def decode_part(text: str) -> StagedPart:
+    """The inverse of ``encode``. Raises Damaged."""
+    try:
+        rows, size, checksum, until_ms = json.loads(text)
+        return StagedPart(int(rows), int(size), str(checksum), int(until_ms))
+    except (TypeError, ValueError) as error:
+        raise Damaged(f"a staged part is described by {text[:80]!r}") from error
+
+
+class StagedStore(Protocol):
+    """Parts by their names, bucket by bucket; a part of LogStore, whose errors count here.
+
+    ``write`` and ``note`` may be repeated. A part counts from ``note`` on.
+    """
+
+    async def check_rights(self) -> None:
+        """Raises Refused where the store does not let brokers drop a publish that was cut short."""
+        ...
+
+    async def write(self, bucket: int, name: str, number: int, chunk: bytes) -> None:
+        """Keep one chunk of a part."""
+        ...
+
+    async def note(self, bucket: int, name: str, part: StagedPart) -> None:
+        """Say what the part is: before its first chunk, so that nothing is kept unnoticed, and after."""
+        ...
+
+    async def read(self, bucket: int, name: str, number: int) -> bytes | None:
+        """One chunk; None: there is none."""
+        ...
+
+    async def noted(self, bucket: int) -> Mapping[str, str]:
+        """All parts of a bucket, encoded."""
+        ...
+
+    async def drop(self, bucket: int, name: str, chunks: int) -> None:
+        """Forget a part of so many chunks."""
+        ...

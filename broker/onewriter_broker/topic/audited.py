@@ -1,0 +1,47 @@
+"""Whose a ledger was, by the bucket's audit stream: for ledgers whose markers were trimmed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from onewriter_broker.log.api import LogStore
+from onewriter_core.ids import TopicName
+from onewriter_core.topic.model import Purpose
+
+RECORDS_FIRST: Final = 512
+"""Records that are read at first, the newest ones."""
+
+RECORDS_MAX: Final = 8_192
+"""Records that are looked through at most, as for a topic's history."""
+
+_FENCES: Final = frozenset(purpose.value for purpose in Purpose)
+
+
+def marker_of(fields: Mapping[str, str]) -> dict[str, str]:
+    """What the marker said of whose audit record these are the fields."""
+    kind = fields["kind"]
+    marker = {"cause": kind}
+    if "producer" in fields:
+        told = {name: fields[name] for name in ("epoch", "producer", "subject") if name in fields}
+        return marker | {"mode": "exclusive"} | told
+    return marker | {"mode": "none" if kind == Purpose.DEPOSE.value else "shared"}
+
+
+async def audited_marker(
+    store: LogStore, bucket: int, name: TopicName, ledger: int
+) -> dict[str, str]:
+    """What the marker of one ledger said; empty: the audit does not know (any more).
+
+    Raises Undecided.
+    """
+    count, wanted = RECORDS_FIRST, str(ledger)
+    while True:
+        records = await store.read_audit(bucket, count=count, reverse=True)
+        for _, fields in records:
+            is_of = fields.get("topic") == str(name.base) and fields.get("ledger") == wanted
+            if is_of and fields.get("kind") in _FENCES:
+                return marker_of(fields)
+        if len(records) < count or count >= RECORDS_MAX:
+            return {}
+        count = min(count * 4, RECORDS_MAX)

@@ -1,0 +1,232 @@
+"""Parts that executors hand in for atomic publishes: kept in the store until published, or expired.
+
+A part that is lost is never taken for an empty one: who publishes says what each part holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from onewriter_broker.log.api import LogStore
+from onewriter_broker.log.publishing import PUBLISH_BYTES_MAX, PUBLISH_ENTRIES_MAX, TooLarge
+from onewriter_broker.log.staged import CHUNK_BYTES, Damaged, StagedPart, decode_part
+from onewriter_broker.topic import staged_rows
+from onewriter_core.errors import OnewriterError, Refused, ServerError, Undecided
+from onewriter_core.ids import TopicName
+
+PART_BYTES_MAX: Final = 16 * 1024 * 1024
+"""One part; whoever has more to stage makes several."""
+
+STAGED_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""All parts of one bucket together."""
+
+STAGED_PARTS_MAX: Final = 5_000
+"""As many parts at most: all of them are looked through with each one that comes."""
+
+STAGED_SECONDS: Final = 6 * 3600.0
+"""For so long a part is kept; a batch that takes longer fails."""
+
+SWEEP_SECONDS: Final = 60.0
+"""Between two looks for what has expired."""
+
+ENTRY_MEMORY_BYTES: Final = 256
+"""What an entry of a publish takes in memory beside its bytes, roughly."""
+
+LOADED_BYTES_MAX: Final = PUBLISH_BYTES_MAX + ENTRY_MEMORY_BYTES * PUBLISH_ENTRIES_MAX
+"""Memory for the publishes of all topics: the largest one alone fits."""
+
+TOPIC_MEMORY_BYTES: Final = 32 * 1024 * 1024
+"""Memory for the publishes of one topic that they need not share with larger ones."""
+
+SMALL_TOPICS_MAX: Final = 4
+"""As many topics may fill theirs at once."""
+
+UPLOADS_MAX: Final = 8
+"""Parts that are being handed in at once."""
+
+log = structlog.get_logger(__name__)
+
+
+class MissingPart(OnewriterError):
+    """A part that is to be published is not there, or is another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A part as whoever staged it was told: its key and what it holds."""
+
+    key: str
+    rows: int
+    bytes: int
+    checksum: str
+
+
+class Staging:
+    """The parts of the buckets that this broker holds. ``run`` must be running."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        bucket_of: Callable[[TopicName], int],
+        held: Callable[[], Sequence[int]],
+        wall_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._bucket_of = bucket_of
+        self._held = held
+        self._wall_ms = wall_ms
+        self._uploads = 0
+        self._small_bytes: Counter[TopicName] = Counter()
+        self._loaded_bytes: Counter[TopicName] = Counter()
+
+    @contextmanager
+    def uploading(self) -> Iterator[None]:
+        """Inside, one part is being handed in. Raises Refused for one too many."""
+        if self._uploads >= UPLOADS_MAX:
+            text = f"{UPLOADS_MAX} parts are being staged: come again"
+            raise Refused(ServerError.TOO_MANY_REQUESTS, text)
+        self._uploads += 1
+        try:
+            yield
+        finally:
+            self._uploads -= 1
+
+    async def keep(self, topic: TopicName, key: str, body: bytes) -> Claimed:
+        """Keep a part; one of the same key is replaced as a whole.
+
+        Raises ProtocolError for a part that nobody could read, Refused where too much is staged,
+        Undecided: hand it in again.
+        """
+        rows = await staged_rows.check(body)
+        bucket, name = self._bucket_of(topic), _name(topic, key)
+        noted = await self._sweep(bucket)
+        others = [part.bytes for other, part in noted.items() if other != name]
+        if sum(others) + len(body) > STAGED_BYTES_MAX or len(others) >= STAGED_PARTS_MAX:
+            text = (
+                f"{STAGED_BYTES_MAX} bytes, or {STAGED_PARTS_MAX} parts, are staged in the topic's"
+                " bucket already"
+            )
+            raise Refused(ServerError.TOO_MANY_REQUESTS, text)
+        staged = self._store.staged
+        present = noted.get(name)
+        if present is not None:
+            await staged.drop(bucket, name, present.chunks)
+        until = self._wall_ms() + int(1000 * STAGED_SECONDS)
+        unfinished = StagedPart(-1, len(body), "", until)
+        await staged.note(bucket, name, unfinished)
+        for number in range(unfinished.chunks):
+            start = number * CHUNK_BYTES
+            await staged.write(bucket, name, number, body[start : start + CHUNK_BYTES])
+        checksum = await staged_rows.checksum(body)
+        part = StagedPart(rows, len(body), checksum, until)
+        await staged.note(bucket, name, part)
+        return Claimed(key, rows, part.bytes, part.checksum)
+
+    @contextmanager
+    def loading(self, topic: TopicName, parts: Sequence[Claimed]) -> Iterator[None]:
+        """Inside, these parts may be in memory.
+
+        Raises TooLarge; Refused where too many are. A topic whose publishes do not end leaves the
+        others theirs, as far as those are small.
+        """
+        size = sum(part.bytes for part in parts)
+        if size > PUBLISH_BYTES_MAX:
+            raise TooLarge(f"at most {PUBLISH_BYTES_MAX} bytes are published as a whole")
+        size += ENTRY_MEMORY_BYTES * min(sum(part.rows for part in parts), PUBLISH_ENTRIES_MAX)
+        small = self._small_bytes
+        if (
+            small[topic] + size <= TOPIC_MEMORY_BYTES
+            and small.total() + size <= SMALL_TOPICS_MAX * TOPIC_MEMORY_BYTES
+        ):
+            with _taken(small, topic, size):
+                yield
+        elif self._loaded_bytes.total() + size <= LOADED_BYTES_MAX:
+            with _taken(self._loaded_bytes, topic, size):
+                yield
+        else:
+            text = "other publishes fill the memory that there is for them: come again"
+            raise Refused(ServerError.TOO_MANY_REQUESTS, text)
+
+    async def load(self, topic: TopicName, part: Claimed) -> bytes:
+        """A part's bytes. Raises MissingPart, Undecided."""
+        bucket, name = self._bucket_of(topic), _name(topic, part.key)
+        chunks: list[bytes] = []
+        for number in range(-(-part.bytes // CHUNK_BYTES)):
+            chunk = await self._store.staged.read(bucket, name, number)
+            if chunk is None:
+                raise MissingPart(f"the staged part {part.key} is not there any more")
+            chunks.append(chunk)
+        body = b"".join(chunks)
+        checksum = await staged_rows.checksum(body)
+        if len(body) != part.bytes or checksum != part.checksum:
+            raise MissingPart(f"the staged part {part.key} is another one")
+        rows = await staged_rows.count(body)
+        if rows != part.rows:
+            raise MissingPart(f"the staged part {part.key} has {rows} rows, not {part.rows}")
+        return body
+
+    async def drop(self, topic: TopicName, prefix: str) -> int:
+        """Forget the parts whose keys begin so; how many there were. Raises Undecided."""
+        start = _name(topic, prefix)
+        return await self._drop(topic, lambda name: name.startswith(start))
+
+    async def drop_parts(self, topic: TopicName, keys: Collection[str]) -> int:
+        """Forget these parts and no others; how many there were. Raises Undecided."""
+        names = frozenset(_name(topic, key) for key in keys)
+        return await self._drop(topic, names.__contains__)
+
+    async def _drop(self, topic: TopicName, is_meant: Callable[[str], bool]) -> int:
+        bucket = self._bucket_of(topic)
+        noted = await self._sweep(bucket)
+        names = [name for name in noted if is_meant(name)]
+        for name in names:
+            await self._store.staged.drop(bucket, name, noted[name].chunks)
+        return len(names)
+
+    async def run(self) -> None:
+        """Forget what has expired, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            for bucket in self._held():
+                try:
+                    await self._sweep(bucket)
+                except Undecided as error:
+                    log.info("staging.waits", bucket=bucket, reason=str(error))
+                    break
+
+    async def _sweep(self, bucket: int) -> dict[str, StagedPart]:
+        """What a bucket keeps, less what has expired."""
+        kept: dict[str, StagedPart] = {}
+        for name, text in (await self._store.staged.noted(bucket)).items():
+            try:
+                part = decode_part(text)
+            except Damaged as error:
+                log.warning("staging.damaged", part=name, reason=str(error))
+                continue
+            if part.until_ms < self._wall_ms():
+                await self._store.staged.drop(bucket, name, part.chunks)
+            else:
+                kept[name] = part
+        return kept
+
+
+def _name(topic: TopicName, key: str) -> str:
+    return f"{topic}|{key}"
+
+
+@contextmanager
+def _taken(memory: Counter[TopicName], topic: TopicName, size: int) -> Iterator[None]:
+    memory[topic] += size
+    try:
+        yield
+    finally:
+        memory[topic] -= size
+        if not memory[topic]:
+            del memory[topic]

@@ -1,0 +1,84 @@
+"""The contract of LogStore: looking at a dataset, and stamping its buckets with their owner."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from tests.conformance.log_store_worlds import World, topics_of_bucket
+from tests.stamps import stamp_anew
+
+from onewriter_broker.log.api import Binding, LogStore, Outcome, Unit
+
+(TOPIC,) = topics_of_bucket(0, 1)
+
+
+async def test_a_fresh_store_is_a_primary_that_nobody_stamped(
+    world: World, store: LogStore
+) -> None:
+    seen = await store.observe([0, 3])
+    assert seen.is_primary
+    assert seen.replid == world.replid()
+    assert seen.previous_replid == ""
+    assert seen.replicas == 0
+    assert seen.units == {0: Unit(), 3: Unit()}
+
+
+async def test_a_stamp_names_the_owner_and_may_be_repeated(world: World, store: LogStore) -> None:
+    binding = Binding(0, world.replid(), 2, "broker-a", 7)
+    assert await stamp_anew(store, binding) is Outcome.DONE
+    assert await store.stamp(binding) is Outcome.DONE
+    assert (await store.observe([0])).units[0] == Unit(2, "broker-a", 7, 0)
+
+
+async def test_a_stamp_brings_no_bucket_back_that_has_no_record(
+    world: World, store: LogStore
+) -> None:
+    binding = Binding(0, world.replid(), 2, "broker-a", 7)
+    assert await store.stamp(binding) is Outcome.LOST
+    assert (await store.observe([0])).units[0] == Unit()
+
+
+async def test_a_first_stamp_needs_the_birthmark_that_stands(world: World, store: LogStore) -> None:
+    binding = Binding(0, world.replid(), 1, "broker-a", 7)
+    await store.bear(0, "one")
+    assert (await store.observe([0])).units[0] == Unit(birthmark="one")
+    assert await store.stamp(binding, birthmark="another") is Outcome.LOST
+    assert await store.stamp(binding) is Outcome.LOST
+    assert await store.write_audit(binding, {"event": "early"}) is Outcome.LOST
+    assert await store.stamp(binding, birthmark="one") is Outcome.DONE
+    assert (await store.observe([0])).units[0] == Unit(1, "broker-a", 7, 0)
+    assert await store.stamp(binding, birthmark="one") is Outcome.DONE, "a repetition"
+
+
+async def test_a_first_stamp_that_arrives_behind_an_emptying_is_refused(
+    world: World, store: LogStore
+) -> None:
+    await store.bear(0, "one")
+    early = Binding(0, world.replid(), 1, "broker-b", 7)
+    await store.stamp(Binding(0, world.replid(), 1, "broker-a", 8), birthmark="one")
+    world.flush_all()
+    assert await store.stamp(early, birthmark="one") is Outcome.LOST
+    await store.bear(0, "two")  # also late
+    assert await store.stamp(early, birthmark="one") is Outcome.LOST
+    assert (await store.observe([0])).units[0].generation == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"version": 6}, Outcome.FENCED),
+        ({"owner": "broker-b"}, Outcome.FENCED),
+        ({"generation": 1, "version": 8}, Outcome.REFENCE),
+        ({"replid": "f" * 40, "version": 8}, Outcome.REFENCE),
+    ],
+    ids=["older version", "same version, other owner", "older generation", "other dataset"],
+)
+async def test_a_late_stamp_replaces_nothing(
+    world: World, store: LogStore, change: dict[str, Any], expected: Any
+) -> None:
+    binding = Binding(0, world.replid(), 2, "broker-a", 7)
+    await stamp_anew(store, binding)
+    assert await store.stamp(dataclasses.replace(binding, **change)) is expected
+    assert (await store.observe([0])).units[0] == Unit(2, "broker-a", 7, 0)

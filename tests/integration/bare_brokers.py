@@ -1,0 +1,39 @@
+"""Brokers on a store of the test's own, and what became of what was written there meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from tests.integration.continuous_writer import ContinuousWriter, check, reported_losses, story_of
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
+
+SILENT_SECONDS = 30.0
+"""No story here is about a silent writer; on a slow machine one may be held up for seconds."""
+
+
+@contextlib.contextmanager
+def bare_broker(url: str, **options: Any) -> Iterator[LocalBrokers]:
+    """One broker on a store of ours, without a supervisor."""
+    settings = {"store_timeout_seconds": 1.0, "silent_after_seconds": SILENT_SECONDS}
+    options["settings"] = settings | options.get("settings", {})
+    with running_brokers(redis_url=url, supervised=False, **options) as brokers:
+        yield brokers
+
+
+def settle(writer: ContinuousWriter, brokers: list[LocalBrokers], url: str) -> int:
+    """Stop the writer and compare; how many values the brokers reported lost."""
+    writer.stop()
+    found = story_of(url, writer.topic)
+    return check(writer, found, reported_losses(brokers, writer.topic))
+
+
+def declared(*topics: tuple[str, str]) -> str:
+    """Manifests of topics with their durability."""
+    return "---\n".join(
+        f"apiVersion: onewriter.dev/v1alpha1\nkind: ExclusiveTopic\nmetadata: {{name: {name}}}\n"
+        f"spec: {{durability: {durability}, access: {{requireClaim: false}}}}\n"
+        for name, durability in topics
+    )

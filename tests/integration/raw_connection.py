@@ -1,0 +1,215 @@
+"""One connection of the raw client: what is written to a broker, and what is heard from it.
+
+PINGs are answered by its own thread, as stock clients do, until ``freeze``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from google.protobuf.message import Message
+
+from onewriter_core.errors import ProtocolError, ServerError
+from onewriter_core.wire.client import ClientConnection
+from onewriter_core.wire.commands import EXTENSIONS_VERSION
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+SECONDS_MAX = 60.0
+"""How long an expected answer is waited for: a machine may be slow, and a test that fails is not."""
+
+Kind = TypeVar("Kind")
+
+
+class RefusedByBroker(Exception):
+    """The broker answered a request with an error."""
+
+    def __init__(self, code: int, text: str) -> None:
+        self.code = ServerError(code)
+        self.text = text
+        super().__init__(f"{self.code.name}: {text}")
+
+
+class RawConnection:
+    """One connection. ``heard`` is all that came and was not yet taken by ``expect``."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        *,
+        token: str = "",
+        connects: bool = True,
+        window: int = 0,
+        version: str = "raw-client",
+        extensions_version: int = EXTENSIONS_VERSION,
+    ) -> None:
+        self.heard: list[tuple[Any, bytes]] = []
+        self.is_closed = False
+        self._changed = threading.Condition()
+        self._writing = threading.Lock()
+        self._wire = ClientConnection()
+        self._producer_ids = itertools.count(1)
+        self._consumer_ids = itertools.count(1)
+        self._reads = threading.Event()
+        self._reads.set()
+        self.socket = socket.socket()
+        if window:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+        try:
+            self.socket.connect(address)
+        except OSError:
+            self.socket.close()
+            raise
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if connects:
+            try:
+                self._connect(token, version, extensions_version)
+            except BaseException:
+                self.close()
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _connect(self, token: str, version: str, extensions_version: int) -> None:
+        self.write(
+            self._wire.connect(
+                version,
+                auth_method="token" if token else "none",
+                auth_data=token.encode(),
+                extensions_version=extensions_version,
+            )
+        )
+        self.answer(pb.CommandConnected)
+
+    # ------------------------------------------------------------ speaking
+
+    def write(self, data: bytes) -> None:
+        """Bytes as they are."""
+        with self._writing:  # PONGs come from another thread
+            self.socket.sendall(data)
+
+    def say(self, message: Message) -> None:
+        """A command, without waiting for anything."""
+        self.write(self._wire.encode(message))
+
+    def next_request_id(self) -> int:
+        return self._wire.next_request_id()
+
+    def freeze(self) -> None:
+        """Neither read nor answer PINGs from now on; the socket stays open."""
+        self._reads.clear()
+
+    def thaw(self) -> None:
+        self._reads.set()
+
+    def close(self) -> None:
+        self._reads.set()
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self._reader.join()
+        self.socket.close()
+
+    # ------------------------------------------------------------ hearing
+
+    def expect(
+        self,
+        kind: type[Kind],
+        where: Callable[[Kind], bool] = lambda _: True,
+        *,
+        seconds: float = SECONDS_MAX,
+    ) -> Kind:
+        """The first command of that kind, heard already or still to come; it is taken out."""
+        return self.expect_with_payload(kind, where, seconds=seconds)[0]
+
+    def expect_with_payload(
+        self,
+        kind: type[Kind],
+        where: Callable[[Kind], bool] = lambda _: True,
+        *,
+        seconds: float = SECONDS_MAX,
+    ) -> tuple[Kind, bytes]:
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                for index, (command, payload) in enumerate(self.heard):
+                    if isinstance(command, kind) and where(command):
+                        del self.heard[index]
+                        return command, payload
+                left = deadline - time.monotonic()
+                if self.is_closed or left <= 0:
+                    why = "the connection was closed" if self.is_closed else f"{seconds} s passed"
+                    heard = [type(command).__name__ for command, _ in self.heard]
+                    raise TimeoutError(f"no {kind.__name__}: {why}; heard {heard}")
+                self._changed.wait(left)
+
+    def answer(self, kind: type[Kind], request_id: int | None = None) -> Kind:
+        """The answer to a request; RefusedByBroker when it is an error."""
+
+        def fits(command: Any) -> bool:
+            return isinstance(command, (kind, pb.CommandError)) and (
+                request_id is None or command.request_id == request_id  # type: ignore[union-attr]  # whoever gives one
+            )
+
+        found: Any = self.expect(object, fits)
+        if isinstance(found, pb.CommandError):
+            raise RefusedByBroker(found.error, found.message)
+        assert isinstance(found, kind)
+        return found
+
+    def has_heard(self, kind: type[Kind], where: Callable[[Kind], bool] = lambda _: True) -> bool:
+        with self._changed:
+            return any(isinstance(c, kind) and where(c) for c, _ in self.heard)
+
+    def wait_closed(self, seconds: float = SECONDS_MAX) -> None:
+        """Wait until the broker has closed the connection."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.is_closed, seconds):
+                raise TimeoutError(f"still open after {seconds} s; heard {self.heard}")
+
+    def wait_closed_or(self, kind: type[Kind], seconds: float = SECONDS_MAX) -> None:
+        """Wait until the broker has sent such a command, or closed the connection."""
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: self.is_closed or any(isinstance(c, kind) for c, _ in self.heard), seconds
+            ):
+                raise TimeoutError(f"neither closed nor {kind.__name__} after {seconds} s")
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, ProtocolError):
+            while data := self.socket.recv(65536):
+                self._reads.wait()
+                self._take(data)
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify_all()
+
+    def _take(self, data: bytes) -> None:
+        for command, payload in self._wire.feed(data):
+            if isinstance(command, pb.CommandPing):
+                self.say(pb.CommandPong())
+                continue
+            with self._changed:
+                self.heard.append((command, b"" if payload is None else bytes(payload)))
+                self._changed.notify_all()
+
+    def ping(self) -> None:
+        """A round trip: all that was sent before has been looked at."""
+        self.say(pb.CommandPing())
+        self.expect(pb.CommandPong)

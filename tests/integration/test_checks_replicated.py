@@ -1,0 +1,49 @@
+"""CHECK on a topic whose acknowledgements wait for a replica: as firm as they, and nobody else waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.integration.bare_brokers import bare_broker, declared
+from tests.servers import running_pair
+
+from onewriter import AccessMode, Client, Limits, ProducerOptions, Unavailable
+
+EXCLUSIVE = ProducerOptions(access_mode=AccessMode.EXCLUSIVE)
+CHECKS = 200
+"""At once, each about another epoch: the SDK lets those share that ask the same."""
+
+IMPATIENT = Limits(operation_timeout_seconds=2.0)
+
+
+async def test_checks_wait_for_the_replica_and_nobody_else_does(topic: str) -> None:
+    manifests = declared((topic, "Replicated"), (f"{topic}-local", "Local"))
+    with (
+        running_pair() as (primary, replica),
+        bare_broker(primary.url, manifests=manifests) as brokers,
+    ):
+        async with Client(brokers.service_url, limits=IMPATIENT) as client:
+            careful = await client.create_producer(topic, EXCLUSIVE)
+            epoch = careful.epoch or 0
+            local = await client.create_producer(f"{topic}-local", EXCLUSIVE)
+            answers = await asyncio.gather(
+                *(client.check(topic, epoch + number) for number in range(CHECKS))
+            )
+            assert [each.is_current for each in answers] == [True] + [False] * (CHECKS - 1)
+            replica.pause()
+            checks = asyncio.gather(
+                *(client.check(topic, epoch + number) for number in range(CHECKS)),
+                return_exceptions=True,
+            )
+            sent = 0
+            while not checks.done():  # the store has no replica that answers for all this time
+                await local.send(b"%d" % sent)
+                sent += 1
+            assert all(isinstance(answer, Unavailable) for answer in await checks)
+            assert sent >= 20
+            with pytest.raises(Unavailable, match="replicas do not answer"):
+                await client.check(topic)
+            replica.resume()
+            assert (await client.check(topic, epoch)).is_current
+            await careful.send(b"still mine")

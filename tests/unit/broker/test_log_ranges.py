@@ -1,0 +1,199 @@
+"""Ranges of a log: what is given, from where, and what is never passed over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.broker.verify_histories import (
+    BUCKETS,
+    TOPIC,
+    Story,
+    an_eventful_life,
+    entry,
+    waiter,
+)
+
+from onewriter_broker.log import ranges
+from onewriter_broker.log.api import Marker, StoredBlock
+from onewriter_broker.log.blocks import MalformedBlock
+from onewriter_broker.log.memory import MemoryLogStore
+from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.ranges import Missing, Range, behind, leaves_hole
+from onewriter_broker.log.topic_log import TRIMMED, last_position
+from onewriter_core.errors import Unavailable
+from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.topic.model import Purpose
+
+SEEN_FROM = (EARLIEST, Position(5, 0), Position(5, 4), Position(6, 9), Position(10, 5))
+
+
+class DamagedStore(MemoryLogStore):
+    """A store that holds something else than a block at one position."""
+
+    damaged = Position(6, 1)
+
+    async def read_blocks(self, *arguments: Any, **options: Any) -> list[StoredBlock]:
+        found = await super().read_blocks(*arguments, **options)
+        if any(block.position == self.damaged for block in found):
+            raise MalformedBlock(f"{self.damaged}: nobody knows what that is")
+        return found
+
+
+@pytest.fixture
+def server() -> MemoryServer:
+    return MemoryServer()
+
+
+async def read_all(blocks: Range, found: list[str] | None = None) -> list[str]:
+    found = [] if found is None else found
+    while read := await blocks.read():
+        found += [str(block.position) for block in read]
+    return found
+
+
+@pytest.mark.parametrize("start", SEEN_FROM)
+@pytest.mark.parametrize("is_remembered", [True, False])
+async def test_a_range_begins_with_the_block_that_holds_its_start(
+    server: MemoryServer, start: Position, is_remembered: bool
+) -> None:
+    story = await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    stored = server.primary.dataset.logs[TOPIC].blocks
+    expected = [block for block in stored if last_position(block) >= start]
+    if not is_remembered:
+        story.log.forget_tail()
+    found = await read_all(Range(story.log, start))
+    assert found == [str(block.position) for block in expected]
+    assert len(found) < len(stored) or start <= Position(5, 0)
+
+
+async def test_a_range_ends_with_the_block_that_holds_its_last_entry(server: MemoryServer) -> None:
+    story = await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    for _ in range(2):
+        blocks = Range(story.log, Position(5, 0), Position(5, 4))
+        assert await read_all(blocks) == ["5-0", "5-1", "5-3"]
+        found = await read_all(Range(story.log, Position(5, 0), Position(6, 0)))
+        assert found[-1] == "5-5"
+        story.log.forget_tail()
+    assert await read_all(Range(story.log, Position(7, 9), Position(7, 9))) == []
+
+
+async def test_nothing_behind_the_watermark_is_given_and_a_range_does_not_grow(
+    server: MemoryServer,
+) -> None:
+    story = await Story.begin(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    await story.fence(Purpose.GRANT, waiter("alice"))
+    await story.publish(entry("alice", 0))
+    blocks = Range(story.log, EARLIEST, Position(99, 0))
+    await story.publish(entry("alice", 1))
+    assert blocks.end == Position(5, 2)
+    assert await read_all(blocks) == ["5-0", "5-1"]
+
+
+async def test_a_marker_is_given_with_its_fields_though_memory_has_none(
+    server: MemoryServer,
+) -> None:
+    story = await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    story.log.tail[0] = Marker(story.log.tail[0].position, {})
+    (first, *_) = await Range(story.log, EARLIEST).read()
+    assert isinstance(first, Marker)
+    assert first.fields["producer"] == "alice"
+
+
+async def test_a_hole_is_an_error_wherever_it_is(server: MemoryServer) -> None:
+    story = await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    story.log.forget_tail()
+    stored = server.primary.dataset.logs[TOPIC].blocks
+    (gone,) = (block for block in stored if block.position == Position(5, 3))
+    stored.remove(gone)
+    with pytest.raises(Missing) as raised:
+        await read_all(Range(story.log, EARLIEST))
+    assert (raised.value.asked, raised.value.found) == (Position(5, 3), Position(5, 5))
+    with pytest.raises(Missing):
+        await read_all(Range(story.log, Position(5, 4)))
+
+
+@pytest.mark.parametrize("gone", [slice(0, 5), slice(0, 4), slice(2, 4)])
+async def test_a_range_that_goes_altogether_while_it_is_read_is_not_an_empty_one(
+    server: MemoryServer, gone: slice
+) -> None:
+    story = await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    story.log.forget_tail()
+    blocks = Range(story.log, Position(5, 3), Position(5, 6))
+    stored = server.primary.dataset.logs[TOPIC].blocks
+    del stored[gone]
+    if gone.start == 0:
+        story.log.state[TRIMMED] = str(stored[0].position)
+    with pytest.raises(Missing) as raised:
+        await blocks.read()
+    assert raised.value.asked == Position(5, 3)
+    assert blocks.at == Position(5, 3)
+
+
+async def test_a_range_behind_a_ledgers_end_is_empty_whatever_was_trimmed(
+    server: MemoryServer,
+) -> None:
+    story = await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    story.log.forget_tail()
+    end = next(end for end in story.log.ends if end.ledger == 5)
+    for _ in range(2):
+        blocks = Range(story.log, behind(end), Position(6, 0))
+        assert await blocks.read() == []
+        assert blocks.at == blocks.end
+        stored = server.primary.dataset.logs[TOPIC].blocks
+        stored[:] = [block for block in stored if block.position >= Position(6, 0)]
+        story.log.state[TRIMMED] = "6-0"
+
+
+async def test_what_stands_in_front_of_a_damaged_block_is_given(server: MemoryServer) -> None:
+    story = await an_eventful_life(DamagedStore(server.resolve, buckets=BUCKETS))
+    story.log.forget_tail()
+    blocks, found = Range(story.log, EARLIEST), list[str]()
+    with pytest.raises(MalformedBlock):
+        await read_all(blocks, found)
+    assert found == ["5-0", "5-1", "5-3", "5-5", "6-0"]
+    assert blocks.at == DamagedStore.damaged
+
+
+async def test_a_log_that_moves_away_is_read_no_further(server: MemoryServer) -> None:
+    story = await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    blocks = Range(story.log, EARLIEST)
+    story.log.close()
+    with pytest.raises(Unavailable, match="moving"):
+        await blocks.read()
+
+
+async def test_reads_are_bounded_by_the_size_of_blocks(
+    server: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "READ_BYTES", 2_000)
+    story = await Story.begin(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    await story.fence(Purpose.GRANT, waiter("alice"))
+    for _ in range(10):
+        await story.publish(bytes(900))
+    for _ in range(2):
+        blocks, sizes = Range(story.log, EARLIEST), []
+        while read := await blocks.read():
+            sizes.append(len(read))
+        assert sum(sizes) == 11
+        assert max(sizes) <= 4
+        story.log.forget_tail()
+
+
+@pytest.mark.parametrize(
+    ("at", "found", "hole"),
+    [
+        ((5, 3), (5, 3), False),
+        ((5, 3), (5, 1), False),  # the block that holds it
+        ((5, 3), (5, 4), True),
+        ((5, 3), (6, 0), False),  # the ledger ended there
+        ((5, 3), (6, 1), True),
+        ((5, 0), (5, 1), False),  # a marker may go alone
+        ((5, 0), (5, 2), True),
+        ((0, 0), (5, 7), True),
+    ],
+)
+def test_a_hole_is_seen_by_where_the_next_block_stands(
+    at: tuple[int, int], found: tuple[int, int], hole: bool
+) -> None:
+    assert leaves_hole(Position(*at), Position(*found)) is hole

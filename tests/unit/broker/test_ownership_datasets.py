@@ -1,0 +1,162 @@
+"""Whose data it is: restarts, failovers, foreign and restored stores, and a person's force."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.broker.ownership_world import World, acquired, force
+
+from onewriter_broker.anchor.api import Record
+from onewriter_broker.anchor.memory import MemoryAnchor
+from onewriter_broker.ownership.adoption import Reason
+from onewriter_broker.ownership.claims import BucketRefused, Forced
+from onewriter_core.errors import Unavailable
+
+pytestmark = pytest.mark.looptime
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_after_a_restart_that_kept_everything_holders_may_resume(world: World) -> None:
+    await world.grant(await acquired(world))
+    world.server.restart(world.server.primary)
+    holding = await world.broker("broker-0~b").acquire(0)
+    assert holding is not None
+    assert holding.grants_known
+    assert holding.may_resume(1)
+    assert holding.binding.generation == 2
+
+
+async def test_after_a_torn_restart_nobody_resumes_under_any_later_owner(world: World) -> None:
+    await world.grant(await acquired(world))
+    node = world.server.primary
+    world.server.restart(node, keep=len(node.history) - 1)
+    torn = await world.broker("broker-0~b").acquire(0)
+    assert torn is not None
+    assert not torn.grants_known
+    assert not torn.may_resume(1)
+    assert torn.may_resume(2)
+
+    later = await world.broker("broker-0~c").acquire(0)
+    assert later is not None
+    assert later.grants_known, "nothing more was lost"
+    assert not later.may_resume(1), "but what was lost stays lost"
+
+    world.server.restart(node)
+    restarted = await world.broker("broker-0~d").acquire(0)
+    assert restarted is not None
+    assert not restarted.may_resume(1)
+    assert restarted.may_resume(2)
+
+
+async def test_without_recorded_grants_only_a_clean_release_lets_holders_resume(
+    world: World,
+) -> None:
+    world.anchor = MemoryAnchor(records_every_grant=False)
+    first = await acquired(world)
+    await world.grant(first)
+    await first.give_back(0)
+    world.server.restart(world.server.primary)
+    second = world.broker("broker-0~b")
+    holding = await second.acquire(0)
+    assert holding is not None
+    assert holding.may_resume(1)
+
+    world.server.restart(world.server.primary)  # the second owner crashed: no clean release
+    holding = await world.broker("broker-0~c").acquire(0)
+    assert holding is not None
+    assert not holding.may_resume(2)
+
+
+async def test_a_lagging_replica_s_promotion_is_adopted_and_its_loss_known(world: World) -> None:
+    replica = world.server.add_replica("node-1")
+    broker = world.broker(single_node=False)
+    await broker.acquire(0)
+    replica.holds_replication = True
+    await world.grant(broker)
+    world.server.promote(replica)
+    holding = await world.broker("broker-1~x", single_node=False).acquire(0)
+    assert holding is not None
+    assert not holding.grants_known
+
+
+async def test_a_foreign_dataset_is_refused_until_it_is_forced(world: World) -> None:
+    await world.grant(await acquired(world, single_node=False))
+    stranger = world.server.add_primary("stranger")
+    world.server.primary = stranger
+    successor = world.broker("broker-1~x", single_node=False)
+    with pytest.raises(BucketRefused) as refused:
+        await successor.acquire(0)
+    assert refused.value.verdict.reason is Reason.EMPTY_DATASET
+
+    assert await force(world) == Forced(0, 2, stranger.replid)
+    assert (await world.record()).owner == ""
+    holding = await successor.acquire(0)
+    assert holding is not None
+    assert not holding.may_resume(1)
+    store = world.stores["broker-1~x"]
+    ((_, audit),) = await store.read_audit(0, count=10)
+    assert audit == {
+        "kind": "adopt",
+        "reason": "the disk is gone",
+        "by": "operator",
+        "verdict": "empty-dataset",
+        "generation": "2",
+        "replid": stranger.replid,
+        "previous_replid": world.server.nodes["node-0"].replid,
+        "time": "1700000000000",
+    }
+
+
+async def test_force_does_nothing_to_a_bucket_that_is_well(world: World) -> None:
+    broker = await acquired(world)
+    before = await world.anchor.read(0)
+    assert "nothing to force" in (await force(world)).problem
+    assert await world.anchor.read(0) == before
+    await world.grant(broker)
+
+
+async def test_force_that_loses_a_race_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.grant(await acquired(world))
+    world.server.flush_all(world.server.primary)
+
+    async def lost(bucket: int, version: int, record: Record) -> int | None:
+        return None
+
+    monkeypatch.setattr(world.anchor, "compare_and_set", lost)
+    assert "somebody else" in (await force(world)).problem
+
+
+async def test_a_store_of_another_anchor_is_not_registered(world: World) -> None:
+    await acquired(world)
+    world.anchor = MemoryAnchor()
+    with pytest.raises(BucketRefused, match="an anchor that is not this one"):
+        await world.broker("broker-0~b").acquire(0)
+
+
+async def test_force_binds_a_store_to_a_new_anchor(world: World) -> None:
+    broker = await acquired(world)
+    for _ in range(5):
+        await world.grant(broker)
+    lost_anchor, world.anchor = world.anchor, MemoryAnchor()
+    assert (await force(world)).problem == ""
+    successor = world.broker("broker-0~b")
+    holding = await successor.acquire(0)
+    assert holding is not None
+    assert holding.binding.version < (await lost_anchor.read(0)).version
+    assert await successor.reserve_ledger(0) == 6, "above what the store has seen"
+    assert not holding.may_resume(1)
+
+
+async def test_an_anchor_restored_from_a_backup_is_put_off_then_named(world: World) -> None:
+    await acquired(world)
+    world.server.renew_identity(world.server.primary)
+    backup = await world.record()
+    await world.broker("broker-0~b").acquire(0)
+    await world.change(lambda _: backup)
+    with pytest.raises(Unavailable, match="restored from a backup"):
+        await world.broker("broker-0~c").acquire(0)

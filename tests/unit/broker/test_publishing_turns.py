@@ -1,0 +1,231 @@
+"""Who may publish as a whole: under the epoch that leads, or in a turn of its own; and once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from tests.unit.broker.fence_path_world import BUCKET, ORDERS, World, serving, until
+from tests.unit.broker.test_staging import body, frame
+
+from onewriter_broker.log.api import VERSION_PREFIX, Block
+from onewriter_broker.log.termination import TERMINATED
+from onewriter_broker.topic.catalog import CatalogEntry
+from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_broker.topic.publishing import DUPLICATE, Answer, Asked, Publishing
+from onewriter_broker.topic.runner import TopicRunner
+from onewriter_broker.topic.staging import Claimed, MissingPart, Staging
+from onewriter_core.errors import Fenced, Refused, Unavailable
+from onewriter_core.ids import Identity, Position
+from onewriter_core.topic.lookups import tenure_of
+from onewriter_core.topic.model import WHOLE, AccessMode, Held, Reserved, Topic, Vacant
+
+APP = "job"
+
+
+class Room:
+    """A broker's part that publishes, around one topic."""
+
+    def __init__(self, world: World, runner: TopicRunner) -> None:
+        self.world = world
+        self.runner = runner
+        self.topic = LoadedTopic(ORDERS, BUCKET, CatalogEntry(), runner, {}, None)
+        self.topic.subscriptions[WHOLE] = None  # type: ignore[assignment]
+        self.staging = Staging(world.store, lambda _: BUCKET, lambda: [BUCKET], lambda: 1_000)
+        self.publishing = Publishing(world.store, world.appender, self.staging)
+
+    async def staged(self, version: int = 1, parts: int = 2) -> list[Claimed]:
+        return [
+            await self.staging.keep(
+                ORDERS, f"{APP}/{version}/{number}/1", body(frame(b"%d" % number, b"row"))
+            )
+            for number in range(parts)
+        ]
+
+    async def publish(
+        self, parts: Sequence[Claimed], *, version: int = 1, epoch: int | None = None
+    ) -> Answer:
+        asked = Asked(APP, version, epoch, parts)
+        return await self.publishing.publish(ORDERS, self.topic, asked, 1_234)
+
+    @property
+    def ownership(self) -> object:
+        return self.runner.topic.slots[0].ownership
+
+    async def entries(self) -> int:
+        blocks = [each for each in await self.world.stored() if isinstance(each, Block)]
+        return sum(len(block.lengths) for block in blocks)
+
+
+async def room_of(world: World) -> Room:
+    return Room(world, await world.load())
+
+
+async def held(room: Room, name: str = "holder") -> int:
+    """Somebody holds the topic; its epoch."""
+    producer, told = room.world.ask(room.runner, AccessMode.EXCLUSIVE_WITH_FENCING, name)
+    await until(lambda: told.ready)
+    assert producer.epoch is not None
+    return producer.epoch
+
+
+async def test_without_an_epoch_it_has_the_topic_for_itself_and_gives_it_back() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        answer = await room.publish(await room.staged())
+        assert answer == Answer(is_duplicate=False, where=answer.where)
+        assert answer.where is not None
+        assert answer.where.last == Position(2, 2)
+        assert isinstance(room.ownership, Vacant)
+        assert room.runner.producers == {}
+        assert await room.staging.drop(ORDERS, f"{APP}/") == 0, (
+            "what is published is staged no more"
+        )
+
+
+async def test_it_deposes_nobody() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        epoch = await held(room)
+        with pytest.raises(Refused, match="existing exclusive producer: holder"):
+            await room.publish(await room.staged())
+        assert isinstance(room.ownership, Held)
+        assert (await room.publish(await room.staged(), epoch=epoch)).where is not None
+
+
+async def test_an_epoch_that_does_not_lead_publishes_nothing() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        parts = await room.staged()
+        old = await held(room)
+        new = await held(room, "next")
+        for epoch in (old, new + 1):
+            with pytest.raises(Fenced) as fenced:
+                await room.publish(parts, epoch=epoch)
+            assert fenced.value.current_epoch == new
+        assert await room.entries() == 0
+
+
+async def test_a_takeover_while_the_parts_are_read_is_seen() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        parts = await room.staged()
+        old = await held(room)
+        read = type(world.store.staged).read
+        taken = False
+
+        async def slow(*arguments: object) -> bytes | None:
+            nonlocal taken
+            if not taken:
+                taken = True
+                await held(room, "next")
+            return await read(*arguments)  # type: ignore[arg-type]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(world.store.staged), "read", slow)
+            with pytest.raises(Fenced):
+                await room.publish(parts, epoch=old)
+        assert await room.entries() == 0
+
+
+@pytest.mark.parametrize("epoch_is_named", [False, True])
+async def test_crossing_requests_publish_once(*, epoch_is_named: bool) -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        epoch = await held(room) if epoch_is_named else None
+        parts = await room.staged()
+        found = await asyncio.gather(*(room.publish(parts, epoch=epoch) for _ in range(5)))
+        assert sorted(each.is_duplicate for each in found) == [False, True, True, True, True]
+        assert await room.entries() == 2
+
+
+async def test_it_goes_on_when_nobody_waits_for_the_answer() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        asking = asyncio.get_running_loop().create_task(room.publish(await room.staged()))
+        await until(lambda: room.runner.producers)
+        asking.cancel()
+        field = f"{VERSION_PREFIX}{APP}"
+        await until(lambda: field in room.runner.logs[WHOLE].state)
+        await until(lambda: room.runner.producers == {})
+        assert await room.entries() == 2
+
+
+async def test_parts_that_are_gone_are_no_matter_once_they_are_published() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        parts = await room.staged()
+        await room.staging.drop(ORDERS, f"{APP}/")
+        with pytest.raises(MissingPart):
+            await room.publish(parts)
+        parts = await room.staged()
+        assert not (await room.publish(parts)).is_duplicate
+        assert await room.publish(parts) == DUPLICATE
+        assert await room.publish(parts, version=0) == DUPLICATE
+
+
+async def test_no_rows_are_published_under_the_right_epoch_only() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        epoch = await held(room)
+        assert await room.publish([], epoch=epoch) == Answer(is_duplicate=False)
+        with pytest.raises(Fenced):
+            await room.publish([], epoch=epoch + 1)
+        assert await room.entries() == 0
+
+
+async def test_a_turn_whose_broker_died_is_gone_on_with() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        producer, told = world.ask(room.runner, AccessMode.EXCLUSIVE, APP)
+        await until(lambda: told.ready)
+        room.runner.unload("the broker dies")
+        anew = await room_of(world)
+        slot = anew.runner.topic.slots[0]
+        tenure = tenure_of(slot)
+        assert tenure is not None
+        assert (tenure.producer_name, tenure.identity) == (APP, Identity())
+        anew.runner.topic = _reserved(anew.runner)
+        answer = await anew.publish(await anew.staged())
+        assert answer.where is not None
+        assert anew.runner.topic.epoch == producer.epoch, "the same turn"
+
+
+async def test_a_topic_that_is_kept_for_somebody_else_is_not_taken() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        _, told = world.ask(room.runner, AccessMode.EXCLUSIVE, "somebody else")
+        await until(lambda: told.ready)
+        room.runner.unload("the broker dies")
+        anew = await room_of(world)
+        anew.runner.topic = _reserved(anew.runner)
+        with pytest.raises(Refused):
+            await anew.publish(await anew.staged())
+
+
+def _reserved(runner: TopicRunner) -> Topic:
+    """The topic as in the window in which its holder comes back."""
+    slot = runner.topic.slots[0]
+    tenure = tenure_of(slot)
+    assert tenure is not None
+    kept = replace(slot, ownership=Reserved(tenure, 1e12))
+    return replace(runner.topic, slots=(kept,))
+
+
+async def test_a_terminated_topic_takes_no_more() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        room.runner.logs[WHOLE].state[TERMINATED] = "0-0"
+        with pytest.raises(Refused, match="terminated"):
+            await room.publish(await room.staged())
+
+
+async def test_a_topic_that_leaves_says_so() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        parts = await room.staged()
+        room.runner.unload("moving")
+        with pytest.raises((Unavailable, Refused)):
+            await room.publish(parts)

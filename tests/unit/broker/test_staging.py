@@ -1,0 +1,291 @@
+"""Staged parts: what they hold, what a broker takes of them, and that a lost one is never an empty one."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+
+import pytest
+
+from onewriter_broker.log.memory import MemoryLogStore
+from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.publishing import PUBLISH_BYTES_MAX, PUBLISH_ENTRIES_MAX, TooLarge
+from onewriter_broker.log.staged import CHUNK_BYTES, Damaged, decode_part
+from onewriter_broker.topic import staged_rows, staging
+from onewriter_broker.topic.staging import Claimed, MissingPart, Staging
+from onewriter_core.errors import ProtocolError, Refused
+from onewriter_core.ids import TopicName, bucket_of
+from onewriter_core.wire.messages import (
+    build_batch,
+    entry_checksum_ok,
+    entry_payload,
+    iterate_batch,
+    parse_metadata,
+)
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+TOPIC = TopicName.parse("orders")
+BUCKET = bucket_of(TOPIC, 64)
+OTHER = TopicName.parse("others")
+KEY = "app/1/0/1"
+
+
+def frame(*contents: bytes, key: str = "", rows: int | None = None) -> bytes:
+    metadata = [
+        pb.SingleMessageMetadata(partition_key=key) if key else pb.SingleMessageMetadata()
+        for _ in contents
+    ]
+    messages = build_batch(zip(metadata, contents, strict=True))
+    count = len(contents) if rows is None else rows
+    return (4 + len(messages)).to_bytes(4, "little") + count.to_bytes(4, "little") + messages
+
+
+def body(*frames: bytes) -> bytes:
+    return staged_rows.MAGIC + b"".join(frames)
+
+
+class World:
+    def __init__(self) -> None:
+        self.server = MemoryServer()
+        self.store = MemoryLogStore(self.server.resolve)
+        self.wall_ms = 1_000
+        self.staging = Staging(
+            self.store, lambda name: bucket_of(name, 64), lambda: [BUCKET], lambda: self.wall_ms
+        )
+
+    @property
+    def kept(self) -> dict[str, str]:
+        return self.server.primary.dataset.staged_parts.get(BUCKET, {})
+
+    @property
+    def chunks(self) -> int:
+        return sum(len(each) for each in self.server.primary.dataset.staged.values())
+
+
+# --- rows
+
+
+async def test_frames_become_entries_that_clients_read() -> None:
+    packed = body(frame(b"one", b"two"), frame(b"three", key="k"))
+    assert await staged_rows.check(packed) == 3
+    (first, one), (second, other) = staged_rows.entries(packed, "app", 7, 1234)
+    assert (first.num_messages, second.num_messages) == (2, 1)
+    assert (first.sequence_id, second.sequence_id) == (7, 7)
+    for entry in (one, other):
+        assert entry_checksum_ok(entry)
+        metadata = parse_metadata(entry)
+        assert (metadata.producer_name, metadata.sequence_id) == ("app", 7)
+        assert metadata.publish_time == 1234
+    assert parse_metadata(other).partition_key == "k"
+    assert not parse_metadata(one).HasField("partition_key")
+    assert [bytes(content) for _, content in iterate_batch(entry_payload(one), 2)] == [
+        b"one",
+        b"two",
+    ]
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"",
+        b"OWR0",
+        body(frame(b"a"))[:-1],
+        body(frame(b"a")) + b"x",
+        body(frame(b"a", rows=2)),
+        body(frame(b"a", b"b", rows=1)),
+        body(frame(b"a", rows=0)),
+        body(frame(b"a", rows=staged_rows.FRAME_ROWS_MAX + 1)),
+        body(frame(b"a" * staged_rows.FRAME_BYTES_MAX)),
+        body((3).to_bytes(4, "little") + (1).to_bytes(4, "little")),
+        body((8).to_bytes(4, "little") + (1).to_bytes(4, "little") + b"\0\0\0\0"),
+        body((9).to_bytes(4, "little") + (1).to_bytes(4, "little") + b"\0\0\0\x01\xff"),
+    ],
+    ids=lambda packed: packed[:20].hex() or "nothing",
+)
+async def test_what_clients_could_not_read_is_refused(packed: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        await staged_rows.check(packed)
+
+
+async def test_many_rows_leave_turns_to_others() -> None:
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.get_running_loop().create_task(other())
+    await staged_rows.check(body(*[frame(*[b"row"] * 1000)] * 10))
+    task.cancel()
+    assert turns >= 5
+
+
+# --- parts
+
+
+async def test_a_part_is_kept_replaced_and_dropped_whole() -> None:
+    world = World()
+    large = body(*[frame(b"x" * 500_000) for _ in range(5)])
+    first = await world.staging.keep(TOPIC, KEY, large)
+    assert (first.rows, first.bytes) == (5, len(large))
+    assert world.chunks == -(-len(large) // CHUNK_BYTES)
+    assert await world.staging.load(TOPIC, first) == large
+    second = await world.staging.keep(TOPIC, KEY, body(frame(b"small")))
+    assert (len(world.kept), world.chunks) == (1, 1)
+    with pytest.raises(MissingPart):
+        await world.staging.load(TOPIC, first)
+    assert await world.staging.load(TOPIC, second) == body(frame(b"small"))
+    other = await world.staging.keep(TOPIC, "app/10/0/1", body(frame(b"other")))
+    assert await world.staging.drop(TOPIC, "app/1/") == 1
+    assert await world.staging.drop(TOPIC, "app/1/") == 0
+    assert await world.staging.load(TOPIC, other) == body(frame(b"other"))
+    assert world.chunks == 1
+
+
+async def test_parts_are_dropped_by_their_names_and_no_others() -> None:
+    world = World()
+    keys = ["app/1/0/0-a", "app/1/0/0-ab", "app/1/0/0-b"]
+    kept = [await world.staging.keep(TOPIC, key, body(frame(b"row"))) for key in keys]
+    assert await world.staging.drop_parts(TOPIC, [keys[0], "app/1/9/9"]) == 1
+    with pytest.raises(MissingPart):
+        await world.staging.load(TOPIC, kept[0])
+    for part in kept[1:]:
+        await world.staging.load(TOPIC, part)
+
+
+@pytest.mark.parametrize(
+    "change", [{"rows": 2}, {"bytes": 4}, {"checksum": "0"}, {"key": "app/1/0/2"}], ids=str
+)
+async def test_another_part_is_not_taken_for_the_one_that_was_meant(
+    change: dict[str, object],
+) -> None:
+    world = World()
+    kept = await world.staging.keep(TOPIC, KEY, body(frame(b"row")))
+    with pytest.raises(MissingPart):
+        await world.staging.load(TOPIC, replace(kept, **change))  # type: ignore[arg-type]
+
+
+async def test_what_has_expired_is_gone() -> None:
+    world = World()
+    kept = await world.staging.keep(TOPIC, KEY, body(frame(b"row")))
+    world.wall_ms += int(staging.STAGED_SECONDS * 1000) + 1
+    await world.staging.keep(TOPIC, "app/2/0/1", body(frame(b"row")))
+    assert len(world.kept) == world.chunks == 1
+    with pytest.raises(MissingPart):
+        await world.staging.load(TOPIC, kept)
+
+
+async def test_a_part_that_was_never_finished_expires_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+
+    async def fails(*_: object) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(world.store.staged), "write", fails)
+        with pytest.raises(RuntimeError):
+            await world.staging.keep(TOPIC, KEY, body(frame(b"row")))
+    assert len(world.kept) == 1
+    world.wall_ms += int(staging.STAGED_SECONDS * 1000) + 1
+    await world.staging.drop(TOPIC, "nothing")
+    assert world.kept == {}
+
+
+@pytest.mark.parametrize("bound", ["bytes", "parts"])
+async def test_a_bucket_takes_only_so_much(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    world = World()
+    part = body(frame(b"x" * 1000))
+    if bound == "bytes":
+        monkeypatch.setattr(staging, "STAGED_BYTES_MAX", 2 * len(part))
+    else:
+        monkeypatch.setattr(staging, "STAGED_PARTS_MAX", 2)
+    await world.staging.keep(TOPIC, KEY, part)
+    await world.staging.keep(TOPIC, KEY, part)
+    await world.staging.keep(TOPIC, "app/1/1/1", part)
+    with pytest.raises(Refused, match="are staged in the topic's"):
+        await world.staging.keep(TOPIC, "app/1/2/1", part)
+    assert len(world.kept) == 2
+
+
+def test_only_so_many_are_taken_at_once() -> None:
+    world = World()
+    with ExitStack() as stack:
+        for _ in range(staging.UPLOADS_MAX):
+            stack.enter_context(world.staging.uploading())
+        with pytest.raises(Refused, match="come again"):
+            stack.enter_context(world.staging.uploading())
+    with world.staging.uploading():
+        pass
+
+
+def test_publishes_share_the_memory_for_them() -> None:
+    world = World()
+    half = [Claimed(KEY, 1, PUBLISH_BYTES_MAX // 2, "")]
+    with ExitStack() as stack:
+        stack.enter_context(world.staging.loading(TOPIC, half))
+        stack.enter_context(world.staging.loading(TOPIC, half))
+        with pytest.raises(Refused, match="come again"):
+            stack.enter_context(world.staging.loading(TOPIC, half))
+        with pytest.raises(TooLarge, match="as a whole"):
+            stack.enter_context(world.staging.loading(TOPIC, 3 * half))
+    with world.staging.loading(TOPIC, half + half):
+        pass
+
+
+def test_the_largest_publish_of_the_most_entries_fits() -> None:
+    world = World()
+    parts = [Claimed(KEY, 10 * PUBLISH_ENTRIES_MAX, PUBLISH_BYTES_MAX, "")]
+    with ExitStack() as stack:
+        stack.enter_context(world.staging.loading(TOPIC, parts))
+        with pytest.raises(Refused, match="come again"):
+            stack.enter_context(world.staging.loading(OTHER, parts))
+
+
+def test_topics_whose_publishes_do_not_end_leave_others_room() -> None:
+    world = World()
+    all_of_it = [Claimed(KEY, 1, PUBLISH_BYTES_MAX, "")]
+    small = [Claimed(KEY, 1, staging.TOPIC_MEMORY_BYTES // 2, "")]
+    with ExitStack() as stack:
+        stack.enter_context(world.staging.loading(TOPIC, all_of_it))
+        for _ in range(100):  # all that this topic gets
+            with suppress(Refused):
+                stack.enter_context(world.staging.loading(TOPIC, small))
+        with pytest.raises(Refused, match="come again"):
+            stack.enter_context(world.staging.loading(TOPIC, small))
+        with world.staging.loading(OTHER, small):
+            pass
+
+
+async def test_a_part_has_only_so_many_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staged_rows, "PART_FRAMES_MAX", 3)
+    one = frame(b"row")
+    assert await staged_rows.check(body(one, one, one)) == 3
+    with pytest.raises(ProtocolError, match="at most 3 frames"):
+        await staged_rows.check(body(one, one, one, one))
+
+
+async def test_counting_many_frames_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    kept = await world.staging.keep(TOPIC, KEY, body(*[frame(b"row")] * 100))
+    monkeypatch.setattr(staged_rows, "FRAMES_PER_TURN", 1)
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.get_running_loop().create_task(other())
+    await world.staging.load(TOPIC, kept)
+    task.cancel()
+    assert turns >= 100
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[1, 2, 3]", "{}", '["x", 1, "c", 2]'])
+def test_what_describes_no_part_is_damaged(text: str) -> None:
+    with pytest.raises(Damaged):
+        decode_part(text)

@@ -1,0 +1,182 @@
+"""Trimming on request: never more than was asked for, never what somebody still needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, an_eventful_life
+
+from onewriter_broker.dispatch.subscriptions import Subscriptions
+from onewriter_broker.log.api import Binding, Outcome
+from onewriter_broker.log.memory import MemoryLogStore
+from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.topic_log import TRIMMED
+from onewriter_broker.topic.deduplication import FIELD as DEDUPLICATION_FIELD
+from onewriter_broker.topic.trimming import Cut, Limit, cut_of, trim
+from onewriter_broker.verify.reader import verify
+from onewriter_core.errors import Unavailable
+from onewriter_core.ids import Position, TopicName
+
+MARKER = Limit(Position(10, 0), "ledger")
+SLOW = Limit(Position(6, 3), "subscription", "slow")
+
+
+@dataclass
+class Cursor:
+    mark_delete: Position
+
+
+@dataclass
+class Subscription:
+    cursor: Cursor
+    is_durable: bool = True
+
+
+@dataclass
+class Readers:
+    """Subscriptions, as far as a trim asks about them."""
+
+    standing: dict[str, Position] = field(default_factory=dict)
+    passing: dict[str, Position] = field(default_factory=dict)
+
+    def lowest_retained_position(self) -> Position | None:
+        return min(self.standing.values(), default=None)
+
+    def names(self) -> list[str]:
+        return sorted(self.standing | self.passing)
+
+    def get(self, name: str) -> Subscription | None:
+        is_durable = name in self.standing
+        return Subscription(Cursor((self.standing | self.passing)[name]), is_durable)
+
+
+def readers(**standing: Position) -> Subscriptions:
+    return cast("Subscriptions", Readers(standing, {"a-reader": Position(5, 1)}))
+
+
+@pytest.fixture
+def server() -> MemoryServer:
+    return MemoryServer()
+
+
+@pytest.fixture
+async def story(server: MemoryServer) -> Story:
+    return await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+
+
+def stored(server: MemoryServer) -> list[str]:
+    return [str(block.position) for block in server.primary.dataset.logs[TOPIC].blocks]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (Position(6, 1), Cut(Position(6, 1), None)),
+        (Position(6, 3), Cut(Position(6, 3), None)),
+        (Position(6, 4), Cut(Position(6, 3), SLOW)),
+        (Position(99, 0), Cut(Position(6, 3), SLOW)),
+    ],
+)
+def test_a_cut_is_what_was_asked_for_or_the_lowest_limit(asked: Position, expected: Cut) -> None:
+    assert cut_of(asked, [MARKER, SLOW]) == expected
+
+
+async def test_what_was_asked_for_goes_and_it_is_noted_that_it_went_on_purpose(
+    server: MemoryServer, story: Story
+) -> None:
+    done = await trim(story.log, readers(), Position(6, 4))
+    assert (done.cut, done.first) == (Cut(Position(6, 4), None), Position(6, 4))
+    assert stored(server)[0] == "6-4"
+    assert story.log.state[TRIMMED] == "6-4"
+    (report,) = await verify(story.store, [TOPIC], BUCKETS, lambda _log, _entries: None)
+    assert report.findings.holds
+
+
+async def test_the_current_ledger_stays(server: MemoryServer, story: Story) -> None:
+    done = await trim(story.log, readers(), Position(99, 0))
+    assert (done.cut.before, done.first) == (Position(10, 0), Position(10, 0))
+    assert done.cut.limited_by == MARKER
+
+
+async def test_what_the_slowest_durable_subscription_lacks_stays_and_it_is_named(
+    server: MemoryServer, story: Story
+) -> None:
+    subscriptions = readers(slow=Position(5, 4), fast=Position(7, 1))
+    done = await trim(story.log, subscriptions, Position(7, 0))
+    assert done.cut.limited_by == Limit(Position(5, 5), "subscription", "slow")
+    assert stored(server)[0] == "5-5"
+
+
+async def test_what_no_snapshot_of_the_deduplication_has_stays(
+    server: MemoryServer, story: Story
+) -> None:
+    story.log.state[DEDUPLICATION_FIELD] = "6-3 {}"
+    done = await trim(story.log, readers(), Position(9, 0))
+    assert done.cut.limited_by == Limit(Position(6, 4), "deduplication")
+    assert stored(server)[0] == "6-4"
+
+
+async def test_what_was_not_compacted_stays_and_the_compaction_is_asked_for(
+    server: MemoryServer, story: Story
+) -> None:
+    story.log.keep_uncompacted(is_wanted=True)
+    before = stored(server)
+    done = await trim(story.log, readers(), Position(9, 0))
+    assert done.cut.limited_by is not None
+    assert done.cut.limited_by.by == "compaction"
+    assert story.log.compacted.is_waited_for
+    assert stored(server) == before
+    assert TRIMMED not in story.log.state
+
+
+async def test_a_subscription_that_comes_between_two_calls_keeps_its_backlog(
+    server: MemoryServer, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standing: dict[str, Position] = {}
+    trim_in_store, cuts = story.store.trim, list[Position]()
+
+    async def a_block_at_a_time(
+        binding: Binding, topic: TopicName, token: str, before: Position, fields: dict[str, str]
+    ) -> Outcome:
+        cuts.append(before)
+        following = server.primary.dataset.logs[TOPIC].blocks[1].position
+        outcome = await trim_in_store(binding, topic, token, min(before, following), fields)
+        standing["late"] = Position(5, 4)
+        return outcome
+
+    monkeypatch.setattr(story.store, "trim", a_block_at_a_time)
+    subscriptions = cast("Subscriptions", Readers(standing))
+    done = await trim(story.log, subscriptions, Position(7, 0))
+    late = Position(5, 5)
+    assert cuts[0] == Position(7, 0)
+    assert set(cuts[1:]) == {late}
+    assert (done.cut, done.first) == (Cut(late, Limit(late, "subscription", "late")), late)
+    assert stored(server)[0] == "5-5"
+
+
+async def test_a_trim_that_is_repeated_changes_nothing_more(
+    server: MemoryServer, story: Story
+) -> None:
+    first = await trim(story.log, readers(), Position(7, 2))
+    before, changes = stored(server), len(server.primary.history)
+    assert await trim(story.log, readers(), Position(7, 2)) == first
+    assert await trim(story.log, readers(), Position(6, 1)) == type(first)(
+        Cut(Position(6, 1), None), first.first
+    )
+    assert stored(server) == before
+    assert len(server.primary.history) == changes
+
+
+async def test_a_deposed_broker_trims_nothing_and_says_so(
+    server: MemoryServer, story: Story
+) -> None:
+    before = stored(server)
+    await Story.begin(story.store, owner="broker-b", version=2, ledger=64)
+    with pytest.raises(Unavailable, match="moved on"):
+        await trim(story.log, readers(), Position(7, 0))
+    assert stored(server) == before
+    story.log.close()
+    with pytest.raises(Unavailable, match="not open"):
+        await trim(story.log, readers(), Position(7, 0))
