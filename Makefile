@@ -8,7 +8,7 @@ RUN_STAMP := $(VENV)/.installed-to-run
 DATA ?= var
 SEEDS ?= 300
 
-.PHONY: run test check model sim soak soak-operator bench bench-sdk bench-operator compare-pulsar examples e2e kind image chart reference clean help
+.PHONY: run test check model sim soak soak-pipeline soak-operator bench bench-sdk bench-pipeline bench-operator compare-pulsar examples pipeline-demo e2e kind image chart reference clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -47,6 +47,9 @@ sim: $(STAMP)  ## The simulation over SEEDS seeds (make sim SEEDS=1000)
 soak: $(STAMP)  ## Campaigns at full length: hundreds of failovers and kills
 	ONEWRITER_ROUNDS=200 $(BIN)/pytest tests/integration -m campaign --timeout 7200
 
+soak-pipeline: $(STAMP)  ## 100 kills of executors, drivers and brokers while a stream is written (Java 17)
+	ONEWRITER_ROUNDS=100 $(BIN)/pytest tests/spark -m campaign --timeout 7200
+
 soak-operator: $(STAMP)  ## Brokers replaced twenty times in a row under writers, on the lab (root)
 	$(BIN)/python -m e2e.images
 	ONEWRITER_ROLLOUTS=20 $(BIN)/pytest e2e/test_upgrades.py -k replacing_the_brokers --timeout 7200
@@ -54,11 +57,17 @@ soak-operator: $(STAMP)  ## Brokers replaced twenty times in a row under writers
 examples: $(STAMP)  ## Every worked example against a broker of its own, each checks its own claim
 	$(BIN)/python examples/run.py
 
+pipeline-demo: $(STAMP)  ## A tour of the pipeline on generated takeovers, into $(DATA)/pipeline-demo (Java 17)
+	$(BIN)/python examples/pipeline_demo.py --to $(DATA)/pipeline-demo
+
 bench: $(STAMP)  ## Benchmarks, side by side with Pulsar, into docs/benchmarks.md
 	$(BIN)/python -m bench.run
 
 bench-sdk: $(STAMP)  ## The SDK beside the stock client, handover, shared maps, into the same page
 	$(BIN)/python -m bench.sdk_run
+
+bench-pipeline: $(STAMP)  ## The pipeline on Spark (Java 17): source, offload, audit, sink, memory, into the same page
+	$(BIN)/python -m bench.pipeline_run
 
 bench-operator: $(STAMP)  ## The operator at scale, takeover through pods (root), into the same page
 	$(BIN)/python -m bench.operator_run

@@ -142,6 +142,20 @@ def process_usage(pids: Iterable[int]) -> ProcessUsage:
     return ProcessUsage(ticks / _CLOCK_TICKS_PER_SECOND, pages * _PAGE_BYTES)
 
 
+def resident_bytes_of(pid: int, mark: str) -> list[int]:
+    """The resident memory of each descendant of a process whose command line holds ``mark``."""
+    children = _children_by_parent()
+    waiting, found = list(children.get(pid, ())), []
+    while waiting:
+        child = waiting.pop()
+        waiting.extend(children.get(child, ()))
+        with contextlib.suppress(*_PROCESS_ENDED):
+            words = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
+            if mark in words:
+                found.append(int(_stat_fields(child)[21]) * _PAGE_BYTES)
+    return found
+
+
 class OtherWork:
     """The processor time that went to others since this was made: how far to trust a figure.
 

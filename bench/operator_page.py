@@ -48,10 +48,10 @@ _INTRODUCTION = (
 
 def merged(page: str, measured: Mapping[str, str]) -> str:
     """The page with these parts in it, by title; everything else stays."""
-    first, sdk, operator = divisions(page)
+    first, sdk, pipeline, operator = divisions(page)
     parts = {**parts_of(operator), **measured}
     division = division_of(OPERATOR_HEADING, _INTRODUCTION, parts, TITLES)
-    return joined(first.strip() or "# Benchmarks", sdk, division)
+    return joined(first.strip() or "# Benchmarks", sdk, pipeline, division)
 
 
 # ---- the parts ----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The page that a benchmark run leaves: tables of figures, and each goal with its verdict.
 
-Knows nothing of what is measured. The page has three divisions, each written by a command of its
-own, which leaves the others alone: ``make bench``, ``make bench-sdk``, ``make bench-operator``.
+Knows nothing of what is measured. The page has four divisions, each written by a command of its own,
+which leaves the others alone: ``make bench``, ``bench-sdk``, ``bench-pipeline``, ``bench-operator``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SDK_HEADING = "## The SDK"
+PIPELINE_HEADING = "## The pipeline"
 OPERATOR_HEADING = "## The operator"
-"""They begin the second and the third division."""
+"""They begin the second, the third and the fourth division."""
 
 LOAD_OF_OTHERS_MAX = 1.0
 
@@ -79,21 +80,26 @@ def verdict_word(holds: bool | None) -> str:
 
 def halves(page: str) -> tuple[str, str]:
     """What each of the two commands wrote; empty for one that has not run."""
-    before, heading, after = f"\n{page}".partition(f"\n{OPERATOR_HEADING}\n")
-    return before.removeprefix("\n"), f"{heading}{after}".removeprefix("\n")
+    return _parted(page, OPERATOR_HEADING)
 
 
-def divisions(page: str) -> tuple[str, str, str]:
-    """What each of the three commands wrote; empty for one that has not run."""
+def divisions(page: str) -> tuple[str, str, str, str]:
+    """What each of the four commands wrote, in the page's order; empty for one that has not run."""
     others, operator = halves(page)
-    before, heading, after = f"\n{others}".partition(f"\n{SDK_HEADING}\n")
-    return before.removeprefix("\n"), f"{heading}{after}".removeprefix("\n"), operator
+    others, pipeline = _parted(others, PIPELINE_HEADING)
+    return *_parted(others, SDK_HEADING), pipeline, operator
+
+
+def _parted(page: str, heading: str) -> tuple[str, str]:
+    """What stands in front of a division, and the division with its heading."""
+    before, found, after = f"\n{page}".partition(f"\n{heading}\n")
+    return before.removeprefix("\n"), f"{found}{after}".removeprefix("\n")
 
 
 def put_first_half(path: Path, text: str) -> None:
     """Write what `make bench` says into the page."""
-    _, sdk, operator = divisions(path.read_text()) if path.exists() else ("", "", "")
-    path.write_text(joined(text, sdk, operator))
+    _, *others = divisions(path.read_text()) if path.exists() else ("",)
+    path.write_text(joined(text, *others))
 
 
 def joined(*texts: str) -> str:

@@ -83,11 +83,11 @@ PARTS: Mapping[str, Part] = {
 
 def merged(page: str, measured: Mapping[str, str]) -> str:
     """The page with these parts in it, by title; everything else stays."""
-    first, sdk, operator = divisions(page)
+    first, sdk, *others = divisions(page)
     parts = {**parts_of(sdk), **measured}
     titles = [each.title for each in PARTS.values()]
     division = division_of(SDK_HEADING, _INTRODUCTION, parts, titles)
-    return joined(first.strip() or "# Benchmarks", division, operator)
+    return joined(first.strip() or "# Benchmarks", division, *others)
 
 
 def run(names: list[str], options: Options, output: Path, command: str) -> None:

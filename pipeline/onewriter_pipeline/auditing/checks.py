@@ -1,0 +1,385 @@
+"""What must hold, as SQL over facts and records. Every query gives predicate, log, place, sentence.
+
+The names are those of docs/invariants.md, the sentences those of ``onewriter verify``. Views:
+``facts`` (facts.FACTS), ``records`` (records.RECORDS), ``logs`` (LOGS). Facts are few for each chunk of a
+log, so nothing here sorts entries; only prints are counted one by one, where nobody had a topic alone.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+LOGS: Final = pa.schema(
+    [
+        ("log", pa.string()),
+        ("bucket", pa.int64()),
+        ("settled", pa.int64()),
+        ("state_epoch", pa.int64()),
+        ("state_ledger", pa.int64()),
+    ]
+)
+"""The logs that are audited. ``settled``: the highest ledger whose marker must be there, null: those of all
+fences. ``state_*``: what the broker knows of the log, null where it was not asked."""
+
+_BEFORE: Final = "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING"
+
+VIEWS: Final = {
+    "markers": "SELECT * FROM facts WHERE kind = 'marker'",
+    "fences": """
+        SELECT * FROM (
+            SELECT *, row_number() OVER (PARTITION BY log, ledger ORDER BY ordinal) AS nth
+            FROM records WHERE kind = 'fenced'
+        ) WHERE nth = 1""",
+    "stands": f"""
+        SELECT *,
+            max(ledger * 2 + is_run) OVER (PARTITION BY log, era ORDER BY ordinal {_BEFORE}) AS top,
+            max(last) OVER (PARTITION BY log, era, ledger ORDER BY ordinal {_BEFORE}) AS behind,
+            max(struct(ledger, last)) OVER (PARTITION BY log ORDER BY ordinal {_BEFORE}) AS reached
+        FROM (
+            SELECT *, if(kind = 'run', 1, 0) AS is_run,
+                count_if(kind = 'cut') OVER (PARTITION BY log ORDER BY ordinal) AS era
+            FROM facts WHERE kind IN ('run', 'marker', 'cut')
+        ) WHERE kind <> 'cut'""",
+    "held": """
+        SELECT log, ledger, epoch, producer, subject, ordinal FROM markers
+        WHERE epoch IS NOT NULL AND producer IS NOT NULL""",
+}
+"""Made in this order in front of the checks."""
+
+ORDER: Final = """
+    SELECT predicate, log, place, sentence FROM (
+        SELECT log,
+            CASE
+                WHEN kind = 'marker' AND ledger <= top DIV 2 THEN 'S1'
+                WHEN kind = 'marker' THEN NULL
+                WHEN ledger < top DIV 2 THEN if(top % 2 = 0, 'S4', 'S1')
+                WHEN ledger > top DIV 2 THEN 'S4'
+                WHEN first <= behind THEN 'S1'
+                WHEN first > behind + 1 THEN 'S5'
+            END AS predicate,
+            CASE
+                WHEN kind = 'run' AND ledger = top DIV 2 AND first > behind + 1
+                    THEN concat(ledger, '-', behind + 1, ',', ledger, '-', first)
+                ELSE concat(ledger, '-', first)
+            END AS place,
+            CASE
+                WHEN kind = 'marker' THEN concat('a marker follows on ledger ', top DIV 2)
+                WHEN ledger < top DIV 2 THEN concat('entries of ledger ', ledger,
+                    ' stand behind the marker of ledger ', top DIV 2)
+                WHEN ledger > top DIV 2
+                    THEN concat('ledger ', ledger, ' begins without its marker')
+                WHEN first <= behind THEN concat('entry ', first, ' follows on entry ', behind)
+                ELSE concat(first - behind - 1, ' entries are missing in front of ', ledger, '-',
+                    first)
+            END AS sentence
+        FROM stands WHERE top IS NOT NULL
+    ) WHERE predicate IS NOT NULL"""
+
+MARKERS: Final = f"""
+    SELECT predicate, log, place, sentence FROM (
+        SELECT m.log, concat(m.ledger, '-0', coalesce(concat(',audit ', f.id), '')) AS place,
+            CASE
+                WHEN m.epoch < m.before THEN 'S1'
+                WHEN m.epoch > m.ledger THEN 'S1'
+                WHEN m.producer IS NOT NULL AND m.epoch = m.holder.epoch AND
+                    (m.producer, m.subject) <> (m.holder.producer, m.holder.subject) THEN 'S2'
+                WHEN f.broker <> m.owner THEN 'S2'
+                WHEN NOT (f.changes_hands OR f.is_first) THEN NULL
+                WHEN m.epoch <> f.epoch THEN 'S3'
+                WHEN m.epoch IS NOT NULL AND f.producer <> '' AND m.producer <> f.producer
+                    THEN 'S2'
+            END AS predicate,
+            CASE
+                WHEN m.epoch < m.before
+                    THEN concat('epoch ', m.epoch, ' follows on epoch ', m.before)
+                WHEN m.epoch > m.ledger
+                    THEN concat('epoch ', m.epoch, ' is above its ledger ', m.ledger)
+                WHEN m.producer IS NOT NULL AND m.epoch = m.holder.epoch AND
+                    (m.producer, m.subject) <> (m.holder.producer, m.holder.subject)
+                    THEN concat('epoch ', m.epoch, ' was held by ', m.holder.producer,
+                        ' and is now held by ', m.producer)
+                WHEN f.broker <> m.owner THEN concat('ledger ', m.ledger, ' belongs to ', m.owner,
+                    ', by the audit to ', f.broker)
+                WHEN m.epoch <> f.epoch THEN concat('the marker says epoch ', m.epoch,
+                    ', the audit epoch ', f.epoch)
+                ELSE concat('the marker names ', m.producer, ' as holder, the audit ', f.producer)
+            END AS sentence
+        FROM (
+            SELECT *,
+                max(epoch) OVER (PARTITION BY log ORDER BY ordinal {_BEFORE}) AS before,
+                last_value(
+                    if(epoch IS NOT NULL AND producer IS NOT NULL,
+                        struct(epoch, producer, subject), NULL), true
+                ) OVER (PARTITION BY log ORDER BY ordinal {_BEFORE}) AS holder
+            FROM markers
+        ) m LEFT JOIN fences f ON m.log = f.log AND m.ledger = f.ledger
+    ) WHERE predicate IS NOT NULL"""
+
+FENCED: Final = """
+    SELECT 'S4' AS predicate, f.log, concat(f.ledger, '-0,audit ', f.id) AS place,
+        concat('ledger ', f.ledger, ' was fenced, but the log has no marker of it') AS sentence
+    FROM fences f
+    JOIN logs l ON l.log = f.log
+    LEFT JOIN (
+        SELECT log, min_by(ledger, ordinal) AS begins FROM facts
+        WHERE kind IN ('run', 'marker', 'cut') GROUP BY log
+    ) b ON b.log = f.log
+    LEFT JOIN (SELECT log, max(ledger) AS newest FROM fences GROUP BY log) n ON n.log = f.log
+    LEFT ANTI JOIN markers m ON m.log = f.log AND m.ledger = f.ledger
+    WHERE f.ledger <= coalesce(l.settled, f.ledger)
+        AND if(b.begins IS NULL, f.ledger = n.newest, f.ledger > b.begins)
+        AND NOT EXISTS (
+            SELECT 1 FROM facts c WHERE c.kind = 'cut' AND c.log = f.log AND f.ledger <= c.ledger
+        )"""
+
+UNGRANTED: Final = """
+    SELECT 'S4' AS predicate, m.log, concat(m.ledger, '-0') AS place,
+        concat('ledger ', m.ledger, ' has a marker, but the audit has no such fence') AS sentence
+    FROM markers m
+    JOIN logs l ON l.log = m.log
+    JOIN (
+        SELECT bucket, min_by(ledger, ordinal) AS ledger, min_by(time_ms, ordinal) AS time_ms
+        FROM records WHERE kind = 'fenced' GROUP BY bucket
+    ) o ON o.bucket = l.bucket
+    LEFT ANTI JOIN fences f ON f.log = m.log AND f.ledger = m.ledger
+    WHERE m.ledger > o.ledger AND coalesce(m.time_ms, 0) > o.time_ms"""
+
+TAILS: Final = """
+    SELECT 'S5' AS predicate, log,
+        concat(reached.ledger, '-', reached.last, ',', last_ledger, '-', last_entry, ',', ledger, '-0')
+            AS place,
+        concat('entries were acknowledged up to ', last_ledger, '-', last_entry,
+            ', the log ends at ', reached.ledger, '-', reached.last) AS sentence
+    FROM (
+        SELECT s.log, s.ledger, s.reached, f.last_ledger, f.last_entry FROM stands s
+        JOIN fences f ON f.log = s.log AND f.ledger = s.ledger
+        WHERE s.kind = 'marker' AND s.top IS NOT NULL AND f.last_entry > 0
+            AND (f.last_ledger, f.last_entry) > (s.reached.ledger, s.reached.last)
+    ) t
+    WHERE NOT EXISTS (
+        SELECT 1 FROM records r WHERE r.kind = 'loss' AND r.log = t.log
+            AND (r.after_ledger, r.after_entry) <= (t.reached.ledger, t.reached.last)
+            AND (t.last_ledger, t.last_entry) <= (r.last_ledger, r.last_entry)
+    )"""
+
+EPOCHS: Final = f"""
+    SELECT predicate, log, place, sentence FROM (
+        SELECT log, concat(coalesce(concat('audit ', before.id, ','), ''), 'audit ', id) AS place,
+            CASE
+                WHEN grants AND epoch = holder.epoch THEN 'S2'
+                WHEN epoch < before.epoch THEN 'S3'
+                WHEN changes_hands AND epoch <> ledger THEN 'S3'
+                WHEN epoch > ledger THEN 'S3'
+                WHEN producer <> '' AND epoch = holder.epoch AND
+                    (producer, subject) <> (holder.producer, holder.subject) THEN 'S2'
+            END AS predicate,
+            CASE
+                WHEN grants AND epoch = holder.epoch
+                    THEN concat('epoch ', epoch, ' was granted twice')
+                WHEN epoch < before.epoch
+                    THEN concat('epoch ', epoch, ' was written after epoch ', before.epoch)
+                WHEN changes_hands AND epoch <> ledger THEN concat('epoch ', epoch,
+                    ' began with ledger ', ledger, ': they must be one number')
+                WHEN epoch > ledger THEN concat('epoch ', epoch, ' is above its ledger ', ledger)
+                ELSE concat('epoch ', epoch, ' was held by ', holder.producer, ' and then by ',
+                    producer)
+            END AS sentence
+        FROM (
+            SELECT *, incarnation LIKE 'grant %' AS grants,
+                max(struct(greatest(epoch, old_epoch) AS epoch, id))
+                    OVER (PARTITION BY log ORDER BY ordinal {_BEFORE}) AS before,
+                last_value(if(producer <> '', struct(epoch, producer, subject), NULL), true)
+                    OVER (PARTITION BY log ORDER BY ordinal {_BEFORE}) AS holder
+            FROM records WHERE kind = 'fenced' AND (is_first OR changes_hands)
+        )
+    ) WHERE predicate IS NOT NULL"""
+
+FORGOTTEN: Final = f"""
+    SELECT 'S12' AS predicate, log, concat('audit ', before.id, ',audit ', id) AS place,
+        concat('epoch ', before.epoch, ' had been granted, but this fence knew only ', old_epoch)
+            AS sentence
+    FROM (
+        SELECT *,
+            max(struct(greatest(epoch, old_epoch) AS epoch, id))
+                OVER (PARTITION BY log ORDER BY ordinal {_BEFORE}) AS before,
+            lag(struct(incarnation, broker, old_epoch))
+                OVER (PARTITION BY log ORDER BY ordinal) AS previous
+        FROM records WHERE kind = 'fenced' AND (is_first OR changes_hands)
+    )
+    WHERE is_first AND old_epoch < before.epoch
+        AND NOT previous <=> struct(incarnation, broker, old_epoch)"""
+
+LEDGERS: Final = """
+    SELECT 'S3' AS predicate, log, concat('audit ', before.id, ',audit ', id) AS place,
+        concat('ledger ', ledger, ' was fenced after ledger ', before.ledger) AS sentence
+    FROM (
+        SELECT *, lag(struct(ledger, id)) OVER (PARTITION BY log ORDER BY ordinal) AS before
+        FROM records WHERE kind = 'fenced'
+    ) WHERE ledger < before.ledger
+    UNION ALL
+    SELECT 'S2', explode(array_distinct(array(log, given.log))),
+        concat('audit ', given.id, ',audit ', id),
+        concat('ledger ', ledger, ' was handed out twice',
+            if(broker = given.broker, '', concat(', to ', given.broker, ' and to ', broker)))
+    FROM (
+        SELECT *, first_value(struct(id, log, broker))
+            OVER (PARTITION BY bucket, ledger ORDER BY ordinal) AS given
+        FROM records WHERE kind = 'fenced' AND is_first
+    ) WHERE id <> given.id"""
+
+RESUMES: Final = """
+    SELECT predicate, log, place, sentence FROM (
+        SELECT f.log, concat('audit ', f.id, ',audit ', r.id) AS place,
+            CASE
+                WHEN r.epoch <> f.epoch THEN 'S3'
+                WHEN r.producer <> '' AND f.producer <> '' AND r.producer <> f.producer THEN 'S2'
+            END AS predicate,
+            if(r.epoch <> f.epoch,
+                concat('epoch ', r.epoch, ' was resumed under ledger ', r.ledger, ' of epoch ',
+                    f.epoch),
+                concat('epoch ', r.epoch, ' of ', f.producer, ' was resumed by ', r.producer)
+            ) AS sentence
+        FROM records r JOIN fences f
+            ON f.bucket = r.bucket AND f.ledger = r.ledger AND f.topic = r.topic
+        WHERE r.kind = 'resumed' AND f.is_first AND (f.slots = 1 OR f.changes_hands)
+    ) WHERE predicate IS NOT NULL"""
+
+_FIRST_BY: Final = {
+    "Fifo": "waiting.arrival < promoted.arrival",
+    "Priority": "(-waiting.priority, waiting.arrival) < (-promoted.priority, promoted.arrival)",
+    "Balanced": "(-waiting.priority, coalesce(waiting.load, 0), waiting.arrival)"
+    " < (-promoted.priority, coalesce(promoted.load, 0), promoted.arrival)",
+}
+
+CHOICES: Final = f"""
+    SELECT 'S11' AS predicate, log, concat('audit ', id) AS place,
+        concat(producer, ' (priority ', promoted.priority, ', arrival ', promoted.arrival,
+            ') was promoted before a waiter of priority ', waiting.priority, ', arrival ',
+            waiting.arrival) AS sentence
+    FROM records
+    WHERE kind = 'fenced' AND is_first AND incarnation LIKE 'grant %'
+        AND mode = 'WAIT_FOR_EXCLUSIVE' AND cause <> 'Handover'
+        AND promoted IS NOT NULL AND waiting.fits
+        AND CASE policy
+            {" ".join(f"WHEN '{name}' THEN {rule}" for name, rule in _FIRST_BY.items())}
+            WHEN '' THEN {" AND ".join(_FIRST_BY.values())}
+            ELSE false
+        END"""
+
+STATES: Final = """
+    SELECT 'S12' AS predicate, log, 'state' AS place,
+        if(state_epoch < epoch,
+            concat('epoch ', epoch, ' was granted, but the broker knows only ', state_epoch),
+            concat('ledger ', ledger, ' was fenced, but the broker knows only ', state_ledger)
+        ) AS sentence
+    FROM (
+        SELECT l.log, state_epoch, state_ledger, max(k.ledger) AS ledger, max(k.epoch) AS epoch
+        FROM logs l JOIN (
+            SELECT log, ledger, epoch FROM markers UNION ALL
+            SELECT log, ledger, greatest(epoch, old_epoch) FROM fences
+        ) k ON k.log = l.log AND k.ledger <= coalesce(l.settled, k.ledger)
+        WHERE state_ledger IS NOT NULL GROUP BY l.log, state_epoch, state_ledger
+    ) WHERE state_epoch < epoch OR state_ledger < ledger"""
+
+WRITERS: Final = """
+    SELECT 'S2' AS predicate, log, concat(ledger, '-', min(first)) AS place,
+        first(concat('epoch ', epoch, ' is held by ', holder, ', but this entry says it is by ',
+            producer)) AS sentence
+    FROM (
+        SELECT w.log, w.ledger, w.first, w.producer, h.epoch, h.producer AS holder
+        FROM facts w JOIN held h ON h.log = w.log AND h.ledger = w.ledger
+        WHERE w.kind = 'writer' AND w.producer <> h.producer
+    ) GROUP BY log, ledger"""
+
+_FALLS: Final = """concat('sequence id ', sequence, ' of ', producer, ' follows on its ', {before},
+    ' and was published no later')"""
+_TORN: Final = """concat('chunk ', chunk, ' of message ', uuid, ' of ', producer,
+    ' without the one before it')"""
+
+SEQUENCES: Final = f"""
+    SELECT 'S6' AS predicate, log, concat(ledger, '-', first, ',', ledger, '-', last) AS place,
+        if(kind = 'fall', {_FALLS.format(before="last_sequence")}, {_TORN}) AS sentence
+    FROM (
+        SELECT w.* FROM facts w
+        JOIN held h ON h.log = w.log AND h.ledger = w.ledger AND h.producer = w.producer
+        WHERE w.kind IN ('fall', 'torn')
+    )
+    UNION ALL
+    SELECT 'S6', log,
+        concat(coalesce(concat(before.ledger, '-', before.last, ','), ''), ledger, '-', first),
+        if(is_torn, {_TORN}, {_FALLS.format(before="before.last_sequence")})
+    FROM (
+        SELECT *,
+            before IS NOT NULL AND (sequence, chunk) <= (before.last_sequence, before.last_chunk)
+                AND published_ms <= before.last_published_ms AS falls,
+            chunk > 0 AND if(before IS NULL, epoch = ledger AND first = 1,
+                (sequence, chunk) > (before.last_sequence, before.last_chunk)
+                AND (uuid <> before.last_uuid OR chunk <> before.last_chunk + 1)) AS is_torn
+        FROM (
+            SELECT w.log, w.ledger, w.first, w.sequence, w.chunk, w.published_ms, w.uuid,
+                w.producer, h.epoch,
+                lag(struct(w.ledger, w.last, w.last_sequence, w.last_chunk, w.last_published_ms,
+                    w.last_uuid))
+                    OVER (PARTITION BY w.log, h.epoch, w.producer ORDER BY w.ordinal) AS before
+            FROM facts w
+            JOIN held h ON h.log = w.log AND h.ledger = w.ledger AND h.producer = w.producer
+            WHERE w.kind = 'writer'
+        )
+    )
+    WHERE (falls OR is_torn)
+        AND (before IS NULL OR (ledger, first) > (before.ledger, before.last))"""
+
+PUBLISHES: Final = """
+    SELECT 'S15' AS predicate, log, concat(before.ledger, '-', before.first, ',', ledger, '-', first)
+            AS place,
+        concat('version ', sequence, ' of ', producer, ' follows on its version ', before.sequence)
+            AS sentence
+    FROM (
+        SELECT *, lag(struct(ledger, first, sequence))
+            OVER (PARTITION BY log, producer ORDER BY ordinal) AS before
+        FROM facts WHERE kind = 'publish'
+    ) p
+    WHERE sequence <= before.sequence AND NOT EXISTS (
+        SELECT 1 FROM records r WHERE r.kind = 'forget' AND r.log = p.log AND r.app = p.producer
+    )"""
+
+KEPT: Final = """
+    SELECT 'S5' AS predicate, log, concat(ledger, '-', first) AS place,
+        concat('messages of entry ', ledger, '-', first, ' stand twice in the table') AS sentence
+    FROM (
+        SELECT *, max(struct(last, last_chunk)) OVER (PARTITION BY log, ledger ORDER BY first, chunk
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+        FROM facts WHERE kind = 'kept'
+    ) WHERE (first, chunk) <= (before.last, before.last_chunk)"""
+
+FAULTS: Final = """
+    SELECT predicate, log, uuid AS place, sentence FROM facts WHERE kind = 'fault'"""
+
+PRINTS: Final = """
+    SELECT 'S6' AS predicate, p.log,
+        concat_ws(',', sort_array(collect_list(concat(p.ledger, '-', p.first)))) AS place,
+        concat('sequence id ', p.sequence, ' of ', p.producer, ' is stored twice') AS sentence
+    FROM prints p LEFT ANTI JOIN held h ON h.log = p.log AND h.ledger = p.ledger
+    GROUP BY p.log, p.producer, p.sequence, p.print HAVING count(*) > 1"""
+"""Over the view ``prints``, which may be large."""
+
+CHECKS: Final = (
+    ORDER,
+    MARKERS,
+    FENCED,
+    UNGRANTED,
+    TAILS,
+    EPOCHS,
+    FORGOTTEN,
+    LEDGERS,
+    RESUMES,
+    CHOICES,
+    STATES,
+    WRITERS,
+    SEQUENCES,
+    PUBLISHES,
+    KEPT,
+    FAULTS,
+)

@@ -1,0 +1,93 @@
+"""The ``onewriter-pipeline`` command: offload, trim and what else pipelines do, one verb each.
+
+Exit codes: 0 done, 1 an error (nothing is half done; the same may be run again), 2 a violation:
+something that must not be was found.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+import click
+
+from onewriter_core.errors import OnewriterError
+from onewriter_pipeline.verbs import EXIT_ERROR, EXIT_OK, EXIT_VIOLATION, Violation
+
+NAME: Final = "onewriter-pipeline"
+
+VERBS: Final = {
+    "audit": "Check that every topic had one writer at a time.",
+    "offload": "Copy what topics hold to tables; run it again for what came since.",
+    "replay": "Publish messages of a topic, or of its table, to a topic, once.",
+    "report": "Show who wrote when: a page, and pictures.",
+    "snapshot": "Keep the newest message of each key.",
+    "table": "Show, compact and clean the tables.",
+    "trim": "Drop from topics what the tables hold, once that is verified.",
+}
+"""Each is the module of that name in ``jobs``, whose ``command`` it is."""
+
+
+class Verbs(click.Group):
+    """Verbs, imported one by one when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All of them."""
+        del ctx
+        return sorted(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb of that name; None: there is none."""
+        del ctx
+        if cmd_name not in VERBS:
+            return None
+        command = importlib.import_module(f"onewriter_pipeline.jobs.{cmd_name}").command
+        return command if isinstance(command, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List them without importing any."""
+        del ctx
+        with formatter.section("Verbs"):
+            formatter.write_dl(sorted(VERBS.items()))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="onewriter", prog_name=NAME)
+def pipeline() -> None:
+    """Keep the history of topics in tables.
+
+    Exit codes: 0 done, 1 an error (nothing is half done: run it again), 2 a violation was found.
+    """
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a verb; answers the exit code. What is a defect is raised."""
+    try:
+        pipeline.main(
+            args=None if arguments is None else list(arguments),
+            prog_name=NAME,
+            standalone_mode=False,
+        )
+    except Violation:
+        return EXIT_VIOLATION
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.Abort:
+        click.echo(f"{NAME}: interrupted; run it again", err=True)
+        return EXIT_ERROR
+    except click.ClickException as error:
+        error.show()
+        return EXIT_ERROR
+    except OnewriterError as error:
+        click.echo(f"{NAME}: {error}", err=True)
+        return EXIT_ERROR
+    return EXIT_OK
+
+
+def main() -> NoReturn:
+    """The command."""
+    logging.basicConfig(format=f"{NAME}: %(message)s", level=logging.WARNING)
+    sys.exit(run())

@@ -1,0 +1,205 @@
+"""The columns of messages as Arrow arrays, each made of the rows' numbers and the buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from onewriter_pipeline import schema as names
+from onewriter_pipeline.decode.entries import Damage, Entries, Metadata
+from onewriter_pipeline.decode.fields import Wanted, scan
+from onewriter_pipeline.decode.gathering import from_base64, gathered
+from onewriter_pipeline.decode.message_ids import message_ids
+from onewriter_pipeline.decode.rows import Rows, Slices
+from onewriter_pipeline.decode.words import Flags, Numbers, Positions
+from onewriter_pipeline.frames import Chunk
+
+_MICROSECONDS: Final = np.uint64(1000)
+_TIME_MS_MAX: Final = np.uint64((2**63 - 1) // 1000)
+_KEY, _VALUE = 1, 2
+_PAIR: Final = Wanted(pieces=frozenset({_KEY, _VALUE}))
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What columns are made of. ``epochs`` gives the topic epoch of each ledger, if it is known."""
+
+    topic: str
+    partition: int | None
+    epochs: Mapping[int, int | None]
+    chunk: Chunk
+    entries: Entries
+    data: bytes
+    words: Numbers
+    json: bool
+
+
+class Columns:
+    """Makes the columns of some rows; ``damaged`` are entries found to be so on the way."""
+
+    def __init__(self, source: Source, rows: Rows) -> None:
+        self._source = source
+        self._rows = rows
+        self._data = pa.py_buffer(source.data)
+        self.damaged: list[tuple[Positions, Damage]] = []
+
+    def column(self, name: str) -> pa.Array:
+        """One column by its name."""
+        return _MAKERS[name](self)
+
+    def value(self) -> pa.Array:
+        if self._source.json:
+            return self._text(self._rows.value)
+        return gathered(self._data, self._rows.value, pa.binary())
+
+    def key(self) -> pa.Array:
+        rows = self._rows
+        keys = gathered(self._data, rows.key, pa.binary())
+        encoded = rows.key_is_base64 & rows.key.present
+        if not encoded.any():
+            return keys
+        which = np.flatnonzero(encoded)
+        plain = from_base64(keys.take(pa.array(which)))
+        if plain.null_count:
+            self._spoil(which[np.asarray(plain.is_null())], Damage.KEY)
+        places = np.arange(len(rows))
+        places[which] = len(rows) + np.arange(len(which))
+        return pa.concat_arrays([keys, plain]).take(pa.array(places))
+
+    def ordering_key(self) -> pa.Array:
+        return gathered(self._data, self._rows.ordering_key, pa.binary())
+
+    def topic(self) -> pa.Array:
+        return pa.repeat(pa.scalar(self._source.topic, pa.string()), len(self._rows))
+
+    def message_id(self) -> pa.Array:
+        chunk, rows = self._source.chunk, self._rows
+        return message_ids(
+            chunk.ledger[rows.entry],
+            chunk.entry[rows.entry],
+            rows.batch_index,
+            rows.batch_size,
+            self._source.partition,
+        )
+
+    def publish_time(self) -> pa.Array:
+        times = self._source.entries.metadata.unsigned(Metadata.PUBLISH_TIME)
+        return _timestamps(times[self._rows.entry])
+
+    def event_time(self) -> pa.Array:
+        times = self._rows.event_time_ms
+        return _timestamps(times, absent=times == 0)
+
+    def properties(self) -> pa.Array:
+        pieces = self._rows.properties
+        kind = pa.map_(pa.string(), pa.string())
+        bounds = np.zeros(len(self._rows) + 1, np.int32)
+        if not len(pieces.rows):
+            nothing = pa.array([], pa.string())
+            return pa.MapArray.from_arrays(pa.array(bounds), nothing, nothing, kind)
+        pairs = scan(self._source.words, pieces.starts, pieces.stops, _PAIR)
+        wrong = pairs.damaged | ~pairs.has(_KEY) | ~pairs.has(_VALUE)
+        if wrong.any():
+            self._spoil(pieces.rows[wrong], Damage.METADATA)
+        keys = self._text(Slices(~wrong, *pairs.slices(_KEY)), pieces.rows)
+        values = self._text(Slices(~wrong, *pairs.slices(_VALUE)), pieces.rows)
+        last = _last_of_each(pieces.rows, keys) & ~wrong
+        if not last.all():
+            kept = pa.array(np.flatnonzero(last))
+            keys, values = keys.take(kept), values.take(kept)
+        np.cumsum(np.bincount(pieces.rows[last], minlength=len(self._rows)), out=bounds[1:])
+        return pa.MapArray.from_arrays(pa.array(bounds), keys, values, kind)
+
+    def epoch(self) -> pa.Array:
+        ledgers = self._source.chunk.ledger
+        distinct, which = np.unique(ledgers, return_inverse=True)
+        epochs = [self._source.epochs.get(ledger) for ledger in distinct.tolist()]
+        return pa.array(epochs, pa.int64()).take(pa.array(which[self._rows.entry]))
+
+    def ledger(self) -> pa.Array:
+        return pa.array(self._source.chunk.ledger[self._rows.entry])
+
+    def entry(self) -> pa.Array:
+        return pa.array(self._source.chunk.entry[self._rows.entry])
+
+    def batch_index(self) -> pa.Array:
+        return pa.array(self._rows.batch_index.astype(np.int32))
+
+    def producer(self) -> pa.Array:
+        """Once for each entry, and from there for each row."""
+        which, place = np.unique(self._rows.entry, return_inverse=True)
+        said = self._source.entries.metadata
+        names_of_entries = Slices(
+            said.has(Metadata.PRODUCER_NAME), *said.slices(Metadata.PRODUCER_NAME)
+        ).taken(which)
+        found = gathered(self._data, names_of_entries, pa.string())
+        self._check_text(found, which)
+        return found if len(which) == len(place) else found.take(pa.array(place))
+
+    def sequence(self) -> pa.Array:
+        return pa.array(self._rows.sequence_id)
+
+    # ------------------------------------------------------------ texts
+
+    def _text(self, slices: Slices, rows: Positions | None = None) -> pa.Array:
+        found = gathered(self._data, slices, pa.string())
+        self._check_text(found, self._rows.entry if rows is None else self._rows.entry[rows])
+        return found
+
+    def _check_text(self, found: pa.Array, entries: Positions) -> None:
+        try:
+            found.validate(full=True)
+        except pa.ArrowInvalid:
+            texts = found.cast(pa.binary()).to_pylist()
+            wrong = np.array([text is not None and not _is_utf8(text) for text in texts])
+            self.damaged.append((np.unique(entries[wrong]), Damage.TEXT))
+
+    def _spoil(self, rows: Positions, damage: Damage) -> None:
+        self.damaged.append((np.unique(self._rows.entry[rows]), damage))
+
+
+_MAKERS: Final[Mapping[str, Callable[[Columns], pa.Array]]] = {
+    names.VALUE: Columns.value,
+    names.KEY: Columns.key,
+    names.TOPIC: Columns.topic,
+    names.MESSAGE_ID: Columns.message_id,
+    names.PUBLISH_TIME: Columns.publish_time,
+    names.EVENT_TIME: Columns.event_time,
+    names.PROPERTIES: Columns.properties,
+    names.EPOCH: Columns.epoch,
+    names.LEDGER: Columns.ledger,
+    names.ENTRY: Columns.entry,
+    names.BATCH_INDEX: Columns.batch_index,
+    names.PRODUCER: Columns.producer,
+    names.SEQUENCE: Columns.sequence,
+    names.ORDERING_KEY: Columns.ordering_key,
+}
+
+
+def _timestamps(milliseconds: Numbers, absent: Flags | None = None) -> pa.Array:
+    micros = (np.minimum(milliseconds, _TIME_MS_MAX) * _MICROSECONDS).view(np.int64)
+    return pa.array(micros, pa.int64(), mask=absent).cast(pa.timestamp("us", tz="UTC"))
+
+
+def _last_of_each(rows: Positions, keys: pa.Array) -> Flags:
+    """Which properties count: the last one where a message has several of one name."""
+    last = np.ones(len(rows), np.bool_)
+    if (rows[1:] == rows[:-1]).any():
+        codes = keys.dictionary_encode().indices.fill_null(0)
+        both = rows * len(rows) + np.asarray(codes)
+        _, from_behind = np.unique(both[::-1], return_index=True)
+        last[:] = False
+        last[len(rows) - 1 - from_behind] = True
+    return last
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

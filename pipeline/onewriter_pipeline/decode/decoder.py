@@ -1,0 +1,297 @@
+"""Chunks of entries into Arrow record batches: one row per message.
+
+Nothing is done message by message in Python: the metadata of all entries of a chunk is read at once,
+the messages of all batches of a group likewise. What is done for each entry is checksums (in C), and,
+where an entry is compressed or a chunk of a large message, taking its content apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from onewriter_core.errors import ProtocolError
+from onewriter_core.ids import Position, TopicName
+from onewriter_pipeline.decode.batches import (
+    BATCH_MESSAGES_MAX,
+    MESSAGE_BYTES_MIN,
+    read_batches,
+)
+from onewriter_pipeline.decode.columns import Columns, Source
+from onewriter_pipeline.decode.contents import Assembler, ChunksMissing, uncompressed
+from onewriter_pipeline.decode.entries import DAMAGES, Damage, Entries, Metadata, read_entries
+from onewriter_pipeline.decode.rows import Rows, rows_of_batches, rows_of_entries
+from onewriter_pipeline.decode.words import PADDING, Flags, Numbers, Positions, words_of
+from onewriter_pipeline.errors import Damaged
+from onewriter_pipeline.frames import Chunk
+from onewriter_pipeline.schema import MESSAGE_COLUMNS, arrow_schema
+
+GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Contents, uncompressed, that are taken apart at once; or one entry, if it has more."""
+
+GROUP_MESSAGES_MAX: Final = 128 * 1024
+"""Messages that are taken apart at once; or one batch, if it has more."""
+
+RECORD_BATCH_ROWS_MAX: Final = 64 * 1024
+
+Earlier = Callable[[Position, int], Iterable[Chunk]]
+"""Gives so many entries in front of a position, in the log's order."""
+
+LOOK_BACK_ENTRIES: Final = (64, 1_024, 10_000)
+"""How many entries are looked through, in turn, for the first chunks of a message."""
+
+
+class CorruptEntry(Damaged):
+    """An entry of a log is not what a Pulsar client sends; names the position and what is wrong."""
+
+    def __init__(self, topic: str, position: Position, damage: Damage) -> None:
+        super().__init__(
+            f"{topic}: the entry {position.ledger}:{position.entry} cannot be read: {DAMAGES[damage]}"
+        )
+        self.topic, self.position, self.damage = topic, position, damage
+
+
+class Decoder:
+    """Decodes one log, chunk by chunk in its order.
+
+    A corrupt entry raises CorruptEntry, or, with ``skip_corrupt``, is left out: ``skipped`` counts
+    them. A message that was sent in chunks stands where its last chunk does; ``earlier`` gives what
+    is in front of the first chunk of entries, for a message whose chunks began there; without it
+    such a message counts as corrupt. ``epochs`` may be filled while decoding goes on.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        columns: Sequence[str] = tuple(MESSAGE_COLUMNS),
+        *,
+        epochs: Mapping[int, int | None] | None = None,
+        verify_checksums: bool = True,
+        skip_corrupt: bool = False,
+        json: bool = False,
+        earlier: Earlier | None = None,
+    ) -> None:
+        self.schema = arrow_schema(columns, json=json)
+        self.skipped = 0
+        self.first_skipped: CorruptEntry | None = None
+        self._topic = topic
+        self._partition = TopicName.parse(topic).partition
+        self._epochs = {} if epochs is None else epochs
+        self._verify_checksums = verify_checksums
+        self._skip_corrupt = skip_corrupt
+        self._json = json
+        self._earlier = earlier
+        self._assembler = Assembler()
+
+    def decode(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+        """The messages of a chunk, in order, as record batches of ``schema``."""
+        data = chunk.payload + PADDING
+        words = words_of(data)
+        entries = read_entries(data, words, chunk.offsets, verify_checksums=self._verify_checksums)
+        counts = _counts(entries)
+        for first, behind in _groups(entries, counts):
+            yield from self._group(chunk, entries, counts, range(first, behind), data)
+
+    def _group(
+        self, chunk: Chunk, entries: Entries, counts: Positions, group: range, data: bytes
+    ) -> Iterator[pa.RecordBatch]:
+        special = _special(entries)[group.start : group.stop]
+        if special.any():
+            data, counts = self._with_contents(
+                chunk, entries, counts, group.start + np.flatnonzero(special), data
+            )
+        words = words_of(data)
+        rows = _rows(entries, counts, group, data, words)
+        source = Source(
+            self._topic, self._partition, self._epochs, chunk, entries, data, words, self._json
+        )
+        batch = self._record_batch(source, rows, group)
+        for start in range(0, batch.num_rows, RECORD_BATCH_ROWS_MAX):
+            yield batch.slice(start, RECORD_BATCH_ROWS_MAX)
+
+    def _record_batch(self, source: Source, rows: Rows, group: range) -> pa.RecordBatch:
+        damage = source.entries.damage
+        while True:
+            rows = rows.kept(damage[rows.entry] == Damage.NONE)
+            columns = Columns(source, rows)
+            arrays = [columns.column(name) for name in self.schema.names] if len(rows) else None
+            for which, what in columns.damaged:
+                source.entries.spoil(which, what)
+            if not columns.damaged:
+                break
+        self._judge(source.chunk, damage, group)
+        if arrays is None:
+            return pa.RecordBatch.from_pylist([], self.schema)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _judge(self, chunk: Chunk, damage: Positions, group: range) -> None:
+        wrong = group.start + np.flatnonzero(damage[group.start : group.stop])
+        if not len(wrong):
+            return
+        first = int(wrong[0])
+        position = Position(int(chunk.ledger[first]), int(chunk.entry[first]))
+        error = CorruptEntry(self._topic, position, Damage(int(damage[first])))
+        if not self._skip_corrupt:
+            raise error
+        self.skipped += len(wrong)
+        self.first_skipped = self.first_skipped or error
+
+    # ------------------------------------------------------------ contents
+
+    def _with_contents(
+        self, chunk: Chunk, entries: Entries, counts: Positions, special: Positions, data: bytes
+    ) -> tuple[bytes, Positions]:
+        """The buffer with the contents behind it that do not stand in it as they are.
+
+        ``entries`` then says where they are; the counts are those given, without chunks of messages
+        that are not complete.
+        """
+        said = entries.metadata
+        codecs = said.signed(Metadata.COMPRESSION)
+        sizes = (said.unsigned(Metadata.UNCOMPRESSED_SIZE) & np.uint64(0xFFFFFFFF)).view(np.int64)
+        chunked = _chunked(entries)
+        counts = counts.copy()
+        areas, place = [chunk.payload], len(chunk.payload)
+        for index in special.tolist():
+            content: bytes | None = data[entries.starts[index] : entries.stops[index]]
+            try:
+                if chunked[index]:
+                    content = self._chunk(chunk, entries, index, data)
+                if content is None:
+                    counts[index] = 0
+                    continue
+                content = uncompressed(int(codecs[index]), content, int(sizes[index]))
+            except ProtocolError:
+                entries.damage[index] = Damage.CONTENT
+                continue
+            except ChunksMissing:
+                entries.damage[index] = Damage.CHUNKS
+                continue
+            areas.append(content)
+            entries.starts[index], entries.stops[index] = place, place + len(content)
+            place += len(content)
+        return b"".join([*areas, PADDING]), counts
+
+    def _chunk(self, chunk: Chunk, entries: Entries, index: int, data: bytes) -> bytes | None:
+        """Add a chunk to its message; the whole content if that is complete now."""
+        uuid, chunk_id, count = _place_of_chunk(entries, index, data)
+        content = data[entries.starts[index] : entries.stops[index]]
+        position = Position(int(chunk.ledger[index]), int(chunk.entry[index]))
+        for entries_back in LOOK_BACK_ENTRIES:
+            try:
+                return self._assembler.add(uuid, chunk_id, count, content)
+            except ChunksMissing:
+                if self._earlier is None:
+                    raise
+            for before in self._earlier(position, entries_back):
+                self._remember(before, uuid)
+        return self._assembler.add(uuid, chunk_id, count, content)
+
+    def _remember(self, chunk: Chunk, uuid: bytes) -> None:
+        """Add the chunks of one message that stand in front of what is decoded."""
+        data = chunk.payload + PADDING
+        entries = read_entries(
+            data, words_of(data), chunk.offsets, verify_checksums=self._verify_checksums
+        )
+        for index in np.flatnonzero(_chunked(entries) & (entries.damage == Damage.NONE)).tolist():
+            found, chunk_id, count = _place_of_chunk(entries, index, data)
+            if found == uuid:
+                content = data[entries.starts[index] : entries.stops[index]]
+                with contextlib.suppress(ChunksMissing):  # its first ones are farther back
+                    self._assembler.add(uuid, chunk_id, count, content)
+
+
+def whole_before(chunks: Iterable[Chunk], cut: Position) -> Position:
+    """The highest position up to ``cut`` that lies inside no message that was sent in chunks.
+
+    ``chunks`` are the entries in front of the cut; a message that is not complete in them may go on.
+    """
+    bounds: dict[bytes, tuple[Position, Position]] = {}
+    for chunk in chunks:
+        data = chunk.payload + PADDING
+        entries = read_entries(data, words_of(data), chunk.offsets, verify_checksums=False)
+        for index in np.flatnonzero(_chunked(entries) & (entries.damage == Damage.NONE)).tolist():
+            at = Position(int(chunk.ledger[index]), int(chunk.entry[index]))
+            uuid, chunk_id, count = _place_of_chunk(entries, index, data)
+            first, _ = bounds.get(uuid, (at, at))
+            bounds[uuid] = first, at if chunk_id == count - 1 else cut
+    while inside := [first for first, last in bounds.values() if first < cut <= last]:
+        cut = min(inside)
+    return cut
+
+
+def _chunked(entries: Entries) -> Flags:
+    """Which entries are a chunk of a larger message."""
+    said = entries.metadata
+    chunked: Flags = (said.signed_32(Metadata.CHUNKS) > 1) & said.has(Metadata.CHUNK_ID)
+    return chunked
+
+
+def _special(entries: Entries) -> Flags:
+    """Which entries have a content that has to be taken apart or put together."""
+    compressed = entries.metadata.unsigned(Metadata.COMPRESSION) != 0
+    special: Flags = (compressed | _chunked(entries)) & (entries.damage == Damage.NONE)
+    return special
+
+
+def _place_of_chunk(entries: Entries, index: int, data: bytes) -> tuple[bytes, int, int]:
+    """Name of the message, number of this chunk from 0, and how many there are."""
+    said = entries.metadata
+    starts, stops = said.slices(Metadata.UUID)
+    chunk_id = int(said.signed_32(Metadata.CHUNK_ID)[index])
+    return data[starts[index] : stops[index]], chunk_id, int(said.signed_32(Metadata.CHUNKS)[index])
+
+
+def _counts(entries: Entries) -> Positions:
+    """How many messages each entry says it has; batches that cannot have so many are spoilt."""
+    said = entries.metadata
+    counts = said.signed_32(Metadata.MESSAGES_IN_BATCH)
+    counts[~said.has(Metadata.MESSAGES_IN_BATCH)] = 1
+    too_many = (counts < 0) | (counts > BATCH_MESSAGES_MAX)
+    entries.spoil(np.flatnonzero(too_many), Damage.BATCH)
+    counts[entries.damage != Damage.NONE] = 0
+    return counts
+
+
+def _groups(entries: Entries, counts: Positions) -> Iterator[tuple[int, int]]:
+    """Ranges of entries that are taken apart together, by what they will have."""
+    said = entries.metadata
+    claimed = said.unsigned(Metadata.UNCOMPRESSED_SIZE) & np.uint64(0xFFFFFFFF)
+    plain = said.unsigned(Metadata.COMPRESSION) == 0
+    sizes = np.where(plain, entries.stops - entries.starts, claimed.view(np.int64))
+    sizes[entries.damage != Damage.NONE] = 0
+    bytes_up_to, messages_up_to = np.cumsum(sizes), np.cumsum(counts)
+    first, total = 0, len(counts)
+    while first < total:
+        taken_bytes = bytes_up_to[first - 1] if first else 0
+        taken_messages = messages_up_to[first - 1] if first else 0
+        behind = min(
+            int(np.searchsorted(bytes_up_to, taken_bytes + GROUP_BYTES_MAX, "right")),
+            int(np.searchsorted(messages_up_to, taken_messages + GROUP_MESSAGES_MAX, "right")),
+        )
+        behind = max(behind, first + 1)
+        yield first, behind
+        first = behind
+
+
+def _rows(entries: Entries, counts: Positions, group: range, data: bytes, words: Numbers) -> Rows:
+    """The rows of the group's entries that are not damaged; batches that turn out to be are spoilt."""
+    part = slice(group.start, group.stop)
+    good = entries.damage[part] == Damage.NONE
+    batched = entries.metadata.has(Metadata.MESSAGES_IN_BATCH)[part] & ~_chunked(entries)[part]
+    room = entries.stops[part] - entries.starts[part]
+    fits = (counts[part] * MESSAGE_BYTES_MIN <= room) & ((counts[part] > 0) | (room == 0))
+    entries.spoil(group.start + np.flatnonzero(good & batched & ~fits), Damage.BATCH)
+    singles = group.start + np.flatnonzero(good & ~batched & (counts[part] > 0))
+    batches = group.start + np.flatnonzero(good & batched & fits & (counts[part] > 0))
+    rows = rows_of_entries(entries, singles)
+    if not len(batches):
+        return rows
+    starts, stops = entries.starts[batches], entries.stops[batches]
+    found = read_batches(data, words, starts, stops, counts[batches])
+    entries.spoil(batches[found.damaged], Damage.BATCH)
+    return rows.merged(rows_of_batches(entries, batches, counts[batches], found))

@@ -1,0 +1,170 @@
+"""Entries of a chunk, all at once: checksums, and what the metadata of each says.
+
+An entry is what a Pulsar client sent behind SEND (docs/wire.md): perhaps the broker's own metadata,
+perhaps a checksum, the size of its metadata, its metadata, its content. The content is one message, a
+batch of them, or a chunk of a large one; compressed or not.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import google_crc32c
+import numpy as np
+
+from onewriter_pipeline.decode.fields import Fields, Wanted, scan
+from onewriter_pipeline.decode.words import Numbers, Positions, big_endian_32
+
+_BROKER_METADATA: Final = np.uint64(0x020E)
+_CHECKSUM: Final = np.uint64(0x010E)
+_MAGIC_BITS: Final = np.uint64(0xFFFF)
+_MAGIC_BYTES, _SIZE_BYTES, _CHECKSUM_BYTES = 2, 4, 6
+
+_crc32c: Callable[[bytes], int] = google_crc32c.value
+
+
+class Metadata(enum.IntEnum):
+    """Fields of Pulsar's MessageMetadata that are read."""
+
+    PRODUCER_NAME = 1
+    SEQUENCE_ID = 2
+    PUBLISH_TIME = 3
+    PROPERTIES = 4
+    PARTITION_KEY = 6
+    COMPRESSION = 8
+    UNCOMPRESSED_SIZE = 9
+    MESSAGES_IN_BATCH = 11
+    EVENT_TIME = 12
+    ENCRYPTION_KEYS = 13
+    KEY_IS_BASE64 = 17
+    ORDERING_KEY = 18
+    NULL_VALUE = 25
+    UUID = 26
+    CHUNKS = 27
+    CHUNK_ID = 29
+    NULL_KEY = 30
+
+
+_WANTED: Final = Wanted(
+    numbers=frozenset(
+        {
+            Metadata.SEQUENCE_ID,
+            Metadata.PUBLISH_TIME,
+            Metadata.COMPRESSION,
+            Metadata.UNCOMPRESSED_SIZE,
+            Metadata.MESSAGES_IN_BATCH,
+            Metadata.EVENT_TIME,
+            Metadata.KEY_IS_BASE64,
+            Metadata.NULL_VALUE,
+            Metadata.CHUNKS,
+            Metadata.CHUNK_ID,
+            Metadata.NULL_KEY,
+        }
+    ),
+    pieces=frozenset(
+        {
+            Metadata.PRODUCER_NAME,
+            Metadata.PARTITION_KEY,
+            Metadata.ENCRYPTION_KEYS,
+            Metadata.ORDERING_KEY,
+            Metadata.UUID,
+        }
+    ),
+    repeated=Metadata.PROPERTIES,
+)
+
+
+class Damage(enum.IntEnum):
+    """What is wrong with an entry; 0: nothing."""
+
+    NONE = 0
+    CUT_SHORT = 1
+    CHECKSUM = 2
+    METADATA = 3
+    ENCRYPTED = 4
+    CONTENT = 5
+    BATCH = 6
+    CHUNKS = 7
+    KEY = 8
+    TEXT = 9
+
+
+DAMAGES: Final = {
+    Damage.CUT_SHORT: "it is cut short",
+    Damage.CHECKSUM: "its checksum is wrong",
+    Damage.METADATA: "its metadata is damaged",
+    Damage.ENCRYPTED: "it is encrypted",
+    Damage.CONTENT: "its content cannot be uncompressed",
+    Damage.BATCH: "its batch is damaged",
+    Damage.CHUNKS: "the chunks in front of it are missing",
+    Damage.KEY: "a key of it is no base64",
+    Damage.TEXT: "a text of it is not UTF-8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Entries as arrays: their metadata, where their content lies, and what is wrong with them."""
+
+    metadata: Fields
+    starts: Positions
+    """Of the content: behind the metadata."""
+    stops: Positions
+    damage: Positions
+    """A Damage each; what is said of a damaged entry otherwise has no meaning."""
+
+    def spoil(self, which: Positions, damage: Damage) -> None:
+        """Note what is wrong with entries, unless something was before."""
+        fresh = which[self.damage[which] == Damage.NONE]
+        self.damage[fresh] = damage
+
+
+def read_entries(
+    data: bytes, words: Numbers, offsets: Positions, *, verify_checksums: bool
+) -> Entries:
+    """Open the entries that lie in ``data`` between consecutive ``offsets``."""
+    starts, stops = offsets[:-1].copy(), offsets[1:].copy()
+    damage = np.zeros(len(starts), np.int64)
+    _skip_broker_metadata(words, starts, stops)
+    damage[stops - starts < _SIZE_BYTES] = Damage.CUT_SHORT
+    checked = (words[starts] & _MAGIC_BITS == _CHECKSUM) & (stops - starts >= _MAGIC_BYTES)
+    sizes_at = np.where(checked, starts + _CHECKSUM_BYTES, starts)
+    damage[sizes_at + _SIZE_BYTES > stops] = Damage.CUT_SHORT
+    if verify_checksums:
+        which = np.flatnonzero(checked & (damage == Damage.NONE))
+        announced = big_endian_32(words, starts[which] + _MAGIC_BYTES)
+        damage[which[_checksums(data, sizes_at[which], stops[which]) != announced]] = (
+            Damage.CHECKSUM
+        )
+    begins = sizes_at + _SIZE_BYTES
+    sizes = big_endian_32(words, np.where(damage == Damage.NONE, sizes_at, 0))
+    contents = begins + sizes
+    damage[(damage == Damage.NONE) & (contents > stops)] = Damage.CUT_SHORT
+    good = damage == Damage.NONE
+    metadata = scan(words, np.where(good, begins, 0), np.where(good, contents, 0), _WANTED)
+    lacks = ~(
+        metadata.has(Metadata.PRODUCER_NAME)
+        & metadata.has(Metadata.SEQUENCE_ID)
+        & metadata.has(Metadata.PUBLISH_TIME)
+    )
+    damage[good & (metadata.damaged | lacks)] = Damage.METADATA
+    damage[(damage == Damage.NONE) & metadata.has(Metadata.ENCRYPTION_KEYS)] = Damage.ENCRYPTED
+    return Entries(metadata, contents, stops, damage)
+
+
+def _skip_broker_metadata(words: Numbers, starts: Positions, stops: Positions) -> None:
+    """Move those starts on that have the broker's own metadata in front of the entry."""
+    announced = np.flatnonzero(words[starts] & _MAGIC_BITS == _BROKER_METADATA)
+    if len(announced):
+        begins = starts[announced] + _MAGIC_BYTES
+        behind = begins + _SIZE_BYTES + big_endian_32(words, begins)
+        starts[announced] = np.minimum(behind, stops[announced])
+
+
+def _checksums(data: bytes, starts: Positions, stops: Positions) -> Positions:
+    """The CRC-32C of each slice. The loop is the library's and the interpreter's, in C."""
+    slices = map(slice, starts.tolist(), stops.tolist())
+    return np.fromiter(map(_crc32c, map(data.__getitem__, slices)), np.int64, len(starts))

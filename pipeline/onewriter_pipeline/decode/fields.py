@@ -1,0 +1,209 @@
+"""Protobuf messages, thousands at once: a cursor in each, one field of all of them per round.
+
+Producers write the fields of their messages in one order, so that nearly always a round finds the same
+tag at all cursors. Where it does not, the cursors are grouped by tag. What a message says twice counts
+as in protobuf: the last one of a field that is not repeated; unknown fields, and known ones of another
+wire type, are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from onewriter_pipeline.decode.words import Flags, Numbers, Positions, varints
+
+_VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
+_FIXED_SIZES: Final = {_FIXED_64: 8, _FIXED_32: 4}
+_WIRE_BITS: Final = 3
+_TAG_MAX: Final = 2**32 - 1
+_AT_ONCE: Final = 16_384
+"""Messages of a round: few enough for a processor's cache to hold what a round makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The fields that a caller wants to know, by number; every other one is passed over.
+
+    ``repeated`` are pieces of which all count. A scan that has ``until`` leaves each message
+    behind the first field of that number.
+    """
+
+    numbers: Collection[int] = ()
+    pieces: Collection[int] = ()
+    repeated: int = 0
+    until: int = 0
+
+
+@dataclass(slots=True)
+class Pieces:
+    """Slices of the buffer, one for each of some messages: the message's index, start, stop."""
+
+    rows: Positions
+    starts: Positions
+    stops: Positions
+
+
+@dataclass(slots=True)
+class Fields:
+    """What ``count`` messages say. ``damaged`` are those that are no protobuf messages."""
+
+    count: int
+    damaged: Flags
+    _has: dict[int, Flags] = field(default_factory=dict)
+    _numbers: dict[int, Numbers] = field(default_factory=dict)
+    _starts: dict[int, Positions] = field(default_factory=dict)
+    _stops: dict[int, Positions] = field(default_factory=dict)
+    _repeated: list[Pieces] = field(default_factory=list)
+
+    def has(self, number: int) -> Flags:
+        """Which messages have the field."""
+        found = self._has.get(number)
+        return np.zeros(self.count, np.bool_) if found is None else found
+
+    def unsigned(self, number: int) -> Numbers:
+        """The field's values; 0 where it is absent."""
+        found = self._numbers.get(number)
+        return np.zeros(self.count, np.uint64) if found is None else found
+
+    def signed(self, number: int) -> Positions:
+        """The same as signed 64-bit numbers."""
+        return self.unsigned(number).view(np.int64)
+
+    def signed_32(self, number: int) -> Positions:
+        """The same as protobuf's int32."""
+        return self.unsigned(number).astype(np.int32).astype(np.int64)
+
+    def true(self, number: int) -> Flags:
+        """The values of a bool field."""
+        values: Flags = self.unsigned(number) != 0
+        return values
+
+    def slices(self, number: int) -> tuple[Positions, Positions]:
+        """Where the field's bytes start and stop; both 0 where it is absent."""
+        if number not in self._starts:
+            return np.zeros(self.count, np.int64), np.zeros(self.count, np.int64)
+        return self._starts[number], self._stops[number]
+
+    def repeated(self) -> Pieces:
+        """All pieces of the repeated field, in the order of messages, and as they stand in each."""
+        if not self._repeated:
+            nothing = np.zeros(0, np.int64)
+            return Pieces(nothing, nothing, nothing)
+        rows = np.concatenate([pieces.rows for pieces in self._repeated])
+        starts = np.concatenate([pieces.starts for pieces in self._repeated])
+        stops = np.concatenate([pieces.stops for pieces in self._repeated])
+        order = np.argsort(rows, kind="stable")
+        return Pieces(rows[order], starts[order], stops[order])
+
+    def note_number(self, number: int, rows: Positions, values: Numbers) -> None:
+        """A field's value in some messages."""
+        if number not in self._numbers:
+            self._numbers[number] = np.zeros(self.count, np.uint64)
+        self._numbers[number][rows] = values
+        self._note(number, rows)
+
+    def note_pieces(self, number: int, rows: Positions, starts: Positions, ends: Positions) -> None:
+        """A field's bytes in some messages."""
+        if number not in self._starts:
+            self._starts[number] = np.zeros(self.count, np.int64)
+            self._stops[number] = np.zeros(self.count, np.int64)
+        self._starts[number][rows], self._stops[number][rows] = starts, ends
+        self._note(number, rows)
+
+    def note_repeated(self, rows: Positions, starts: Positions, stops: Positions) -> None:
+        """One more piece of some messages."""
+        self._repeated.append(Pieces(rows, starts, stops))
+
+    def _note(self, number: int, rows: Positions) -> None:
+        if number not in self._has:
+            self._has[number] = np.zeros(self.count, np.bool_)
+        self._has[number][rows] = True
+
+
+def scan(words: Numbers, starts: Positions, stops: Positions, wanted: Wanted) -> Fields:
+    """Read the messages that lie in ``words`` from each start to its stop."""
+    fields = Fields(len(starts), starts > stops)
+    for first in range(0, len(starts), _AT_ONCE):
+        part = slice(first, first + _AT_ONCE)
+        rows = first + np.flatnonzero(starts[part] < stops[part])
+        _scan(words, rows, starts[rows], stops[rows], wanted, fields)
+    return fields
+
+
+def _scan(
+    words: Numbers,
+    rows: Positions,
+    cursors: Positions,
+    ends: Positions,
+    wanted: Wanted,
+    fields: Fields,
+) -> None:
+    while len(rows):
+        tags, sizes = varints(words, cursors)
+        cursors = cursors + sizes
+        damaged = (sizes == 0) | (cursors > ends) | (tags > _TAG_MAX)
+        leaves = damaged.copy()
+        for tag, chosen in _by_tag(tags):
+            some = _Round(words, rows[chosen], cursors[chosen], ends[chosen])
+            cursors[chosen], wrong = some.read(tag, wanted, fields)
+            damaged[chosen] |= wrong
+            if tag >> _WIRE_BITS == wanted.until:
+                leaves[chosen] = True
+        if damaged.any():
+            fields.damaged[rows[damaged]] = True
+        alive = (cursors < ends) & ~(damaged | leaves)
+        if not alive.all():
+            rows, cursors, ends = rows[alive], cursors[alive], ends[alive]
+
+
+def _by_tag(tags: Numbers) -> Iterator[tuple[int, Positions | slice]]:
+    if (tags == tags[0]).all():
+        yield int(tags[0]), slice(None)
+        return
+    for tag in np.unique(tags).tolist():
+        yield tag, np.flatnonzero(tags == np.uint64(tag))
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """Messages that have the same tag in front of their cursors."""
+
+    words: Numbers
+    rows: Positions
+    cursors: Positions
+    ends: Positions
+
+    def read(self, tag: int, wanted: Wanted, fields: Fields) -> tuple[Positions, Flags]:
+        """Read the field; where the next one begins, and which messages are damaged."""
+        number, wire = tag >> _WIRE_BITS, tag & 7
+        if number and wire == _VARINT:
+            return self._varint(number, wanted, fields)
+        if number and wire == _BYTES:
+            return self._bytes(number, wanted, fields)
+        if number and wire in _FIXED_SIZES:
+            after = self.cursors + _FIXED_SIZES[wire]
+            return after, after > self.ends
+        return self.ends, np.ones(len(self.rows), np.bool_)
+
+    def _varint(self, number: int, wanted: Wanted, fields: Fields) -> tuple[Positions, Flags]:
+        values, sizes = varints(self.words, self.cursors)
+        after = self.cursors + sizes
+        if number in wanted.numbers:
+            fields.note_number(number, self.rows, values)
+        return after, (sizes == 0) | (after > self.ends)
+
+    def _bytes(self, number: int, wanted: Wanted, fields: Fields) -> tuple[Positions, Flags]:
+        lengths, sizes = varints(self.words, self.cursors)
+        starts = self.cursors + sizes
+        room = (self.ends - starts).clip(0).astype(np.uint64)
+        wrong = (sizes == 0) | (starts > self.ends) | (lengths > room)
+        stops = starts + np.minimum(lengths, room).view(np.int64)
+        if number == wanted.repeated:
+            fields.note_repeated(self.rows, starts, stops)
+        elif number in wanted.pieces:
+            fields.note_pieces(number, self.rows, starts, stops)
+        return stops, wrong

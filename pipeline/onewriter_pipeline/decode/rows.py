@@ -1,0 +1,157 @@
+"""One row per message, as numbers only: where its value, key and properties lie, and what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from onewriter_pipeline.decode.batches import Batched, Single
+from onewriter_pipeline.decode.entries import Entries, Metadata
+from onewriter_pipeline.decode.fields import Fields, Pieces
+from onewriter_pipeline.decode.words import Flags, Numbers, Positions
+
+UNBATCHED: Final = -1
+"""The batch index of a message that is an entry of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """A slice of the buffer for each row that has one."""
+
+    present: Flags
+    starts: Positions
+    stops: Positions
+
+    def taken(self, order: Positions) -> Slices:
+        """Those of some rows, in that order."""
+        return Slices(self.present[order], self.starts[order], self.stops[order])
+
+    def then(self, others: Slices) -> Slices:
+        """These and others behind them."""
+        return Slices(
+            np.concatenate([self.present, others.present]),
+            np.concatenate([self.starts, others.starts]),
+            np.concatenate([self.stops, others.stops]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Messages in the order of their log. ``entry`` is each one's entry, by index in the chunk."""
+
+    entry: Positions
+    batch_index: Positions
+    batch_size: Positions
+    """0 for a message that is an entry of its own."""
+    value: Slices
+    key: Slices
+    key_is_base64: Flags
+    ordering_key: Slices
+    event_time_ms: Numbers
+    sequence_id: Positions
+    properties: Pieces
+    """Encoded KeyValues, by row, in the order of rows."""
+
+    def __len__(self) -> int:
+        return len(self.entry)
+
+    def kept(self, which: Flags) -> Rows:
+        """Only some rows."""
+        return self if which.all() else self.taken(np.flatnonzero(which))
+
+    def taken(self, order: Positions) -> Rows:
+        """Some rows, each at most once, in that order."""
+        return Rows(
+            self.entry[order],
+            self.batch_index[order],
+            self.batch_size[order],
+            self.value.taken(order),
+            self.key.taken(order),
+            self.key_is_base64[order],
+            self.ordering_key.taken(order),
+            self.event_time_ms[order],
+            self.sequence_id[order],
+            _renumbered(self.properties, len(self), order),
+        )
+
+    def merged(self, others: Rows) -> Rows:
+        """These rows and others, in the order of their entries."""
+        if not len(self) or not len(others):
+            return self if len(self) else others
+        both = Rows(
+            np.concatenate([self.entry, others.entry]),
+            np.concatenate([self.batch_index, others.batch_index]),
+            np.concatenate([self.batch_size, others.batch_size]),
+            self.value.then(others.value),
+            self.key.then(others.key),
+            np.concatenate([self.key_is_base64, others.key_is_base64]),
+            self.ordering_key.then(others.ordering_key),
+            np.concatenate([self.event_time_ms, others.event_time_ms]),
+            np.concatenate([self.sequence_id, others.sequence_id]),
+            Pieces(
+                np.concatenate([self.properties.rows, others.properties.rows + len(self)]),
+                np.concatenate([self.properties.starts, others.properties.starts]),
+                np.concatenate([self.properties.stops, others.properties.stops]),
+            ),
+        )
+        return both.taken(np.argsort(both.entry, kind="stable"))
+
+
+def rows_of_entries(entries: Entries, which: Positions) -> Rows:
+    """The rows of entries that are one message each."""
+    said = entries.metadata
+    key, null_key = Metadata.PARTITION_KEY, Metadata.NULL_KEY
+    return Rows(
+        entry=which,
+        batch_index=np.full(len(which), UNBATCHED),
+        batch_size=np.zeros(len(which), np.int64),
+        value=Slices(~said.true(Metadata.NULL_VALUE), entries.starts, entries.stops).taken(which),
+        key=Slices(said.has(key) & ~said.true(null_key), *said.slices(key)).taken(which),
+        key_is_base64=said.true(Metadata.KEY_IS_BASE64)[which],
+        ordering_key=_slices(said, Metadata.ORDERING_KEY).taken(which),
+        event_time_ms=said.unsigned(Metadata.EVENT_TIME)[which],
+        sequence_id=said.signed(Metadata.SEQUENCE_ID)[which],
+        properties=_renumbered(said.repeated(), said.count, which),
+    )
+
+
+def rows_of_batches(entries: Entries, which: Positions, counts: Positions, found: Batched) -> Rows:
+    """The rows of entries that are batches of ``counts`` messages, without those compacted out."""
+    said = found.metadata
+    entry = np.repeat(which, counts)
+    firsts = np.repeat(np.cumsum(counts) - counts, counts)
+    key, null_key = Single.PARTITION_KEY, Single.NULL_KEY
+    of_entry = entries.metadata.signed(Metadata.SEQUENCE_ID)[entry]
+    rows = Rows(
+        entry=entry,
+        batch_index=np.arange(len(entry)) - firsts,
+        batch_size=np.repeat(counts, counts),
+        value=Slices(~said.true(Single.NULL_VALUE), found.starts, found.stops),
+        key=Slices(said.has(key) & ~said.true(null_key), *said.slices(key)),
+        key_is_base64=said.true(Single.KEY_IS_BASE64),
+        ordering_key=_slices(said, Single.ORDERING_KEY),
+        event_time_ms=said.unsigned(Single.EVENT_TIME),
+        sequence_id=np.where(
+            said.has(Single.SEQUENCE_ID), said.signed(Single.SEQUENCE_ID), of_entry
+        ),
+        properties=said.repeated(),
+    )
+    return rows.kept(~said.true(Single.COMPACTED_OUT) & ~np.repeat(found.damaged, counts))
+
+
+def _slices(said: Fields, number: int) -> Slices:
+    return Slices(said.has(number), *said.slices(number))
+
+
+def _renumbered(pieces: Pieces, count: int, order: Positions) -> Pieces:
+    """The pieces of some rows of ``count``, under their new numbers."""
+    if not len(pieces.rows):
+        return pieces
+    place = np.full(count, -1)
+    place[order] = np.arange(len(order))
+    rows = place[pieces.rows]
+    mine = np.flatnonzero(rows >= 0)
+    mine = mine[np.argsort(rows[mine], kind="stable")]
+    return Pieces(rows[mine], pieces.starts[mine], pieces.stops[mine])

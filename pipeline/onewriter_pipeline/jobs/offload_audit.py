@@ -1,0 +1,79 @@
+"""The brokers' audit records into the table ``audit``: each once, bucket by bucket in their order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from onewriter_pipeline.broker import Broker
+from onewriter_pipeline.errors import Overtaken, TableError
+from onewriter_pipeline.table import State, Table
+from onewriter_pipeline.table_files import discard, write_rows
+from onewriter_pipeline.table_layout import AUDIT
+from onewriter_pipeline.tables import Tables
+
+RECORDS_MAX: Final = 50_000
+"""Records of one commit."""
+
+_NUMBERS: Final = ("ledger", "epoch", "oldEpoch", "leaderlessMs")
+_TEXTS: Final = ("kind", "topic", "cause", "broker", "producer", "subject")
+
+
+def offload_audit(broker: Broker, tables: Tables) -> int:
+    """Copy what is new; answers how many records. Raises PipelineError."""
+    table = tables.made(AUDIT)
+    state = table.state()
+    offsets = dict(state.offsets)
+    rows: list[dict[str, Any]] = []
+    total = 0
+    try:
+        for bucket in range(broker.buckets()):
+            for row in _rows(broker, bucket, offsets.get(str(bucket), "")):
+                rows.append(row)
+                offsets[str(bucket)] = row["id"]
+                if len(rows) >= RECORDS_MAX:
+                    state = _commit(table, state, rows, offsets)
+                    total, rows = total + len(rows), []
+        if rows:
+            _commit(table, state, rows, offsets)
+    except Overtaken:
+        return (
+            total  # whoever was first has copied the same records, and the next run goes on there
+        )
+    return total + len(rows)
+
+
+def _commit(
+    table: Table, state: State, rows: list[dict[str, Any]], offsets: Mapping[str, str]
+) -> State:
+    files = [write_rows(table.place, AUDIT.columns, rows)]
+    try:
+        return table.commit(state, files, offsets)
+    except TableError:
+        discard(table.place, files)
+        raise
+
+
+def _rows(broker: Broker, bucket: int, after: str) -> Iterator[dict[str, Any]]:
+    for record in broker.audit(bucket, after):
+        yield audit_row(bucket, record)
+
+
+def audit_row(bucket: int, record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as a row; ``record`` holds all of it, as JSON."""
+    time_ms = record.get("timeMs")
+    row: dict[str, Any] = {
+        "bucket": bucket,
+        "id": str(record["id"]),
+        "time": None if time_ms is None else datetime.fromtimestamp(int(time_ms) / 1000, UTC),
+        "record": json.dumps(record, sort_keys=True),
+    }
+    for name in _NUMBERS:
+        value = record.get(name)
+        row[name] = value if isinstance(value, int) else None
+    for name in _TEXTS:
+        value = record.get(name)
+        row[name] = value if isinstance(value, str) else None
+    return row

@@ -1,0 +1,100 @@
+"""``onewriter-pipeline replay``: messages of a topic or a table into a topic again, once.
+
+Their order is kept, and their keys, values, event times and properties; they are new messages of the target
+beside that. All of it is one atomic publish, known by an app and a version: run again, it is there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from onewriter_pipeline.engine import running
+from onewriter_pipeline.errors import Invalid
+from onewriter_pipeline.schema import EVENT_TIME, KEY, PROPERTIES, VALUE
+from onewriter_pipeline.topics import publish, read_options, tier_option
+from onewriter_pipeline.verbs import (
+    access_of,
+    access_options,
+    optional_table_options,
+    output_option,
+    progress,
+    spark_options,
+    tell,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_RANGE: Final = {
+    "start": "startingOffsets",
+    "end": "endingOffsets",
+    "start_time": "startingTimestamp",
+    "end_time": "endingTimestamp",
+    "epochs": "epochs",
+}
+"""Options of the verb, and those of ``format("onewriter")`` that they become."""
+
+
+def range_options(options: Mapping[str, Any]) -> dict[str, str]:
+    """What is to be read, beside where; raises nothing: the source judges it."""
+    return {
+        name: str(options[key]) for key, name in _RANGE.items() if options[key] not in {None, ""}
+    }
+
+
+def chosen(spark: SparkSession, reading: Mapping[str, str], where: str) -> DataFrame:
+    """The messages of a range for which a condition in SQL holds. Raises Invalid."""
+    from pyspark.errors import AnalysisException  # noqa: PLC0415 - the command's help needs no Spark
+
+    messages = spark.read.format("onewriter").options(**dict(reading)).load()
+    if where:
+        try:
+            messages = messages.filter(where)
+        except AnalysisException as error:
+            why = str(error).partition(" SQLSTATE")[0].splitlines()[0]
+            raise Invalid(f"--where {where!r} is no condition in SQL: {why}") from error
+    return messages.select(VALUE, KEY, EVENT_TIME, PROPERTIES)
+
+
+@click.command("replay")
+@access_options
+@optional_table_options
+@click.option("--topic", required=True, help="Whose messages: a topic, or one partition.")
+@tier_option
+@click.option("--start", default="", help='{"TOPIC": "<ledger>:<entry>"}, the first message.')
+@click.option("--end", default="", help="The same, behind the last one.")
+@click.option("--start-time", type=click.IntRange(0), help="Publish time, milliseconds since 1970.")
+@click.option("--end-time", type=click.IntRange(0), help="The same, behind the last one.")
+@click.option("--epochs", default="", help="Topic epochs: 3,5.")
+@click.option("--where", default="", help="A condition in SQL over the columns of messages.")
+@click.option("--publish-to", "target", required=True, help="The topic, or one partition of one.")
+@click.option("--app", required=True, help="Who publishes: a name.")
+@click.option("--version", required=True, type=click.IntRange(0), help="A number that rises.")
+@click.option("--epoch", type=click.IntRange(0), help="The target's epoch; without: it is taken.")
+@output_option
+@spark_options
+def command(**options: Any) -> None:
+    """Publish messages of a topic, or of its table, to a topic: all of them or none, and once."""
+    reading = read_options(options) | range_options(options) | {"topic": options["topic"]}
+    with running("onewriter replay", options["master"], options["conf"]) as spark:
+        rows = chosen(spark, reading, options["where"])
+        progress(f"publishing to {options['target']} as {options['app']} {options['version']}")
+        is_new = publish(
+            rows,
+            access_of(options),
+            *(options["target"], options["app"], options["version"], options["epoch"]),
+        )
+    said = "published" if is_new else "nothing was appended: it was published before, or is empty"
+    tell(
+        options["output"],
+        {
+            "publishedTo": options["target"],
+            "app": options["app"],
+            "version": options["version"],
+            "isNew": is_new,
+        },
+        [f"{said}: {options['target']}, {options['app']} {options['version']}"],
+    )

@@ -1,0 +1,161 @@
+"""``onewriter-pipeline report``: the history of writers as a page and pictures, from logs or from tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from onewriter_pipeline.engine import running
+from onewriter_pipeline.errors import Invalid
+from onewriter_pipeline.jobs.audit import LIVE, TABLE, Audit, Report
+from onewriter_pipeline.verbs import (
+    access_of,
+    access_options,
+    optional_table_options,
+    output_option,
+    progress,
+    selection_of,
+    spark_options,
+    tables_of,
+    tell,
+    topic_options,
+)
+
+PAGE: Final = "report.html"
+
+_SEEN: Final = {
+    "timeline": "Who led each topic when",
+    "leaderless": "How long topics were without a writer, by cause",
+    "load": "What each holder wrote",
+    "balance": "How many topics each host led",
+}
+
+
+def write(report: Report, folder: Path, now: datetime) -> list[Path]:
+    """Write the page and its pictures into a folder; answers their paths. Raises Invalid."""
+    from onewriter_pipeline.reporting.balance import balance_of  # noqa: PLC0415 - pictures take a while
+    from onewriter_pipeline.reporting.pictures import pictures  # noqa: PLC0415
+
+    now_ms = int(now.timestamp() * 1000)
+    drawn = dict(pictures(report.timeline, report.holders, balance_of(report.timeline), now_ms))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = []
+        for name, png in drawn.items():
+            paths.append(folder / f"{name}.png")
+            paths[-1].write_bytes(png)
+        paths.insert(0, folder / PAGE)
+        paths[0].write_text(_page(report, drawn, now), encoding="utf-8")
+    except OSError as error:
+        raise Invalid(f"the report cannot be written to {folder}: {error}") from error
+    return paths
+
+
+def _page(report: Report, drawn: dict[str, bytes], now: datetime) -> str:
+    from onewriter_pipeline.reporting import page  # noqa: PLC0415 - as above
+
+    source = "live logs" if report.tier == LIVE else "tables"
+    lead = (
+        f"From {source}, {now.strftime('%Y-%m-%d %H:%M:%S')} UTC: {len(report.topics):,} topics,"
+        f" {len(report.timeline):,} changes of hands, {report.records:,} audit records"
+    )
+    return page.page("Who wrote, and when", lead, len(report.findings), _sections(report, drawn))
+
+
+def _sections(report: Report, drawn: dict[str, bytes]) -> Iterator[str]:
+    from onewriter_pipeline.reporting.page import listed, picture, section, table  # noqa: PLC0415
+
+    findings = [
+        {"p": each.predicate, "t": each.log, "w": ", ".join(each.where), "s": each.sentence}
+        for each in report.findings
+    ]
+    columns = [("p", "Predicate"), ("t", "Topic"), ("w", "Where"), ("s", "What")]
+    yield section("Violations", table(columns, findings) if findings else "")
+    yield section("Lost, as brokers reported", _losses(report))
+    yield section("Notes", listed(report.notes))
+    yield section("Timeline", picture(drawn["timeline"], _SEEN["timeline"]))
+    windows = [
+        *(("cause", "Why the one before ended"), ("windows", "Windows"), ("p50_ms", "p50, ms")),
+        *(("p99_ms", "p99, ms"), ("max_ms", "Longest, ms")),
+    ]
+    yield section(
+        "Without a writer",
+        picture(drawn["leaderless"], _SEEN["leaderless"]),
+        table(windows, report.leaderless) if report.leaderless else "",
+    )
+    yield section("Load", picture(drawn["load"], _SEEN["load"]))
+    yield section("Balance", picture(drawn["balance"], _SEEN["balance"]))
+    extents = [
+        *(("topic", "Topic"), ("first", "From"), ("last", "To"), ("ledgers", "Ledgers")),
+        *(("entries", "Entries"), ("messages", "Messages")),
+    ]
+    yield section("Topics", table(extents, report.topics))
+    tenures = [
+        *(("topic", "Topic"), ("epoch", "Epoch"), ("producer", "Holder"), ("host", "Where")),
+        *(("since", "Since (UTC)"), ("seconds", "Seconds"), ("cause", "After")),
+        *(("ended_by", "Ended by"), ("leaderless_ms", "Nobody before, ms")),
+    ]
+    yield section("Tenures", table(tenures, map(_tenure, report.timeline)))
+
+
+def _losses(report: Report) -> str:
+    from onewriter_pipeline.reporting.page import table  # noqa: PLC0415
+
+    columns = [("log", "Topic"), ("after", "Behind"), ("last", "Up to")]
+    return table(columns, report.losses) if report.losses else ""
+
+
+def _tenure(row: dict[str, Any]) -> dict[str, Any]:
+    since = datetime.fromtimestamp(row["since_ms"] / 1000, UTC)
+    seconds = None if row["until_ms"] is None else (row["until_ms"] - row["since_ms"]) / 1000
+    shown = since.isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
+    return row | {"since": shown, "seconds": seconds, "producer": row["producer"] or "nobody"}
+
+
+@click.command("report")
+@access_options
+@optional_table_options
+@topic_options
+@click.option(
+    "--from",
+    "tier",
+    type=click.Choice([LIVE, TABLE]),
+    default=LIVE,
+    show_default=True,
+    help="The logs in the brokers, or the tables.",
+)
+@click.option(
+    "--to",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("onewriter-report"),
+    show_default=True,
+    help="The folder that the page and its pictures are written to.",
+)
+@output_option
+@spark_options
+def command(**options: Any) -> None:
+    """Show who wrote when: one HTML page, and the same pictures as PNG files.
+
+    What does not hold is in the page; only the verb audit ends with 2 for it.
+    """
+    tables = tables_of(options) if options["table"] else None
+    job = Audit(access_of(options), selection_of(options), tables)
+    if options["tier"] != LIVE and tables is None:
+        raise Invalid("--table is missing: where the tables are")
+    with running("onewriter report", options["master"], options["conf"]) as spark:
+        progress(f"reading ({options['tier']})")
+        (report,) = job.run(spark, options["tier"])
+    paths = write(report, options["folder"], datetime.now(UTC))
+    tell(
+        options["output"],
+        {"holds": not report.findings, "files": [str(path) for path in paths]},
+        [
+            f"{len(report.findings)} violations" if report.findings else "everything holds",
+            *map(str, paths),
+        ],
+    )

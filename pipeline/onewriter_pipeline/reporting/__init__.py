@@ -1,0 +1,1 @@
+"""The history of writers as pictures and as one page."""

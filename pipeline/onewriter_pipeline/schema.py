@@ -1,0 +1,85 @@
+"""The columns of messages: names, SQL types and Arrow types, in one order everywhere.
+
+The names with two underscores and the types of ``__key`` to ``__messageProperties`` are those of the
+Pulsar connector for Spark, so that queries written for it go on working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from onewriter_pipeline.errors import Invalid
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+VALUE = "value"
+KEY = "__key"
+TOPIC = "__topic"
+MESSAGE_ID = "__messageId"
+PUBLISH_TIME = "__publishTime"
+EVENT_TIME = "__eventTime"
+PROPERTIES = "__messageProperties"
+EPOCH = "__epoch"
+LEDGER = "__ledgerId"
+ENTRY = "__entryId"
+BATCH_INDEX = "__batchIndex"
+PRODUCER = "__producerName"
+SEQUENCE = "__sequenceId"
+ORDERING_KEY = "__orderingKey"
+
+MESSAGE_COLUMNS: Final = {
+    VALUE: "BINARY",
+    KEY: "BINARY",
+    TOPIC: "STRING",
+    MESSAGE_ID: "BINARY",
+    PUBLISH_TIME: "TIMESTAMP",
+    EVENT_TIME: "TIMESTAMP",
+    PROPERTIES: "MAP<STRING, STRING>",
+    EPOCH: "BIGINT",
+    LEDGER: "BIGINT",
+    ENTRY: "BIGINT",
+    BATCH_INDEX: "INT",
+    PRODUCER: "STRING",
+    SEQUENCE: "BIGINT",
+}
+"""The columns that are read unless others are asked for, with their SQL types."""
+
+EXTRA_COLUMNS: Final = {ORDERING_KEY: "BINARY"}
+"""Columns that are read where they are asked for by name."""
+
+
+def message_ddl(columns: Sequence[str] = tuple(MESSAGE_COLUMNS), *, json: bool = False) -> str:
+    """The columns as SQL: ``value BINARY, __key BINARY, ...``; ``json`` as of ``arrow_schema``."""
+    types = column_types(json=json)
+    return ", ".join(f"`{name}` {types[name]}" for name in columns)
+
+
+def arrow_schema(
+    columns: Sequence[str] = tuple(MESSAGE_COLUMNS), *, json: bool = False
+) -> pa.Schema:
+    """The same for Arrow; raises Invalid for a column that there is not.
+
+    ``json``: the values are JSON texts, and the column ``value`` a string.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - only who decodes needs it
+
+    kinds = {
+        "BINARY": pa.binary(),
+        "STRING": pa.string(),
+        "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+        "MAP<STRING, STRING>": pa.map_(pa.string(), pa.string()),
+        "BIGINT": pa.int64(),
+        "INT": pa.int32(),
+    }
+    types = column_types(json=json)
+    unknown = [name for name in columns if name not in types]
+    if unknown:
+        raise Invalid(f"messages have no column {unknown[0]!r}; they have {', '.join(types)}")
+    return pa.schema([pa.field(name, kinds[types[name]]) for name in columns])
+
+
+def column_types(*, json: bool = False) -> dict[str, str]:
+    """The SQL type of each column that may be read; ``json`` as of ``arrow_schema``."""
+    return {**MESSAGE_COLUMNS, **EXTRA_COLUMNS, VALUE: "STRING" if json else "BINARY"}

@@ -1,0 +1,76 @@
+"""The Spark face of onewriter: ``spark.read.format("onewriter")``, found by Spark by itself.
+
+Spark imports every top-level module whose name begins with ``pyspark_`` when it resolves a format, on
+workers too: so this one imports nothing heavy. What is behind it is imported where it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceArrowWriter,
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+    )
+    from pyspark.sql.types import StructType
+
+__all__ = ["DefaultSource"]
+
+
+class DefaultSource(DataSource):
+    """Topics as tables and streams; the options are in docs/pipeline-source.md."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` takes."""
+        return "onewriter"
+
+    def schema(self) -> str:
+        """The columns of messages, as SQL."""
+        from onewriter_pipeline.schema import message_ddl  # noqa: PLC0415
+        from pyspark_onewriter.options import read_options  # noqa: PLC0415
+
+        options = read_options(self.options)
+        return message_ddl(options.columns, json=options.json)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Reads what a topic holds now."""
+        from pyspark_onewriter.options import read_options  # noqa: PLC0415
+        from pyspark_onewriter.source import TopicReader  # noqa: PLC0415
+
+        return TopicReader(read_options(self.options, _types(schema)))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Reads a topic as it grows."""
+        from pyspark_onewriter.options import stream_options  # noqa: PLC0415
+        from pyspark_onewriter.stream import TopicStreamReader  # noqa: PLC0415
+
+        return TopicStreamReader(stream_options(self.options, _types(schema)))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Writes a batch to a topic, once."""
+        from pyspark_onewriter.sink import TopicWriter, write_options  # noqa: PLC0415
+
+        options = write_options(self.options, schema.names, is_stream=False, overwrites=overwrite)
+        return TopicWriter(options)
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self,
+        schema: StructType,
+        overwrite: bool,
+    ) -> DataSourceStreamArrowWriter:
+        """Writes the batches of a stream to a topic, each once."""
+        from pyspark_onewriter.sink import TopicStreamWriter, write_options  # noqa: PLC0415
+
+        options = write_options(self.options, schema.names, is_stream=True, overwrites=overwrite)
+        return TopicStreamWriter(options)
+
+
+def _types(schema: StructType) -> dict[str, str]:
+    """The type of each column, in SQL."""
+    return {field.name: field.dataType.simpleString() for field in schema.fields}

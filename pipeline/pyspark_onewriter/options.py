@@ -1,0 +1,388 @@
+"""The options of reads: parsed, checked, and every mistake named with what to write instead.
+
+No Spark and no I/O here. The result is pickled to executors; a token is in it, never in its repr.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from onewriter_core.ids import Position
+from onewriter_pipeline.connection import Access, position_of
+from onewriter_pipeline.errors import Invalid
+from onewriter_pipeline.planning import Bound, Epochs, Kind, Selection, full_positions
+from onewriter_pipeline.reading import Reading
+from onewriter_pipeline.schema import MESSAGE_COLUMNS, PROPERTIES, column_types
+
+URL_VARIABLE: Final = "ONEWRITER_HTTP_URL"
+TOKEN_VARIABLE: Final = "ONEWRITER_TOKEN"  # noqa: S105 - the name of a variable
+"""What counts where no option says it."""
+
+ACCESS_OPTIONS: Final = (
+    "admin.url",
+    "service.url",
+    "authToken",
+    "authTokenFile",
+    "tls.caFile",
+    "tls.certFile",
+    "tls.keyFile",
+    "tls.verify",
+)
+"""How brokers are reached: the same for reading and writing."""
+
+READ_OPTIONS: Final = (
+    *ACCESS_OPTIONS,
+    "topic",
+    "topics",
+    "topicsPattern",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "startingEpoch",
+    "endingEpoch",
+    "epochs",
+    "maxEntriesPerTrigger",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minEntriesPerTrigger",
+    "maxTriggerDelay",
+    "minPartitions",
+    "maxEntriesPerPartition",
+    "failOnDataLoss",
+    "tier",
+    "table",
+    "table.options",
+    "table.format",
+    "includeProperties",
+    "valueFormat",
+    "corruptEntries",
+    "verifyChecksums",
+)
+
+HOT, COLD, ALL = "hot", "cold", "all"
+"""What ``tier`` says: the live log, the table, or both as one."""
+
+_NOT_IN_STREAMS: Final = ("endingOffsets", "endingTimestamp", "endingEpoch", "epochs")
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_TRIGGER_DELAY_SECONDS: Final = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a micro-batch takes: at most, and at least before ``delay_seconds`` have passed."""
+
+    entries_max: int | None = None
+    bytes_max: int | None = None
+    entries_min: int | None = None
+    delay_seconds: float = _TRIGGER_DELAY_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """All that a read needs to know; picklable."""
+
+    access: Access
+    selection: Selection
+    reading: Reading
+    limits: Limits
+    partitions_min: int
+    partition_entries_max: int
+    tier: str = HOT
+    table: str = ""
+    table_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    table_format: str = "delta"
+
+    @property
+    def reads_table(self) -> bool:
+        """Whether what was offloaded comes from the table."""
+        return self.tier != HOT
+
+    @property
+    def reads_log(self) -> bool:
+        """Whether brokers are asked."""
+        return self.tier != COLD
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns that are read."""
+        return self.reading.columns
+
+    @property
+    def json(self) -> bool:
+        """Whether values are JSON texts."""
+        return self.reading.json
+
+
+class Given:
+    """Options as a person gave them, without regard to capitals; raises Invalid for unknown ones."""
+
+    def __init__(self, options: Mapping[str, str], known: Sequence[str]) -> None:
+        names = {name.lower(): name for name in known}
+        self._values: dict[str, str] = {}
+        for name, value in options.items():
+            if name.lower() not in names:
+                raise Invalid(_unknown(name, known))
+            self._values[names[name.lower()]] = value.strip()
+
+    def text(self, name: str, default: str = "") -> str:
+        """An option's text."""
+        return self._values.get(name, default)
+
+    def named(self, *names: str) -> list[str]:
+        """Which of these are given."""
+        return [name for name in names if self._values.get(name, "")]
+
+    def one_of(self, name: str, choices: Sequence[str]) -> str:
+        """One of some words; the first is the default."""
+        value = self._values.get(name, choices[0]).lower()
+        if value not in choices:
+            raise Invalid(f"{name}: {value!r} is none of {', '.join(choices)}")
+        return value
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """True or false."""
+        return self.one_of(name, ("true", "false") if default else ("false", "true")) == "true"
+
+    def number(self, name: str, *, least: int = 1) -> int | None:
+        """A whole number; None where it is not given."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not (value.isascii() and value.isdecimal()) or int(value) < least:
+            raise Invalid(f"{name}: {value[:60]!r} is no whole number from {least} on")
+        return int(value)
+
+    def seconds(self, name: str, default: float) -> float:
+        """A time with a unit: 500ms, 30s, 15m, 1h."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        digits = value.rstrip("abcdefghijklmnopqrstuvwxyz ")
+        unit = value[len(digits) :].strip()
+        try:
+            return float(digits) * _UNITS[unit]
+        except (ValueError, KeyError):
+            raise Invalid(
+                f"{name}: {value[:60]!r} is no time such as 500ms, 30s, 15m, 1h"
+            ) from None
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    lowered = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), lowered, 1, 0.5)
+    if name.lower() == "path":
+        return "load() takes no path: name the topic with option('topic', ...)"
+    return f"there is no option {name[:60]!r}" + (f": {lowered[near[0]]!r}?" if near else "")
+
+
+def access_of(given: Given) -> Access:
+    """How brokers are reached. The environment says what options do not."""
+    token, token_file = given.text("authToken"), given.text("authTokenFile")
+    if token and token_file:
+        raise Invalid("authToken and authTokenFile: give one of them")
+    if not token and not token_file:
+        token = os.environ.get(TOKEN_VARIABLE, "")
+    access = Access(
+        _url(given),
+        token,
+        token_file,
+        given.text("tls.caFile"),
+        given.text("tls.certFile"),
+        given.text("tls.keyFile"),
+        given.flag("tls.verify", default=True),
+    )
+    access.addresses()
+    return access
+
+
+def _url(given: Given) -> str:
+    service, admin = given.text("service.url"), given.text("admin.url")
+    if admin:
+        return admin
+    if service.startswith(("http://", "https://")):
+        return service
+    from_environment = os.environ.get(URL_VARIABLE, "")
+    if not from_environment:
+        raise Invalid(
+            "admin.url is missing: the brokers' HTTP address, such as http://localhost:8080"
+            f" (or the environment variable {URL_VARIABLE})"
+        )
+    return from_environment
+
+
+def read_options(
+    options: Mapping[str, str], columns: Mapping[str, str] | None = None
+) -> ReadOptions:
+    """The options of a batch read. ``columns``: those to be read, with their SQL types; None: all.
+
+    Raises Invalid.
+    """
+    given = Given(options, READ_OPTIONS)
+    tier = given.one_of("tier", (HOT, COLD, ALL))
+    return ReadOptions(
+        Access("") if tier == COLD else access_of(given),
+        _selection(given, Kind.EARLIEST),
+        _reading(given, columns),
+        _limits(given),
+        given.number("minPartitions") or 0,
+        given.number("maxEntriesPerPartition") or 0,
+        tier,
+        _table(given, tier),
+        _table_options(given),
+        given.one_of("table.format", ("delta", "parquet")),
+    )
+
+
+def _table(given: Given, tier: str) -> str:
+    table = given.text("table")
+    if tier == HOT and table:
+        raise Invalid("table: tier=all or tier=cold reads it, and tier=hot does not")
+    if tier != HOT and not table:
+        raise Invalid(f"tier={tier} needs the option table: the folder or URL of the tables")
+    return table
+
+
+def _table_options(given: Given) -> dict[str, str]:
+    text = given.text("table.options")
+    try:
+        said = json.loads(text) if text else {}
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or not all(isinstance(each, str) for each in said.values()):
+        raise Invalid('table.options is a JSON object of texts, {"AWS_REGION": "..."}')
+    return said
+
+
+def stream_options(options: Mapping[str, str], columns: Mapping[str, str]) -> ReadOptions:
+    """The options of a stream; it begins at the end of what is there unless it is told otherwise."""
+    given = Given(options, READ_OPTIONS)
+    ending = given.named(*_NOT_IN_STREAMS)
+    if ending:
+        raise Invalid(f"{ending[0]}: a stream has no end")
+    if given.one_of("tier", (HOT, COLD, ALL)) != HOT:
+        raise Invalid("tier: a stream reads the live log; read what is older with spark.read")
+    return ReadOptions(
+        access_of(given),
+        _selection(given, Kind.LATEST),
+        _reading(given, columns),
+        _limits(given),
+        given.number("minPartitions") or 0,
+        given.number("maxEntriesPerPartition") or 0,
+    )
+
+
+def _selection(given: Given, begins: Kind) -> Selection:
+    named = given.named("topic", "topics", "topicsPattern")
+    if len(named) != 1:
+        which = " and ".join(named) + ": " if named else ""
+        raise Invalid(f"{which}give one of topic, topics, topicsPattern")
+    topics = tuple(each.strip() for each in given.text("topics").split(",") if each.strip())
+    if given.text("topic"):
+        topics = (given.text("topic"),)
+    epochs = _epochs(given)
+    starting = _bound(given, "starting", begins)
+    ending = _bound(given, "ending", Kind.LATEST)
+    if begins is Kind.EARLIEST and starting.kind is Kind.LATEST:
+        raise Invalid("startingOffsets: a batch cannot start at 'latest'")
+    if ending.kind is Kind.EARLIEST:
+        raise Invalid("endingOffsets: nothing ends at 'earliest'")
+    if starting.kind is ending.kind is Kind.TIME and ending.time_ms < starting.time_ms:
+        raise Invalid("endingTimestamp lies in front of startingTimestamp")
+    if epochs is not None:
+        both = given.named("startingOffsets", "startingTimestamp")
+        if both:
+            raise Invalid(f"{both[0]} and topic epochs: give one of them")
+        starting = Bound(Kind.EARLIEST)
+    return Selection(topics, given.text("topicsPattern"), starting, ending, epochs)
+
+
+def _bound(given: Given, which: str, default: Kind) -> Bound:
+    offsets, timestamp = f"{which}Offsets", f"{which}Timestamp"
+    if len(given.named(offsets, timestamp)) > 1:
+        raise Invalid(f"{offsets} and {timestamp}: give one of them")
+    time_ms = given.number(timestamp, least=0)
+    if time_ms is not None:
+        strategy = given.one_of("startingOffsetsByTimestampStrategy", ("error", "latest"))
+        or_latest = which == "ending" or strategy == "latest"
+        return Bound(Kind.TIME, time_ms=time_ms, or_latest=or_latest)
+    text = given.text(offsets)
+    if not text:
+        return Bound(default)
+    if text.lower() in {Kind.EARLIEST.value, Kind.LATEST.value}:
+        return Bound(Kind(text.lower()))
+    return Bound(Kind.POSITIONS, positions=offsets_of(offsets, text))
+
+
+def offsets_of(option: str, text: str) -> dict[str, Position]:
+    """Offsets as they are written, ``{"orders": "3:17"}``; raises Invalid."""
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or not all(isinstance(each, str) for each in said.values()):
+        raise Invalid(
+            f"{option}: {text[:60]!r} is none of 'earliest', 'latest',"
+            ' {"topic": "<ledger>:<entry>"}'
+        )
+    return full_positions({name: position_of(position) for name, position in said.items()})
+
+
+def _epochs(given: Given) -> Epochs | None:
+    listed = given.text("epochs")
+    first, last = given.number("startingEpoch", least=0), given.number("endingEpoch", least=0)
+    if listed:
+        if first is not None or last is not None:
+            raise Invalid("epochs and startingEpoch or endingEpoch: give one of them")
+        parts = [each.strip() for each in listed.split(",")]
+        if not all(each.isascii() and each.isdecimal() for each in parts):
+            raise Invalid(f"epochs: {listed[:60]!r} is no list such as 3,5")
+        return Epochs(frozenset(map(int, parts)))
+    if first is None and last is None:
+        return None
+    if first is not None and last is not None and last < first:
+        raise Invalid("endingEpoch lies in front of startingEpoch")
+    return Epochs(first=first, last=last)
+
+
+def _reading(given: Given, columns: Mapping[str, str] | None) -> Reading:
+    json_values = given.one_of("valueFormat", ("binary", "json")) == "json"
+    with_properties = given.flag("includeProperties", default=True)
+    names = [name for name in MESSAGE_COLUMNS if with_properties or name != PROPERTIES]
+    if columns is not None:
+        names = _checked(columns, json_values=json_values)
+    return Reading(
+        tuple(names),
+        given.flag("failOnDataLoss", default=True),
+        given.one_of("corruptEntries", ("fail", "skip")) == "skip",
+        given.flag("verifyChecksums", default=True),
+        json_values,
+    )
+
+
+def _checked(columns: Mapping[str, str], *, json_values: bool) -> list[str]:
+    """The columns of a schema that a person may have written."""
+    types = column_types(json=json_values)
+    for name, kind in columns.items():
+        if name not in types:
+            raise Invalid(f"messages have no column {name[:60]!r}; they have {', '.join(types)}")
+        if types[name].replace(" ", "").lower() != kind.lower():
+            raise Invalid(f"the column {name} is {types[name]}, not {kind[:60].upper()}")
+    return list(columns)
+
+
+def _limits(given: Given) -> Limits:
+    if len(given.named("maxEntriesPerTrigger", "maxOffsetsPerTrigger")) > 1:
+        raise Invalid("maxEntriesPerTrigger and maxOffsetsPerTrigger: give one of them")
+    return Limits(
+        given.number("maxEntriesPerTrigger") or given.number("maxOffsetsPerTrigger"),
+        given.number("maxBytesPerTrigger"),
+        given.number("minEntriesPerTrigger"),
+        given.seconds("maxTriggerDelay", _TRIGGER_DELAY_SECONDS),
+    )

@@ -1,0 +1,113 @@
+"""A log that grows, rolls and is trimmed at random while it is indexed and read a part at a time.
+
+Whatever happens in between: what the index tells in the end is what is stored, and a reader that was
+told no hole has every entry behind where it began, each once.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.unit.broker.test_segments import counted, everything, stored, told, trimmed
+from tests.unit.broker.verify_histories import BUCKETS, Story, entry, waiter
+
+from onewriter_broker.log import ranges
+from onewriter_broker.log.api import Block
+from onewriter_broker.log.memory import MemoryLogStore
+from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.ranges import Missing, Range, behind, is_gone, trimmed_of
+from onewriter_broker.topic import segments
+from onewriter_broker.topic.segments import SegmentIndexes
+from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.topic.model import Purpose
+
+SEEDS = 40
+STEPS = 80
+
+
+class Reader:
+    """Reads the log from somewhere, as the stream of its blocks does."""
+
+    def __init__(self, story: Story, start: Position) -> None:
+        self.start = self.at = start
+        self.read: list[Position] = []
+        self.is_gone = False
+        self._story = story
+
+    async def step(self, drawn: random.Random) -> None:
+        """Read on for a while; once something is gone the reader is told, and ends."""
+        blocks = Range(self._story.log, self.at)
+        for _ in range(drawn.randrange(1, 4)):
+            at = blocks.at
+            try:
+                found = await blocks.read()
+            except Missing:
+                self.is_gone = True
+                return
+            if not found:
+                return
+            log = self._story.log
+            if is_gone(at, found[0].position, trimmed_of(log), log.ends):
+                self.is_gone = True
+                return
+            for block in found:
+                if isinstance(block, Block):
+                    first = block.position
+                    positions = (
+                        Position(first.ledger, first.entry + k) for k in range(len(block.lengths))
+                    )
+                    self.read += [each for each in positions if each >= self.at]
+                    self.at = behind(block.last)
+                else:
+                    self.at = behind(block.position)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_an_index_and_readers_of_a_restless_log(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = random.Random(seed)
+    monkeypatch.setattr(segments, "REQUEST_BYTES_MAX", drawn.choice([1, 2_000, 10_000_000]))
+    monkeypatch.setattr(segments, "SEGMENTS_PER_PAGE", drawn.choice([2, 1_000]))
+    monkeypatch.setattr(segments, "SEGMENTS_PER_LOG_MAX", drawn.choice([4, 4_000]))
+    monkeypatch.setattr(ranges, "READ_BYTES", drawn.choice([1, 1_000, 1_000_000]))
+    server = MemoryServer()
+    story = await Story.begin(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    indexes, readers = SegmentIndexes(), list[Reader]()
+    written: list[Position] = []
+    after = EARLIEST
+    await story.fence(Purpose.GRANT, waiter("alice"))
+    for _ in range(STEPS):
+        match drawn.randrange(10):
+            case 0 | 1 | 2 | 3:
+                count = drawn.randrange(1, 5)
+                first = behind(Position(story.log.ledger, story.log.next_entry - 1))
+                await story.publish(
+                    *(entry("alice", k, batch=drawn.randrange(4)) for k in range(count))
+                )
+                written += [Position(first.ledger, first.entry + k) for k in range(count)]
+            case 4:
+                await story.fence(drawn.choice([Purpose.ROLL, Purpose.REFENCE]))
+            case 5:
+                if written:
+                    cut = drawn.choice(written)
+                    marker = Position(story.log.ledger, 0)
+                    await trimmed(story, min(marker, drawn.choice([cut, behind(cut)])))
+            case 6:
+                story.log.forget_tail()
+            case 7:
+                page = await indexes.page(story.log, story.binding.bucket, after)
+                after = drawn.choice([page.next, EARLIEST])
+            case _:
+                start = drawn.choice([EARLIEST, *written])
+                first_kept = stored(server)[0].position
+                if not is_gone(start, first_kept, trimmed_of(story.log), story.log.ends):
+                    readers.append(Reader(story, start))
+        for reader in readers:
+            if not reader.is_gone and drawn.random() < 0.3:
+                await reader.step(drawn)
+    assert told(await everything(indexes, story)) == counted(stored(server))
+    for reader in readers:
+        assert reader.read == [each for each in written if reader.start <= each < reader.at]
+    assert story.log.committed >= max(written, default=EARLIEST)

@@ -1,0 +1,68 @@
+"""One real Spark for all stories, beside real brokers. What sources do, they do in other processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.integration.conftest import StockClients, broker, stock, topic
+
+from onewriter_broker.testing import LocalBrokers
+
+__all__ = ["broker", "stock", "topic"]  # fixtures of the stories with real brokers
+
+Fill = Callable[..., None]
+
+LOOPBACK = "127.0.0.1"
+TUNED = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": LOOPBACK,
+    "spark.driver.bindAddress": LOOPBACK,
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.log.level": "OFF",
+    "spark.sql.session.timeZone": "UTC",
+}
+
+
+def session(
+    master: str = "local[2]", settings: Mapping[str, str] = MappingProxyType({})
+) -> SparkSession:
+    """A Spark in this process; there can be one. ``settings`` beside those of all tests."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = LOOPBACK
+    builder = SparkSession.builder.master(master)
+    for name, value in {**TUNED, **settings}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The Spark that all stories share."""
+    started = session()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def fill(broker: LocalBrokers, stock: StockClients) -> Fill:
+    """Sends messages: ``fill(topic, values, **options of the producer)``."""
+    client = stock(broker.service_url)
+
+    def send(name: str, values: Iterable[bytes], **options: Any) -> None:
+        producer = client.create_producer(name, block_if_queue_full=True, **options)
+        for value in values:
+            producer.send_async(value, None)
+        producer.flush()
+        producer.close()
+
+    return send

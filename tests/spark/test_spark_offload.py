@@ -1,0 +1,149 @@
+"""Offload and both tiers with a real Spark, and the command as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.testing import assertDataFrameEqual
+from tests.spark.conftest import Fill
+
+from onewriter_broker.testing import LocalBrokers
+from onewriter_pipeline.connection import Access
+from onewriter_pipeline.engine import cores_of, on_spark
+from onewriter_pipeline.jobs.offload import Offload, Report
+from onewriter_pipeline.jobs.trim import TrimJob
+from onewriter_pipeline.planning import Selection
+from onewriter_pipeline.table_layout import MESSAGES
+from onewriter_pipeline.tables import Tables
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+COMMAND_SECONDS = 120
+EXCLUSIVE = {"access_mode": pulsar.ProducerAccessMode.Exclusive}
+
+
+def numbered(first: int, end: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, end)]
+
+
+def load(spark: SparkSession, broker: LocalBrokers, **options: Any) -> DataFrame:
+    reader = spark.read.format("onewriter").option("admin.url", broker.http_url)
+    return reader.options(**options).load()
+
+
+def offload(spark: SparkSession, broker: LocalBrokers, tables: Tables, topic: str) -> Report:
+    job = Offload(Access(broker.http_url), tables, Selection(topics=(topic,)))
+    return job.run(on_spark(spark), cores_of(spark))
+
+
+def command(broker: LocalBrokers, table: Path, topic: str, verb: str, *more: str) -> Any:
+    program = [sys.executable, "-m", "onewriter_pipeline", verb, "--admin-url", broker.http_url]
+    arguments = ["--table", str(table), "--topic", topic, "-o", "json", *more]
+    return subprocess.run(
+        [*program, *arguments], capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS
+    )
+
+
+def test_what_was_trimmed_is_read_as_if_nothing_had_happened(
+    spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
+) -> None:
+    tables = Tables(str(tmp_path))
+    fill(topic, numbered(0, 1200), batching_enabled=False, **EXCLUSIVE)
+    fill(topic, numbered(1200, 2000), **EXCLUSIVE)
+    assert offload(spark, broker, tables, topic).rows == 2000
+    fill(topic, numbered(2000, 2300), **EXCLUSIVE)
+    before = load(spark, broker, topic=topic).localCheckpoint()
+    job = TrimJob(Access(broker.http_url), tables, Selection(topics=(topic,)), datetime.now(UTC))
+    (report,) = job.run(lambda line: None)
+    assert report.differences == []
+    assert load(spark, broker, topic=topic).count() < 2300
+    after = load(spark, broker, topic=topic, tier="all", table=str(tmp_path))
+    assertDataFrameEqual(after, before)
+    assert [int(bytes(row.value)) for row in after.collect()] == list(range(2300))
+    cold = load(spark, broker, topic=topic, tier="cold", table=str(tmp_path), valueFormat="json")
+    assert cold.selectExpr("max(CAST(value AS INT))").collect()[0][0] == 1999
+
+
+def test_spark_reads_the_files_of_a_table_itself(
+    spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
+) -> None:
+    fill(topic, numbered(0, 300), **EXCLUSIVE)
+    delta, parquet = Tables(str(tmp_path / "d")), Tables(str(tmp_path / "p"), kind="parquet")
+    for _ in range(2):
+        offload(spark, broker, delta, topic)
+        offload(spark, broker, parquet, topic)
+        fill(topic, numbered(300, 400), **EXCLUSIVE)
+    folder = tmp_path / "d" / "messages"
+    files = [str(folder / file.path) for file in delta.existing(MESSAGES).files()]
+    (tmp_path / "p" / "messages" / "onewriter-0.parquet").write_bytes(b"an orphan")
+    for found in (
+        spark.read.option("basePath", str(folder)).parquet(*files),
+        spark.read.parquet(str(tmp_path / "p" / "messages")),
+    ):
+        assert found.filter(f"topic = 'public__default__{topic}'").count() == 400
+        assert found.agg({"__publishTime": "max"}).collect()[0][0] is not None
+
+
+def test_a_gap_is_named(
+    spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
+) -> None:
+    with pytest.raises(AnalysisException, match="has no delta table messages"):
+        load(spark, broker, topic=topic, tier="all", table=str(tmp_path)).count()
+    fill(topic, numbered(0, 10), **EXCLUSIVE)
+    tables = Tables(str(tmp_path))
+    offload(spark, broker, tables, topic)
+    start = json.dumps({topic: "9:1"})
+    options = {"tier": "cold", "table": str(tmp_path), "startingOffsets": start}
+    with pytest.raises(AnalysisException, match="the table ends at"):
+        load(spark, broker, topic=topic, **options).count()
+
+
+def test_the_command(broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path) -> None:
+    fill(topic, numbered(0, 700), batching_enabled=False, **EXCLUSIVE)
+    fill(topic, numbered(700, 710), **EXCLUSIVE)
+    done = command(broker, tmp_path, topic, "offload", "--master", "local[2]")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["messages"] == 710
+    assert "batch 0: 710 messages of 1 logs" in done.stderr
+    done = command(broker, tmp_path, topic, "trim")
+    assert done.returncode == 0, done.stderr
+    (report,) = json.loads(done.stdout)["topics"]
+    assert (report["messagesVerified"], report["limitedBy"]) == (700, "ledger")
+    for file in tmp_path.glob("messages/**/*.parquet"):
+        file.unlink()
+    fill(topic, numbered(710, 720), **EXCLUSIVE)
+    assert command(broker, tmp_path, topic, "trim").returncode == 1
+    missing = command(broker, tmp_path, f"{topic}-none", "offload", "--master", "local[2]")
+    assert missing.returncode == 1
+    assert missing.stderr.strip().splitlines()[-1].startswith("onewriter-pipeline: ")
+    assert "Traceback" not in missing.stderr
+
+
+def test_a_command_killed_while_spark_works(
+    broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
+) -> None:
+    fill(topic, numbered(0, 5000), batching_enabled=False, **EXCLUSIVE)
+    program = [sys.executable, "-m", "onewriter_pipeline", "offload", "--master", "local[2]"]
+    access = ["--admin-url", broker.http_url, "--table", str(tmp_path), "--topic", topic]
+    # Killed with its Java and its workers as soon as a task has begun a file.
+    with subprocess.Popen([*program, *access], start_new_session=True) as process:
+        while process.poll() is None and not list(tmp_path.glob("messages/**/*.parquet")):
+            time.sleep(0.001)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    done = command(broker, tmp_path, topic, "offload", "--master", "local[2]")
+    assert done.returncode == 0, done.stderr
+    counted = sum(file.rows for file in Tables(str(tmp_path)).existing(MESSAGES).files())
+    assert counted == 5000

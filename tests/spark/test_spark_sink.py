@@ -1,0 +1,175 @@
+"""Writing to topics from a real Spark: every row once, in order, none under an epoch that is over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from tests.integration.conftest import StockClients
+from tests.integration.http_calls import OWN, Http
+
+from onewriter_broker.testing import LocalBrokers
+
+
+def rows(spark: SparkSession, count: int, partitions: int = 3) -> DataFrame:
+    return spark.range(0, count, 1, partitions).selectExpr(
+        "cast(id as string) as value", "cast(id % 7 as string) as __key"
+    )
+
+
+def write(frame: DataFrame, broker: LocalBrokers, log: str, version: int, **options: Any) -> None:
+    named: dict[str, Any] = {
+        "admin.url": broker.http_url,
+        "topic": log,
+        "txnAppId": "job",
+        "txnVersion": version,
+    }
+    frame.write.format("onewriter").options(**(named | options)).mode("append").save()
+
+
+def stored(spark: SparkSession, broker: LocalBrokers, topic: str) -> list[int]:
+    """All rows of a topic, in the log's order."""
+    found = (
+        spark.read.format("onewriter")
+        .option("admin.url", broker.http_url)
+        .option("topic", topic)
+        .load()
+        .orderBy("__ledgerId", "__entryId", "__batchIndex")
+        .selectExpr("cast(cast(value as string) as bigint) as number")
+        .collect()
+    )
+    return [row.number for row in found]
+
+
+def test_a_batch_is_written_once_in_order(
+    spark: SparkSession, broker: LocalBrokers, topic: str, stock: StockClients
+) -> None:
+    frame = rows(spark, 10_000)
+    write(frame, broker, topic, 1)
+    write(frame, broker, topic, 1)
+    assert stored(spark, broker, topic) == list(range(10_000))
+    write(rows(spark, 5), broker, topic, 2, rowsPerEntry=1)
+    assert stored(spark, broker, topic) == [*range(10_000), *range(5)]
+
+
+def test_nothing_is_written_under_an_epoch_that_is_over(
+    spark: SparkSession, broker: LocalBrokers, topic: str, stock: StockClients
+) -> None:
+    from pulsar import ProducerAccessMode as Mode
+
+    http = Http(broker.http_url)
+    client = stock(broker.service_url)
+    client.create_producer(topic, access_mode=Mode.ExclusiveWithFencing)
+    epoch = http("GET", f"{OWN}/{topic}")[1]["epoch"]
+    write(rows(spark, 10), broker, topic, 1, epoch=epoch)
+    client.create_producer(topic, access_mode=Mode.ExclusiveWithFencing)
+    with pytest.raises(PySparkException, match=f"epoch {epoch} does not lead"):
+        write(rows(spark, 10), broker, topic, 2, epoch=epoch)
+    assert stored(spark, broker, topic) == list(range(10))
+
+
+def test_a_task_that_fails_behind_its_rows_leaves_none_of_them(
+    spark: SparkSession, broker: LocalBrokers, topic: str
+) -> None:
+    broken = rows(spark, 100).selectExpr(
+        "if(value = '99', raise_error('the last row'), value) as value"
+    )
+    with pytest.raises(PySparkException):
+        write(broken, broker, topic, 1)
+    write(rows(spark, 10), broker, topic, 1)
+    assert stored(spark, broker, topic) == list(range(10))
+
+
+def test_a_stream_goes_on_where_it_was(
+    spark: SparkSession, broker: LocalBrokers, topic: str, tmp_path: Path
+) -> None:
+    source, target = f"{topic}-source", f"{topic}-target"
+
+    def run() -> None:
+        query = (
+            spark.readStream.format("onewriter")
+            .option("admin.url", broker.http_url)
+            .option("topic", source)
+            .option("startingOffsets", "earliest")
+            .load()
+            .selectExpr("value", "__key")
+            .writeStream.format("onewriter")
+            .option("admin.url", broker.http_url)
+            .option("topic", target)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(60)
+
+    write(rows(spark, 100, 1), broker, source, 1)
+    run()
+    write(rows(spark, 50, 1), broker, source, 2)
+    run()
+    run()
+    assert stored(spark, broker, target) == [*range(100), *range(50)]
+    # As after a driver that died behind its publish: what it had not noted is played again.
+    for folder in ("commits", "offsets"):
+        notes = [each for each in (tmp_path / "checkpoint" / folder).iterdir() if each.name != "0"]
+        for each in notes:
+            if folder == "commits":
+                each.unlink()
+    run()
+    assert stored(spark, broker, target) == [*range(100), *range(50)]
+
+
+def test_a_stream_that_begins_anew_under_an_old_name_fails(
+    spark: SparkSession, broker: LocalBrokers, topic: str, tmp_path: Path
+) -> None:
+    source = f"{topic}-source"
+    write(rows(spark, 10, 1), broker, source, 1)
+    write(rows(spark, 5, 1), broker, topic, 5)
+    query = (
+        spark.readStream.format("onewriter")
+        .option("admin.url", broker.http_url)
+        .option("topic", source)
+        .option("startingOffsets", "earliest")
+        .load()
+        .selectExpr("value")
+        .writeStream.format("onewriter")
+        .option("admin.url", broker.http_url)
+        .option("topic", topic)
+        .option("txnAppId", "job")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    with pytest.raises(PySparkException, match="has version 5 of it already"):
+        query.awaitTermination(60)
+    assert stored(spark, broker, topic) == list(range(5))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"txnAppId": ""}, "txnAppId and txnVersion"),
+        ({"topic": ""}, "topic is missing"),
+        ({"txnAppID2": "x"}, "txnAppId"),
+        ({"deliveryGuarantee": "at-most-once"}, "exactly-once"),
+        ({"txnAppId": "a b"}, "no app"),
+        ({"rowsPerEntry": 0}, "rowsPerEntry"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_named_before_anything_runs(
+    spark: SparkSession, broker: LocalBrokers, topic: str, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises((PySparkException, AnalysisException), match=said):
+        write(rows(spark, 1), broker, topic, 1, **options)
+
+
+def test_columns_without_a_place_are_named(
+    spark: SparkSession, broker: LocalBrokers, topic: str
+) -> None:
+    with pytest.raises(PySparkException, match="there is no place for the columns other"):
+        write(rows(spark, 1).selectExpr("value", "1 as other"), broker, topic, 1)
+    with pytest.raises(PySparkException, match="to_json"):
+        write(rows(spark, 1).selectExpr("__key"), broker, topic, 1)

@@ -1,0 +1,148 @@
+"""Blocks into facts: runs, writers, falling numbers, torn chunks, hashes, publishes; without a JVM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.unit.broker.verify_histories import entry
+
+from onewriter_core.ids import Position
+from onewriter_pipeline.auditing import facts
+from onewriter_pipeline.auditing.names import names_of
+from onewriter_pipeline.auditing.observer import ORDINALS, Observer, chained
+from onewriter_pipeline.frames import BlockFrame, MarkerFrame
+
+LOG = "persistent://public/default/orders"
+START = bytes(16)
+
+
+def block(
+    ledger: int, first: int, *entries: bytes, previous: bytes = START, **more: Any
+) -> BlockFrame:
+    lengths = np.array([len(each) for each in entries], "<u4")
+    payload = memoryview(b"".join(entries))
+    is_atomic, ends = bool(more.get("app")), bool(more.get("ends"))
+    plain = BlockFrame(Position(ledger, first), 1, lengths, None, is_atomic, START, payload, ends)
+    chain = chained(previous, plain)
+    return BlockFrame(Position(ledger, first), 1, lengths, None, is_atomic, chain, payload, ends)
+
+
+def marker(ledger: int, producer: str = "") -> MarkerFrame:
+    fields = {"owner": "b", "t": "5", "mode": "shared"}
+    if producer:
+        fields |= {"mode": "exclusive", "epoch": str(ledger), "producer": producer}
+    return MarkerFrame(ledger, fields)
+
+
+def observed(observer: Observer, *frames: BlockFrame | MarkerFrame) -> list[dict[str, Any]]:
+    batches: list[pa.RecordBatch] = []
+    for frame in frames:
+        if isinstance(frame, MarkerFrame):
+            observer.marker(frame)
+        else:
+            batches += observer.block(frame)
+    batches += observer.due()
+    assert all(batch.schema == facts.FACTS for batch in batches)
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    return sorted(rows, key=lambda row: row["ordinal"])
+
+
+def of(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [row for row in rows if row["kind"] == kind]
+
+
+def test_runs_end_at_holes_ledgers_and_markers_and_keep_their_order() -> None:
+    rows = observed(
+        Observer(LOG, 2, {}),
+        marker(5, "a"),
+        block(5, 1, entry("a", 0), entry("a", 1)),
+        block(5, 3, entry("a", 2)),
+        block(5, 7, entry("a", 3)),
+        marker(6, "a"),
+        block(6, 1, entry("a", 4)),
+    )
+    spans = [(row["kind"], row["ledger"], row["first"], row["last"]) for row in rows]
+    order = [each for each in spans if each[0] in {facts.RUN, facts.MARKER}]
+    assert order == [
+        *(("marker", 5, 0, 0), ("run", 5, 1, 3), ("run", 5, 7, 7)),
+        *(("marker", 6, 0, 0), ("run", 6, 1, 1)),
+    ]
+    assert all(row["ordinal"] > 2 * ORDINALS for row in rows)
+    assert of(rows, facts.PRINT) == []
+
+
+def test_writers_are_told_apart_and_what_falls_is_named() -> None:
+    rows = observed(
+        Observer(LOG, 0, {5: True}),
+        block(5, 1, entry("a", 4), entry("bb", 1), entry("a", 3), entry("bb", 2), entry("a", 9)),
+    )
+    writers = {row["producer"]: row for row in of(rows, facts.WRITER)}
+    assert (writers["a"]["sequence"], writers["a"]["last_sequence"]) == (4, 9)
+    assert (writers["bb"]["first"], writers["bb"]["last"], writers["bb"]["entries"]) == (2, 4, 2)
+    (fall,) = of(rows, facts.FALL)
+    assert (fall["producer"], fall["first"], fall["last"]) == ("a", 1, 3)
+    assert (fall["sequence"], fall["last_sequence"]) == (3, 4)
+
+
+def test_a_client_that_counts_anew_does_not_fall() -> None:
+    again = entry("a", 0, time_ms=1_800_000_000_000)
+    rows = observed(Observer(LOG, 0, {5: True}), block(5, 1, entry("a", 4), again))
+    assert of(rows, facts.FALL) == []
+
+
+@pytest.mark.parametrize(("chunks", "torn"), [((0, 1, 2), 0), ((0, 2), 1), ((0, 1), 0)])
+def test_a_chunk_needs_the_one_before_it(chunks: tuple[int, ...], torn: int) -> None:
+    sent = [entry("a", 1, chunk=number) for number in chunks]
+    assert len(of(observed(Observer(LOG, 0, {5: True}), block(5, 1, *sent)), facts.TORN)) == torn
+
+
+def test_prints_tell_entries_apart_where_nobody_has_the_ledger_alone() -> None:
+    rows = observed(Observer(LOG, 0, {}), block(5, 1, entry("a", 1), entry("a", 1), entry("b", 1)))
+    prints = [row["print"] for row in of(rows, facts.PRINT)]
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_hashes_are_followed_from_a_marker_or_from_the_block_in_front() -> None:
+    first = block(5, 1, entry("a", 0))
+    second = block(5, 2, entry("a", 1), previous=first.chain)
+    other = block(5, 2, entry("a", 1))
+    fine = observed(Observer(LOG, 0, {}), marker(5), first, second)
+    assert of(fine, facts.FAULT) == []
+    seeded = Observer(LOG, 0, {})
+    seeded.seed(first)
+    (fault,) = of(observed(seeded, other), facts.FAULT)
+    assert (fault["predicate"], fault["uuid"]) == ("S7", "5-2,5-2")
+    assert (
+        of(observed(Observer(LOG, 0, {}), other), facts.FAULT) == []
+    )  # it follows on what is not known
+
+
+def test_publishes_are_whole_or_told_to_be_torn() -> None:
+    part = block(5, 1, entry("app", 7), app="app")
+    last = block(5, 2, entry("app", 7), previous=part.chain, app="app", ends=True)
+    rows = observed(Observer(LOG, 0, {}), part, last)
+    (publish,) = of(rows, facts.PUBLISH)
+    assert (publish["producer"], publish["sequence"], publish["first"]) == ("app", 7, 1)
+    assert of(rows, facts.FAULT) == of(rows, facts.WRITER) == []
+    plain = block(5, 2, entry("a", 0), previous=part.chain)
+    (fault,) = of(observed(Observer(LOG, 0, {}), part, plain), facts.FAULT)
+    assert (fault["predicate"], fault["uuid"]) == ("S15", "5-1,5-2")
+    seeded = Observer(LOG, 1, {})
+    seeded.seed(part)
+    assert of(observed(seeded, last), facts.PUBLISH)[0]["first"] == 1
+
+
+def test_what_cannot_be_read_is_counted() -> None:
+    observer = Observer(LOG, 0, {})
+    rows = observed(observer, block(5, 1, b"nonsense"))
+    assert (observer.unreadable, len(of(rows, facts.RUN))) == (1, 1)
+
+
+def test_names_of_equal_and_different_lengths() -> None:
+    data = b"abcdabxyab"
+    starts, stops = np.array([0, 2, 4, 6, 8, 0]), np.array([2, 4, 6, 8, 10, 0])
+    codes, names = names_of(data, starts, stops, np.arange(6))
+    assert [names[code] for code in codes] == ["ab", "cd", "ab", "xy", "ab", ""]

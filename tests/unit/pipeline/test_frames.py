@@ -1,0 +1,249 @@
+"""The packed stream taken apart again: what the broker packs, in whatever pieces it arrives."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import numpy as np
+import pytest
+
+from onewriter_broker.http import packed
+from onewriter_broker.log.api import Block, Marker, StoredBlock
+from onewriter_core.errors import ProtocolError
+from onewriter_core.ids import Position
+from onewriter_pipeline import frames as frames_module
+from onewriter_pipeline.frames import (
+    BlockFrame,
+    Chunk,
+    EndFrame,
+    ErrorFrame,
+    Frame,
+    Frames,
+    Gatherer,
+    MarkerFrame,
+)
+
+
+def block(ledger: int, first: int, *sizes: int, counts: list[int] | None = None) -> Block:
+    """A block whose entries' bytes tell where they stand."""
+    entries = [bytes([(first + index) % 256]) * size for index, size in enumerate(sizes)]
+    return Block(
+        Position(ledger, first),
+        list(sizes),
+        b"".join(entries),
+        counts,
+        1_000 * ledger + first,
+        bytes([ledger] * 16),
+    )
+
+
+STORED: list[StoredBlock] = [
+    Marker(Position(5, 0), {"cause": "grant", "epoch": "5", "producer": "ä"}),
+    block(5, 1, 3, 0, 2),
+    block(5, 4, 1),
+    Marker(Position(7, 0), {"cause": "roll"}),
+    block(7, 1, 4, 5, counts=[2, 9]),
+    block(7, 3, 6, 7, 8),
+]
+WHOLE = packed.HEAD + packed.pack(STORED) + packed.pack_end(Position(7, 6))
+
+
+def taken(data: bytes, *cuts: int) -> list[Frame]:
+    """The frames of a stream that arrives in these pieces."""
+    frames, found = Frames(), list[Frame]()
+    for start, stop in zip((0, *cuts), (*cuts, len(data)), strict=True):
+        found += frames.feed(data[start:stop])
+    assert frames.is_between
+    return found
+
+
+def test_what_the_broker_packs_comes_out() -> None:
+    *found, end = taken(WHOLE)
+    assert end == EndFrame(Position(7, 6))
+    assert len(found) == len(STORED)
+    for frame, stored in zip(found, STORED, strict=True):
+        if isinstance(stored, Marker):
+            assert frame == MarkerFrame(stored.position.ledger, dict(stored.fields))
+            continue
+        assert isinstance(frame, BlockFrame)
+        assert (frame.first, frame.last, frame.time_ms, frame.chain) == (
+            *(stored.position, stored.last),
+            *(stored.time_ms, stored.chain),
+        )
+        assert frame.lengths.tolist() == stored.lengths
+        assert (frame.counts is None) == (stored.counts is None)
+        assert frame.counts is None or frame.counts.tolist() == stored.counts
+        assert bytes(frame.payload) == stored.payload
+        assert not frame.is_atomic
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_does_not_matter_in_which_pieces_a_stream_arrives(seed: int) -> None:
+    drawn = random.Random(seed)
+    cuts = sorted(drawn.randrange(len(WHOLE)) for _ in range(drawn.randrange(1, 60)))
+    found, whole = taken(WHOLE, *cuts), taken(WHOLE)
+    for one, other in zip(found, whole, strict=True):
+        if isinstance(one, BlockFrame):
+            assert isinstance(other, BlockFrame)
+            assert (one.first, bytes(one.payload)) == (other.first, bytes(other.payload))
+        else:
+            assert one == other
+
+
+def test_a_stream_that_breaks_off_leaves_the_frames_that_are_whole() -> None:
+    for size in range(len(WHOLE)):
+        frames = Frames()
+        found = list(frames.feed(WHOLE[:size]))
+        assert len(found) <= len(STORED)
+        assert not any(isinstance(frame, EndFrame) for frame in found)
+
+
+def test_a_part_of_an_atomic_publish_is_told_to_be_one() -> None:
+    stored = block(5, 1, 3)
+    parts = type(stored)(
+        *(stored.position, stored.lengths, stored.payload, None, 1, stored.chain), publish="app/7"
+    )
+    ending = type(stored)(
+        *(stored.position, stored.lengths, stored.payload, None, 1, stored.chain),
+        publish="app/7",
+        commits=True,
+    )
+    frame, last = taken(packed.HEAD + packed.pack([parts, ending]))
+    assert isinstance(frame, BlockFrame)
+    assert isinstance(last, BlockFrame)
+    assert (frame.is_atomic, frame.ends_publish) == (True, False)
+    assert (last.is_atomic, last.ends_publish) == (True, True)
+
+
+def test_an_error_says_what_a_request_would_have_been_answered() -> None:
+    data = packed.HEAD + packed.pack_error(410, "gone", first="6:1")
+    (frame,) = taken(data)
+    assert isinstance(frame, ErrorFrame)
+    assert (frame.status, frame.message, frame.details["first"]) == (410, "gone", "6:1")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"<html>",
+        b"OWB2",
+        packed.HEAD + struct.pack("<I", 0),
+        packed.HEAD + struct.pack("<I", 2**31),
+        packed.HEAD + struct.pack("<IB", 1, 77),
+        packed.HEAD + struct.pack("<IBQ", 9, packed.END, 1),
+        packed.HEAD + struct.pack("<IBQ", 11, packed.MARKER, 1) + b"{]",
+        packed.HEAD + struct.pack("<IB", 3, packed.ERROR) + b"{}",
+        packed.HEAD + struct.pack("<IBQQQIB16s", 46, packed.BLOCK, 1, 1, 1, 0, 0, bytes(16)),
+        packed.HEAD + struct.pack("<IBQQQIB16s", 46, packed.BLOCK, 1, 1, 1, 9, 0, bytes(16)),
+        packed.HEAD + packed.pack([block(1, 1, 5)])[:-1] + b"",
+    ],
+)
+def test_what_no_broker_sends_is_an_error_or_waits_for_more(data: bytes) -> None:
+    frames = Frames()
+    if data.endswith(b"\x01"):  # cut short: no error, and no frame
+        assert list(frames.feed(data)) == []
+        assert not frames.is_between
+        return
+    with pytest.raises(ProtocolError):
+        list(frames.feed(data))
+
+
+def test_mutated_streams_raise_nothing_else() -> None:
+    drawn = random.Random(7)
+    damaged = 0
+    for _ in range(2_000):
+        data = bytearray(WHOLE)
+        for _ in range(drawn.randrange(1, 4)):
+            data[drawn.randrange(len(data))] = drawn.randrange(256)
+        try:
+            list(Frames().feed(bytes(data)))
+        except ProtocolError:
+            damaged += 1
+    assert damaged > 100
+
+
+# ---------------------------------------------------------------- chunks
+
+
+def gathered(start: Position, end: Position | None = None) -> Chunk | None:
+    gatherer = Gatherer(start, end)
+    for frame in taken(WHOLE):
+        if isinstance(frame, BlockFrame):
+            gatherer.add(frame)
+    chunk = gatherer.chunk()
+    assert gatherer.chunk() is None
+    return chunk
+
+
+def one_by_one(start: Position, end: Position | None) -> list[tuple[int, int, bytes, int, int]]:
+    """The same in plain Python: ledger, entry, bytes, messages, time of each entry."""
+    found = []
+    for stored in STORED:
+        if isinstance(stored, Marker):
+            continue
+        at = 0
+        for index, length in enumerate(stored.lengths):
+            position = Position(stored.position.ledger, stored.position.entry + index)
+            if start <= position and (end is None or position < end):
+                data = stored.payload[at : at + length]
+                messages = 1 if stored.counts is None else stored.counts[index]
+                found.append((*position, data, messages, stored.time_ms))
+            at += length
+    return found
+
+
+POSITIONS = [Position(ledger, entry) for ledger in (4, 5, 6, 7, 8) for entry in range(7)]
+
+
+def test_a_chunk_holds_exactly_the_entries_of_its_range() -> None:
+    checked = 0
+    for start in POSITIONS:
+        for end in (*POSITIONS, None):
+            chunk, expected = gathered(start, end), one_by_one(start, end)
+            if not expected:
+                assert chunk is None
+                continue
+            assert chunk is not None
+            found = [
+                (
+                    int(chunk.ledger[index]),
+                    int(chunk.entry[index]),
+                    chunk.payload[chunk.offsets[index] : chunk.offsets[index + 1]],
+                    int(chunk.messages[index]),
+                    int(chunk.time_ms[index]),
+                )
+                for index in range(len(chunk))
+            ]
+            assert found == expected
+            assert (chunk.offsets[0], chunk.offsets[-1]) == (0, len(chunk.payload))
+            assert (chunk.first, chunk.last) == (
+                Position(*expected[0][:2]),
+                Position(*expected[-1][:2]),
+            )
+            checked += 1
+    assert checked > 100
+
+
+def test_a_chunk_has_the_types_that_are_promised() -> None:
+    chunk = gathered(Position(0, 0))
+    assert chunk is not None
+    assert chunk.messages.dtype == np.int32
+    for array in (chunk.offsets, chunk.ledger, chunk.entry, chunk.time_ms):
+        assert array.dtype == np.int64
+    assert isinstance(chunk.payload, bytes)
+
+
+def test_a_chunk_is_due_by_its_bytes_and_by_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = [frame for frame in taken(WHOLE) if isinstance(frame, BlockFrame)]
+    for name, most, due_after in (("CHUNK_BYTES", 6, 2), ("CHUNK_ENTRIES", 6, 3)):
+        monkeypatch.setattr(frames_module, "CHUNK_BYTES", 1_000)
+        monkeypatch.setattr(frames_module, "CHUNK_ENTRIES", 1_000)
+        monkeypatch.setattr(frames_module, name, most)
+        gatherer, added = Gatherer(Position(0, 0)), 0
+        while not gatherer.is_due:
+            gatherer.add(blocks[added])
+            added += 1
+        assert added == due_after
+        assert gatherer.chunk() is not None
+        assert not gatherer.is_due
