@@ -196,10 +196,15 @@ def test_an_interrupt_ends_a_call_and_loses_nothing(client: Client, topic: str) 
     consumer = client.subscribe(topic, "books")
     main = threading.get_ident()
     timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        consumer.receive()
-    timer.join()
+    # Workers of pytest-xdist ignore the signal.
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            consumer.receive()
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, former)
     filled(client, topic, 1)
     assert consumer.receive(timeout_seconds=SECONDS_MAX).content == b"0"
 
