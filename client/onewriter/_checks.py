@@ -19,8 +19,8 @@ from onewriter._lookup import Directory
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import TopicName
 from onewriter_core.wire.commands import message_id_from_proto
-from onewriter_core.wire.hot import EARLIEST_ID
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import EARLIEST_ID
 
 CONNECTIONS_REMEMBERED_MAX = 1_024
 """Topics whose broker is asked without a look-up; the one asked for least recently is forgotten."""

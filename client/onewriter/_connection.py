@@ -29,8 +29,8 @@ from onewriter_core.errors import ProtocolError
 from onewriter_core.wire import replies
 from onewriter_core.wire.client import ClientConnection
 from onewriter_core.wire.commands import MESSAGE_LENGTH_MAX, Command, encode_command
-from onewriter_core.wire.hot import Delivery, SendReceipt
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Delivery, SendReceipt
 
 REQUESTS_MAX = 10_000
 """Requests of one connection that are not answered yet."""

@@ -33,8 +33,8 @@ from onewriter._stream import Stream, pairs
 from onewriter._unpacking import Item, ack_set_of
 from onewriter._window import QUEUE_BYTES_MAX, QUEUE_MESSAGES_MAX, Window
 from onewriter_core.ids import TopicName
-from onewriter_core.wire import hot
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import MessageId as WireId
 
 NEGATIVE_ACKNOWLEDGEMENTS_MAX = 10_000
 """Messages that wait to be sent again; one more and all of them are, at once."""
@@ -327,8 +327,8 @@ def _id_of(item: Item | MessageId) -> MessageId:
             return item
 
 
-def _wire_id(message_id: MessageId) -> hot.MessageId:
-    return hot.MessageId(message_id.ledger, message_id.entry, message_id.partition)
+def _wire_id(message_id: MessageId) -> WireId:
+    return WireId(message_id.ledger, message_id.entry, message_id.partition)
 
 
 def _wire_data(message_id: MessageId) -> pb.MessageIdData:
@@ -339,9 +339,7 @@ def _wire_data(message_id: MessageId) -> pb.MessageIdData:
     return data
 
 
-def _acknowledged(
-    message: Message | MessageId, *, is_cumulative: bool
-) -> tuple[list[hot.MessageId], int]:
+def _acknowledged(message: Message | MessageId, *, is_cumulative: bool) -> tuple[list[WireId], int]:
     """What an ACK says, and the bits that it clears of the message's batch."""
     if isinstance(message, MessageId):
         if message.batch_index >= 0:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from onewriter._errors import OnewriterError
-from onewriter_core.wire.hot import Delivery, SendReceipt
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Delivery, SendReceipt
 
 
 class ProducerEnd(Protocol):

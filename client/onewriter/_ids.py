@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from onewriter_core.errors import ConfigurationError
-from onewriter_core.wire import hot
+from onewriter_core.wire.values import MessageId as WireId
 
 
 class MessageId(NamedTuple):
@@ -44,7 +44,7 @@ class MessageId(NamedTuple):
         return cls(*numbers)
 
     @classmethod
-    def of(cls, received: hot.MessageId) -> MessageId:
+    def of(cls, received: WireId) -> MessageId:
         """From the wire, where ledger and entry are unsigned."""
         return cls(
             _signed(received.ledger),

@@ -137,7 +137,7 @@ class Intake:
             message.sequence_id = self._next_sequence_id
             self._next_sequence_id += 1
         receipts = [message.receipt for message in messages]
-        pending = Pending(messages[0].sequence_id, b"", b"", receipts, messages)
+        pending = Pending(messages[0].sequence_id, b"", b"", receipts, messages, is_batch=True)
         try:
             pending.header, pending.entry = self._repack(messages)
             self._check_size(len(pending.entry), "batches are not split into chunks")

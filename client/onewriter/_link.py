@@ -11,10 +11,10 @@ from typing import Protocol
 
 from onewriter._connection import Connection
 from onewriter._errors import OnewriterError, OutcomeUnknown, Refused, Unavailable, answer_of
-from onewriter_core.wire import hot
 from onewriter_core.wire.commands import message_id_to_proto
-from onewriter_core.wire.hot import Delivery
+from onewriter_core.wire.encoding import encode_ack, encode_flow
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Delivery, MessageId
 
 
 class Receiver(Protocol):
@@ -77,7 +77,7 @@ class Link:
 
     def flow(self, permits: int) -> None:
         """Take so many more messages."""
-        self.connection.write(hot.encode_flow(self.consumer_id, permits))
+        self.connection.write(encode_flow(self.consumer_id, permits))
 
     async def redeliver(self, epoch: int | None) -> None:
         """Have everything unacknowledged sent again, while nothing can be delivered yet.
@@ -109,7 +109,7 @@ class Link:
             command.request_id = self.connection.next_request_id()
         return command
 
-    def redeliver_messages(self, message_ids: Sequence[hot.MessageId]) -> None:
+    def redeliver_messages(self, message_ids: Sequence[MessageId]) -> None:
         """Have these sent again; only Shared subscriptions look at ids."""
         self.connection.say(
             pb.CommandRedeliverUnacknowledgedMessages(
@@ -118,9 +118,7 @@ class Link:
             )
         )
 
-    async def acknowledge(
-        self, message_ids: Sequence[hot.MessageId], *, is_cumulative: bool
-    ) -> None:
+    async def acknowledge(self, message_ids: Sequence[MessageId], *, is_cumulative: bool) -> None:
         """Acknowledge, and wait until the broker says that this is durable.
 
         Raises OutcomeUnknown when the broker did not say, Refused and Unavailable when it was not
@@ -128,7 +126,7 @@ class Link:
         """
         connection = self.connection
         request_id = connection.next_request_id()
-        frame = hot.encode_ack(self.consumer_id, int(is_cumulative), message_ids, request_id)
+        frame = encode_ack(self.consumer_id, int(is_cumulative), message_ids, request_id)
         if connection.is_closed:
             raise Unavailable(f"the connection to {connection.address} is lost")
         try:
@@ -145,10 +143,10 @@ class Link:
             raise error if isinstance(error, Refused) else OutcomeUnknown(answer.message)
 
     def acknowledge_unanswered(
-        self, message_ids: Sequence[hot.MessageId], *, is_cumulative: bool
+        self, message_ids: Sequence[MessageId], *, is_cumulative: bool
     ) -> None:
         """Acknowledge without a receipt."""
-        self.connection.write(hot.encode_ack(self.consumer_id, int(is_cumulative), message_ids))
+        self.connection.write(encode_ack(self.consumer_id, int(is_cumulative), message_ids))
 
     async def last_message_id(self) -> pb.CommandGetLastMessageIdResponse:
         """Where the topic ends. Raises Refused, Unavailable."""

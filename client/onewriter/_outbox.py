@@ -44,6 +44,8 @@ class Pending:
     """It was written before, on a connection that ended without saying what became of it."""
     is_part: bool = False
     """It is a chunk, and not the last one."""
+    is_batch: bool = False
+    """Its messages have places in it, even if it is one alone."""
 
     @property
     def message_count(self) -> int:
@@ -68,14 +70,11 @@ class Pending:
     def stored_at(self, position: MessageId) -> None:
         """Tell each message where it stands: one in chunks where its last one does."""
         receipts = () if self.is_part else self.receipts
-        if len(receipts) == 1:
-            if not receipts[0].done():
-                receipts[0].set_result(position)
-            return
         ledger, entry, partition, _ = position
         for index, receipt in enumerate(receipts):
             if not receipt.done():
-                receipt.set_result(MessageId(ledger, entry, partition, index))
+                place = index if self.is_batch else -1
+                receipt.set_result(MessageId(ledger, entry, partition, place))
 
     def refuse(self, error: Callable[[], OnewriterError]) -> None:
         """Tell each message what became of it; each gets an exception of its own."""

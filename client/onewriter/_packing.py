@@ -18,10 +18,9 @@ import google_crc32c
 
 from onewriter._errors import ConfigurationError, Refused, ServerError
 from onewriter._ids import MessageId
-from onewriter_core.wire import hot
 from onewriter_core.wire.compression import compress
+from onewriter_core.wire.encoding import encode_send_header, encode_varint
 from onewriter_core.wire.frames import CHECKSUM_MAGIC
-from onewriter_core.wire.hot import encode_varint
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 BATCH_MESSAGES_MAX = 1_000
@@ -166,7 +165,7 @@ class Packer:
             content = self._compressed(said, content)
             metadata = said.SerializeToString()
         entry = _entry(metadata, content)
-        return Packed(hot.encode_send_header(self._producer_id, sequence_id, len(entry)), entry)
+        return Packed(encode_send_header(self._producer_id, sequence_id, len(entry)), entry)
 
     def chunked(
         self,
@@ -193,7 +192,7 @@ class Packer:
         content = self._compressed(said, content)
         entry = _entry(said.SerializeToString(), content)
         if len(entry) <= entry_bytes_max:
-            header = hot.encode_send_header(self._producer_id, sequence_id, len(entry))
+            header = encode_send_header(self._producer_id, sequence_id, len(entry))
             return [Packed(header, entry)]
         said.uuid = str(uuid.uuid4())
         said.total_chunk_msg_size = len(content)
@@ -212,7 +211,7 @@ class Packer:
     ) -> Packed:
         said.chunk_id = number
         entry = _entry(said.SerializeToString(), content)
-        header = hot.encode_send_header(self._producer_id, sequence_id, len(entry), is_chunk=True)
+        header = encode_send_header(self._producer_id, sequence_id, len(entry), is_chunk=True)
         return Packed(header, entry)
 
     def batch(self, messages: Sequence[Outgoing], now_ms: int) -> Packed:
@@ -231,7 +230,7 @@ class Packer:
             said.ordering_key = first.ordering_key
         content = self._compressed(said, b"".join(_parts(messages)))
         entry = _entry(said.SerializeToString(), content)
-        header = hot.encode_send_header(
+        header = encode_send_header(
             self._producer_id,
             first.sequence_id,
             len(entry),

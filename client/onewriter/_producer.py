@@ -33,8 +33,8 @@ from onewriter._signal import Signal
 from onewriter._submitting import Handed, Submitting
 from onewriter._tenure import ProducerOptions, ProducerState, Tenure
 from onewriter_core.ids import TopicName
-from onewriter_core.wire.hot import SendReceipt
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import SendReceipt
 
 _DEFINITE_SEND_ERRORS = frozenset({ServerError.CHECKSUM_ERROR, ServerError.NOT_ALLOWED_ERROR})
 """The broker looked at the message and refused it."""

@@ -27,9 +27,9 @@ from onewriter._stream import Stream, pairs
 from onewriter._unpacking import Item
 from onewriter._window import QUEUE_BYTES_MAX, QUEUE_MESSAGES_MAX, Window
 from onewriter_core.ids import TopicName
-from onewriter_core.wire import hot
 from onewriter_core.wire.commands import message_id_from_proto
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import MessageId as WireId
 
 CHUNKS_MAX = 10_000
 """Messages in chunks that a reader has seen the beginning of and not handed out."""
@@ -149,7 +149,7 @@ class Reader(MessageSource):
         self._timer = None
         link, passed = self._stream.link, self._place.passed
         if link is not None and passed is not None:
-            entry = hot.MessageId(passed.ledger, passed.entry)
+            entry = WireId(passed.ledger, passed.entry)
             link.acknowledge_unanswered([entry], is_cumulative=True)
 
     def _stop_timer(self) -> None:

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from onewriter._connection import Connection
 from onewriter._errors import OnewriterError, Unavailable
-from onewriter_core.wire.hot import SendReceipt
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import SendReceipt
 
 
 class Writer(Protocol):

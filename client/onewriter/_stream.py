@@ -48,8 +48,8 @@ from onewriter._window import Window
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import TopicName
 from onewriter_core.wire.commands import message_id_from_proto
-from onewriter_core.wire.hot import Delivery
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Delivery
 
 STABLE_SECONDS = 5.0
 """A consumer that was attached for so long is attached again without a pause."""

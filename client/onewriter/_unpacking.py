@@ -15,7 +15,6 @@ from onewriter._message import NO_PROPERTIES, Batch, Message
 from onewriter._packing import CONTENT_BYTES_MAX
 from onewriter_core.errors import ProtocolError
 from onewriter_core.wire.compression import decompress
-from onewriter_core.wire.hot import Delivery
 from onewriter_core.wire.messages import (
     entry_checksum_ok,
     entry_payload,
@@ -24,6 +23,7 @@ from onewriter_core.wire.messages import (
     split_broker_entry_metadata,
 )
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Delivery
 
 _WORD = 2**64 - 1
 _BATCHED_BYTES_MIN = 4

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
 import click
 
 from onewriter._client import Client
-from onewriter._config import Tls
 from onewriter._errors import Fenced, Refused, Unavailable
 from onewriter._producer import Producer
 from onewriter._tenure import AccessMode, ProducerOptions
+from onewriter.verbs.options import Connect, connecting
 
 Tell = Callable[[str], None]
 
@@ -31,28 +30,13 @@ class NotProved(click.ClickException):
 
 @click.command()
 @click.argument("topic")
-@click.option("--service-url", default="pulsar://127.0.0.1:6650", show_default=True)
-@click.option(
-    "--token-file",
-    type=click.Path(path_type=Path),
-    help="The token to prove oneself with.",
-)
-@click.option(
-    "--ca-file",
-    type=click.Path(path_type=Path),
-    help="The authority of the brokers' certificate, for pulsar+ssl.",
-)
-@click.option("--timeout-seconds", type=float, default=60, show_default=True)
-def check(
-    topic: str,
-    service_url: str,
-    token_file: Path | None,
-    ca_file: Path | None,
-    timeout_seconds: float,
-) -> None:
+@click.option("--timeout-seconds", type=float, default=60, show_default=True, help="For all of it.")
+@connecting
+def check(topic: str, timeout_seconds: float, connect: Connect) -> None:
     """Claim TOPIC, publish, take it over, and see the former writer refused.
 
-    Whoever holds the topic is deposed: use one that is made for this.
+    Whoever holds the topic is deposed: use one that is made for this. Exit code 1: a writer was
+    refused that should not be, or the other way round; 3: it was not proved in time.
     """
     said: list[str] = []
 
@@ -64,9 +48,7 @@ def check(
     async def whole() -> None:
         try:
             async with asyncio.timeout(timeout_seconds):
-                async with Client(
-                    service_url, token=token_file, tls=Tls(ca_file=ca_file)
-                ) as client:
+                async with connect.client() as client:
                     await _prove(client, topic, tell)
         except TimeoutError as error:
             last = said[-1] if said else "no broker answered"

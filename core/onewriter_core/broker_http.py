@@ -42,8 +42,11 @@ class Broker:
 
     def get(self, path: str, **query: str | int | None) -> dict[str, Any]:
         """Ask; raises Refused, Unavailable or Undecided with what the broker said."""
-        given = {name: str(value) for name, value in query.items() if value is not None}
-        return self._ask("GET", path + (f"?{urlencode(given)}" if given else ""), None)
+        return self._ask("GET", path + _query(query), None)
+
+    def delete(self, path: str, **query: str | int | None) -> dict[str, Any]:
+        """Have something forgotten; raises as ``get`` does."""
+        return self._ask("DELETE", path + _query(query), None)
 
     def post(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
         """Tell; raises as ``get`` does."""
@@ -76,6 +79,12 @@ class Broker:
             raise Unavailable(f"no broker answers at {_origin(url)} ({error.reason})") from error
         except (OSError, ValueError) as error:
             raise Undecided(f"{_origin(url)} broke off: {error}") from error
+
+
+def _query(given: Mapping[str, str | int | None]) -> str:
+    """What stands behind a path; None is left out, an empty text is not."""
+    named = {name: str(value) for name, value in given.items() if value is not None}
+    return f"?{urlencode(named)}" if named else ""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -19,9 +19,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
@@ -33,6 +33,8 @@ DISTRIBUTION: Final = "onewriter"
 EXIT_REFUSED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_UNKNOWN: Final = 3
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 _EXTRAS: Final = {
     "onewriter": "client",
@@ -117,6 +119,18 @@ def _load(entry_point: metadata.EntryPoint) -> click.Command:
     if not isinstance(verb, click.Command):
         raise VerbUnavailable(f"{entry_point.name} cannot start: {entry_point.value} is no command")
     return verb
+
+
+def output_option(*formats: str) -> Callable[[Decorated], Decorated]:
+    """``--output``: in which of these forms the answer comes; the first one is for people."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(formats),
+        default=formats[0],
+        show_default=True,
+        help="For people, or for scripts.",
+    )
 
 
 def _show_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:

@@ -103,6 +103,12 @@ class TopicName:
         return self if self.partition is None else replace(self, partition=None)
 
     @property
+    def local_name(self) -> str:
+        """What stands behind the namespace: the local name and, of a partition, its suffix."""
+        suffix = "" if self.partition is None else f"{PARTITION_SUFFIX}{self.partition}"
+        return self.local + suffix
+
+    @property
     def namespace_name(self) -> str:
         """``tenant/namespace``."""
         return f"{self.tenant}/{self.namespace}"
@@ -112,8 +118,7 @@ class TopicName:
         return replace(self, partition=partition)
 
     def __str__(self) -> str:
-        suffix = "" if self.partition is None else f"{PARTITION_SUFFIX}{self.partition}"
-        return f"{self.domain}://{self.tenant}/{self.namespace}/{self.local}{suffix}"
+        return f"{self.domain}://{self.tenant}/{self.namespace}/{self.local_name}"
 
 
 _HASH_TAG = re.compile(r"\{([^}]+)\}")

@@ -205,6 +205,33 @@ def history(answer: Json) -> None:
     )
 
 
+def ownerships(rows: Sequence[Json]) -> None:
+    """One line per resource that is, or was, owned."""
+    if not rows:
+        click.echo("no ownerships")
+        return
+    table(
+        ("RESOURCE", "GROUP", "GENERATION", "OWNER", "STATE", "BUCKET"),
+        (
+            (
+                short(row["resource"]),
+                row["group"],
+                row["generation"],
+                (row["owner"] or {}).get("identity"),
+                _owned(row),
+                row["bucket"],
+            )
+            for row in rows
+        ),
+    )
+
+
+def _owned(row: Json) -> str:
+    if not row["owned"]:
+        return "vacant"
+    return "owned" if row["connected"] else "its owner is away"
+
+
 def section(title: str, rows: Sequence[Row], show: Callable[[Sequence[Row]], None]) -> None:
     """A titled part; nothing where there are no rows."""
     if rows:

@@ -17,7 +17,7 @@ import click
 
 from onewriter_core import tables
 from onewriter_core.broker_http import topic_path
-from onewriter_core.command import DISTRIBUTION, run
+from onewriter_core.command import DISTRIBUTION, output_option, run
 from onewriter_core.errors import ConfigurationError, OnewriterError
 from onewriter_kubectl import orders, reading, reasons, views
 from onewriter_kubectl.installation import operator_problem
@@ -29,7 +29,6 @@ from onewriter_kubectl.options import (
     Caller,
     caller_options,
     everywhere_option,
-    output_option,
     printed,
 )
 from onewriter_kubectl.report import Report
@@ -110,7 +109,13 @@ def status_command(
 
 @onewriter.command("history")
 @click.argument("topic")
-@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1_000),
+    default=50,
+    show_default=True,
+    help="Records to show: the newest, or with --after the next ones.",
+)
 @click.option("--after", help="Go on behind the record of this id.")
 @output_option(TABLE, "json", "yaml")
 @caller_options

@@ -109,18 +109,6 @@ def caller_options(verb: Verb) -> Verb:
     return found
 
 
-def output_option(*choices: str) -> Callable[[Verb], Verb]:
-    """In which form the answer comes."""
-    return click.option(
-        "-o",
-        "--output",
-        type=click.Choice(choices),
-        default=choices[0],
-        show_default=True,
-        help="For people, or for scripts.",
-    )
-
-
 everywhere_option = click.option(
     "-A", "--all-namespaces", "everywhere", is_flag=True, help="Topics of all namespaces."
 )

@@ -21,12 +21,12 @@ Status = Literal["True", "False", "Unknown"]
 
 _CANNOT: Final = frozenset({"Invalid", "RefusedByBroker"})
 _BROKERS: Final = frozenset({"BrokersUnreachable"})
-_SERVICE: Final = frozenset({"ServiceTaken", "ServiceRefused"})
+_OBSTACLES: Final = frozenset({"ServiceTaken", "ServiceRefused", "Undivided"})
 
 TOPIC_REASONS: Final[Mapping[str, frozenset[str]]] = {
     "Ready": frozenset(
         {"Ready", "ResourceConflict", "Pending", "Paused", "Unmanaged", "Deleting", "BucketWaiting"}
-        | _SERVICE
+        | _OBSTACLES
         | _CANNOT
         | _BROKERS
     ),
@@ -40,14 +40,14 @@ TOPIC_REASONS: Final[Mapping[str, frozenset[str]]] = {
     ),
     "PolicyApplied": frozenset(
         {"Applied", "Adopted", "Pending", "Paused", "Unmanaged", "Deleting", "ResourceConflict"}
-        | _SERVICE
+        | _OBSTACLES
         | _CANNOT
         | _BROKERS
     ),
     "Conflict": frozenset({"ResourceConflict", "NoConflict"}),
     "Drifted": frozenset({"Repaired", "NoDrift"}),
     "Reconciling": frozenset({"Progressing", "Settled"}),
-    "Stalled": frozenset({"ResourceConflict", "Settled"} | _SERVICE | _CANNOT),
+    "Stalled": frozenset({"ResourceConflict", "Settled"} | _OBSTACLES | _CANNOT),
 }
 """The conditions of an ExclusiveTopic, in the order in which they are written, and their reasons."""
 

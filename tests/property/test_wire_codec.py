@@ -10,15 +10,32 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from onewriter_core.errors import ProtocolError, ServerError
-from onewriter_core.wire import hot
 from onewriter_core.wire.commands import (
     Command,
     decode_by_protobuf,
     decode_command,
     message_id_to_proto,
 )
-from onewriter_core.wire.hot import Ack, Delivery, Flow, MessageId, Send, SendReceipt
+from onewriter_core.wire.encoding import (
+    encode_ack,
+    encode_ack_response,
+    encode_flow,
+    encode_message_header,
+    encode_send_header,
+    encode_send_receipt,
+    encode_varint,
+)
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import (
+    EARLIEST_ID,
+    LATEST_ID,
+    Ack,
+    Delivery,
+    Flow,
+    MessageId,
+    Send,
+    SendReceipt,
+)
 
 # Numbers of every varint length, the edges of each included.
 uint64 = st.integers(0, 63).flatmap(lambda bits: st.integers(0, 2 ** (bits + 1) - 1))
@@ -125,18 +142,16 @@ def test_decoding_agrees(message: Message) -> None:
         st.one_of(
             # Fields in any order, repeated, of unknown numbers, with any number of bytes.
             st.tuples(st.integers(1, 12), uint64).map(
-                lambda field: hot.encode_varint(field[0] << 3) + hot.encode_varint(field[1])
+                lambda field: encode_varint(field[0] << 3) + encode_varint(field[1])
             ),
             st.tuples(st.integers(1, 12), st.binary(max_size=6)).map(
                 lambda field: (
-                    hot.encode_varint(field[0] << 3 | 2)
-                    + hot.encode_varint(len(field[1]))
-                    + field[1]
+                    encode_varint(field[0] << 3 | 2) + encode_varint(len(field[1])) + field[1]
                 )
             ),
             message_ids.map(
                 lambda message: (
-                    b"\x1a" + hot.encode_varint(message.ByteSize()) + message.SerializeToString()
+                    b"\x1a" + encode_varint(message.ByteSize()) + message.SerializeToString()
                 )
             ),
             st.binary(max_size=3),
@@ -151,7 +166,7 @@ def test_decoding_agrees_on_anything_shaped_like_a_command(
     field: tuple[int, str], body: bytes
 ) -> None:
     number, _ = field
-    data = bytes([8, number, number << 3 | 2]) + hot.encode_varint(len(body)) + body
+    data = bytes([8, number, number << 3 | 2]) + encode_varint(len(body)) + body
     assert outcome(decode_command, data) == outcome(decode_by_protobuf, data)
 
 
@@ -175,7 +190,7 @@ def command_of(frame: bytes, payload_length: int = 0) -> bytes:
 def test_a_receipt_is_encoded_as_protobuf_would(
     producer_id: int, sequence_id: int, ledger: int, entry: int, highest: int
 ) -> None:
-    frame = hot.encode_send_receipt(producer_id, sequence_id, ledger, entry, highest)
+    frame = encode_send_receipt(producer_id, sequence_id, ledger, entry, highest)
     message = pb.CommandSendReceipt(
         producer_id=producer_id,
         sequence_id=sequence_id,
@@ -212,7 +227,7 @@ def test_a_delivery_is_encoded_as_protobuf_would(
     consumer_epoch: int | None,
     batch_size: int | None,
 ) -> None:
-    header = hot.encode_message_header(
+    header = encode_message_header(
         consumer_id,
         ledger,
         entry,
@@ -247,7 +262,7 @@ def test_a_send_is_encoded_as_protobuf_would(
     highest: int,
     is_chunk: bool,
 ) -> None:
-    header = hot.encode_send_header(
+    header = encode_send_header(
         producer_id,
         sequence_id,
         entry_length,
@@ -282,14 +297,14 @@ def test_a_send_is_encoded_as_protobuf_would(
 def test_an_acknowledgement_comes_back(
     consumer_id: int, ack_type: int, ids: list[MessageId], request_id: int | None
 ) -> None:
-    command = command_of(hot.encode_ack(consumer_id, ack_type, ids, request_id))
+    command = command_of(encode_ack(consumer_id, ack_type, ids, request_id))
     expected = Ack(consumer_id, ack_type, tuple(ids), request_id)
     assert decode_command(command) == decode_by_protobuf(command) == expected
 
 
 @given(uint64, uint32)
 def test_permits_come_back(consumer_id: int, permits: int) -> None:
-    command = command_of(hot.encode_flow(consumer_id, permits))
+    command = command_of(encode_flow(consumer_id, permits))
     assert decode_command(command) == decode_by_protobuf(command) == Flow(consumer_id, permits)
 
 
@@ -297,7 +312,7 @@ def test_permits_come_back(consumer_id: int, permits: int) -> None:
 def test_an_ack_response_is_encoded_as_protobuf_would(
     consumer_id: int, request_id: int, code: ServerError | None, message: str
 ) -> None:
-    frame = hot.encode_ack_response(consumer_id, request_id, code, message)
+    frame = encode_ack_response(consumer_id, request_id, code, message)
     expected = pb.CommandAckResponse(
         consumer_id=consumer_id,
         error=None if code is None else pb.ServerError.ValueType(code),
@@ -309,13 +324,13 @@ def test_an_ack_response_is_encoded_as_protobuf_would(
 
 @given(uint64)
 def test_varints_are_canonical(number: int) -> None:
-    encoded = hot.encode_varint(number)
+    encoded = encode_varint(number)
     assert [byte >= 0x80 for byte in encoded] == [True] * (len(encoded) - 1) + [False]
     assert sum((byte & 0x7F) << 7 * index for index, byte in enumerate(encoded)) == number
     assert len(encoded) == max(1, -(-number.bit_length() // 7))
 
 
-@pytest.mark.parametrize("sentinel", [hot.EARLIEST_ID, hot.LATEST_ID])
+@pytest.mark.parametrize("sentinel", [EARLIEST_ID, LATEST_ID])
 def test_the_sentinels_survive_the_wire(sentinel: MessageId) -> None:
-    command = command_of(hot.encode_ack(1, 0, [sentinel]))
+    command = command_of(encode_ack(1, 0, [sentinel]))
     assert decode_command(command) == Ack(1, 0, (sentinel,))

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onewriter_core.errors import ProtocolError
-from onewriter_core.wire import hot, messages, replies
+from onewriter_core.wire import messages, replies
 from onewriter_core.wire.client import ClientConnection
 from onewriter_core.wire.commands import Command, decode_command, encode_command
 from onewriter_core.wire.connection import Connection, Received, State
-from onewriter_core.wire.hot import MessageId
+from onewriter_core.wire.encoding import encode_ack, encode_flow, encode_send_header, encode_varint
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.server import ServerConnection
+from onewriter_core.wire.values import MessageId
 
 ENTRY = messages.build_entry(
     pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2, num_messages_in_batch=2),
@@ -28,9 +29,9 @@ ENTRY = messages.build_entry(
 )
 
 FROM_A_CLIENT = (
-    hot.encode_send_header(1, 2, len(ENTRY), num_messages=2) + ENTRY,
-    hot.encode_ack(1, 0, [MessageId(3, 4, batch_index=1, ack_set=(5,))], 6),
-    hot.encode_flow(1, 1000),
+    encode_send_header(1, 2, len(ENTRY), num_messages=2) + ENTRY,
+    encode_ack(1, 0, [MessageId(3, 4, batch_index=1, ack_set=(5,))], 6),
+    encode_flow(1, 1000),
     replies.PING,
     encode_command(
         pb.CommandProducer(
@@ -116,9 +117,9 @@ def test_noise_behind_a_type_gives_a_command_or_a_protocol_error(
     for tag in (number, field):
         data = (
             b"\x08"
-            + hot.encode_varint(number)
-            + hot.encode_varint(tag << 3 | 2)
-            + hot.encode_varint(len(body))
+            + encode_varint(number)
+            + encode_varint(tag << 3 | 2)
+            + encode_varint(len(body))
             + body
         )
         with contextlib.suppress(ProtocolError):

@@ -5,7 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onewriter_core.wire import hot
+from onewriter_core.wire.encoding import (
+    encode_message_header,
+    encode_messages,
+    encode_send_receipt,
+    encode_send_receipts,
+)
 
 UNSIGNED = st.one_of(
     st.sampled_from([0, 127, 128, 2**14 - 1, 2**14, 2**28 - 1, 2**28, 2**53 - 1]),
@@ -23,10 +28,10 @@ def test_receipts_of_a_run_are_the_receipts_of_its_entries(
     producer_id: int, ledger: int, first_entry: int, numbers: list[tuple[int, int]]
 ) -> None:
     one_by_one = b"".join(
-        hot.encode_send_receipt(producer_id, sequence_id, ledger, entry, highest)
+        encode_send_receipt(producer_id, sequence_id, ledger, entry, highest)
         for entry, (sequence_id, highest) in enumerate(numbers, first_entry)
     )
-    assert hot.encode_send_receipts(producer_id, ledger, first_entry, numbers) == one_by_one
+    assert encode_send_receipts(producer_id, ledger, first_entry, numbers) == one_by_one
 
 
 @given(
@@ -46,7 +51,7 @@ def test_messages_of_runs_are_each_its_header_and_its_bytes(
     epoch: int | None,
 ) -> None:
     one_by_one = b"".join(
-        hot.encode_message_header(consumer_id, ledger, entry, len(payload), consumer_epoch=epoch)
+        encode_message_header(consumer_id, ledger, entry, len(payload), consumer_epoch=epoch)
         + payload
         for (ledger, first), payloads in runs
         for entry, payload in enumerate(payloads, first)
@@ -55,4 +60,4 @@ def test_messages_of_runs_are_each_its_header_and_its_bytes(
         (position, memoryview(b"".join(payloads)), [len(payload) for payload in payloads])
         for position, payloads in runs
     ]
-    assert b"".join(hot.encode_messages(consumer_id, stored, epoch)) == one_by_one
+    assert b"".join(encode_messages(consumer_id, stored, epoch)) == one_by_one

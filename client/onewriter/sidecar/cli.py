@@ -25,22 +25,32 @@ CALL_SECONDS = 30.0
 @click.option("--topic", help="The topic to lead.")
 @click.option("--service-url", help="The brokers: pulsar://HOST:PORT,... or pulsar+ssl://...")
 @click.option("--identity", help="Who we are, as published at a takeover. Default: the host name.")
-@click.option("--producer-name", help="Default: the identity and a nonce.")
-@click.option("--priority", type=int, help="Place in the waiting line; higher is earlier.")
+@click.option("--producer-name", help="Of our producer. Default: the identity and a nonce.")
+@click.option("--priority", type=int, help="Place in the waiting line, higher first.")
 @click.option(
     "--announce/--no-announce",
     default=None,
     help="Publish who leads at each takeover even without resume info.",
 )
-@click.option("--token-file", type=click.Path(path_type=Path), help="Read anew at each use.")
-@click.option("--tls-ca-file", type=click.Path(path_type=Path), help="Authorities to trust.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="Our token (a JWT), read anew at each use.",
+)
+@click.option(
+    "--tls-ca-file", type=click.Path(path_type=Path), help="Authorities to trust, for TLS."
+)
 @click.option("--host", help="Loopback address of the API.")
 @click.option("--port", type=int, help="Port of the API; 0: none.")
 @click.option("--socket", type=click.Path(path_type=Path), help="Unix socket of the API.")
 @click.option("--health-host", help="Address of probes and metrics alone.")
 @click.option("--health-port", type=int, help="Their port; 0: only on the API.")
-@click.option("--ready-when", type=click.Choice(["standing-by", "leading"]))
-@click.option("--publish-timeout-seconds", type=float)
+@click.option(
+    "--ready-when",
+    type=click.Choice(["standing-by", "leading"]),
+    help="What GET /readyz waits for.",
+)
+@click.option("--publish-timeout-seconds", type=float, help="For a message to be decided.")
 @click.option("--stop-seconds", type=float, help="Time to release the topic at a stop.")
 @click.pass_context
 def sidecar(context: click.Context, /, **options: Any) -> None:

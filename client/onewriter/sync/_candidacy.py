@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from onewriter._candidacy import Candidacy as AsyncCandidacy
@@ -15,7 +14,8 @@ from onewriter._errors import OnewriterError
 from onewriter._leadership import Leadership as AsyncLeadership
 from onewriter._tenure import ProducerOptions
 from onewriter.sync._client import Client
-from onewriter.sync._facade import Facade, blocking, calling, leaving, parts
+from onewriter.sync._contexts import Context
+from onewriter.sync._facade import blocking, calling, leaving, parts
 from onewriter.sync._leadership import Leadership
 from onewriter.sync._thread import Thread
 
@@ -50,7 +50,7 @@ class Standing:
         )
 
 
-class Candidacy(Facade[AsyncCandidacy]):
+class Candidacy(Context[AsyncCandidacy]):
     """As ``onewriter.Candidacy``, in a ``with`` statement inside its client's.
 
     ``on_elected`` runs in a thread of its own, so it may block; ``on_change`` in the client's.
@@ -78,16 +78,10 @@ class Candidacy(Facade[AsyncCandidacy]):
         candidacy = AsyncCandidacy(host, topic, options, on_elected=elected, on_change=changed)
         super().__init__(candidacy, thread)
 
-    def __enter__(self) -> Self:
+    def _enter(self) -> None:
         self._thread.call(self._inner.__aenter__())
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _leave(self, _error: BaseException | None) -> None:
         self.close()
 
     @property

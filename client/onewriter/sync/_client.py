@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from onewriter._client import Client as AsyncClient
 from onewriter._config import Limits, Tls, TokenSource
 from onewriter._producer import Producer as AsyncProducer
 from onewriter._tenure import ProducerOptions
-from onewriter.sync._facade import Facade, blocking, calling
+from onewriter.sync._contexts import Context
+from onewriter.sync._facade import blocking, calling
 from onewriter.sync._leadership import Lead
 from onewriter.sync._own import Own
 from onewriter.sync._producer import Producer
@@ -21,7 +20,7 @@ from onewriter.sync._thread import Thread
 Changed = Callable[[Producer], None]
 
 
-class Client(Facade[AsyncClient]):
+class Client(Context[AsyncClient]):
     """As ``onewriter.Client``, for a ``with`` statement, which any thread may leave."""
 
     def __init__(
@@ -36,16 +35,10 @@ class Client(Facade[AsyncClient]):
         client = AsyncClient(service_url, token=token, tls=tls, limits=limits, version=version)
         super().__init__(client, Thread(client))
 
-    def __enter__(self) -> Self:
+    def _enter(self) -> None:
         self._thread.start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _leave(self, _error: BaseException | None) -> None:
         self._thread.stop()
 
     def start_producer(

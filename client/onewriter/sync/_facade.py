@@ -69,7 +69,7 @@ def sibling_of(facade: type) -> type:
         for base in vars(each).get("__orig_bases__", ()):
             origin = typing.get_origin(base)
             if inspect.isclass(origin) and issubclass(origin, Facade):
-                (named,) = typing.get_args(base)
+                named, *_ = typing.get_args(base)
                 found = getattr(named, "__bound__", None) or typing.get_origin(named) or named
                 return cast("type", found)
     raise TypeError(f"{facade.__name__} stands for nothing")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 from onewriter._guard import Guarded as AsyncGuarded
 from onewriter._transaction import Transaction as AsyncTransaction
+from onewriter.sync._contexts import Context
 from onewriter.sync._facade import Facade, Reading, blocking, handing_in, leaving
 from onewriter.sync._producer import Producer
 
@@ -25,23 +23,14 @@ class Guarded(Facade[AsyncGuarded]):
     close = leaving(AsyncGuarded.close)
 
 
-class Transaction(Facade[AsyncTransaction]):
+class Transaction(Context[AsyncTransaction]):
     """As ``onewriter.Transaction``, in a ``with`` statement. Made by ``Leadership.transaction``."""
 
     send = handing_in(AsyncTransaction.send)
     commit = blocking(AsyncTransaction.commit)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        work = self._inner.__aexit__(kind, error, traceback)
+    def _leave(self, error: BaseException | None) -> None:
         if error is None:
-            self._thread.call(work)
+            self._thread.call(self._inner.__aexit__(None, None, None))
         else:
-            self._thread.leave(work)
+            self._thread.leave(self._inner.__aexit__(type(error), error, error.__traceback__))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 from typing import Any
 
 from onewriter._errors import OnewriterError
@@ -12,6 +11,7 @@ from onewriter._lead import Lead as AsyncLead
 from onewriter._leader import LeaderInfo
 from onewriter._leadership import Leadership as AsyncLeadership
 from onewriter._leadership import Loss as AsyncLoss
+from onewriter.sync._contexts import Opening
 from onewriter.sync._facade import Facade, Reading, blocking, calling, direct, handing_in, leaving
 from onewriter.sync._guard import Guarded, Transaction
 from onewriter.sync._producer import Producer
@@ -76,16 +76,8 @@ class Leadership(Facade[AsyncLeadership]):
     transaction = calling(AsyncLeadership.transaction, Transaction)
 
 
-class Lead(Facade[AsyncLead]):
+class Lead(Opening[AsyncLead, Leadership]):
     """Made by ``Client.lead``; enter it once, in a ``with`` statement."""
 
-    def __enter__(self) -> Leadership:
-        return Leadership(self._thread.call(self._inner.__aenter__()), self._thread)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._thread.leave(self._inner.__aexit__(kind, error, traceback))
+    def _sibling_of(self, opened: AsyncLeadership) -> Leadership:
+        return Leadership(opened, self._thread)

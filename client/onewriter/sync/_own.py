@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Self, overload
+from typing import overload
 
 from onewriter._errors import OnewriterError
 from onewriter._guard import GuardedBy
 from onewriter._own import Own as AsyncOwn
 from onewriter._own import Ownership as AsyncOwnership
 from onewriter._own import Ownerships as AsyncOwnerships
+from onewriter.sync._contexts import Context, Opening
 from onewriter.sync._facade import Facade, Reading, blocking, calling, direct, leaving, parts
 from onewriter.sync._guard import Guarded
 from onewriter.sync._leadership import Loss
@@ -45,7 +45,7 @@ class Ownership(Facade[AsyncOwnership]):
     release = leaving(AsyncOwnership.release)
 
 
-class Ownerships(Facade[AsyncOwnerships], Sequence[Ownership]):
+class Ownerships(Context[AsyncOwnerships], Sequence[Ownership]):
     """What one call of ``Client.own`` asked for, in its order. Leaving its block releases it."""
 
     is_over: Reading[AsyncOwnerships, bool] = Reading(lambda it: it.is_over)
@@ -75,32 +75,16 @@ class Ownerships(Facade[AsyncOwnerships], Sequence[Ownership]):
         given = None if these is None else [parts(each)[0] for each in these]
         self._thread.leave(self._inner.release(given))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _leave(self, _error: BaseException | None) -> None:
         self.release()
 
 
-class Own(Facade[AsyncOwn]):
+class Own(Opening[AsyncOwn, Ownerships]):
     """Made by ``Client.own``: enter it in a ``with`` statement, or ``wait``."""
+
+    def _sibling_of(self, opened: AsyncOwnerships) -> Ownerships:
+        return Ownerships(opened, self._thread)
 
     def wait(self) -> Ownerships:
         """Ask, and wait for the answers: what ``await`` is to ``onewriter.Own``."""
         return self.__enter__()
-
-    def __enter__(self) -> Ownerships:
-        return Ownerships(self._thread.call(self._inner.__aenter__()), self._thread)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._thread.leave(self._inner.__aexit__(kind, error, traceback))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Self, TypeVar
 
 from onewriter._consumer import Consumer as AsyncConsumer
@@ -13,13 +12,14 @@ from onewriter._message import Message
 from onewriter._reader import Reader as AsyncReader
 from onewriter._reader import ReaderOptions
 from onewriter._source import MessageSource as AsyncMessageSource
-from onewriter.sync._facade import Facade, Reading, blocking, calling, leaving
+from onewriter.sync._contexts import Context, next_of
+from onewriter.sync._facade import Reading, blocking, calling, leaving
 from onewriter_core.ids import TopicName
 
 Source_co = TypeVar("Source_co", bound=AsyncMessageSource, covariant=True)
 
 
-class MessageSource(Facade[Source_co]):
+class MessageSource(Context[Source_co]):
     """What consumers and readers have in common: ``for message in it``, in a ``with`` statement."""
 
     topic: Reading[AsyncMessageSource, TopicName] = Reading(lambda it: it.topic)
@@ -41,20 +41,9 @@ class MessageSource(Facade[Source_co]):
         return self
 
     def __next__(self) -> Message:
-        try:
-            return self._thread.call(self._inner.__anext__())
-        except StopAsyncIteration:
-            raise StopIteration from None
+        return next_of(self._thread, self._inner.__anext__())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _leave(self, _error: BaseException | None) -> None:
         self.close()
 
 

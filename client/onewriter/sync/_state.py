@@ -8,7 +8,6 @@ serialisers) runs in the client's thread: it must neither block nor call anythin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from onewriter.state.checkpoints import Checkpoints
@@ -23,6 +22,7 @@ from onewriter.state.shared_state import SharedStateBuilder
 from onewriter.state.watching import Watch as AsyncWatch
 from onewriter.state.writer import StateLimits
 from onewriter.sync._client import Client
+from onewriter.sync._contexts import Context, next_of
 from onewriter.sync._facade import Facade, Held, Reading, blocking, parts
 from onewriter.sync._thread import Thread
 
@@ -34,7 +34,7 @@ C = TypeVar("C")
 R = TypeVar("R")
 
 
-class SharedState(Facade[AsyncSharedState[S, Op]], Generic[S, Op]):
+class SharedState(Context[AsyncSharedState[S, Op]], Generic[S, Op]):
     """As ``onewriter.SharedState``, in a ``with`` statement inside its client's; for any thread.
 
     Of a ``SharedStateBuilder``, on a topic. What the builder was given, and what ``write`` generates
@@ -57,16 +57,10 @@ class SharedState(Facade[AsyncSharedState[S, Op]], Generic[S, Op]):
         Facade.__init__(self, inner, thread)
         return self
 
-    def __enter__(self) -> Self:
+    def _enter(self) -> None:
         self._thread.call(self._held.enter())
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _leave(self, _error: BaseException | None) -> None:
         self._thread.leave(self._held.leave())
 
     def read(
@@ -101,19 +95,13 @@ class SharedState(Facade[AsyncSharedState[S, Op]], Generic[S, Op]):
     checkpoint = blocking(AsyncSharedState[S, Op].checkpoint)
 
 
-class Watch(Facade[AsyncWatch[Any, C]], Generic[C]):
+class Watch(Context[AsyncWatch[Any, C]], Generic[C]):
     """``with`` it, then ``for`` each change. Made by ``SharedMap.watch``; one reader at a time."""
 
-    def __enter__(self) -> Self:
+    def _enter(self) -> None:
         self._thread.call(self._inner.__aenter__())
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _leave(self, _error: BaseException | None) -> None:
         self.close()
 
     def close(self) -> None:
@@ -124,13 +112,10 @@ class Watch(Facade[AsyncWatch[Any, C]], Generic[C]):
         return self
 
     def __next__(self) -> C:
-        try:
-            return self._thread.call(self._inner.__anext__())
-        except StopAsyncIteration:
-            raise StopIteration from None
+        return next_of(self._thread, self._inner.__anext__())
 
 
-class SharedMap(Facade[AsyncSharedMap[K, V]], Generic[K, V]):
+class SharedMap(Context[AsyncSharedMap[K, V]], Generic[K, V]):
     """As ``onewriter.SharedMap``, in a ``with`` statement inside its client's; for any thread.
 
     The functions of ``update`` and ``update_multiple`` run in the client's thread, perhaps several
@@ -155,16 +140,10 @@ class SharedMap(Facade[AsyncSharedMap[K, V]], Generic[K, V]):
         super().__init__(shared, thread)
         self._held = Held(shared, host.spawn)
 
-    def __enter__(self) -> Self:
+    def _enter(self) -> None:
         self._thread.call(self._held.enter())
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _leave(self, _error: BaseException | None) -> None:
         self._thread.leave(self._held.leave())
 
     @property

@@ -37,8 +37,28 @@ PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
 
 Result = TypeVar("Result")
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 Wait = Callable[[], Awaitable[object]]
+
+
+def supervising(what: str) -> Callable[[Command], Command]:
+    """The options of a verb that runs a command while something is ours; ``what`` it is, after "that"."""
+    grace = click.option(
+        "--grace-seconds",
+        type=click.FloatRange(min=0),
+        default=10.0,
+        show_default=True,
+        help="From SIGTERM to SIGKILL.",
+    )
+    unconfirmed = click.option(
+        "--unconfirmed-seconds",
+        type=click.FloatRange(min=0),
+        default=5.0,
+        show_default=True,
+        help=f"Stop the command when no broker has confirmed for so long that {what}; 0: never.",
+    )
+    return lambda command: grace(unconfirmed(command))
 
 
 class End(enum.Enum):

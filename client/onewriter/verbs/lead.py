@@ -16,7 +16,7 @@ import click
 from onewriter._client import Client
 from onewriter._errors import Unavailable
 from onewriter._leadership import Leadership
-from onewriter.verbs.child import EXIT_LOST, Child, End, Stop
+from onewriter.verbs.child import EXIT_LOST, Child, End, Stop, supervising
 from onewriter.verbs.options import Connect, connecting, line, output
 
 EXIT_NOT_LED = 121
@@ -44,25 +44,12 @@ HANDOVER_SECONDS = 5.0
     show_default=True,
     help="After a loss: end, or wait for the next turn and run the command anew.",
 )
-@click.option(
-    "--grace-seconds",
-    type=click.FloatRange(min=0),
-    default=10.0,
-    show_default=True,
-    help="From SIGTERM to SIGKILL.",
-)
-@click.option(
-    "--unconfirmed-seconds",
-    type=click.FloatRange(min=0),
-    default=5.0,
-    show_default=True,
-    help="Stop the command when no broker has confirmed for so long that we lead; 0: never.",
-)
+@supervising("we lead")
 @output
 @connecting
 @click.pass_context
 def lead(context: click.Context, /, **given: Any) -> None:
-    r"""Wait until we lead TOPIC, run COMMAND, and hand over when it ends.
+    """Wait until we lead TOPIC, run COMMAND, and hand over when it ends.
 
     COMMAND runs in a process group of its own, with ONEWRITER_TOPIC, ONEWRITER_EPOCH and
     ONEWRITER_SESSION in its environment. When the leadership is lost it gets SIGTERM, and SIGKILL
@@ -77,7 +64,7 @@ def lead(context: click.Context, /, **given: Any) -> None:
       121  not the leader within --timeout-seconds
       126  COMMAND cannot be executed
       127  COMMAND is not found
-    """
+    """  # noqa: D301 - click looks for the character itself
 
     async def whole() -> int:
         return await _Leading(**given).run()

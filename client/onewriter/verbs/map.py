@@ -32,10 +32,24 @@ def map_verb() -> None:
     """
 
 
+_latest = click.option(
+    "--latest/--local",
+    default=True,
+    show_default=True,
+    help="With every write that was acknowledged before; or as it is known here, which is faster.",
+)
+
+
 def _on_a_map(verb: Verb) -> Verb:
     """The options of all: they say how to open the map."""
     for option in (
-        click.option("--keys", type=click.Choice(["text", "int"]), default="text", help="Of keys."),
+        click.option(
+            "--keys",
+            type=click.Choice(["text", "int"]),
+            default="text",
+            show_default=True,
+            help="What keys are: text, or an integer.",
+        ),
         click.option(
             "--values",
             type=click.Choice(list(_TYPES)),
@@ -51,7 +65,13 @@ def _on_a_map(verb: Verb) -> Verb:
             show_default=True,
             help="How operations stand in the log; sample: as PIP-137's sample writes them.",
         ),
-        click.option("--timeout-seconds", type=float, default=30.0, show_default=True),
+        click.option(
+            "--timeout-seconds",
+            type=float,
+            default=30.0,
+            show_default=True,
+            help="For the map to be read, and for a change to be decided.",
+        ),
         output,
     ):
         verb = option(verb)
@@ -101,7 +121,7 @@ def _of(kind: str, text: str) -> Any:
 @map_verb.command()
 @click.argument("topic")
 @click.argument("key")
-@click.option("--latest/--local", default=True, help="Every write acknowledged before, or faster.")
+@_latest
 @_on_a_map
 def get(topic: str, key: str, *, latest: bool, output: str, **options: Any) -> None:
     """Print a key's value."""
@@ -184,7 +204,7 @@ def delete(topic: str, key: str, *, output: str, **options: Any) -> None:
 
 @map_verb.command(name="list")
 @click.argument("topic")
-@click.option("--latest/--local", default=True, help="Every write acknowledged before, or faster.")
+@_latest
 @_on_a_map
 def list_(topic: str, *, latest: bool, output: str, **options: Any) -> None:
     """Print all keys and their values, in order of the keys."""

@@ -47,10 +47,16 @@ def connecting(command: Callable[..., Result]) -> Callable[..., Result]:
         show_envvar=True,
         help="The brokers: pulsar://HOST:PORT,... or pulsar+ssl://...",
     )
-    @click.option("--token-file", type=click.Path(path_type=Path), help="Read anew at each use.")
-    @click.option("--ca-file", type=click.Path(path_type=Path), help="Authorities to trust.")
-    @click.option("--certificate-file", type=click.Path(path_type=Path), help="Our own, for TLS.")
-    @click.option("--key-file", type=click.Path(path_type=Path), help="Of our certificate.")
+    @click.option(
+        "--token-file",
+        type=click.Path(path_type=Path),
+        help="Our token (a JWT), read anew at each use.",
+    )
+    @click.option(
+        "--ca-file", type=click.Path(path_type=Path), help="Authorities to trust, for TLS."
+    )
+    @click.option("--certificate-file", type=click.Path(path_type=Path), help="Ours, for TLS.")
+    @click.option("--key-file", type=click.Path(path_type=Path), help="Its private key.")
     @functools.wraps(command)
     def with_connect(
         *,

@@ -11,7 +11,7 @@ import click
 
 from onewriter._errors import Fenced, OnewriterError, Refused
 from onewriter._own import GENERATION_FIRST, Ownership, Ownerships
-from onewriter.verbs.child import EXIT_LOST, Child, End, Stop, first_of
+from onewriter.verbs.child import EXIT_LOST, Child, End, Stop, first_of, supervising
 from onewriter.verbs.options import Connect, connecting, line, output
 
 EXIT_DENIED = 1
@@ -43,20 +43,7 @@ class _WithCommand(click.Command):
 )
 @click.option("--identity", default="", help="Who we are: our next life takes over from us.")
 @click.option("--timeout-seconds", type=float, help="Until every broker has answered.")
-@click.option(
-    "--grace-seconds",
-    type=click.FloatRange(min=0),
-    default=10.0,
-    show_default=True,
-    help="From SIGTERM to SIGKILL.",
-)
-@click.option(
-    "--unconfirmed-seconds",
-    type=click.FloatRange(min=0),
-    default=5.0,
-    show_default=True,
-    help="Stop the command when no broker has confirmed for so long that we own; 0: never.",
-)
+@supervising("we own")
 @output
 @connecting
 @click.pass_context

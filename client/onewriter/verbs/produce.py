@@ -43,15 +43,27 @@ Tell = Callable[[Producer, MessageId | OnewriterError], None]
     show_default=True,
     help="How the topic is wanted; wait-for-exclusive waits for its turn.",
 )
-@click.option("--key", help="Of each message.")
+@click.option("--key", help="The key of each message.")
 @click.option(
-    "--property", "properties", multiple=True, callback=pairs, help="NAME=VALUE, of each."
+    "--property",
+    "properties",
+    multiple=True,
+    callback=pairs,
+    help="NAME=VALUE of each message; may be repeated.",
 )
-@click.option("--name", default="", help="The producer's; the broker gives one otherwise.")
+@click.option("--name", default="", help="The producer's name. Default: the broker gives one.")
 @click.option("--priority", type=int, help="Place in the waiting line, higher first.")
 @click.option("--if-epoch", type=int, help="Take over only if this still is the topic's epoch.")
-@click.option("--compression", type=click.Choice(list(_CODECS)), default="none")
-@click.option("--batch/--no-batch", default=False, help="Several messages in one entry.")
+@click.option(
+    "--compression",
+    type=click.Choice(list(_CODECS)),
+    default="none",
+    show_default=True,
+    help="How what is sent is compressed.",
+)
+@click.option(
+    "--batch/--no-batch", default=False, show_default=True, help="Send several messages as one."
+)
 @click.option(
     "--timeout-seconds",
     type=float,

@@ -103,15 +103,7 @@ def _new_tenure(slot: Slot, purpose: Purpose, contender: Contender | None) -> Te
         case Purpose.SHARE | Purpose.DEPOSE:
             return None
         case Purpose.RESUME | Purpose.ROLL | Purpose.REFENCE:
-            match slot.ownership:
-                case Held(tenure, _) | Reserved(tenure, _):
-                    return tenure
-                case Vacant(tenure):
-                    return tenure
-                case Shared():
-                    return None
-                case _:
-                    assert_never(slot.ownership)
+            return tenure_of(slot)
         case _:
             assert_never(purpose)
 

@@ -1,6 +1,6 @@
 """A client's end of one connection, the mirror image of server.py.
 
-For raw clients: tests, benches, the SDK. Hot commands are encoded by hot.py, all others here.
+For raw clients: tests, benches, the SDK. What is sent per message is encoded by encoding.py, all else here.
 """
 
 from __future__ import annotations

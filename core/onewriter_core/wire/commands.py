@@ -1,8 +1,8 @@
 """Commands as typed values: bytes → command, command → frame.
 
-Hot commands become the values of hot.py, every other one its protobuf message, checked: all
-required fields are there, every enum value is one we know, every text is text. Which command may
-come when is connection.py; building the usual answers is replies.py.
+Those of the data path become the values of values.py, every other one its protobuf message,
+checked: all required fields are there, every enum value is one we know, every text is text. Which
+command may come when is connection.py; building the usual answers is replies.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,16 @@ from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from onewriter_core.errors import ProtocolError
-from onewriter_core.wire import hot
-from onewriter_core.wire.hot import Ack, Delivery, Flow, MessageId, Send, SendReceipt
+from onewriter_core.wire.decoding import (
+    decode_ack,
+    decode_delivery,
+    decode_flow,
+    decode_send,
+    decode_send_receipt,
+)
+from onewriter_core.wire.encoding import encode_frame, encode_varint
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Ack, Delivery, Flow, MessageId, Send, SendReceipt
 
 BROKER_REQUEST_ID = 2**64 - 1
 """The request id of a CLOSE_PRODUCER or CLOSE_CONSUMER that a broker sends on its own."""
@@ -125,11 +132,11 @@ _TYPES: Mapping[type, int] = {
 _HOT_DECODERS: Mapping[
     int, Callable[[bytearray], Send | SendReceipt | Delivery | Ack | Flow | None]
 ] = {
-    pb.BaseCommand.SEND: hot.decode_send,
-    pb.BaseCommand.SEND_RECEIPT: hot.decode_send_receipt,
-    pb.BaseCommand.MESSAGE: hot.decode_delivery,
-    pb.BaseCommand.ACK: hot.decode_ack,
-    pb.BaseCommand.FLOW: hot.decode_flow,
+    pb.BaseCommand.SEND: decode_send,
+    pb.BaseCommand.SEND_RECEIPT: decode_send_receipt,
+    pb.BaseCommand.MESSAGE: decode_delivery,
+    pb.BaseCommand.ACK: decode_ack,
+    pb.BaseCommand.FLOW: decode_flow,
 }
 
 
@@ -362,7 +369,7 @@ def queue_priority(
 # ---- encoding ----------------------------------------------------------------------------------
 
 _PREFIXES: Mapping[type, bytes] = {
-    kind: b"\x08" + hot.encode_varint(number) + hot.encode_varint(number << 3 | 2)
+    kind: b"\x08" + encode_varint(number) + encode_varint(number << 3 | 2)
     for number, kind in _MESSAGE_CLASSES.items()
 }
 """The bytes of a BaseCommand before its sub-message's length."""
@@ -373,4 +380,4 @@ def encode_command(message: Message) -> bytes:
 
     Protobuf's EncodeError when a required field is missing, KeyError for what is no command.
     """
-    return hot.encode_frame(_PREFIXES[type(message)], message.SerializeToString())
+    return encode_frame(_PREFIXES[type(message)], message.SerializeToString())

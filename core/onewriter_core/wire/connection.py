@@ -15,8 +15,8 @@ from functools import cache
 from onewriter_core.errors import ProtocolError
 from onewriter_core.wire.commands import Command, class_of, decode_command, type_name, type_of
 from onewriter_core.wire.frames import FrameReader
-from onewriter_core.wire.hot import Delivery, Send
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Delivery, Send
 
 Received = tuple[Command, memoryview | None]
 """A command and, for SEND and MESSAGE, the bytes that it carries."""

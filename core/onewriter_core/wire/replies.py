@@ -1,6 +1,6 @@
 """A broker's usual answers, each a whole frame, ready to be written.
 
-Receipts, deliveries and ack responses are in hot.py; CONNECTED and the like change the connection's
+Receipts, deliveries and ack responses are in encoding.py; CONNECTED and the like change the connection's
 state and are methods of server.ServerConnection. Rare answers: commands.encode_command.
 
 Texts of errors must not contain the name of another error: the Go client looks for names.
@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.commands import BROKER_REQUEST_ID, encode_command, message_id_to_proto
-from onewriter_core.wire.hot import MessageId
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import MessageId
 
 TransactionCommand = (
     pb.CommandNewTxn
@@ -207,7 +207,7 @@ def reached_end_of_topic(consumer_id: int) -> bytes:
 def last_message_id(
     request_id: int, message_id: MessageId, mark_delete: MessageId | None = None
 ) -> bytes:
-    """Answers GET_LAST_MESSAGE_ID; hot.EARLIEST_ID for an empty topic."""
+    """Answers GET_LAST_MESSAGE_ID; values.EARLIEST_ID for an empty topic."""
     return encode_command(
         pb.CommandGetLastMessageIdResponse(
             request_id=request_id,
@@ -222,7 +222,7 @@ def last_message_id(
 def check_response(
     request_id: int, *, epoch: int, is_current: bool, last_message_id: MessageId
 ) -> bytes:
-    """Answers CHECK; hot.EARLIEST_ID for an empty topic."""
+    """Answers CHECK; values.EARLIEST_ID for an empty topic."""
     return encode_command(
         pb.CommandCheckResponse(
             request_id=request_id,

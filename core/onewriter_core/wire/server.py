@@ -1,6 +1,6 @@
 """A broker's end of one connection; see connection.py for the order of commands.
 
-Answers that do not touch the connection's state are built by replies.py and hot.py.
+Answers that do not touch the connection's state are built by replies.py and encoding.py.
 """
 
 from __future__ import annotations

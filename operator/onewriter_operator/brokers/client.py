@@ -126,7 +126,12 @@ class BrokerClient:
         try:
             elsewhere = {str(name) for name in answer["elsewhere"]}
             found = {
-                name: Stored(True, bool(each["declared"]), int(each["epoch"]))
+                name: Stored(
+                    True,
+                    bool(each["declared"]),
+                    int(each["epoch"]),
+                    is_undivided=bool(each.get("undivided")),
+                )
                 for name, each in answer["topics"].items()
             }
         except (AttributeError, KeyError, TypeError, ValueError) as error:

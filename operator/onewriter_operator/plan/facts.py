@@ -75,13 +75,14 @@ class Applied:
 class Stored:
     """What a broker said of a topic before it was declared, or while nobody had it loaded.
 
-    ``is_known`` False: none could say.
+    ``is_known`` False: none could say. ``is_undivided``: it is one log, and gets no partitions.
     """
 
     exists: bool = False
     is_declared: bool = False
     epoch: int = 0
     is_known: bool = True
+    is_undivided: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from onewriter_operator.conditions import Verdict, condition, no, unknown, yes
-from onewriter_operator.documents import is_going, seconds_of, status_of
+from onewriter_operator.documents import is_going, seconds_of, spec_of, status_of
 from onewriter_operator.plan.facts import Brokers, TopicFacts
 
 DRIFT_SHOWN_SECONDS: Final = 3_600.0
@@ -21,6 +21,9 @@ OBSTACLES: Final = frozenset({"Invalid", "ResourceConflict"})
 
 SERVICE_TAKEN: Final = "ServiceTaken"
 SERVICE_REFUSED: Final = "ServiceRefused"
+
+UNDIVIDED: Final = "Undivided"
+"""The reason where partitions are wanted of a topic that is there without: it is served as it is."""
 
 
 class ServiceProblem(NamedTuple):
@@ -132,6 +135,8 @@ def _applied(facts: TopicFacts, service: ServiceProblem | None) -> Verdict:
         return no("PolicyApplied", "Paused", "annotation onewriter.dev/paused: its spec waits")
     if applied.refusal:
         return no("PolicyApplied", "RefusedByBroker", applied.refusal)
+    if is_undivided(facts):
+        return no("PolicyApplied", UNDIVIDED, _undivided(facts))
     if service is not None:
         return no("PolicyApplied", *service)
     if not applied.is_everywhere:
@@ -146,6 +151,28 @@ def _applied(facts: TopicFacts, service: ServiceProblem | None) -> Verdict:
         return yes("PolicyApplied", "Adopted", message)
     # Not how many: a broker that restarts must not rewrite every status.
     return yes("PolicyApplied", "Applied", "every broker that can be reached has it")
+
+
+def wants_partitions(document: Mapping[str, Any]) -> bool:
+    """Whether an object declares any."""
+    return bool(spec_of(document).get("partitions"))
+
+
+def is_undivided(facts: TopicFacts) -> bool:
+    """Whether partitions are wanted of a topic that was there without, and so gets none."""
+    if not wants_partitions(facts.document):
+        return False
+    if facts.view is not None:
+        return bool(facts.view.get("undivided"))
+    return facts.stored is not None and facts.stored.is_undivided
+
+
+def _undivided(facts: TopicFacts) -> str:
+    wanted = spec_of(facts.document)["partitions"]
+    return (
+        f"the topic was there before without partitions, and goes on so: it gets {wanted} once it is"
+        " deleted, with its messages, by its administrator; or declare another one"
+    )
 
 
 def _conflict(facts: TopicFacts) -> Verdict:
@@ -190,6 +217,8 @@ def _stalled(facts: TopicFacts, service: ServiceProblem | None) -> Verdict:
         return yes("Stalled", facts.standing.word, facts.standing.message)
     if facts.applied.refusal:
         return yes("Stalled", "RefusedByBroker", facts.applied.refusal)
+    if is_undivided(facts):
+        return yes("Stalled", UNDIVIDED, _undivided(facts))
     if service is not None:
         return yes("Stalled", *service)
     return no("Stalled", "Settled", "")

@@ -43,6 +43,7 @@ from onewriter_operator.plan.difference import digest
 from onewriter_operator.plan.facts import Deletion, Ordered, PodFacts, TopicFacts
 from onewriter_operator.plan.fenced import identifier, open_fences
 from onewriter_operator.plan.topic import UNKNOWN_SECONDS, TopicPlan, epoch_of, plan_topic
+from onewriter_operator.plan.verdicts import wants_partitions
 from onewriter_operator.reconcile import removal, status
 from onewriter_operator.reconcile.calls import ApiFails, asked, enforce, unless_gone
 from onewriter_operator.reconcile.followed_pods import Pod
@@ -296,6 +297,11 @@ class TopicVisitor:
         if memory.stored is not None and not memory.stored.is_known:
             memory.stored = None
             after.append(UNKNOWN_SECONDS)
+        elif (
+            memory.stored is not None and memory.stored.is_undivided and wants_partitions(document)
+        ):
+            memory.stored = None  # somebody may delete the topic
+            after.append(REFUSED_SECONDS)
         if later is not None:
             raise later
         now = asyncio.get_running_loop().time()

@@ -9,7 +9,7 @@ ask for. Anchors, volumes and logs are never touched here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from onewriter_core.errors import Unavailable
@@ -89,18 +89,23 @@ async def _all(
     return found
 
 
+async def _delete(kube: Kube, kind: Kind, documents: Iterable[Json], tell: Tell) -> None:
+    """Delete these, as they were seen; what is another one by now stays."""
+    for document in documents:
+        about = metadata(document)
+        tell(f"deleting {kind.kind} {key_of(document)}")
+        try:
+            await kube.delete(kind, about["namespace"], about["name"], uid_of(document))
+        except ApiRefused as refused:
+            if not refused.is_gone and not refused.is_conflict:
+                raise
+
+
 async def _delete_all(
     kube: Kube, configuration: Configuration, timeout_seconds: float, tell: Tell
 ) -> None:
     for kind in (CLAIM, TOPIC):
-        for document in await _all(kube, configuration, kind):
-            about = metadata(document)
-            tell(f"deleting {kind.kind} {key_of(document)}")
-            try:
-                await kube.delete(kind, about["namespace"], about["name"], uid_of(document))
-            except ApiRefused as refused:
-                if not refused.is_gone and not refused.is_conflict:
-                    raise
+        await _delete(kube, kind, await _all(kube, configuration, kind), tell)
     try:
         async with asyncio.timeout(timeout_seconds):
             while True:
@@ -163,11 +168,4 @@ async def _release(kube: Kube, kind: Kind, document: Json, tell: Tell) -> None:
 async def _delete_slices(kube: Kube, configuration: Configuration, tell: Tell) -> None:
     """A slice that nobody writes any more would lead to a former writer for ever."""
     labels = f"{SLICE_MANAGER_LABEL}={FIELD_MANAGER}"
-    for document in await _all(kube, configuration, SLICE, labels):
-        about = metadata(document)
-        tell(f"deleting EndpointSlice {key_of(document)}")
-        try:
-            await kube.delete(SLICE, about["namespace"], about["name"], uid_of(document))
-        except ApiRefused as refused:
-            if not refused.is_gone and not refused.is_conflict:
-                raise
+    await _delete(kube, SLICE, await _all(kube, configuration, SLICE, labels), tell)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 import yaml
@@ -16,6 +17,8 @@ from onewriter_core.errors import Unavailable
 from onewriter_operator.configuration import read
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube, load_configuration
 from onewriter_operator.release import application, clean_up, readiness
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 CONFIGURATION = Path("/etc/onewriter/configuration.yaml")
 
@@ -34,6 +37,17 @@ kubeconfig_option = click.option(
 )
 
 
+def timeout_option(seconds: float) -> Callable[[Command], Command]:
+    """How long it may take, by default."""
+    return click.option(
+        "--timeout-seconds",
+        type=float,
+        default=seconds,
+        show_default=True,
+        help="For all of it; then exit code 3.",
+    )
+
+
 @click.group()
 def release() -> None:
     """An installation by the chart as a whole: wait for it, prepare its end."""
@@ -42,7 +56,7 @@ def release() -> None:
 @release.command()
 @configuration_option
 @kubeconfig_option
-@click.option("--timeout-seconds", type=float, default=300, show_default=True)
+@timeout_option(300)
 def wait(path: Path, kubeconfig: Path | None, timeout_seconds: float) -> None:
     """Wait until operator, store and brokers are ready and topics can be declared."""
     configuration = read(path)
@@ -57,7 +71,7 @@ def wait(path: Path, kubeconfig: Path | None, timeout_seconds: float) -> None:
 @release.command("clean-up")
 @configuration_option
 @kubeconfig_option
-@click.option("--timeout-seconds", type=float, default=120, show_default=True)
+@timeout_option(120)
 @click.option(
     "--delete-objects",
     is_flag=True,
@@ -86,11 +100,11 @@ def clean_up_command(
     required=True,
     help="The SparkApplication to make.",
 )
-@click.option("--namespace", required=True)
+@click.option("--namespace", required=True, help="Where it runs: the Job's.")
 @click.option("--name", required=True, help="Of this run: the Job's.")
 @click.option("--owner", required=True, help="The Job's uid.")
 @kubeconfig_option
-@click.option("--timeout-seconds", type=float, default=21_600, show_default=True)
+@timeout_option(21_600)
 def spark_application(
     path: Path,
     namespace: str,

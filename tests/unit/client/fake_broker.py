@@ -19,12 +19,13 @@ from google.protobuf.message import Message
 from onewriter import Client, Limits, Tls
 from onewriter._config import TokenSource
 from onewriter_core.errors import ServerError
-from onewriter_core.wire import hot, replies
+from onewriter_core.wire import replies
 from onewriter_core.wire.commands import MESSAGE_LENGTH_MAX, Command, encode_command
-from onewriter_core.wire.hot import Send
+from onewriter_core.wire.encoding import encode_send_receipt
 from onewriter_core.wire.messages import entry_payload
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.server import ServerConnection
+from onewriter_core.wire.values import Send
 
 Kind = TypeVar("Kind", bound=Message)
 Result = TypeVar("Result")
@@ -231,7 +232,7 @@ class FakeBroker:
     def receipt(self, link: FakeLink, send: Send) -> None:
         link.entries += 1
         link.write(
-            hot.encode_send_receipt(send.producer_id, send.sequence_id, self.epoch, link.entries)
+            encode_send_receipt(send.producer_id, send.sequence_id, self.epoch, link.entries)
         )
 
 

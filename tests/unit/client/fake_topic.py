@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from tests.unit.client.fake_broker import FakeBroker, FakeLink
 
 from onewriter_core.errors import ServerError
-from onewriter_core.wire import hot, replies
-from onewriter_core.wire.hot import Ack, Flow, MessageId
+from onewriter_core.wire import replies
+from onewriter_core.wire.encoding import encode_ack_response, encode_message_header
 from onewriter_core.wire.messages import build_batch, build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import EARLIEST_ID, Ack, Flow, MessageId
 
 LEDGER = 7
 NOON_MS = 1_700_000_000_000
@@ -133,7 +134,7 @@ class FakeTopic:
         command = subscriber.command
         says_epoch = command.HasField("consumer_epoch") and command.sub_type != SHARED
         subscriber.link.write(
-            hot.encode_message_header(
+            encode_message_header(
                 command.consumer_id,
                 LEDGER,
                 number,
@@ -182,7 +183,7 @@ class FakeTopic:
             first = command.start_message_id
             wanted = MessageId(first.ledger_id, first.entry_id)
             start = len(self.entries)
-            if wanted == hot.EARLIEST_ID or first.ledger_id < LEDGER:
+            if wanted == EARLIEST_ID or first.ledger_id < LEDGER:
                 start = 0
             elif first.ledger_id == LEDGER:
                 start = first.entry_id
@@ -218,9 +219,7 @@ class FakeTopic:
             self.entries[message_id.entry].remaining &= kept
         self.tell_end()
         if ack.request_id is not None:
-            link.write(
-                hot.encode_ack_response(ack.consumer_id, ack.request_id, self.ack_error, "no")
-            )
+            link.write(encode_ack_response(ack.consumer_id, ack.request_id, self.ack_error, "no"))
 
     def redeliver(self, link: FakeLink, command: pb.CommandRedeliverUnacknowledgedMessages) -> None:
         if command.HasField("request_id"):
@@ -249,7 +248,7 @@ class FakeTopic:
         link.write(replies.success(command.request_id))
 
     def last_message_id(self, link: FakeLink, command: pb.CommandGetLastMessageId) -> None:
-        last = MessageId(LEDGER, len(self.entries) - 1) if self.entries else hot.EARLIEST_ID
+        last = MessageId(LEDGER, len(self.entries) - 1) if self.entries else EARLIEST_ID
         subscriber = self.of(link, command.consumer_id)
         is_durable = subscriber.command.durable
         mark = (self.first_unacknowledged() if is_durable else subscriber.next) - 1

@@ -7,7 +7,7 @@ import asyncio
 from tests.unit.client.fake_broker import FakeBroker
 
 from onewriter import AccessMode, Producer, ProducerOptions
-from onewriter_core.wire.hot import Send
+from onewriter_core.wire.values import Send
 
 EXCLUSIVE = ProducerOptions(access_mode=AccessMode.EXCLUSIVE, name="writer")
 

@@ -26,7 +26,6 @@ from onewriter import (
 )
 from onewriter_core.wire import replies
 from onewriter_core.wire.compression import decompress
-from onewriter_core.wire.hot import Send
 from onewriter_core.wire.messages import (
     entry_checksum_ok,
     entry_payload,
@@ -34,6 +33,7 @@ from onewriter_core.wire.messages import (
     parse_metadata,
 )
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Send
 
 HOUR = 3600.0
 BY_FLUSH = Batching(delay_seconds=HOUR)
@@ -86,6 +86,17 @@ async def test_a_batch_is_one_entry_and_each_message_is_told_its_place(
     (send,) = broker.sends()
     assert (send.sequence_id, send.highest_sequence_id, send.num_messages) == (0, 2, 3)
     assert (producer.pending_messages, producer.pending_bytes) == (0, 0)
+
+
+async def test_one_alone_in_its_batch_is_told_the_place_at_which_consumers_find_it(
+    broker: FakeBroker, client: Client
+) -> None:
+    producer = await producer_of(client, BY_FLUSH)
+    receipt = await producer.submit(b"alone")
+    await producer.flush()
+    assert receipt.result() == MessageId(7, 1, -1, 0)
+    plain = await producer_of(client, None)
+    assert (await plain.send(b"plain")).batch_index == -1
 
 
 @pytest.mark.parametrize(

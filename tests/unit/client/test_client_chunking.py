@@ -29,9 +29,9 @@ from onewriter import (
 from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
 from onewriter_core.wire.compression import compress
-from onewriter_core.wire.hot import Send
 from onewriter_core.wire.messages import entry_checksum_ok, entry_payload, parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Send
 
 ENTRY_BYTES_MAX = 500
 CHUNKING = ProducerOptions(access_mode=AccessMode.EXCLUSIVE, name="writer", chunking=True)

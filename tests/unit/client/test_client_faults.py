@@ -25,8 +25,8 @@ from onewriter import (
 )
 from onewriter._lookup import Directory
 from onewriter_core.wire import replies
-from onewriter_core.wire.hot import Ack
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Ack
 
 
 @pytest.fixture

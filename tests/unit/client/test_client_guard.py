@@ -25,9 +25,9 @@ from onewriter import (
     Unavailable,
 )
 from onewriter_core.wire import replies
-from onewriter_core.wire.hot import EARLIEST_ID
-from onewriter_core.wire.hot import MessageId as WireId
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import EARLIEST_ID
+from onewriter_core.wire.values import MessageId as WireId
 
 EXCLUSIVE = ProducerOptions(access_mode=AccessMode.EXCLUSIVE)
 SHORT = Limits(operation_timeout_seconds=0.3, request_timeout_seconds=0.2)

@@ -23,9 +23,9 @@ from onewriter import (
 from onewriter._leader import leader_in
 from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
-from onewriter_core.wire.hot import Send
 from onewriter_core.wire.messages import parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Send
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from onewriter._errors import answer_of
 from onewriter._outbox import Outbox, Pending
 from onewriter._packing import Outgoing, Packed
 from onewriter_core.errors import Refused, ServerError
-from onewriter_core.wire import hot
+from onewriter_core.wire.values import MessageId as WireId
 
 # ---------------------------------------------------------------- what is public
 
@@ -158,7 +158,7 @@ def test_every_code_is_a_definite_no_or_a_not_now(code: ServerError) -> None:
 def test_message_ids_order_and_print_as_pulsars_do() -> None:
     assert str(MessageId(7, 12)) == "7:12:-1"
     assert MessageId(7, 12) < MessageId(7, 13) < MessageId(8, 1)
-    assert MessageId.of(hot.MessageId(2**64 - 1, 2**64 - 1)) == MessageId(-1, -1)
+    assert MessageId.of(WireId(2**64 - 1, 2**64 - 1)) == MessageId(-1, -1)
 
 
 # ---------------------------------------------------------------- the outbox

@@ -28,9 +28,9 @@ from onewriter import (
 from onewriter._leader_search import ENTRIES_FIRST, stretches
 from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
-from onewriter_core.wire.hot import Send
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Send
 
 SEEN = LeaderInfo(topic="orders", epoch=3, identity="before", metadata={"offset": 12})
 

@@ -11,8 +11,8 @@ from tests.unit.client.producing import EXCLUSIVE, WAIT, cut_in_flight
 from onewriter import Client, Fenced, OutcomeUnknown, ProducerState, Refused
 from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
-from onewriter_core.wire.hot import Send
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Send
 
 
 @pytest.fixture

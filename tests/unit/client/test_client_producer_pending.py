@@ -10,9 +10,9 @@ from tests.unit.client.fake_broker import FakeBroker, begin, client_of
 from tests.unit.client.producing import EXCLUSIVE
 
 from onewriter import AccessMode, Client, NotSent, OutcomeUnknown, ProducerOptions, Refused
-from onewriter_core.wire.hot import Send
 from onewriter_core.wire.messages import parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Send
 
 
 @pytest.fixture

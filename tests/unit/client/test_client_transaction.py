@@ -25,9 +25,9 @@ from onewriter import (
     ProducerOptions,
 )
 from onewriter_core.wire import replies
-from onewriter_core.wire.hot import Send
 from onewriter_core.wire.messages import entry_payload
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Send
 
 AUDIT = "{orders}-audit"
 ROOM = 8

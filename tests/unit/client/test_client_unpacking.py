@@ -14,11 +14,11 @@ from onewriter._joining import CHUNKED_MAX, Joining
 from onewriter._message import Message
 from onewriter._unpacking import Item, Unpacker, ack_set_of, permits_of
 from onewriter._window import Window
-from onewriter_core.wire import hot
 from onewriter_core.wire.compression import compress
-from onewriter_core.wire.hot import Delivery
 from onewriter_core.wire.messages import build_batch, build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Delivery
+from onewriter_core.wire.values import MessageId as WireId
 
 CODECS = pb.MessageMetadata.Compression.values()
 
@@ -34,7 +34,7 @@ def unpack(
     number: int = 1,
     ack_set: tuple[int, ...] = (),
 ) -> tuple[list[Item], int]:
-    delivery = Delivery(1, hot.MessageId(7, number), ack_set=ack_set)
+    delivery = Delivery(1, WireId(7, number), ack_set=ack_set)
     unpacker = unpacker or Unpacker("orders", Joining("orders", lambda _: None, lambda _: None))
     items, permits = unpacker.unpack(delivery, memoryview(entry))
     assert permits == permits_of(delivery, memoryview(entry))

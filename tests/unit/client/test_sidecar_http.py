@@ -10,9 +10,9 @@ from tests.unit.client.fake_broker import FakeBroker, begin
 from tests.unit.client.sidecar_world import SidecarWorld, lose_the_topic, running_sidecar
 
 from onewriter.sidecar import admission
-from onewriter_core.wire.hot import Send
 from onewriter_core.wire.messages import parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Send
 
 MALFORMED = ("", "7", "7-", "x-0123456789abcdef", "7-0123456789ABCDEF", "7-0123456789abcdef0")
 

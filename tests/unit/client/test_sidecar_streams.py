@@ -12,7 +12,7 @@ from tests.unit.client.fake_broker import FakeBroker, begin
 from tests.unit.client.sidecar_world import SidecarWorld, lose_the_topic, ndjson, running_sidecar
 
 from onewriter.sidecar import publishing
-from onewriter_core.wire.hot import Send
+from onewriter_core.wire.values import Send
 
 
 async def test_a_stream_of_lines_is_answered_in_order(

@@ -7,10 +7,20 @@ from google.protobuf.message import EncodeError
 
 from onewriter_core.errors import ProtocolError, ServerError
 from onewriter_core.ids import Position
-from onewriter_core.wire import commands, hot
+from onewriter_core.wire import commands
 from onewriter_core.wire.commands import decode_command, encode_command, queue_priority
-from onewriter_core.wire.hot import Ack, Delivery, Flow, MessageId, Send, SendReceipt
+from onewriter_core.wire.encoding import encode_ack, encode_varint
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import (
+    EARLIEST_ID,
+    LATEST_ID,
+    Ack,
+    Delivery,
+    Flow,
+    MessageId,
+    Send,
+    SendReceipt,
+)
 
 PRODUCER = bytes.fromhex("0805 2a07 0a0174 1001 1802")
 """By hand: type 5, field 5 of 7 bytes: topic "t", producer 1, request 2."""
@@ -175,8 +185,8 @@ def test_the_queue_priority_field_is_renumberable() -> None:
 def test_a_message_id_goes_to_protobuf_and_back() -> None:
     for message_id in (
         MessageId(1, 2),
-        hot.EARLIEST_ID,
-        hot.LATEST_ID,
+        EARLIEST_ID,
+        LATEST_ID,
         MessageId(1, 2, 3, 4, (-1, 5), 6, MessageId(7, 8)),
     ):
         message = commands.message_id_to_proto(message_id)
@@ -192,10 +202,10 @@ def test_what_cannot_be_encoded_is_our_mistake_and_loud() -> None:
         encode_command(pb.MessageIdData(ledger_id=1, entry_id=2))
     for number in (-1, 2**64):
         with pytest.raises(ValueError, match="not an unsigned 64-bit number"):
-            hot.encode_varint(number)
+            encode_varint(number)
 
 
 def test_a_long_list_of_words_is_decoded_in_one_pass() -> None:
     message_id = MessageId(1, 2, ack_set=tuple(range(-30_000, 30_000)))
-    frame = hot.encode_ack(1, 0, [message_id])
+    frame = encode_ack(1, 0, [message_id])
     assert decode_command(frame[8:]) == Ack(1, 0, (message_id,))

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf.message import Message
 
 from onewriter_core.errors import ProtocolError, ServerError
-from onewriter_core.wire import hot, replies
+from onewriter_core.wire import replies
 from onewriter_core.wire.client import ClientConnection
 from onewriter_core.wire.commands import BROKER_REQUEST_ID, class_of, encode_command, type_name
 from onewriter_core.wire.connection import (
@@ -16,9 +16,16 @@ from onewriter_core.wire.connection import (
     Connection,
     State,
 )
-from onewriter_core.wire.hot import Delivery, MessageId, Send
+from onewriter_core.wire.encoding import (
+    encode_ack,
+    encode_flow,
+    encode_message_header,
+    encode_send_header,
+    encode_send_receipt,
+)
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.server import ServerConnection
+from onewriter_core.wire.values import Delivery, MessageId, Send, SendReceipt
 
 ENTRY = b"\x00\x00\x00\x00content"
 
@@ -49,15 +56,15 @@ def frame_of(number: int) -> bytes:
     """A frame of any type with its required fields filled."""
     match number:
         case pb.BaseCommand.SEND:
-            return hot.encode_send_header(1, 2, len(ENTRY)) + ENTRY
+            return encode_send_header(1, 2, len(ENTRY)) + ENTRY
         case pb.BaseCommand.SEND_RECEIPT:
-            return hot.encode_send_receipt(1, 2, 3, 4)
+            return encode_send_receipt(1, 2, 3, 4)
         case pb.BaseCommand.MESSAGE:
-            return hot.encode_message_header(1, 2, 3, len(ENTRY)) + ENTRY
+            return encode_message_header(1, 2, 3, len(ENTRY)) + ENTRY
         case pb.BaseCommand.ACK:
-            return hot.encode_ack(1, 0, [MessageId(2, 3)])
+            return encode_ack(1, 0, [MessageId(2, 3)])
         case pb.BaseCommand.FLOW:
-            return hot.encode_flow(1, 2)
+            return encode_flow(1, 2)
         case _:
             return encode_command(filled(class_of(number)()))
 
@@ -133,12 +140,12 @@ def test_a_conversation_from_connect_to_delivery() -> None:
         )
     ]
 
-    [(send, entry)] = server.feed(hot.encode_send_header(7, 0, len(ENTRY)) + ENTRY)
+    [(send, entry)] = server.feed(encode_send_header(7, 0, len(ENTRY)) + ENTRY)
     assert send == Send(7, 0)
     assert bytes(entry or b"") == ENTRY
-    [(receipt, _)] = client.feed(hot.encode_send_receipt(7, 0, 3, 1))
-    assert receipt == hot.SendReceipt(7, 0, MessageId(3, 1))
-    [(delivery, entry)] = client.feed(hot.encode_message_header(1, 3, 1, len(ENTRY)) + ENTRY)
+    [(receipt, _)] = client.feed(encode_send_receipt(7, 0, 3, 1))
+    assert receipt == SendReceipt(7, 0, MessageId(3, 1))
+    [(delivery, entry)] = client.feed(encode_message_header(1, 3, 1, len(ENTRY)) + ENTRY)
     assert delivery == Delivery(1, MessageId(3, 1))
     assert bytes(entry or b"") == ENTRY
     assert client.next_request_id() == request_id + 1
@@ -185,9 +192,9 @@ def test_a_client_turned_away_learns_why_and_nothing_else_is_read() -> None:
 def test_a_send_or_delivery_without_its_entry_is_refused() -> None:
     client, server = connected_pair()
     with pytest.raises(ProtocolError, match="SEND without a payload"):
-        server.feed(hot.encode_send_header(1, 2, 0))
+        server.feed(encode_send_header(1, 2, 0))
     with pytest.raises(ProtocolError, match="MESSAGE without a payload"):
-        client.feed(hot.encode_message_header(1, 2, 3, 0))
+        client.feed(encode_message_header(1, 2, 3, 0))
     assert client.state is server.state is State.CLOSED
 
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 
 from onewriter_core.errors import ServerError
-from onewriter_core.wire import hot, replies
+from onewriter_core.wire import replies
 from onewriter_core.wire.commands import BROKER_REQUEST_ID, Command, decode_command
-from onewriter_core.wire.hot import MessageId
+from onewriter_core.wire.encoding import (
+    encode_ack_response,
+    encode_message_header,
+    encode_send_receipt,
+)
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import EARLIEST_ID, MessageId
 
 
 def read(frame: bytes) -> Command:
@@ -115,7 +120,7 @@ def read(frame: bytes) -> Command:
             ),
         ),
         (
-            replies.last_message_id(5, hot.EARLIEST_ID, MessageId(1, 2)),
+            replies.last_message_id(5, EARLIEST_ID, MessageId(1, 2)),
             pb.CommandGetLastMessageIdResponse(
                 request_id=5,
                 last_message_id=pb.MessageIdData(ledger_id=2**64 - 1, entry_id=2**64 - 1),
@@ -129,11 +134,11 @@ def read(frame: bytes) -> Command:
             ),
         ),
         (
-            hot.encode_ack_response(1, 5),
+            encode_ack_response(1, 5),
             pb.CommandAckResponse(consumer_id=1, request_id=5),
         ),
         (
-            hot.encode_ack_response(1, 5, ServerError.CONSUMER_NOT_FOUND, "gone"),
+            encode_ack_response(1, 5, ServerError.CONSUMER_NOT_FOUND, "gone"),
             pb.CommandAckResponse(
                 consumer_id=1, request_id=5, error=pb.CONSUMER_NOT_FOUND, message="gone"
             ),
@@ -161,13 +166,13 @@ def test_an_answer_reads_as_it_was_meant(frame: bytes, command: Command) -> None
 
 
 def test_hot_frames_byte_by_byte() -> None:
-    assert hot.encode_send_receipt(2, 5, 7, 300, 9) == bytes.fromhex(
+    assert encode_send_receipt(2, 5, 7, 300, 9) == bytes.fromhex(
         "00000015 00000011 08073a0d 0802 1005 1a05 0807 10ac02 2009"
     )
-    assert hot.encode_message_header(1, 7, 8, 100) == bytes.fromhex(
+    assert encode_message_header(1, 7, 8, 100) == bytes.fromhex(
         "00000074 0000000c 08094a08 0801 1204 0807 1008"
     )
-    assert hot.encode_message_header(
+    assert encode_message_header(
         1, 7, 8, 0, redelivery_count=2, partition=3, batch_index=4, ack_set=(-1,), consumer_epoch=5
     ) == bytes.fromhex(
         "00000023 0000001f 08094a1b 0801 1208 0807 1008 1803 2004 180220ffffffffffffffffff01 2805"

@@ -1,0 +1,81 @@
+"""``with`` statements and loops of the blocking siblings: each kind of them once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from onewriter.sync._facade import Facade
+from onewriter.sync._thread import Thread
+
+A_co = TypeVar("A_co", covariant=True)
+R = TypeVar("R")
+Context_co = TypeVar("Context_co", bound=AbstractAsyncContextManager[Any], covariant=True)
+Made_co = TypeVar("Made_co", covariant=True)
+
+
+class Context(Facade[A_co], ABC):
+    """What is its own target in a ``with`` statement."""
+
+    def _enter(self) -> None:
+        """What the beginning of the block does."""
+        return
+
+    @abstractmethod
+    def _leave(self, error: BaseException | None) -> None:
+        """What the end of the block does; ``error`` if one ended it, which goes on afterwards."""
+
+    def __enter__(self) -> Self:
+        self._enter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._leave(error)
+
+
+class Opening(Facade[Context_co], ABC, Generic[Context_co, Made_co]):
+    """What opens something else in a ``with`` statement."""
+
+    @abstractmethod
+    def _sibling_of(self, opened: Any) -> Made_co:
+        """The blocking sibling of what was opened."""
+
+    def __enter__(self) -> Made_co:
+        return self._sibling_of(self._thread.call(_entered(self._inner)))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._thread.leave(_left(self._inner, kind, error, traceback))
+
+
+async def _entered(context: AbstractAsyncContextManager[R]) -> R:
+    return await context.__aenter__()
+
+
+async def _left(
+    context: AbstractAsyncContextManager[object],
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
+) -> None:
+    await context.__aexit__(kind, error, traceback)
+
+
+def next_of(thread: Thread, coming: Coroutine[Any, Any, R]) -> R:
+    """What an asynchronous iterator gives next, for ``__next__``."""
+    try:
+        return thread.call(coming)
+    except StopAsyncIteration:
+        raise StopIteration from None
