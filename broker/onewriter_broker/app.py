@@ -233,7 +233,13 @@ class Broker:
                 certificate=parts.certificate,
                 compactions=self.compactions,
                 staging=self.staging,
-                publishing=Publishing(parts.store, self.appender, self.staging),
+                publishing=Publishing(
+                    parts.store,
+                    self.appender,
+                    self.staging,
+                    is_full=lambda: self.clients.store_is_full,
+                    standstill_seconds=settings.publish_standstill_seconds,
+                ),
             )
         )
 

@@ -63,6 +63,17 @@ class EitherAuthenticator:
             return await self._second.authenticate(method, data)
 
 
+def shows_token(method: str, *, is_required: bool) -> bool:
+    """Whether a client proves itself by a token; False: by nothing, which will do. Raises Refused."""
+    if method in METHODS_NONE:
+        if is_required:
+            raise refused("a token is required")
+        return False
+    if method != METHOD_TOKEN:
+        raise refused("only the authentication method 'token' is known here")
+    return True
+
+
 def refused(reason: str) -> Refused:
     """What is raised for a proof that is none."""
     return Refused(ServerError.AUTHENTICATION_ERROR, reason)

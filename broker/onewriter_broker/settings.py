@@ -166,4 +166,7 @@ class Settings(BaseSettings):
     store_timeout_seconds: float = Field(
         5.0, gt=0, description="one call to the store; then Undecided"
     )
+    publish_standstill_seconds: float = Field(
+        20.0, gt=0, description="an atomic publish is given up that gets on no further for so long"
+    )
     stop_seconds: float = Field(10.0, gt=0, description="time for a clean stop")

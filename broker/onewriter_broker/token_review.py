@@ -29,10 +29,9 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from onewriter_broker.authentication import (
-    METHOD_TOKEN,
-    METHODS_NONE,
     Authenticated,
     refused,
+    shows_token,
 )
 from onewriter_broker.kubernetes_api import KubernetesApi
 from onewriter_broker.tokens import (
@@ -151,12 +150,8 @@ class TokenReviewAuthenticator:
         self._is_away = False
 
     async def authenticate(self, method: str, data: bytes) -> Authenticated:
-        if method in METHODS_NONE:
-            if self._is_required:
-                raise refused("a token is required")
+        if not shows_token(method, is_required=self._is_required):
             return Authenticated(Identity())
-        if method != METHOD_TOKEN:
-            raise refused("only the authentication method 'token' is known here")
         if not data or len(data) > TOKEN_BYTES_MAX:
             raise refused(f"a token has 1 to {TOKEN_BYTES_MAX} bytes")
         digest = hashlib.sha256(data).digest()

@@ -22,10 +22,9 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from onewriter_broker.authentication import (
-    METHOD_TOKEN,
-    METHODS_NONE,
     Authenticated,
     refused,
+    shows_token,
 )
 from onewriter_core.errors import ConfigurationError
 from onewriter_core.ids import Identity
@@ -76,12 +75,8 @@ class StaticTokenAuthenticator:
             raise ConfigurationError("authentication by token needs a secret or public key file")
 
     async def authenticate(self, method: str, data: bytes) -> Authenticated:
-        if method in METHODS_NONE:
-            if self._is_required:
-                raise refused("a token is required")
+        if not shows_token(method, is_required=self._is_required):
             return Authenticated(Identity())
-        if method != METHOD_TOKEN:
-            raise refused("only the authentication method 'token' is known here")
         return verify(data, self._keys, self._unix_seconds(), self._audience)
 
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from tests.simulation.actors import people
@@ -22,16 +25,20 @@ from onewriter_broker.log import appender, memory_append, memory_scripts, publis
 from onewriter_broker.log.api import OPEN_PUBLISH, Append, Block, Marker, Outcome
 from onewriter_broker.log.memory_server import Dataset
 from onewriter_broker.log.topic_log import payloads
-from onewriter_broker.topic.publishing import Answer, Asked, Publishing
+from onewriter_broker.topic.publish_requests import FORGOTTEN_SECONDS, Answer, Asked
+from onewriter_broker.topic.publishing import Publishing
+from onewriter_broker.topic.publishing_turn import TURN_SECONDS
 from onewriter_broker.topic.staged_rows import MAGIC
 from onewriter_broker.topic.staging import Claimed, MissingPart
 from onewriter_broker.verify.publishes import PublishChecker
 from onewriter_core.errors import OnewriterError, Undecided
 from onewriter_core.ids import TopicName
+from onewriter_core.topic.model import AccessMode
 from onewriter_core.wire.messages import build_batch
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-SEEDS_DEFAULT = 30
+SEEDS_DEFAULT = 20
+MUTANTS_SEEDS = 30
 TOPIC = TopicName.parse(REPLICATED_TOPIC)
 APP = "query"
 FRAMES = 12
@@ -54,11 +61,21 @@ def body_of(version: int) -> bytes:
     return b"".join(frames)
 
 
-class Driver:
-    """Publishes version after version, each until it is answered."""
+Rooms = WeakKeyDictionary[Any, Publishing]
+"""Of each broker, what publishes there."""
 
-    def __init__(self, world: World, name: str) -> None:
+
+class Driver:
+    """Publishes version after version, each until it is answered.
+
+    ``waits``: often in the topic's line, with the other driver's attempts at the same version; else each
+    attempt has what publishes for itself.
+    """
+
+    def __init__(self, world: World, name: str, rooms: Rooms, *, waits: bool) -> None:
         self._world = world
+        self._rooms = rooms
+        self._waits = waits
         self._name = name
         self._randomness = world.random(name)
         self._attempts = 0
@@ -114,16 +131,23 @@ class Driver:
         topic = await broker.topics.serve(TOPIC)
         key = f"{APP}/{version}/{self._name}/{attempt}"
         part: Claimed = await broker.staging.keep(TOPIC, key, body_of(version))
-        room = Publishing(node.broker.store, broker.appender, broker.staging)
-        asked = Asked(APP, version, None, [part])
+        room = self._rooms.get(broker)
+        if room is None:
+            room = Publishing(broker.store, broker.appender, broker.staging)
+        mode = AccessMode.EXCLUSIVE
+        if self._waits:
+            self._rooms[broker] = room
+            mode = self._randomness.choice([mode, AccessMode.WAIT_FOR_EXCLUSIVE])
+        asked = Asked(APP, version, None, [part], mode=mode)
         return await room.publish(TOPIC, topic, asked, self._world.wall_ms())
 
 
-async def tell(world: World) -> None:
+async def tell(world: World, *, waits: bool = False) -> None:
     for number in range(2):
         world.add_client(f"consumer-{number}", people.consumer(REPLICATED_TOPIC))
     await asyncio.sleep(1.0)
-    drivers = [Driver(world, f"driver-{number}") for number in range(2)]
+    rooms: Rooms = WeakKeyDictionary()
+    drivers = [Driver(world, f"driver-{number}", rooms, waits=waits) for number in range(2)]
     tasks = [world.background(driver.run()) for driver in drivers]
     administrator = people.Administrator(world, [REPLICATED_TOPIC], world.random("administrator"))
     await Nemesis(world, world.random("nemesis")).run()
@@ -132,8 +156,8 @@ async def tell(world: World) -> None:
         await asyncio.sleep(2.0)
     for task in tasks:
         task.cancel()
-    await asyncio.sleep(ATTEMPT_SECONDS)
-    drivers.append(Driver(world, "last"))
+    await asyncio.sleep(TURN_SECONDS + FORGOTTEN_SECONDS if waits else ATTEMPT_SECONDS)
+    drivers.append(Driver(world, "last", rooms, waits=waits))
     final = world.background(drivers[-1].run())
     await asyncio.sleep(6.0)
     final.cancel()
@@ -177,8 +201,8 @@ def _version(value: str) -> int:
     return int(value[6:].partition("/")[0])
 
 
-def simulate(seed: int) -> History:
-    return run(seed, tell, brokers=2)
+def simulate(seed: int, *, waits: bool = False) -> History:
+    return run(seed, partial(tell, waits=waits), brokers=2)
 
 
 @pytest.fixture(autouse=True)
@@ -189,10 +213,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_publishes_are_whole_and_once() -> None:
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "in line"])
+def test_publishes_are_whole_and_once(*, waits: bool) -> None:
     met: dict[str, int] = {}
     for seed in seeds():
-        history = simulate(seed)
+        history = simulate(seed, waits=waits)
         assert not history.anomalies, (seed, history.anomalies[:5])
         for name, count in history.seen.items():
             met[name] = met.get(name, 0) + count
@@ -226,9 +251,9 @@ def test_a_weaker_store_is_found_out(
 ) -> None:
     if mutant is asks_for_no_version:  # what the broker asks beforehand would hide it
 
-        async def knows_nothing(*_: object) -> bool:
-            return False
+        async def knows_nothing(*_: object) -> None:
+            return None
 
-        monkeypatch.setattr(Publishing, "_is_known", knows_nothing)
+        monkeypatch.setattr(Publishing, "_known", knows_nothing)
     monkeypatch.setattr(module, name, mutant)
-    assert any(simulate(seed).anomalies for seed in range(SEEDS_DEFAULT))
+    assert any(simulate(seed).anomalies for seed in range(MUTANTS_SEEDS))

@@ -19,14 +19,9 @@ from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import TopicName
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import encode_command, message_id_from_proto
-from onewriter_core.wire.hot import (
-    Ack,
-    Flow,
-    encode_ack_response,
-    encode_message_header,
-    encode_messages,
-)
+from onewriter_core.wire.encoding import encode_ack_response, encode_message_header, encode_messages
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Ack, Flow
 
 KNOW_END = ("Pulsar-Java", "DotPulsar")
 """Stock clients that understand REACHED_END_OF_TOPIC; C++ and Go close their connection on it."""

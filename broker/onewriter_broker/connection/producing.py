@@ -38,9 +38,9 @@ from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 from onewriter_core.topic.model import AccessMode, Departure, Request
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import queue_priority
-from onewriter_core.wire.hot import Send
 from onewriter_core.wire.messages import entry_checksum_ok
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Send
 
 CLOSED_PRODUCERS_MAX = 10_000
 """Producer ids remembered after they were closed: their late SENDs are ignored."""

@@ -21,8 +21,8 @@ from onewriter_core.ids import Identity
 from onewriter_core.topic.model import Departure
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import Command
-from onewriter_core.wire.hot import Ack, Flow, Send
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Ack, Flow, Send
 
 
 class Session:

@@ -13,9 +13,9 @@ from onewriter_broker.topic.producer import Producer
 from onewriter_core.errors import Refused, ServerError, Undecided
 from onewriter_core.ids import Position, TopicName, bucket_of
 from onewriter_core.wire import replies
-from onewriter_core.wire.hot import MessageId, Send
 from onewriter_core.wire.messages import entry_checksum_ok
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import MessageId, Send
 
 PARTS_MAX = BLOCK_ENTRIES_MAX
 """Messages of one request."""

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from onewriter_broker.log.entries import Entry, EntryRun
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.wire.commands import message_id_from_proto
-from onewriter_core.wire.hot import MessageId
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import MessageId
 
 
 class TaskHandle(Protocol):

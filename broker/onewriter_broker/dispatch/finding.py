@@ -18,8 +18,8 @@ from onewriter_broker.log.entries import Entry, entries_of
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position
-from onewriter_core.wire.hot import EARLIEST_ID, MessageId
 from onewriter_core.wire.messages import summarize
+from onewriter_core.wire.values import EARLIEST_ID, MessageId
 
 _SIGN = 2**63
 _SCAN_ENTRIES = 512

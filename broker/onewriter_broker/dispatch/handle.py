@@ -15,7 +15,7 @@ from onewriter_broker.dispatch.registry import Registry
 from onewriter_broker.dispatch.stats import ConsumerStats, consumer_stats
 from onewriter_broker.dispatch.subscription import Subscription
 from onewriter_core.errors import Refused, ServerError, Unavailable
-from onewriter_core.wire.hot import Ack, MessageId
+from onewriter_core.wire.values import Ack, MessageId
 
 
 @dataclass(frozen=True, slots=True)

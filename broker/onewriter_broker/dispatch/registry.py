@@ -18,7 +18,7 @@ from onewriter_broker.dispatch.saving import STATE_PREFIX, read_cursor
 from onewriter_broker.dispatch.subscription import Subscription
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import EARLIEST, Position
-from onewriter_core.wire.hot import MessageId
+from onewriter_core.wire.values import MessageId
 
 _log = structlog.get_logger(__name__)
 
@@ -125,7 +125,10 @@ class Registry:
         is_durable: bool,
         properties: Mapping[str, str],
     ) -> Subscription:
-        """Create a subscription; a durable one is saved soon. Raises Refused at a bound."""
+        """Create a subscription; a durable one is saved soon. Raises Refused at a bound.
+
+        A durable one begins behind what is being trimmed.
+        """
         limits = self._context.limits
         if len(self._by_name) >= limits.subscriptions_max:
             raise Refused(
@@ -133,6 +136,8 @@ class Registry:
                 f"the topic has {limits.subscriptions_max} subscriptions already",
             )
         check_properties(properties, limits.properties_bytes_max)
+        if is_durable:
+            mark_delete = self._context.log.behind_cuts(mark_delete)
         subscription = self._put(
             name, self._new_cursor(mark_delete), is_durable=is_durable, properties=properties
         )

@@ -19,7 +19,7 @@ from onewriter_broker.dispatch.reading import ReadAhead, read_at_last
 from onewriter_broker.log.entries import Entry, entries_of
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_core.ids import Position
-from onewriter_core.wire.hot import MessageId
+from onewriter_core.wire.values import MessageId
 
 
 class SharedDispatcher:

@@ -18,7 +18,7 @@ from onewriter_broker.log.compacted import Piece
 from onewriter_broker.log.entries import EntryRun, entries_of
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Position
-from onewriter_core.wire.hot import MessageId
+from onewriter_core.wire.values import MessageId
 
 
 class SingleActiveDispatcher:

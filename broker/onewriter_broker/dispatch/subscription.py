@@ -19,7 +19,7 @@ from onewriter_broker.dispatch.single import SingleActiveDispatcher
 from onewriter_broker.log.termination import terminated_at
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import Position
-from onewriter_core.wire.hot import Ack, MessageId
+from onewriter_core.wire.values import Ack, MessageId
 
 CUMULATIVE = 1
 """CommandAck.ack_type."""
@@ -295,7 +295,13 @@ class Subscription:
     # ------------------------------------------------------------ moving and saving
 
     def move(self, mark_delete: Position, mask: int | None = None) -> None:
-        """Stand at ``mark_delete``; ``mask``: what is unacknowledged of the entry behind it."""
+        """Stand at ``mark_delete``; ``mask``: what is unacknowledged of the entry behind it.
+
+        A durable one stands behind what is being trimmed.
+        """
+        kept = self._context.log.behind_cuts(mark_delete) if self.is_durable else mark_delete
+        if kept > mark_delete:
+            mark_delete, mask = kept, None
         self.cursor.reset(mark_delete)
         if mask:
             self.cursor.acknowledge_messages(

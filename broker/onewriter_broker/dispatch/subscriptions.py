@@ -18,6 +18,7 @@ from onewriter_broker.dispatch.api import (
     check_properties,
 )
 from onewriter_broker.dispatch.context import TopicContext
+from onewriter_broker.dispatch.cursor import before
 from onewriter_broker.dispatch.finding import (
     learn_ledger_ends,
     position_before,
@@ -33,7 +34,7 @@ from onewriter_broker.dispatch.subscription import Subscription
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import EARLIEST, Position
-from onewriter_core.wire.hot import EARLIEST_ID, LATEST_ID, MessageId
+from onewriter_core.wire.values import EARLIEST_ID, LATEST_ID, MessageId
 
 _log = structlog.get_logger(__name__)
 
@@ -250,6 +251,28 @@ class Subscriptions:
         """
         if self.get(name) is None:
             await self.create(name, at=EARLIEST_ID)
+
+    async def advance(self, name: str, until: Position) -> Position:
+        """Acknowledge all in front of a position, as far as it is committed; never goes back.
+
+        A durable subscription is created where there is none. Answers in front of which position it
+        stands then. Raises Refused while consumers are connected, Undecided and Unavailable.
+        """
+        self._registry.check_open()
+        wanted = min(before(until), self._context.log.committed)
+        subscription = self.get(name)
+        if subscription is None:
+            _check_text("subscription name", name, self._context.limits.name_bytes_max)
+            subscription = self._registry.add(name, wanted, is_durable=True, properties={})
+        elif subscription.consumers or not subscription.is_durable:
+            raise Refused(ServerError.CONSUMER_BUSY, f"consumers read with the subscription {name}")
+        elif wanted > subscription.cursor.mark_delete:
+            subscription.cursor.acknowledge_until(wanted)
+            subscription.changed()
+            subscription.wake()
+        await subscription.saved()
+        mark_delete = subscription.cursor.mark_delete
+        return Position(mark_delete.ledger, mark_delete.entry + 1)
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         """Delete a subscription; raises Refused while consumers are connected, unless forced."""

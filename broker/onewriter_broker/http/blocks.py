@@ -21,7 +21,7 @@ from onewriter_broker.http.bulk import TOPIC_PATH, one_log
 from onewriter_broker.http.metrics import BlockStreams
 from onewriter_broker.http.site import EXPIRES, Refusal, Site
 from onewriter_broker.log.blocks import MalformedBlock
-from onewriter_broker.log.ranges import Missing, Range, first_block, is_gone, trimmed_of
+from onewriter_broker.log.ranges import Missing, Range, first_block, lacks, trimmed_of
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import EARLIEST, Position
@@ -49,6 +49,7 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
             async with asyncio.timeout(BEGIN_SECONDS):
                 topic_log, _, _ = await one_log(site, request)
                 start, end = _asked(request)
+                payload = request.query.get("payload", "").lower() != "false"
                 gone = await _gone(topic_log, start)
                 if gone is not None:
                     return gone.answer()
@@ -56,7 +57,7 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
             response = web.StreamResponse(
                 headers={"Content-Type": "application/octet-stream", "Cache-Control": "no-store"}
             )
-            stream = Stream(topic_log, response, request.get(EXPIRES), figures)
+            stream = Stream(topic_log, response, request.get(EXPIRES), figures, payload=payload)
             try:
                 await response.prepare(request)
                 await stream.run(Range(topic_log, start, end))
@@ -124,16 +125,17 @@ async def _gone(topic_log: TopicLog, asked: Position | None) -> Gone | None:
     if asked is None:
         return None
     first = (await first_block(topic_log)).position
-    if is_gone(asked, first, trimmed_of(topic_log), topic_log.ends):
-        return Gone(topic_log, asked, first)
-    return None
+    return Gone(topic_log, asked, first) if lacks(topic_log, asked, first) else None
 
 
 # ------------------------------------------------------------ streaming
 
 
 class Stream:
-    """One reader's stream. ``expires_at``: when its proof of identity ends, in Unix seconds."""
+    """One reader's stream. ``expires_at``: when its proof of identity ends, in Unix seconds.
+
+    ``payload``: whether the entries' bytes are sent, too.
+    """
 
     def __init__(
         self,
@@ -142,12 +144,15 @@ class Stream:
         expires_at: float | None,
         figures: BlockStreams,
         write_seconds: float = WRITE_SECONDS,
+        *,
+        payload: bool = True,
     ) -> None:
         self._log = topic_log
         self._response = response
         self._expires_at = expires_at
         self._figures = figures
         self._write_seconds = write_seconds
+        self._payload = payload
 
     async def run(self, blocks: Range) -> None:
         """Send the range; what goes wrong with reading it is the stream's last frame.
@@ -179,11 +184,11 @@ class Stream:
         at = blocks.at
         found = await blocks.read()
         first = found[0].position if found else at
-        if is_gone(at, first, trimmed_of(self._log), self._log.ends):
+        if lacks(self._log, at, first):
             raise _Ended(Gone(self._log, at, first).frame())
         if self._expires_at is not None and time.time_ns() / 1e9 >= self._expires_at:
             raise _Ended(packed.pack_error(401, "the token has expired"))
-        return packed.pack(found)
+        return packed.pack(found, payload=self._payload)
 
     async def _write(self, data: bytes) -> None:
         async with asyncio.timeout(self._write_seconds):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from aiohttp import web
@@ -9,14 +10,15 @@ from aiohttp import web
 from onewriter_broker.connection.lookups import wait_for_bucket
 from onewriter_broker.http import history, positions
 from onewriter_broker.http.pulsar_topics import served
-from onewriter_broker.http.site import Refusal, Site, number, object_body
+from onewriter_broker.http.site import Refusal, Site, flag, number, object_body
+from onewriter_broker.log.api import VERSION_PREFIX, LogStore, Unit
 from onewriter_broker.log.blocks import MalformedBlock
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log import TRIMMED, TopicLog
 from onewriter_broker.topic.retention import Stretch
 from onewriter_broker.topic.segments import Page, Segment, SegmentIndexes
 from onewriter_broker.topic.trimming import trim
 from onewriter_core.errors import Unavailable
-from onewriter_core.ids import EARLIEST, NUMBER_MAX
+from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position, TopicName
 
 TOPIC_PATH: Final = "/onewriter/v1/topics/{tenant}/{namespace}/{topic:[^/]+}"
 
@@ -55,15 +57,42 @@ def _add_segments(router: web.UrlDispatcher, site: Site) -> None:
 
     async def segments(request: web.Request) -> web.Response:
         after = positions.asked(request, "after") or EARLIEST
+        with_state = flag(request, "state")
         topic_log, bucket, _ = await one_log(site, request)
         epoch = _epoch(topic_log)  # no newer one than the segments show
         try:
             page = await indexes.page(topic_log, bucket, after)
         except MalformedBlock as error:
             raise Refusal(500, f"the log is damaged: {error}") from error
-        return web.json_response(_page(topic_log, epoch, page))
+        told = _page(topic_log, epoch, page)
+        if with_state:
+            told["state"] = await _stored_state(site.store, topic_log.name, bucket)
+        return web.json_response(told)
 
     router.add_get(TOPIC_PATH + "/segments", segments)
+
+
+async def _stored_state(store: LogStore, name: TopicName, bucket: int) -> dict[str, Any]:
+    """What the store remembers beside a log, read after its blocks. Raises Undecided."""
+    state = await store.read_state(name)
+    unit = (await store.observe([bucket])).units.get(bucket, Unit())
+    trimmed = state.get(TRIMMED)
+    return {
+        "epoch": _number(state, "epoch"),
+        "ledger": _number(state, "ledger"),
+        "bucketLedger": unit.last_ledger,
+        "trimmed": positions.shown(Position.parse(trimmed)) if trimmed else None,
+        "published": {
+            field.removeprefix(VERSION_PREFIX): _number(state, field)
+            for field in sorted(state)
+            if field.startswith(VERSION_PREFIX)
+        },
+    }
+
+
+def _number(state: Mapping[str, str], field: str) -> int:
+    text = state.get(field, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def _page(topic_log: TopicLog, epoch: int, page: Page) -> dict[str, Any]:
@@ -111,6 +140,7 @@ def _stretch(stretch: Stretch) -> dict[str, Any]:
     return {
         "first": positions.shown(stretch.start),
         "entries": stretch.entries,
+        "messages": stretch.messages,
         "bytes": stretch.bytes,
         "newestMs": stretch.newest_ms,
     }

@@ -136,7 +136,11 @@ async def _look_up(site: Site, names: Iterable[TopicName]) -> dict[str, Any]:
                 states = await _states(site, name, entry)
                 epoch = views.stored_summary(list(states.values()))["epoch"]
             is_declared = topics.desired.topic(name) is not None
-            found[str(name)] = {"declared": is_declared, "epoch": epoch}
+            found[str(name)] = {
+                "declared": is_declared,
+                "epoch": epoch,
+                "undivided": entry.is_undivided,
+            }
 
     await asyncio.gather(*(look(each) for each in names))
     return {"topics": found, "elsewhere": elsewhere}

@@ -14,7 +14,7 @@ from onewriter_broker.log.api import Block, Marker, StoredBlock
 from onewriter_broker.log.blocks import pack_u32
 from onewriter_core.ids import Position
 
-HEAD: Final = b"OWB1"
+HEAD: Final = b"OWB2"
 """What the stream begins with: its name and version."""
 
 BLOCK: Final = 1
@@ -26,41 +26,50 @@ HAS_COUNTS: Final = 1
 """Flag: how many messages each entry has follows the lengths; else it is one each."""
 
 IS_ATOMIC: Final = 2
-"""Flag: the block is a part of an atomic publish."""
+"""Flag: the block is a part of an atomic publish, whose name follows what is there of lengths and counts."""
 
 ENDS_PUBLISH: Final = 4
 """Flag: and the last one of it."""
+
+NO_PAYLOAD: Final = 8
+"""Flag: the entries' bytes were not asked for, and are left out."""
 
 _BLOCK = struct.Struct("<IBQQQIB16s")
 _HEAD = struct.Struct("<IB")
 _MARKER = struct.Struct("<IBQ")
 _END = struct.Struct("<IBQQ")
+_NAME_LENGTH = struct.Struct("<H")
 _LENGTH_BYTES: Final = 4
 """The length at the beginning of a frame does not count itself."""
 
 
-def pack(blocks: Iterable[StoredBlock]) -> bytes:
-    """Frames of blocks and markers, one behind the other."""
+def pack(blocks: Iterable[StoredBlock], *, payload: bool = True) -> bytes:
+    """Frames of blocks and markers, one behind the other; ``payload``: with the entries' bytes."""
     parts: list[bytes] = []
     for block in blocks:
         if isinstance(block, Marker):
             parts += _marker(block)
         else:
-            parts += _block(block)
+            parts += _block(block, payload=payload)
     return b"".join(parts)
 
 
-def _block(block: Block) -> tuple[bytes, bytes, bytes, bytes]:
+def _block(block: Block, *, payload: bool) -> tuple[bytes, ...]:
     lengths = pack_u32(block.lengths)
     counts = b"" if block.counts is None else pack_u32(block.counts)
-    flags = (HAS_COUNTS if counts else 0) | (IS_ATOMIC if block.publish else 0)
-    flags |= ENDS_PUBLISH if block.commits else 0
-    size = _BLOCK.size - _LENGTH_BYTES + len(lengths) + len(counts) + len(block.payload)
+    name = b""
+    if block.publish:
+        name = block.publish.encode()
+        name = _NAME_LENGTH.pack(len(name)) + name
+    flags = (HAS_COUNTS if counts else 0) | (IS_ATOMIC if name else 0)
+    flags |= (ENDS_PUBLISH if block.commits else 0) | (0 if payload else NO_PAYLOAD)
+    content = block.payload if payload else b""
+    size = _BLOCK.size - _LENGTH_BYTES + len(lengths) + len(counts) + len(name) + len(content)
     ledger, first = block.position
     head = _BLOCK.pack(
         size, BLOCK, ledger, first, block.time_ms, len(block.lengths), flags, block.chain
     )
-    return head, lengths, counts, block.payload
+    return head, lengths, counts, name, content
 
 
 def _marker(marker: Marker) -> tuple[bytes, bytes]:

@@ -26,9 +26,9 @@ from onewriter_broker.topic.termination import terminate
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.wire.compression import decompress
-from onewriter_core.wire.hot import EARLIEST_ID, MessageId
 from onewriter_core.wire.messages import entry_payload, parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import EARLIEST_ID, MessageId
 
 CONTENT_BYTES_MAX: Final = 16 * 1024 * 1024
 """What a compressed entry may become; the stored bytes of a larger one are given as they are."""

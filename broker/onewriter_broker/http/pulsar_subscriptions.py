@@ -13,7 +13,7 @@ from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.http.pulsar_topics import PATH, checked, served, slots_of
 from onewriter_broker.http.site import Refusal, Site, done, flag, json_body
 from onewriter_broker.namespaces import Conflict
-from onewriter_core.wire.hot import EARLIEST_ID, LATEST_ID, MessageId
+from onewriter_core.wire.values import EARLIEST_ID, LATEST_ID, MessageId
 
 SKIPPED_MAX: Final = 1_000_000
 """Entries that one call may skip; skip_all has no bound."""

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from onewriter_broker.access import is_administrator
 from onewriter_broker.http import (
+    acknowledged,
     blocks,
     bulk,
     desired_api,
@@ -68,6 +69,9 @@ OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 STREAMS: Final = frozenset({watch.PATH, blocks.PATH})
 """Answers that may take long; they are bounded in number, and see to slow readers themselves."""
 
+_FOR_ALL: Final = staging.PRODUCERS_PATHS | acknowledged.CONSUMERS_PATHS
+"""Changes there are not for administrators alone; who may is checked where they are made."""
+
 _BEARER: Final = "bearer "
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -111,6 +115,7 @@ class HttpServer:
             onewriter_api,
             ownerships,
             staging,
+            acknowledged,
             desired_api,
             watch,
             bulk,
@@ -200,7 +205,7 @@ class HttpServer:
             raise Unavailable("the identity cannot be confirmed now: come again")
         request[IDENTITY], request[EXPIRES] = proof.identity, proof.expires_at
         resource = request.match_info.route.resource
-        if changes and (resource is None or resource.canonical not in staging.PRODUCERS_PATHS):
+        if changes and (resource is None or resource.canonical not in _FOR_ALL):
             self._check_administrator(proof.identity)
 
     def _check_administrator(self, identity: Identity) -> None:

@@ -26,6 +26,7 @@ from onewriter_broker.log.losses import Loss
 from onewriter_broker.namespaces import Conflict, Invalid, Missing, Namespaces
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.tls import ServerCertificate
+from onewriter_broker.topic.catalog import Undivided
 from onewriter_broker.topic.compacting import Compactions
 from onewriter_broker.topic.publishing import Publishing
 from onewriter_broker.topic.staging import Staging
@@ -38,6 +39,9 @@ BODY_BYTES_MAX: Final = 256 * 1024
 
 FORWARD_SECONDS: Final = 20.0
 """Time for a request that this broker makes to another one on behalf of its caller."""
+
+RETRY_SECONDS: Final = 1
+"""When those that were not served now are to come again."""
 
 _STATUS_OF: Final = {
     ServerError.AUTHENTICATION_ERROR: 401,
@@ -52,6 +56,7 @@ _STATUS_OF: Final = {
     ServerError.INVALID_TOPIC_NAME: 412,
     ServerError.NOT_ALLOWED_ERROR: 405,
     ServerError.PRODUCER_FENCED: 409,
+    ServerError.TOPIC_TERMINATED_ERROR: 409,
     ServerError.SERVICE_NOT_READY: 503,
 }
 
@@ -70,7 +75,7 @@ def status_of(error: Exception) -> int:
     match error:
         case Refusal():
             return error.status
-        case Conflict():
+        case Conflict() | Undivided():
             return 409
         case Missing():
             return 404
@@ -84,7 +89,8 @@ def status_of(error: Exception) -> int:
 
 def failure(status: int, reason: str) -> web.Response:
     """An error in Pulsar's shape."""
-    return web.json_response({"reason": reason}, status=status)
+    headers = {"Retry-After": f"{RETRY_SECONDS}"} if status in {429, 503} else None
+    return web.json_response({"reason": reason}, status=status, headers=headers)
 
 
 NO_CONTENT: Final = 204

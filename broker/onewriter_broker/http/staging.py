@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, Final
 
 from aiohttp import web
 
 from onewriter_broker.access import Admission, admit
-from onewriter_broker.http.site import IDENTITY, Refusal, Site, topic_of
+from onewriter_broker.http.site import IDENTITY, Refusal, Site, object_body, topic_of
 from onewriter_broker.log.api import VERSION_PREFIX
 from onewriter_broker.log.blocks import is_app
 from onewriter_broker.log.publishing import TooLarge
+from onewriter_broker.topic.layouts import LAYOUT_PREFIX, Overtaken
 from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.publishing import Answer, Asked
+from onewriter_broker.topic.publish_requests import Answer, Asked
 from onewriter_broker.topic.staging import PART_BYTES_MAX, Claimed, MissingPart
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import NUMBER_MAX, TopicName
@@ -37,10 +40,11 @@ _VERSION: Final = _TOPIC + "/staged/{app}/{version}"
 _PART: Final = _VERSION + "/{part}/{attempt}"
 _PUBLISH: Final = _VERSION + "/publish"
 _DISCARD: Final = _VERSION + "/discard"
+_LAYOUT: Final = _VERSION + "/layout"
 _APP: Final = _TOPIC + "/published/{app}"
 
 PRODUCERS_PATHS: Final = frozenset(
-    web.DynamicResource(path).canonical for path in (_VERSION, _PART, _PUBLISH, _DISCARD)
+    web.DynamicResource(path).canonical for path in (_VERSION, _PART, _PUBLISH, _DISCARD, _LAYOUT)
 )
 """What is changed at these paths, whoever may produce to the topic may change."""
 
@@ -51,6 +55,12 @@ _MODES: Final = (
     AccessMode.EXCLUSIVE_WITH_FENCING,
     AccessMode.WAIT_FOR_EXCLUSIVE,
 )
+_MODE_WORDS: Final = {
+    "exclusive": AccessMode.EXCLUSIVE,
+    "exclusive-with-fencing": AccessMode.EXCLUSIVE_WITH_FENCING,
+    "wait-for-exclusive": AccessMode.WAIT_FOR_EXCLUSIVE,
+}
+"""How a topic is taken for a publish without an epoch; the first unless another is named."""
 
 
 def add_routes(router: web.UrlDispatcher, site: Site) -> None:
@@ -60,13 +70,16 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
         name, app, version = _names(request)
         part, attempt = _label(request, "part"), _label(request, "attempt")
         await _admitted(site, request, name, _MODES)
-        _check_room(site)
+        if site.clients.store_is_full:
+            raise Unavailable("the store is nearly full: nothing is staged until it is not")
         with site.staging.uploading():
             body = await _body(request, PART_BYTES_MAX)
             try:
                 kept = await site.staging.keep(name, f"{app}/{version}/{part}/{attempt}", body)
             except ProtocolError as error:
                 raise Refusal(400, str(error)) from error
+            except TooLarge as error:
+                raise Refusal(413, str(error)) from error
             except Undecided as error:  # handing it in again does no harm
                 raise Unavailable(f"the store did not take it: {error}") from error
         return web.json_response(
@@ -75,8 +88,8 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
 
     async def publish(request: web.Request) -> web.Response:
         name, app, version = _names(request)
-        epoch, parts = _asked(await _body(request, PUBLISH_BODY_BYTES_MAX), f"{app}/{version}/")
-        modes = (AccessMode.EXCLUSIVE,) if epoch is None else _MODES
+        epoch, mode, parts = _asked(await _body(request, PUBLISH_BODY_BYTES_MAX), f"{app}/")
+        modes = (mode,) if epoch is None else _MODES
         topic, admission = await _admitted(site, request, name, modes)
         asked = Asked(
             app,
@@ -86,23 +99,61 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
             identity=request[IDENTITY],
             claim=admission.claim_name,
             address=request.remote or "",
+            mode=mode,
+            priority=admission.priority,
         )
-        _check_room(site)
         try:
             answer = await site.publishing.publish(name, topic, asked, site.clients.wall_ms())
         except MissingPart as error:
             raise Refusal(410, str(error)) from error
         except TooLarge as error:
             raise Refusal(413, str(error)) from error
-        held = None
-        if answer.is_duplicate:
-            topic_log = topic.runner.logs[topic.slot_of(name)]
-            held = await site.publishing.held_version(topic_log, app)
-        return web.json_response(_told(answer, asked, held))
+        return web.json_response(_told(answer, asked))
 
     router.add_put(_PART, stage)
     router.add_post(_PUBLISH, publish)
+    _add_layout(router, site)
     _add_dropping(router, site)
+
+
+def _add_layout(router: web.UrlDispatcher, site: Site) -> None:
+    async def layout(request: web.Request) -> web.Response:
+        name, app, version = _names(request)
+        if name.partition is not None:
+            raise Refusal(400, f"{name} is a partition: ask for {name.base}")
+        epoch, is_noted = await _layout_asked(request)
+        await site.require_owned(request, name)
+        partitions = await site.topics.partitions_of(name) or 0
+        first = name.with_partition(0) if partitions else name
+        topic, _ = await _admitted(site, request, first, _MODES)
+        if partitions:
+            topic_log = topic.runner.logs[topic.slot_of(first)]
+            names = [name.with_partition(number) for number in range(partitions)]
+
+            async def counted() -> int:
+                if epoch is None:
+                    return len(names)
+                return await site.publishing.count_led(topic.runner, len(names), epoch)
+
+            async def held() -> int:
+                found = -1
+                for each in names:
+                    served = await site.topics.serve(each)
+                    log = served.runner.logs[served.slot_of(each)]
+                    found = max(found, await site.publishing.held_version(log, app))
+                return found
+
+            layouts = site.publishing.layouts
+            try:
+                partitions = await (
+                    layouts.note(topic_log, app, version, counted, held) if is_noted else counted()
+                )
+            except Overtaken as error:
+                text = f"version {version} of {app} is not published: {name} has {error}"
+                raise Refusal(409, text) from error
+        return web.json_response({"partitions": partitions})
+
+    router.add_post(_LAYOUT, layout)
 
 
 def _add_dropping(router: web.UrlDispatcher, site: Site) -> None:
@@ -115,7 +166,7 @@ def _add_dropping(router: web.UrlDispatcher, site: Site) -> None:
     async def discard_parts(request: web.Request) -> web.Response:
         name, app, version = _names(request)
         body = await _body(request, PUBLISH_BODY_BYTES_MAX)
-        _, parts = _asked(body, f"{app}/{version}/")
+        _, _, parts = _asked(body, f"{app}/{version}/")
         await _admitted(site, request, name, _MODES)
         dropped = await site.staging.drop_parts(name, [part.key for part in parts])
         return web.json_response({"dropped": dropped})
@@ -124,27 +175,44 @@ def _add_dropping(router: web.UrlDispatcher, site: Site) -> None:
         name, app = topic_of(request), _app(request)
         await site.require_owned(request, name)
         topic = await site.topics.serve_existing(name.base)
-        topic_log = topic.runner.logs[topic.slot_of(name)]
-        field = f"{VERSION_PREFIX}{app}"
-        if field not in topic_log.state:
+        partitions = 0 if name.partition is not None else await site.topics.partitions_of(name) or 0
+        names = [name.with_partition(number) for number in range(partitions)] or [name]
+        served = [(each, await site.topics.serve(each)) for each in names]
+        prefixes = [VERSION_PREFIX] + ([] if name.partition is not None else [LAYOUT_PREFIX])
+        fields = [f"{each}{app}" for each in prefixes]
+        with ExitStack() as stillness:
+            for each, topic in served:  # all of them, before the first forgets
+                topic_log = topic.runner.logs[topic.slot_of(each)]
+                stillness.enter_context(site.publishing.keeping_still(topic_log, app))
+            versions = [
+                await _forgotten(site, topic, topic.slot_of(each), app, fields)
+                for each, topic in served
+            ]
+        if max(versions) < 0:
             raise Refusal(404, f"{name} was never published to under {app}")
-        version = topic_log.state[field]
-        await topic_log.save_state({}, [field])
-        topic.runner.story.audit(
-            {"kind": "forget", "log": str(topic_log.name), "app": app, "version": version}
-        )
-        return web.json_response({"app": app, "version": int(version)})
+        return web.json_response({"app": app, "version": max(versions)})
 
     router.add_post(_DISCARD, discard_parts)
     router.add_delete(_VERSION, discard)
     router.add_delete(_APP, forget)
 
 
-def _check_room(site: Site) -> None:
-    if site.clients.store_is_full:
-        raise Unavailable(
-            "the store is nearly full: nothing is staged or published until it is not"
+async def _forgotten(
+    site: Site, topic: LoadedTopic, slot: int, app: str, fields: Sequence[str]
+) -> int:
+    """The version of an app that a log knows no more; -1: it knew none. Raises Unavailable, Undecided."""
+    topic_log = topic.runner.logs[slot]
+    state = await site.publishing.state_of(topic_log)  # this broker's memory may lack what is there
+    found = [field for field in fields if field in state]
+    if not found:
+        return -1
+    version = state[found[0]].partition(" ")[0]
+    await topic_log.save_state({}, found)
+    if found[0].startswith(VERSION_PREFIX):
+        topic.runner.story.audit(
+            {"kind": "forget", "log": str(topic_log.name), "app": app, "version": version}
         )
+    return int(version)
 
 
 async def _admitted(
@@ -186,12 +254,13 @@ async def _admitted(
 
 async def _body(request: web.Request, bytes_max: int) -> bytes:
     """A body that is larger than others may be. Raises Refusal."""
-    found = bytearray()
-    async for chunk in request.content.iter_chunked(64 * 1024):
-        found += chunk
-        if len(found) > bytes_max:
+    found, size = [], 0
+    async for chunk in request.content.iter_any():
+        found.append(chunk)
+        size += len(chunk)
+        if size > bytes_max:
             raise Refusal(413, f"a body has at most {bytes_max} bytes here")
-    return bytes(found)
+    return b"".join(found)
 
 
 def _names(request: web.Request) -> tuple[TopicName, str, int]:
@@ -215,13 +284,13 @@ def _label(request: web.Request, name: str) -> str:
     return text
 
 
-def _asked(body: bytes, prefix: str) -> tuple[int | None, list[Claimed]]:
-    """Epoch and parts out of the body. Raises Refusal."""
+def _asked(body: bytes, prefix: str) -> tuple[int | None, AccessMode, list[Claimed]]:
+    """Epoch, mode and parts out of the body. Raises Refusal."""
     try:
         asked = json.loads(body)
-        epoch, parts = asked.get("epoch"), asked["parts"]
-        if epoch is not None and (type(epoch) is not int or not 0 < epoch <= NUMBER_MAX):
-            raise Refusal(400, "epoch is a topic epoch, or null")
+        epoch, mode, parts = _epoch(asked.get("epoch")), asked.get("mode"), asked["parts"]
+        if mode is not None and (mode not in _MODE_WORDS or epoch is not None):
+            raise Refusal(400, f"mode, without an epoch, is one of {', '.join(_MODE_WORDS)}")
         if len(parts) > PARTS_MAX:
             raise Refusal(413, f"a publish has at most {PARTS_MAX} parts")
         claimed = [_claimed(part) for part in parts]
@@ -233,23 +302,47 @@ def _asked(body: bytes, prefix: str) -> tuple[int | None, list[Claimed]]:
         raise Refusal(400, f"the parts of this publish begin with {prefix}")
     if len({part.key for part in claimed}) != len(claimed):
         raise Refusal(400, "a part is named twice")
-    return epoch, claimed
+    return epoch, AccessMode.EXCLUSIVE if mode is None else _MODE_WORDS[mode], claimed
+
+
+async def _layout_asked(request: web.Request) -> tuple[int | None, bool]:
+    """Under which epoch it is asked for, and whether it is noted. Raises Refusal."""
+    asked = await object_body(request)
+    is_noted = asked.get("noted", True)
+    if not isinstance(is_noted, bool):
+        raise Refusal(400, "noted is true or false")
+    return _epoch(asked.get("epoch")), is_noted
+
+
+def _epoch(epoch: object) -> int | None:
+    if epoch is not None and (type(epoch) is not int or not 0 < epoch <= NUMBER_MAX):
+        raise Refusal(400, "epoch is a topic epoch, or null")
+    return epoch
 
 
 def _claimed(part: Any) -> Claimed:
     key, rows, size, checksum = part["key"], part["rows"], part["bytes"], part["checksum"]
     is_sound = type(rows) is int and type(size) is int and rows >= 0 and 0 < size <= PART_BYTES_MAX
-    if not (isinstance(key, str) and isinstance(checksum, str) and is_sound):
+    if not (_is_key(key) and isinstance(checksum, str) and is_sound):
         raise ValueError(part)
     return Claimed(key, rows, size, checksum)
 
 
-def _told(answer: Answer, asked: Asked, held: int | None) -> dict[str, Any]:
+def _is_key(key: object) -> bool:
+    """Whether staging may have answered this key."""
+    words = key.split("/") if isinstance(key, str) else []
+    if len(words) != 4:
+        return False
+    app, version, *labels = words
+    return is_app(app) and bool(_NUMBER.fullmatch(version)) and all(map(_LABEL.fullmatch, labels))
+
+
+def _told(answer: Answer, asked: Asked) -> dict[str, Any]:
     where = answer.where
     return {
         "outcome": "duplicate" if answer.is_duplicate else "published",
         "first": None if where is None else f"{where.first.ledger}:{where.first.entry}",
         "last": None if where is None else f"{where.last.ledger}:{where.last.entry}",
         "rows": asked.rows,
-        "held": held,
+        "held": answer.held,
     }

@@ -45,6 +45,7 @@ def summary(name: str, entry: CatalogEntry, *, is_declared: bool, owner: Json | 
     return {
         "name": name,
         "partitions": entry.partitions,
+        "undivided": entry.is_undivided,
         "declared": is_declared,
         "owner": owner,
     }

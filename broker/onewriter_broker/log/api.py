@@ -413,7 +413,8 @@ class LogStore(Protocol):
     ) -> Outcome:
         """Drop blocks that end below ``before``, and set state fields, atomically.
 
-        Drops at least most of them, at most 1000 in one call, and never the current marker.
+        Drops at least most of them, at most 1000 in one call, and never the current marker. What
+        is noted of a cut that was farther stays.
         """
         ...
 

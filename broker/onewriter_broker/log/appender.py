@@ -33,6 +33,7 @@ from onewriter_broker.log.api import (
 from onewriter_broker.log.commits import Commits, Kind
 from onewriter_broker.log.falling_back import fall_back, withdraw
 from onewriter_broker.log.pending import PendingBlock
+from onewriter_broker.log.publishing import Publish, abandon
 from onewriter_broker.log.together import Together
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_core.errors import Refused, ServerError, Undecided
@@ -157,6 +158,21 @@ class Appender:
         self._fences.append(item)
         self._wake_up()
         return await item.done
+
+    def abandon(self, topic_log: TopicLog, publish: Publish, why: str) -> bool:
+        """Give the memory of an atomic publish back; see ``publishing.abandon``.
+
+        A call that is under way with blocks of it goes on: a fence comes behind it.
+        """
+
+        def is_meant(item: _StoredBlock | _FenceItem) -> bool:
+            if not isinstance(item, _StoredBlock) or item.pending.publish is not publish:
+                return False
+            return not item.pending.block.commits  # this one tells what became of them all
+
+        forgotten = self._commits.forget(is_meant)
+        stored = [item.pending for item in forgotten if isinstance(item, _StoredBlock)]
+        return abandon(topic_log, publish, why, stored)
 
     async def together(self, request: Together) -> list[Position]:
         """Store entries of several logs, all or none; where they stand. See Together.

@@ -30,8 +30,10 @@ BLOCK_BYTES_MAX = 256 * 1024
 CALL_BYTES_MAX = 1024 * 1024
 """Payload bytes of one append call; one larger block may stand alone."""
 
-PUBLISH_BLOCKS_MAX = 2_048
-"""Blocks of one atomic publish; the state names where they stand while it is open."""
+PUBLISH_BLOCKS_MAX = 2_560
+"""Blocks of one atomic publish; the state names where they stand while it is open. More are not made of
+256 MiB in 262,144 entries: 512 blocks may be full by entries, and of the others two that follow one
+another have more than 256 KiB."""
 
 APP_LENGTH_MAX = 200
 """Characters of the name under which somebody publishes atomically."""

@@ -82,6 +82,16 @@ class Commits(Generic[_Item]):
         """The item was stored; pass it on when it is as durable as that."""
         self._items.setdefault(kind, []).append(item)
 
+    def forget(self, is_meant: Callable[[_Item], bool]) -> list[_Item]:
+        """Ask no more about these items, and keep none of them; which they were."""
+        forgotten: list[_Item] = []
+        for kind, items in list(self._items.items()):
+            forgotten += [item for item in items if is_meant(item)]
+            self._items[kind] = [item for item in items if not is_meant(item)]
+            if not self._items[kind]:
+                del self._items[kind]
+        return forgotten
+
     async def prove(self, durability: Durability, replid: str) -> None:
         """Wait until what was written to that dataset before this call is as durable as that.
 

@@ -38,8 +38,9 @@ from onewriter_broker.log.memory_scripts import (
     check_key,
     fenceable,
     fencing,
+    keep_cut,
+    log_refusal,
     refusal,
-    token_refusal,
 )
 from onewriter_broker.log.memory_server import Change, Dataset, Log, MemoryNode, no_change
 from onewriter_broker.log.memory_staged import MemoryStagedStore
@@ -222,9 +223,7 @@ class MemoryLogStore:
         self, binding: Binding, topic: TopicName, token: str, *, marks: bool = False
     ) -> Standing | Outcome:
         def run(node: MemoryNode) -> Standing | Outcome:
-            refused = refusal(self._keys, node, binding) or token_refusal(
-                self._keys, node.dataset, topic, token
-            )
+            refused = log_refusal(self._keys, node, binding, topic, token)
             if refused is not None:
                 return refused
             state = node.dataset.states[topic]
@@ -246,9 +245,7 @@ class MemoryLogStore:
         fields, remove = dict(fields), tuple(remove)
 
         def run(node: MemoryNode) -> Outcome:
-            refused = refusal(self._keys, node, binding) or token_refusal(
-                self._keys, node.dataset, topic, token
-            )
+            refused = log_refusal(self._keys, node, binding, topic, token)
             if refused is None:
                 node.execute(lambda dataset: change_state(dataset, topic, fields, remove))
             return refused or Outcome.DONE
@@ -268,9 +265,7 @@ class MemoryLogStore:
         fields, remove = dict(fields), tuple(remove)
 
         def run(node: MemoryNode) -> Outcome:
-            refused = refusal(self._keys, node, binding) or token_refusal(
-                self._keys, node.dataset, topic, token
-            )
+            refused = log_refusal(self._keys, node, binding, topic, token)
             if refused is None:
                 check_key(node.dataset, self._keys.log(topic))
                 refused = None if topic in node.dataset.logs else Outcome.LOST
@@ -282,7 +277,8 @@ class MemoryLogStore:
                 log = dataset.logs[topic]
                 holding = max((b.position for b in log.blocks if b.position <= end), default=end)
                 log.blocks = [block for block in log.blocks if block.position >= holding]
-                change_fields(dataset.states[topic], fields, remove)
+                state = dataset.states[topic]
+                change_fields(state, keep_cut(state, dict(fields)), remove)
 
             node.execute(change)
             return Outcome.DONE

@@ -10,6 +10,7 @@ from onewriter_broker.log.memory_scripts import (
     add_block,
     check_key,
     guard_refusal,
+    log_refusal,
     note_publish,
     publish_refusal,
     raise_floor,
@@ -57,9 +58,7 @@ class MemoryAppends:
         """Why this block keeps all of them out; FENCED also where its place is taken."""
         dataset = node.dataset
         try:
-            refused = refusal(self._keys, node, item.binding) or token_refusal(
-                self._keys, dataset, item.topic, item.token
-            )
+            refused = log_refusal(self._keys, node, item.binding, item.topic, item.token)
             if refused is not None:
                 return refused
             check_key(dataset, self._keys.log(item.topic))

@@ -17,7 +17,7 @@ from onewriter_broker.log.compacted import (
     View,
 )
 from onewriter_broker.log.keys import Keys
-from onewriter_broker.log.memory_scripts import check_key, refusal, token_refusal
+from onewriter_broker.log.memory_scripts import check_key, log_refusal
 from onewriter_broker.log.memory_server import Change, Dataset, MemoryNode
 from onewriter_core.ids import Position, TopicName
 
@@ -155,9 +155,7 @@ class MemoryCompactedStore:
         """What all these scripts begin with; ``decide`` answers, or says what is changed."""
 
         def run(node: MemoryNode) -> Outcome:
-            refused = refusal(self._keys, node, binding) or token_refusal(
-                self._keys, node.dataset, topic, token
-            )
+            refused = log_refusal(self._keys, node, binding, topic, token)
             if refused is not None:
                 return refused
             decided = decide(node.dataset.states[topic], node.dataset)

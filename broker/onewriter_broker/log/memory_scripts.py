@@ -28,6 +28,7 @@ from onewriter_broker.log.api import (
 from onewriter_broker.log.blocks import publish_of
 from onewriter_broker.log.keys import Keys
 from onewriter_broker.log.memory_server import Change, Dataset, Log, MemoryNode, no_change
+from onewriter_broker.log.topic_log import LEDGER_ENDS, TRIMMED
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.own.floors import decode
 from onewriter_core.own.names import split_field
@@ -55,6 +56,13 @@ def refusal(keys: Keys, node: MemoryNode, binding: Binding) -> Outcome | None:
     if unit.owner != binding.owner:
         return Outcome.FENCED
     return None if unit.version == binding.version else Outcome.REFENCE
+
+
+def log_refusal(
+    keys: Keys, node: MemoryNode, binding: Binding, topic: TopicName, token: str
+) -> Outcome | None:
+    """Both guards of what writes to one log: the bucket's, and the log's own."""
+    return refusal(keys, node, binding) or token_refusal(keys, node.dataset, topic, token)
 
 
 def token_refusal(keys: Keys, dataset: Dataset, topic: TopicName, token: str) -> Outcome | None:
@@ -108,6 +116,14 @@ def keep_floors(state: Mapping[str, str], changes: dict[str, str]) -> dict[str, 
     for name, value in changes.items():
         if name.startswith((FLOOR_PREFIX, VERSION_PREFIX)):
             changes[name] = str(max(int(value), int(state.get(name, "0"))))
+    return changes
+
+
+def keep_cut(state: Mapping[str, str], changes: dict[str, str]) -> dict[str, str]:
+    """What a trim sets; one that comes late, behind one that cut farther, leaves what that one noted."""
+    kept, cut = state.get(TRIMMED), changes.get(TRIMMED)
+    if kept is not None and cut is not None and Position.parse(cut) < Position.parse(kept):
+        changes |= {name: state[name] for name in (TRIMMED, LEDGER_ENDS) if name in state}
     return changes
 
 

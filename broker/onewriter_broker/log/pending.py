@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from onewriter_broker.log.api import Block, Guard
 from onewriter_broker.log.blocks import CHAIN_START
 from onewriter_core.ids import Position
-from onewriter_core.wire.hot import Send
+from onewriter_core.wire.values import Send
 
 if TYPE_CHECKING:
     from onewriter_broker.log.publishing import Publish

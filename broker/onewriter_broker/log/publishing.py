@@ -33,7 +33,7 @@ from onewriter_core.ids import Position, TopicName
 if TYPE_CHECKING:
     from onewriter_broker.log.pending import PendingBlock, PendingEntry
     from onewriter_broker.log.topic_log import TopicLog
-    from onewriter_core.wire.hot import Send
+    from onewriter_core.wire.values import Send
 
 PUBLISH_BYTES_MAX = 256 * 1024 * 1024
 """The entries of one publish. They are in memory until they are stored."""
@@ -69,6 +69,10 @@ class TooLarge(Refused):
         super().__init__(ServerError.NOT_ALLOWED_ERROR, message)
 
 
+class StoodStill(Unavailable):
+    """The store took nothing of a publish for too long: it was given up, and is certainly not stored."""
+
+
 class Entries:
     """The entries of a publish, block by block. They leave it as their blocks are formed."""
 
@@ -100,6 +104,10 @@ class Entries:
             self._room = BLOCK_BYTES_MAX
         self._blocks[-1].append((send, payload))
         self._room -= size
+
+    def clear(self) -> None:
+        """Keep none of those that are left."""
+        self._blocks.clear()
 
     @property
     def sizes(self) -> list[int]:
@@ -137,8 +145,11 @@ class Publish:
         self.behind = 0
         """How many entries its log had gathered, and had waiting, when it was asked for."""
         self.formed = 0
+        self._blocks = len(entries.sizes)
         self._entries = entries
         self._opens: tuple[Position, ...] = ()
+        self.is_unknown = False
+        """Nobody can tell, and nothing more will be heard of it, whether it is in the log."""
         self.done: asyncio.Future[Published | None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -149,7 +160,7 @@ class Publish:
     @property
     def is_formed(self) -> bool:
         """Whether all of it was handed to the store: the fate of its last block is its own."""
-        return not self._entries
+        return self.formed == self._blocks
 
     def form(self, topic_log: TopicLog, time_ms: int) -> PendingBlock:
         """Its next block, at the log's end."""
@@ -193,10 +204,12 @@ class Publish:
         self.fail(Unavailable("the topic has moved on; nothing was published"))
 
     def fail(self, reason: OnewriterError) -> None:
-        """End it so."""
+        """End it so, and keep none of its entries."""
         if not self.done.done():
+            self.is_unknown = isinstance(reason, Undecided)
             self.done.set_exception(reason)
             self.done.exception()  # whoever asked may have gone
+        self._entries.clear()
 
     def refused(self, _size: int) -> None:
         """Not told entry by entry: see ``given_up``."""
@@ -208,13 +221,14 @@ class Publish:
 class Publishes:
     """The publishes of one log, one after the other."""
 
-    __slots__ = ("_has_hole", "_held", "_held_bytes", "_line")
+    __slots__ = ("_has_hole", "_held", "_held_bytes", "_line", "_unknown")
 
     def __init__(self) -> None:
         self._line: deque[Publish] = deque()
         self._held: deque[Block] = deque()
         self._held_bytes = 0
         self._has_hole = False
+        self._unknown: dict[str, int] = {}  # the highest version of each app
 
     def add(self, publish: Publish, topic_log: TopicLog) -> None:
         """It takes its turn behind what waits now. Raises Refused."""
@@ -232,6 +246,17 @@ class Publishes:
         """One of that app whose fate is not known yet."""
         self._settle()
         return next((each for each in self._line if each.app == app and not each.done.done()), None)
+
+    def may_count(self, app: str, version: int) -> bool:
+        """Whether this version of an app, or a later one, may be in the log, or come into it, unheard of.
+
+        What the store says until then of what is published is no proof that it is not.
+        """
+        self._settle()
+        return self._unknown.get(app, -1) >= version or any(
+            each.app == app and each.version >= version and not each.done.done()
+            for each in self._line
+        )
 
     def is_first(self, topic_log: TopicLog) -> bool:
         """Whether other entries of the log have to wait."""
@@ -262,7 +287,7 @@ class Publishes:
             first = self._line[0]
             if first.has_begun or first.may_write():
                 if not first.has_begun:
-                    self._forget_held()
+                    self.forget_held()
                 return first.form(topic_log, time_ms)
             first.fail(Unavailable("the topic has changed hands; nothing was published"))
         return None
@@ -282,7 +307,7 @@ class Publishes:
             topic_log.forget_tail()
         for block in self._held:
             topic_log.remember(block)
-        self._forget_held()
+        self.forget_held()
         return True
 
     def refuse(self) -> None:
@@ -296,15 +321,48 @@ class Publishes:
         for publish in self._line:
             if publish.has_begun and not publish.is_formed:
                 publish.cut_short()
+        self._settle()
+        self._unknown.clear()  # no call of another ledger is executed any more: the store's word counts
 
     def _settle(self) -> None:
         while self._line and self._line[0].done.done():
-            self._line.popleft()
+            ended = self._line.popleft()
+            if ended.is_unknown:
+                known = self._unknown.get(ended.app, -1)
+                self._unknown[ended.app] = max(known, ended.version)
 
-    def _forget_held(self) -> None:
+    def forget_held(self, *, leaves_hole: bool = False) -> None:
+        """Keep no block of a publish for the log's tail; ``leaves_hole``: others of it are yet to come."""
         self._held.clear()
         self._held_bytes = 0
-        self._has_hole = False
+        self._has_hole = leaves_hole
+
+
+def abandon(
+    topic_log: TopicLog, publish: Publish, why: str, stored: Sequence[PendingBlock]
+) -> bool:
+    """Keep no more of a publish in memory than its fate is told by; ``stored`` are blocks that wait to
+    be durable, for which nobody asks any more.
+
+    One of which all was handed to the store may be published yet: its last block, and what is in the call
+    under way, go on as ever, and ``done`` ends with them. Others end here.
+    True: a part of it is stored. The caller has its log fenced next, before anything else is appended
+    there: the fence drops it.
+    """
+    if publish.is_formed:
+        dropped = set(stored)
+        topic_log.undecided[:] = [each for each in topic_log.undecided if each not in dropped]
+        if topic_log.publishes is not None:
+            topic_log.publishes.forget_held(leaves_hole=True)
+        return False
+    publish.fail(StoodStill(f"{why}; nothing was published: come again"))
+    if not publish.has_begun:
+        return False
+    topic_log.undecided[:] = [each for each in topic_log.undecided if each.publish is not publish]
+    topic_log.forget_tail()  # there may be blocks that it does not have
+    if topic_log.publishes is not None:
+        topic_log.publishes.forget_held()
+    return True
 
 
 def check_room(name: TopicName, state: dict[str, str], app: str) -> None:

@@ -7,11 +7,18 @@ given is whole: a hole in what was read raises Missing, it is never passed over.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from onewriter_broker.log.api import Block, StoredBlock
 from onewriter_broker.log.blocks import BLOCK_BYTES_MAX, MalformedBlock
-from onewriter_broker.log.topic_log import TRIMMED, TopicLog, last_position, stored_bytes
+from onewriter_broker.log.topic_log import (
+    LEDGER_ENDS,
+    TRIMMED,
+    TopicLog,
+    last_position,
+    stored_bytes,
+)
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position
 
@@ -20,6 +27,9 @@ READ_BYTES = 1024 * 1024
 
 READ_BLOCKS_MAX = 32
 """Blocks of one read at most: where small ones are followed by full ones, that is 8 MiB."""
+
+
+_NOTHING: Mapping[int, Position] = MappingProxyType({})
 
 
 class Missing(Undecided):
@@ -52,14 +62,25 @@ def leaves_hole(at: Position, found: Position) -> bool:
     return found.entry > 0
 
 
-def is_gone(asked: Position, first: Position, trimmed: Position, ends: Sequence[Position]) -> bool:
+def is_gone(
+    asked: Position,
+    first: Position,
+    trimmed: Position,
+    ends: Sequence[Position],
+    noted: Mapping[int, Position] = _NOTHING,
+) -> bool:
     """Whether something that stood at ``asked`` or behind it may be gone.
 
     ``first`` is the first block that is kept, ``trimmed`` the position below which the log was cut on
-    purpose, ``ends`` the last entries of ledgers, those that are known, without a hole between.
+    purpose, ``ends`` the last entries of ledgers, those that are known, without a hole between;
+    ``noted`` the last entries in front of some ledgers.
     """
     if asked >= first or (asked.entry == 0 and first == behind(asked)):
         return False  # of a ledger's beginning the marker may be gone, alone
+    if _is_nothing_between(asked, first, noted):
+        return False
+    if any(asked <= end < first for end in noted.values()):
+        return True
     if first.entry != 0:
         return True  # the first ledger that is left lacks its beginning
     if asked >= trimmed:
@@ -74,6 +95,22 @@ def trimmed_of(topic_log: TopicLog) -> Position:
     """Below what a log was cut on purpose, or may have been; EARLIEST: nowhere."""
     text = topic_log.state.get(TRIMMED)
     return EARLIEST if text is None else Position.parse(text)
+
+
+def _is_nothing_between(asked: Position, found: Position, noted: Mapping[int, Position]) -> bool:
+    """Whether it is known that between these two only markers ever stood."""
+    return any(end < asked and found <= (ledger, 1) for ledger, end in noted.items())
+
+
+def noted_ends(topic_log: TopicLog) -> dict[int, Position]:
+    """The last entries in front of some ledgers, as it was noted when the log was cut there."""
+    pairs = (pair.split(" ") for pair in topic_log.state.get(LEDGER_ENDS, "").split(",") if pair)
+    return {int(ledger): Position.parse(end) for ledger, end in pairs}
+
+
+def lacks(topic_log: TopicLog, asked: Position, first: Position) -> bool:
+    """Whether something may be gone (``is_gone``) of a log that begins at ``first``."""
+    return is_gone(asked, first, trimmed_of(topic_log), topic_log.ends, noted_ends(topic_log))
 
 
 class Range:
@@ -108,11 +145,8 @@ class Range:
             await self._check_empty()
             self.at = self.end
             return []
-        first = blocks[0].position
-        if leaves_hole(self.at, first):
-            raise Missing(self.at, first)
         for block in blocks:
-            if leaves_hole(self.at, block.position):
+            if self._leaves_hole(block.position):
                 raise Missing(self.at, block.position)
             self.at = behind(last_position(block))
         self._largest = max(map(stored_bytes, blocks))
@@ -152,11 +186,17 @@ class Range:
         else:
             return  # nothing was ever there, but a marker perhaps, which may go alone
         if (
-            leaves_hole(self.at, found)
-            or is_gone(self.at, found, trimmed_of(log), log.ends)
+            self._leaves_hole(found)
+            or lacks(log, self.at, found)
             or any(self.at <= end < self.end for end in log.ends)
         ):
             raise Missing(self.at, found)
+
+    def _leaves_hole(self, found: Position) -> bool:
+        """As ``leaves_hole``; markers that were cut off with all in front of them leave none."""
+        if not leaves_hole(self.at, found):
+            return False
+        return not _is_nothing_between(self.at, found, noted_ends(self._log))
 
     def _remembered(self) -> list[StoredBlock]:
         """The next blocks out of the tail in memory, where it reaches back that far."""

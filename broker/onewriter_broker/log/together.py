@@ -25,7 +25,7 @@ from onewriter_core.errors import (
     Undecided,
 )
 from onewriter_core.ids import Position
-from onewriter_core.wire.hot import Send
+from onewriter_core.wire.values import Send
 
 
 @dataclass(slots=True, eq=False)

@@ -8,6 +8,7 @@ machine); the store itself refuses a ledger that is no longer the newest.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,9 @@ LEDGERS_REMEMBERED_MAX = 64
 
 TRIMMED = "trimmed"
 """State field: the position below which blocks were dropped on purpose, or may have been."""
+
+LEDGER_ENDS = "ledgerEnds"
+"""State field: of the ledgers in which the log was cut last, the last entry in front of each."""
 
 ENTRY_BYTES = 400
 """What a pending entry weighs besides its payload, about: small ones count for what they cost."""
@@ -89,6 +93,8 @@ class TopicLog:
     """A write was refused or the dataset changed: after the next fence, compare the tails."""
     committed: Position = Position(0, 0)
     """The watermark: the last position that may be read."""
+    given_up_before: Position = Position(0, 0)
+    """What lies in front of it this broker has trimmed, or may have: nobody durable begins there."""
     ends: list[Position] = field(default_factory=list)
     """The last committed entry of each ledger written here: what the store must have."""
     is_closed: bool = False
@@ -112,6 +118,7 @@ class TopicLog:
     """Atomic publishes to it; None: there never was one."""
     _largest_block_bytes: float = float(BLOCK_BYTES_MAX)
     _compacted: CompactedLog | None = None
+    _trimming: asyncio.Lock | None = None
 
     @property
     def compacted(self) -> CompactedLog:
@@ -119,6 +126,23 @@ class TopicLog:
         if self._compacted is None:
             self._compacted = CompactedLog(self)
         return self._compacted
+
+    @property
+    def trimming(self) -> asyncio.Lock:
+        """Held around a call that trims it: one behind the other, each with what the last one noted."""
+        if self._trimming is None:  # made on demand: few logs are trimmed at a time
+            self._trimming = asyncio.Lock()
+        return self._trimming
+
+    def behind_cuts(self, mark_delete: Position) -> Position:
+        """Where a durable cursor that is to begin there begins: in front of nothing that is trimmed.
+
+        What is trimmed of a log with a compacted view is in the view: then it begins where it is to.
+        """
+        if COMPACTED in self.state:
+            return mark_delete
+        ledger, entry = self.given_up_before
+        return max(mark_delete, Position(ledger, max(entry - 1, 0)))
 
     def keep_uncompacted(self, *, is_wanted: bool) -> None:
         """Whether what no compacted view has stays, although there is no view at all yet."""

@@ -194,6 +194,17 @@ class Ownerships:
             self.statistics.readers_refused += 1
             raise refusal
 
+    async def check_follower(self, topic: TopicName, subscription: str) -> None:
+        """Refuse to move a subscription for somebody who is no consumer: its group owns the topic.
+
+        Holds until the caller waits for something. Raises Refused, and as ``room``.
+        """
+        room = await self.room(self._topics.bucket_of(topic))
+        if _covering(room, topic, subscription) is not None:
+            self.statistics.readers_refused += 1
+            text = f"group {subscription} owns its topics: only their owners' consumers acknowledge"
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+
     def _close_readers(self, room: Room, record: str) -> None:
         """Another owner: whoever reads for the group now does so no more."""
         group, resource = split_field(record)

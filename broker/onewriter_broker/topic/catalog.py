@@ -11,6 +11,7 @@ import json
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from weakref import WeakValueDictionary
 
 from onewriter_broker.log.api import Binding, LogStore, Outcome
 from onewriter_core.api import ExclusiveTopic
@@ -19,6 +20,14 @@ from onewriter_core.ids import TopicName, bucket_of, bucket_without_tags
 from onewriter_core.topic.model import WHOLE
 
 _NONE_SET: Mapping[str, object] = MappingProxyType({})
+
+
+class Undivided(Refused):
+    """Partitions were asked for, of a topic that has a log without them: its messages would be out of reach."""
+
+    def __init__(self) -> None:
+        text = "the topic is there without partitions, and gets none while it is: delete it first"
+        super().__init__(ServerError.NOT_ALLOWED_ERROR, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +64,27 @@ class CatalogEntry:
         others = {key: kept for key, kept in self.policies.items() if key != name}
         return replace(self, policies=others if value is None else {**others, name: value})
 
+    @property
+    def is_undivided(self) -> bool:
+        """Whether the topic is one log, of its own name: then it never gets partitions."""
+        return self.partitions == 0 and WHOLE in self.slots and not self.is_deleted
+
     def grown(self, partitions: int) -> CatalogEntry:
-        """The entry with at least so many partitions."""
+        """The entry with at least so many partitions. Raises Undivided."""
+        if partitions and self.is_undivided:
+            raise Undivided
         partitions = max(self.partitions, partitions)
         slots = tuple(sorted({*self.slots, *range(partitions)}))
         return replace(self, partitions=partitions, slots=slots)
 
     def with_declared(self, declared: ExclusiveTopic | None) -> CatalogEntry:
-        """The entry with what the topic's manifest asks for."""
-        if declared is None or declared.spec.partitions <= self.partitions:
-            return self if self.partitions or declared is None else self.with_slot(WHOLE)
-        partitions = declared.spec.partitions
-        slots = tuple(sorted({*self.slots, *range(partitions)} - {WHOLE}))
-        return replace(self, partitions=partitions, slots=slots)
+        """The entry with what the topic's manifest asks for; one that is undivided stays so."""
+        if declared is None or self.is_undivided:
+            return self
+        wanted = declared.spec.partitions
+        if wanted > self.partitions:
+            return self.grown(wanted)
+        return self if self.partitions else self.with_slot(WHOLE)
 
     def log_names(self, base: TopicName) -> list[TopicName]:
         """The full names of the topic's logs."""
@@ -82,6 +99,7 @@ class Catalogs:
         self._store = store
         self._cached: dict[int, dict[str, CatalogEntry]] = {}
         self._forgotten: dict[int, int] = {}
+        self._writing: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
 
     def forget(self, bucket: int) -> None:
         """The bucket was lost or its dataset changed: read its catalog again."""
@@ -129,18 +147,23 @@ class Catalogs:
     async def write(self, binding: Binding, base: TopicName, entry: CatalogEntry) -> None:
         """Store an entry of an owned bucket.
 
-        Raises Undecided, Unavailable; Refused for a new one that an earlier version has elsewhere.
+        Raises Undecided, Unavailable; Undivided; Refused for a new one that an earlier version has elsewhere.
         """
         bucket = bucket_of(base, self.buckets)
-        if str(base) not in await self.bucket(bucket, is_owned=True, replid=binding.replid):
-            await self._check_not_elsewhere(base)
-        fields = {str(base): entry.encode()}
-        outcome = await self._store.set_catalog(binding, fields)
-        if outcome is not Outcome.DONE:
-            self.forget(bucket)
-            raise Unavailable(f"the catalog of bucket {bucket} has moved on: {outcome.value}")
-        entries = await self.bucket(bucket, is_owned=True, replid=binding.replid)
-        entries[str(base)] = entry
+        async with self._writing.setdefault(base, asyncio.Lock()):
+            entries = await self.bucket(bucket, is_owned=True, replid=binding.replid)
+            present = entries.get(str(base))
+            if present is None:
+                await self._check_not_elsewhere(base)
+            elif not present.is_deleted:
+                _check_follows(base, present, entry)
+            fields = {str(base): entry.encode()}
+            outcome = await self._store.set_catalog(binding, fields)
+            if outcome is not Outcome.DONE:
+                self.forget(bucket)
+                raise Unavailable(f"the catalog of bucket {bucket} has moved on: {outcome.value}")
+            entries = await self.bucket(bucket, is_owned=True, replid=binding.replid)
+            entries[str(base)] = entry
 
     async def _check_not_elsewhere(self, base: TopicName) -> None:
         """A topic of a version without hash tags must not begin anew, empty and with lower epochs."""
@@ -153,3 +176,11 @@ class Catalogs:
                 f"{base} lies in bucket {former}, where a version that knew no hash tags put it:"
                 " use another name, and copy its messages with that version",
             )
+
+
+def _check_follows(base: TopicName, present: CatalogEntry, entry: CatalogEntry) -> None:
+    """An entry was made of what the catalog said; somebody else may have changed that meanwhile."""
+    if entry.partitions and present.is_undivided:
+        raise Undivided
+    if entry.partitions < present.partitions and not entry.is_deleted:
+        raise Unavailable(f"{base} has got partitions meanwhile: come again")

@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 
 from onewriter_broker.log.api import Durability
+from onewriter_broker.topic.catalog import Undivided
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.errors import OnewriterError, Refused
@@ -56,12 +57,26 @@ def declare(topic: LoadedTopic, declared: ExclusiveTopic | None, now: float) -> 
     for topic_log in topic.runner.logs.values():
         if declared is not None:
             topic_log.wanted_durability = Durability(declared.spec.durability.value)
+    say_undivided(topic)
     return True
 
 
+def say_undivided(topic: LoadedTopic) -> None:
+    """Log that a topic is declared with partitions and gets none; the operator has a condition for it."""
+    if topic.entry.is_undivided and _wanted_partitions(topic):
+        wanted = _wanted_partitions(topic)
+        log.error(
+            "partitions.refused", topic=str(topic.name), wanted=wanted, reason=str(Undivided())
+        )
+
+
 def lacks_partitions(topic: LoadedTopic) -> bool:
-    """Whether more partitions are declared than the topic has."""
-    return topic.declared is not None and topic.declared.spec.partitions > topic.entry.partitions
+    """Whether more partitions are declared than the topic has, and it may have them."""
+    return not topic.entry.is_undivided and _wanted_partitions(topic) > topic.entry.partitions
+
+
+def _wanted_partitions(topic: LoadedTopic) -> int:
+    return 0 if topic.declared is None else topic.declared.spec.partitions
 
 
 async def grow(
@@ -85,9 +100,8 @@ async def grow(
 async def _grow_once(
     topic: LoadedTopic, set_partitions: Callable[[TopicName, int], Awaitable[None]]
 ) -> None:
-    wanted = 0 if topic.declared is None else topic.declared.spec.partitions
     try:
-        await set_partitions(topic.name, wanted)
+        await set_partitions(topic.name, _wanted_partitions(topic))
     except Refused:
         raise
     except OnewriterError as error:

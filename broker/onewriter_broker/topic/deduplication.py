@@ -38,8 +38,9 @@ from onewriter_broker.log.topic_log import TopicLog, last_position, payloads
 from onewriter_broker.topic.resends import POSITION_UNKNOWN
 from onewriter_core.errors import ProtocolError, Unavailable, Undecided
 from onewriter_core.ids import Position
-from onewriter_core.wire.hot import Send, encode_send_receipt, encode_send_receipts
+from onewriter_core.wire.encoding import encode_send_receipt, encode_send_receipts
 from onewriter_core.wire.messages import EntrySummary, summarize
+from onewriter_core.wire.values import Send
 
 FIELD = "deduplication"
 """The state field that holds the snapshot: a position, a space, and producer name to highest

@@ -12,6 +12,7 @@ from onewriter_broker.log.topic_log import TRIMMED, TopicLog
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.compaction import drop_unused
 from onewriter_broker.topic.deduplication import FIELD as DEDUPLICATION
+from onewriter_broker.topic.layouts import LAYOUT_PREFIX
 from onewriter_broker.topic.schemas import STATE_PREFIX as SCHEMA_PREFIX
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import Unavailable
@@ -55,7 +56,7 @@ async def erase(topic_log: TopicLog) -> None:
     Raises Unavailable when the log has moved on, Undecided when the store does not answer.
     """
     binding, marker = topic_log.binding, Position(topic_log.ledger, 0)
-    forgotten = (CURSOR_PREFIX, SCHEMA_PREFIX, VERSION_PREFIX)
+    forgotten = (CURSOR_PREFIX, SCHEMA_PREFIX, VERSION_PREFIX, LAYOUT_PREFIX)
     gone = [name for name in topic_log.state if name.startswith(forgotten)]
     gone += [TERMINATED, DEDUPLICATION, COMPACTED]
     had_view = COMPACTED in topic_log.state or COMPACTING in topic_log.state

@@ -210,10 +210,10 @@ class Fencing:
         if any(topic_log.is_closed for topic_log in logs) or not self._counts(fence.binding):
             return False
         for part, topic_log in zip(fence.logs, logs, strict=True):
-            for name, value in part.state.items():  # `update` makes room for twice as many
+            for name, value in part.state.items():
                 if name.startswith(FLOOR_PREFIX) and int(value) < int(topic_log.state.get(name, 0)):
                     continue  # raised while the fence was under way
-                topic_log.state[name] = sys.intern(value) if len(value) <= ALIKE_MAX else value
+                _keep(topic_log.state, name, value)
             topic_log.state.pop(OPEN_PUBLISH, None)  # the fence dropped it
             topic_log.marker_committed(Marker(Position(fence.ledger, 0), NO_FIELDS))
             if changes_hands:  # whatever slipped in was sent by a writer whose turn ends here
@@ -275,6 +275,22 @@ class Fencing:
             time_ms,
         )
         return StoreFence(binding, ledger, tuple(parts), audit)
+
+    async def read_state(self, topic_log: TopicLog) -> None:
+        """Have the log know what its state says behind the first fence here.
+
+        When it was read before, a trim or a cursor's save may have been on its way that nobody waits for
+        any more; from the fence on none is. Raises Undecided.
+        """
+        binding = topic_log.binding
+        if binding is None:
+            return
+        found = await topic_log.store.read_state(topic_log.name, replid=binding.replid)
+        for name in topic_log.state.keys() - found.keys():
+            del topic_log.state[name]
+        for name, value in found.items():
+            if topic_log.state.get(name) != value:
+                _keep(topic_log.state, name, value)
 
     async def remember_end(self, topic_log: TopicLog) -> None:
         """Note what stands in front of the first marker here: it counts as acknowledged.
@@ -385,6 +401,11 @@ class Fencing:
                 "entries": str(loss.entries),
             }
         )
+
+
+def _keep(state: dict[str, str], name: str, value: str) -> None:
+    """Set one field of many logs' states, which are mostly alike; ``update`` makes room for twice as many."""
+    state[name] = sys.intern(value) if len(value) <= ALIKE_MAX else value
 
 
 def _may_return(slot: Slot) -> bool:

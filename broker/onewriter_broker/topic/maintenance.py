@@ -119,7 +119,7 @@ class Maintenance:
                     await self._retention.sweep(
                         topic_log,
                         policy,
-                        subscriptions.lowest_retained_position(),
+                        subscriptions.lowest_retained_position,
                         self._wall_ms(),
                     )
                 except OnewriterError as error:

@@ -35,8 +35,9 @@ from onewriter_broker.topic.resends import (
 from onewriter_core.errors import ProtocolError, ServerError
 from onewriter_core.ids import Position
 from onewriter_core.topic.model import AccessMode, Request
-from onewriter_core.wire.hot import Send, encode_send_receipt, encode_send_receipts
+from onewriter_core.wire.encoding import encode_send_receipt, encode_send_receipts
 from onewriter_core.wire.messages import content_checksum
+from onewriter_core.wire.values import Send
 
 RECENT_MIN = 1_024
 """Stored entries remembered per lineage, to answer a resend with the original position; somewhat

@@ -1,126 +1,85 @@
 """Publishing staged parts as a whole: under the epoch that leads, or in a turn of its own.
 
 A publish under an epoch stands among what the epoch's holder sends. Without one it takes the topic as
-an exclusive producer would, through the topic machine, and gives it back when it has ended. Once begun
-it goes on whether or not anybody waits for the answer.
+an exclusive producer would, through the topic machine, and gives it back when it has ended: see
+publishing_turn.py. Once begun it goes on whether or not anybody waits for the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Final
 from weakref import WeakValueDictionary
 
 import structlog
 
-from onewriter_broker.log.api import VERSION_PREFIX, LogStore, Outcome
+from onewriter_broker.log.api import VERSION_PREFIX, LogStore
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.publishing import PUBLISHES_WAITING_MAX, Entries, Publish, Published
+from onewriter_broker.log.publishing import (
+    PUBLISHES_WAITING_MAX,
+    Entries,
+    Publish,
+    StoodStill,
+    check_room,
+)
 from onewriter_broker.log.termination import terminated_at
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.topic import staged_rows
 from onewriter_broker.topic.checking import standing_of
+from onewriter_broker.topic.layouts import Layouts
+from onewriter_broker.topic.leading import check_leads, count_led, leads
 from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.producer import Producer
+from onewriter_broker.topic.publish_requests import FORGOTTEN_SECONDS, Answer, Asked, PublishRequest
+from onewriter_broker.topic.publishing_turn import TURN_SECONDS, Line, Turn
 from onewriter_broker.topic.runner import TopicRunner
-from onewriter_broker.topic.staging import Claimed, MissingPart, Staging
+from onewriter_broker.topic.staging import MissingPart, Staging, check_size
 from onewriter_core.errors import (
-    Fenced,
     OnewriterError,
     Refused,
     ServerError,
     Unavailable,
     Undecided,
 )
-from onewriter_core.ids import Identity, TopicName
-from onewriter_core.topic.lookups import is_changing_hands, tenure_of
-from onewriter_core.topic.model import AccessMode, Departure, Request, Reserved, Topic
+from onewriter_core.ids import TopicName
 
-ENTRIES_PER_TURN: Final = 16
-"""Entries made before others get a turn of the event loop: 2 MiB where they are full."""
+STANDSTILL_SECONDS: Final = 20.0
+"""A publish is given up where nothing of its log was stored, or became durable, for so long: it holds
+memory that others wait for. Less than a request may take, so that who asks is told."""
 
-TURN_SECONDS: Final = 10.0
-"""How long a publish waits for the topic to be its own."""
+LOOKS: Final = 10
+"""At a publish, in that time."""
 
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A publish as it was asked for; ``claim``: under which somebody was admitted."""
-
-    app: str
-    version: int
-    epoch: int | None
-    parts: Sequence[Claimed]
-    identity: Identity = Identity()
-    claim: str = ""
-    address: str = ""
-
-    @property
-    def rows(self) -> int:
-        """Of all parts."""
-        return sum(part.rows for part in self.parts)
-
-    def is_same(self, other: Asked) -> bool:
-        """Whether both ask for the same, on behalf of the same identity."""
-        return self._what == other._what
-
-    @property
-    def _what(self) -> tuple[object, ...]:
-        return self.app, self.version, self.epoch, self.identity, tuple(self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What became of it: ``where`` is None for a duplicate, and for a publish without rows."""
-
-    is_duplicate: bool
-    where: Published | None = None
-
-
-DUPLICATE: Final = Answer(is_duplicate=True)
-
-
-def leads(topic: Topic, slot: int, epoch: int) -> bool:
-    """Whether an epoch's tenure is the one that may write a slot, or come back to it."""
-    found = topic.slot(slot)
-    tenure = None if found is None else tenure_of(found)
-    if found is None or tenure is None or topic.is_closed:
-        return False
-    return tenure.epoch == epoch and not is_changing_hands(topic, found)
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """One that is performed, and those that were told to wait for its end."""
-
-    asked: Asked
-    done: asyncio.Future[Answer]
-    joined: int = 0
-
-    async def join(self) -> Answer:
-        """The same, asked once more, ends with it. Raises what it raises."""
-        self.joined += 1
-        try:
-            answer = await asyncio.shield(self.done)
-        finally:
-            self.joined -= 1
-        return answer if answer.where is None else DUPLICATE
+def _duplicate(held: int) -> Answer:
+    return Answer(is_duplicate=True, held=held)
 
 
 class Publishing:
     """Publishes to the logs that this broker serves."""
 
-    def __init__(self, store: LogStore, appender: Appender, staging: Staging) -> None:
+    def __init__(
+        self,
+        store: LogStore,
+        appender: Appender,
+        staging: Staging,
+        *,
+        is_full: Callable[[], bool] = lambda: False,
+        standstill_seconds: float = STANDSTILL_SECONDS,
+    ) -> None:
+        """``is_full``: whether the store is so full that nothing more is to be published."""
+        self.layouts = Layouts(store, appender.prove)
         self._store = store
         self._appender = appender
         self._staging = staging
-        self._requests: dict[TopicLog, list[_Request]] = {}
+        self._is_full = is_full
+        self._standstill_seconds = standstill_seconds
+        self._requests: dict[TopicLog, list[PublishRequest]] = {}
+        self._kept_still: set[tuple[TopicLog, str]] = set()
+        self._line = Line()
         self._turns: WeakValueDictionary[tuple[TopicLog, str], asyncio.Lock] = WeakValueDictionary()
 
     async def publish(
@@ -134,28 +93,78 @@ class Publishing:
         """
         slot = topic.slot_of(name)
         topic_log = topic.runner.logs[slot]
+        if (topic_log, asked.app) in self._kept_still:
+            text = f"what {name} knows of {asked.app} is being changed; nothing was published"
+            raise Unavailable(f"{text}: come again")
         requests = self._requests.setdefault(topic_log, [])
-        if sum(1 + each.joined for each in requests) >= PUBLISHES_WAITING_MAX:
+        request = next((each for each in requests if each.asked.is_same(asked)), None)
+        is_counted = request is not None and not request.askers  # somebody went, and comes again
+        count = sum(max(1, each.askers) for each in requests)
+        if count >= PUBLISHES_WAITING_MAX and not is_counted:
             text = f"{PUBLISHES_WAITING_MAX} requests to publish to {name} wait already: come again"
             raise Refused(ServerError.TOO_MANY_REQUESTS, text)
-        same = next((each for each in requests if each.asked.is_same(asked)), None)
-        if same is not None:
-            return await same.join()
-        request = _Request(asked, asyncio.get_running_loop().create_future())
-        requests.append(request)
-        self._start(topic.runner, slot, request, time_ms)
-        return await asyncio.shield(request.done)
+        if request is None:
+            request = PublishRequest(asked)
+            requests.append(request)
+            self._start(topic.runner, slot, request)
+        request.time_ms = time_ms
+        with request.heard():
+            if request.is_waiting:
+                await asyncio.wait((request.done,), timeout=TURN_SECONDS)
+            if request.is_waiting:
+                try:
+                    answer = await self._told_in_line(topic_log, request)
+                except OnewriterError:
+                    if request.is_waiting:  # else it has begun meanwhile
+                        raise
+                else:
+                    if request.is_waiting:
+                        return answer
+            return await request.ended()
 
-    def _start(self, runner: TopicRunner, slot: int, request: _Request, time_ms: int) -> None:
+    async def _told_in_line(self, topic_log: TopicLog, request: PublishRequest) -> Answer:
+        """For who has waited long enough: duplicate, published by another rule. Else raises Unavailable."""
+        with self._certain(topic_log, request):
+            held = await self._known(topic_log, request.asked)
+            if held is None:
+                text = f"{topic_log.name} is not free yet; nothing was published. The place in its line"
+                raise Unavailable(f"{text} is kept for {FORGOTTEN_SECONDS:g} s: ask again")
+            return _duplicate(held)
+
+    @contextlib.contextmanager
+    def keeping_still(self, topic_log: TopicLog, app: str) -> Iterator[None]:
+        """Nothing is published to a log under an app meanwhile.
+
+        Raises Unavailable while something is, or may be for all that is known of the store.
+        """
+        key = topic_log, app
+        publishes, requests = topic_log.publishes, self._requests.get(topic_log, ())
+        may_count = publishes is not None and publishes.may_count(app, 0)
+        if may_count or key in self._kept_still or any(each.asked.app == app for each in requests):
+            text = f"{topic_log.name} is being published to under {app}, or may be: come again"
+            raise Unavailable(text)
+        self._kept_still.add(key)
+        try:
+            yield
+        finally:
+            self._kept_still.remove(key)
+
+    def _start(self, runner: TopicRunner, slot: int, request: PublishRequest) -> None:
         topic_log, asked, done = runner.logs[slot], request.asked, request.done
 
         async def perform() -> None:
             try:
                 async with self._turn_of(topic_log, asked):
-                    answer = await self._perform(runner, slot, asked, time_ms)
+                    with self._certain(topic_log, request):
+                        answer = await self._perform(runner, slot, request)
             except OnewriterError as error:
                 done.set_exception(error)
                 done.exception()  # nobody may be left to hear it
+            except Exception:  # ends this request; what may close the topic stands in ``changing``
+                log.exception("publish.failed", topic=str(topic_log.name), app=asked.app)
+                text = "publishing failed; the broker's log says why: ask again whether it is published"
+                done.set_exception(Undecided(text))
+                done.exception()
             else:
                 done.set_result(answer)
 
@@ -172,102 +181,175 @@ class Publishing:
 
         runner.spawn(perform()).add_done_callback(ended)
 
-    def _turn_of(self, topic_log: TopicLog, asked: Asked) -> asyncio.Lock:
-        """One of an app after the other; and of those that need the topic for themselves, of all apps."""
+    def _turn_of(
+        self, topic_log: TopicLog, asked: Asked
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        """One of an app after the other; and of those that need the topic for themselves, of all apps.
+
+        Those that wait for the topic do so beside all others.
+        """
+        if asked.waits:
+            return contextlib.nullcontext()
         key = (topic_log, "" if asked.epoch is None else asked.app)
         return self._turns.setdefault(key, asyncio.Lock())
 
-    async def _perform(self, runner: TopicRunner, slot: int, asked: Asked, time_ms: int) -> Answer:
-        topic_log = runner.logs[slot]
-        if await self._is_known(topic_log, asked):  # whatever became of its epoch since
-            return DUPLICATE
-        await self._check_epoch(runner, slot, asked)
-        if terminated_at(topic_log.state) is not None:
-            raise Refused(ServerError.TOPIC_TERMINATED_ERROR, f"{topic_log.name} was terminated")
-        if asked.rows == 0:
-            return Answer(is_duplicate=False)
-        await self._store.staged.check_rights()
+    @contextlib.contextmanager
+    def _certain(self, topic_log: TopicLog, request: PublishRequest) -> Iterator[None]:
+        """No error but Undecided leaves it while what was asked for earlier may yet be published."""
+        asked, requests = request.asked, self._requests[topic_log]
+        is_first = not request.meets(requests[: requests.index(request)])
         try:
-            answer = await self._publish_rows(runner, slot, asked, time_ms)
-        except (Unavailable, MissingPart):
-            if await self._is_known(topic_log, asked):  # by another request
-                return DUPLICATE
-            await self._check_epoch(runner, slot, asked)
+            yield
+        except Undecided:
+            raise
+        except OnewriterError as error:
+            self._check_heard(topic_log, asked)
+            # One that waits is asked for again, behind all others that have come since.
+            if is_first and not (asked.waits and request.meets(requests)):
+                raise
+            raise Undecided(f"this version was asked for before: ask again ({error})") from error
+
+    def _check_heard(self, topic_log: TopicLog, asked: Asked) -> None:
+        """Raises Undecided where a publish was handed to the store of which nothing has been heard yet.
+
+        Who was to be told that this version is not published is told that nobody can tell.
+        """
+        publishes = topic_log.publishes
+        if publishes is not None and publishes.may_count(asked.app, asked.version):
+            text = f"whether version {asked.version} of {asked.app} is published"
+            raise Undecided(f"nobody can tell yet {text}: ask again")
+
+    async def _perform(self, runner: TopicRunner, slot: int, request: PublishRequest) -> Answer:
+        topic_log, asked = runner.logs[slot], request.asked
+        answer = await self._without_rows(runner, slot, asked)
+        if answer is not None:
+            return answer
+        try:
+            answer = await self._publish_rows(runner, slot, request)
+        except (Unavailable, MissingPart) as error:
+            try:
+                held = await self._known(topic_log, asked)  # by another request
+                if held is not None:
+                    return _duplicate(held)
+                await self._check_epoch(runner, slot, asked)
+            except Undecided:
+                if not isinstance(error, StoodStill):
+                    raise  # else: of a store that stands still more is not heard
             raise
         # Whoever has staged this version, too, is answered "duplicate" whatever became of its parts.
         with contextlib.suppress(OnewriterError):  # they expire
-            await self._staging.drop(topic_log.name, f"{asked.app}/{asked.version}/")
+            prefix = f"{asked.app}/{asked.version}/"
+            await self._staging.drop(topic_log.name, prefix)
+            others = [part.key for part in asked.parts if not part.key.startswith(prefix)]
+            if others:  # staged under another version
+                await self._staging.drop_parts(topic_log.name, others)
         return answer
 
-    async def _publish_rows(
-        self, runner: TopicRunner, slot: int, asked: Asked, time_ms: int
-    ) -> Answer:
+    async def _without_rows(self, runner: TopicRunner, slot: int, asked: Asked) -> Answer | None:
+        """The answer where no rows are to be published; None: they may be. Raises what forbids it."""
         topic_log = runner.logs[slot]
+        held = await self._known(topic_log, asked)
+        if held is not None:  # whatever became of its epoch since
+            return _duplicate(held)
+        await self._check_epoch(runner, slot, asked)
+        if terminated_at(topic_log.state) is not None:
+            raise Refused(ServerError.TOPIC_TERMINATED_ERROR, f"{topic_log.name} was terminated")
+        check_room(topic_log.name, topic_log.state, asked.app)
+        if asked.rows == 0:  # the store is not written to, where a deposed broker would learn of it
+            await standing_of(topic_log, self._appender.prove)
+            return Answer(is_duplicate=False)
+        if self._is_full():
+            raise Unavailable("the store is nearly full: nothing is published until it is not")
+        await self._store.staged.check_rights()
+        return None
+
+    async def _publish_rows(
+        self, runner: TopicRunner, slot: int, request: PublishRequest
+    ) -> Answer:
+        topic_log, asked = runner.logs[slot], request.asked
+
+        def turn() -> Turn:
+            return Turn(runner, slot, asked, self._appender.gathered)
+
+        if asked.waits:
+            check_size(asked.parts)
+            what = (asked.app, asked.version, asked.identity)
+            async with self._line.waited_for(topic_log, what, request, turn) as own:
+                answer = await self._without_rows(runner, slot, asked)  # after a long time, perhaps
+                if answer is not None:
+                    return answer
+                async with self._staging.loading_soon(topic_log.name, asked.parts):
+                    entries = await self._entries(topic_log.name, request)
+                    return await self._append(runner, slot, asked, entries, own.may_write)
         with self._staging.loading(topic_log.name, asked.parts):
-            entries = await self._entries(topic_log.name, asked, time_ms)
+            entries = await self._entries(topic_log.name, request)
             if asked.epoch is None:
-                return await self._in_turn(runner, slot, asked, entries)
+                async with self._line.soon(topic_log, turn) as own:
+                    return await self._append(runner, slot, asked, entries, own.may_write)
             epoch = asked.epoch
             return await self._append(
                 runner, slot, asked, entries, lambda: leads(runner.topic, slot, epoch)
             )
 
     async def _check_epoch(self, runner: TopicRunner, slot: int, asked: Asked) -> None:
-        """As ``check_epoch``; says Fenced only while this broker certainly serves the topic."""
-        if asked.epoch is None:
-            return
-        try:
-            check_epoch(runner.topic, slot, asked.epoch)
-        except Fenced:
-            await standing_of(runner.logs[slot], self._appender.prove)
-            raise
+        if asked.epoch is not None:
+            await check_leads(runner, slot, asked.epoch, self._appender.prove)
 
-    async def _is_known(self, topic_log: TopicLog, asked: Asked) -> bool:
-        """Whether this version of the app, or a later one, is certainly published.
+    async def count_led(self, runner: TopicRunner, partitions: int, epoch: int) -> int:
+        """As ``leading.count_led``."""
+        return await count_led(runner, partitions, epoch, self._appender.prove)
+
+    async def _known(self, topic_log: TopicLog, asked: Asked) -> int | None:
+        """The version of the app that is certainly published, where that is this one or a later one.
 
         What is on its way is waited for: it may yet fail. What is read holds only once it is seen
         that no other broker wrote it, and that it is as durable as an acknowledgement.
         """
         under_way = None if topic_log.publishes is None else topic_log.publishes.of(asked.app)
-        if under_way is not None:  # by another rule: an epoch was named, and was not
-            with contextlib.suppress(OnewriterError):
-                await asyncio.shield(under_way.done)
+        if under_way is not None:  # by another rule; or the store stands still, and it was given up
+            await asyncio.wait((under_way.done,), timeout=self._standstill_seconds)
+        self._check_heard(topic_log, asked)
         binding = topic_log.binding
         if binding is None:
             raise Unavailable(f"{topic_log.name} is not open here")
-        if await self.held_version(topic_log, asked.app) < asked.version:
-            return False
-        await standing_of(topic_log, self._appender.prove)
+        held = await self.held_version(topic_log, asked.app)
+        if held < asked.version:
+            return None
+        try:
+            await standing_of(topic_log, self._appender.prove)
+        except Unavailable as error:  # it is known, perhaps elsewhere
+            raise Undecided(f"{error}: ask again") from error
         if topic_log.binding != binding:
             raise Undecided(f"{topic_log.name} was bound to the store anew: ask again")
-        return True
+        return held
 
     async def held_version(self, topic_log: TopicLog, app: str) -> int:
         """The version that an app has published last, as the store has it now; -1: none.
 
         Raises Unavailable, Undecided, and Refused for a state that must be repaired.
         """
-        binding = topic_log.binding
-        if binding is None:
-            raise Unavailable(f"{topic_log.name} is not open here")
-        state = await self._store.read_state(topic_log.name, replid=binding.replid)
-        field = f"{VERSION_PREFIX}{app}"
-        held = state.get(field, "-1")
+        name = f"{VERSION_PREFIX}{app}"
+        held = (await self.state_of(topic_log)).get(name, "-1")
         if not held.removeprefix("-").isdecimal():
-            text = f"the state of {topic_log.name} must be repaired: {field} is not a number"
+            text = f"the state of {topic_log.name} must be repaired: {name} is not a number"
             raise Refused(ServerError.PERSISTENCE_ERROR, text)
         return int(held)
 
-    async def _entries(self, name: TopicName, asked: Asked, time_ms: int) -> Entries:
-        made, count = Entries(), 0
+    async def state_of(self, topic_log: TopicLog) -> dict[str, str]:
+        """A log's state as the store has it now. Raises Unavailable, Undecided."""
+        binding = topic_log.binding
+        if binding is None:
+            raise Unavailable(f"{topic_log.name} is not open here")
+        return await self._store.read_state(topic_log.name, replid=binding.replid)
+
+    async def _entries(self, name: TopicName, request: PublishRequest) -> Entries:
+        made, asked = Entries(), request.asked
         for part in asked.parts:
             if part.rows:
                 body = await self._staging.load(name, part)
-                for send, payload in staged_rows.entries(body, asked.app, asked.version, time_ms):
+                rows = staged_rows.entries(body, asked.app, asked.version, request.time_ms)
+                async for send, payload in rows:
                     made.add(send, payload)
-                    count += 1
-                    if count % ENTRIES_PER_TURN == 0:
-                        await asyncio.sleep(0)
         return made
 
     async def _append(
@@ -280,127 +362,59 @@ class Publishing:
     ) -> Answer:
         topic_log = runner.logs[slot]
         publish = Publish(asked.app, asked.version, entries, may_write)
-        topic_log.publish(publish)
-        self._appender.gathered(topic_log)
-        where = await publish.done
+        with runner.changing():
+            topic_log.publish(publish)
+            self._appender.gathered(topic_log)
+            await self._watch(runner, topic_log, publish)
+            where = await publish.done
         log.info(
             "publish.ended",
             topic=str(topic_log.name),
             publish=publish.name,
             last=None if where is None else str(where.last),
         )
-        return DUPLICATE if where is None else Answer(is_duplicate=False, where=where)
+        if where is not None:
+            return Answer(is_duplicate=False, where=where)
+        try:  # the store refused it for the version that it knows
+            held = await self.held_version(topic_log, asked.app)
+        except Unavailable as error:
+            raise Undecided(f"{error}: ask again") from error
+        if held < asked.version:
+            raise Undecided(f"{topic_log.name} knows version {held} of {asked.app}: ask again")
+        return _duplicate(held)
 
-    async def _in_turn(
-        self,
-        runner: TopicRunner,
-        slot: int,
-        asked: Asked,
-        entries: Entries,
-    ) -> Answer:
-        """Publish as an exclusive producer that comes for this and goes."""
-        registration = f"publish-{uuid.uuid4().hex}"
-        request = Request(
-            registration=registration,
-            connection=registration,
-            producer_name=asked.app,
-            name_given=True,
-            mode=AccessMode.EXCLUSIVE,
-            slot=slot,
-            alone=True,
-            identity=asked.identity,
-            topic_epoch=_kept_for(runner.topic, slot, asked),
-            claim=asked.claim,
-            address=asked.address,
+    async def _watch(self, runner: TopicRunner, topic_log: TopicLog, publish: Publish) -> None:
+        """Until a publish has ended; one that stands still is given up.
+
+        Raises Undecided: all of it was handed to the store, which may store it yet.
+        """
+        now = asyncio.get_running_loop().time
+        seen, moved_at = _progress(topic_log), now()
+        while True:
+            await asyncio.wait((publish.done,), timeout=self._standstill_seconds / LOOKS)
+            if publish.done.done():
+                return
+            found = _progress(topic_log)
+            if found != seen:
+                seen, moved_at = found, now()
+            elif now() - moved_at >= self._standstill_seconds:
+                break
+        log.warning(
+            "publish.given_up",
+            topic=str(topic_log.name),
+            publish=publish.name,
+            has_begun=publish.has_begun,
+            is_formed=publish.is_formed,
         )
-        turn = Turn()
-        producer = Producer(turn, 0, 0, request, runner.logs[slot], self._appender.gathered)
-        runner.request(producer)
-        try:
-            try:
-                async with asyncio.timeout(TURN_SECONDS):
-                    await turn.ready
-            except TimeoutError as error:
-                text = f"the topic was not free within {TURN_SECONDS:g} s; nothing was published"
-                raise Unavailable(text) from error
-            return await self._append(runner, slot, asked, entries, lambda: producer.is_active)
-        finally:
-            runner.gone(producer, Departure.CLOSED)
+        why = f"the store has taken nothing for {self._standstill_seconds:g} s"
+        if self._appender.abandon(topic_log, publish, why):
+            runner.dataset_changed()
+        if not publish.done.done():
+            text = f"{why}; nobody can tell yet whether this is published: ask again"
+            raise Undecided(text)
 
 
-def _kept_for(topic: Topic, slot: int, asked: Asked) -> int | None:
-    """The epoch of an earlier turn of this app for which the topic is kept, since its broker died."""
-    found = topic.slot(slot)
-    if found is None or not isinstance(found.ownership, Reserved):
-        return None
-    tenure = found.ownership.tenure
-    is_own = (tenure.producer_name, tenure.identity) == (asked.app, asked.identity)
-    return tenure.epoch if is_own else None
-
-
-def check_epoch(topic: Topic, slot: int, epoch: int) -> None:
-    """Raises Fenced where an epoch is not the one that leads, and never will be again.
-
-    Raises Unavailable where that cannot be told here: the topic moves, or changes hands.
-    """
-    if topic.is_closed:
-        raise Unavailable("the topic moves to another broker: come again")
-    if leads(topic, slot, epoch):
-        return
-    found = topic.slot(slot)
-    if found is not None and is_changing_hands(topic, found):
-        raise Unavailable("the topic is changing hands: come again")
-    current = 0 if found is None else found.epoch
-    text = (
-        f"epoch {epoch} does not lead the topic, whose newest is {current}; nothing was published"
-    )
-    raise Fenced(text, epoch=epoch, current_epoch=current)
-
-
-class Turn:
-    """The channel of a producer that nobody is connected to. Implements ProducerChannel."""
-
-    client_version = "onewriter-publish"
-    hears_of_queue = False
-
-    def __init__(self) -> None:
-        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def producer_ready(self, producer: Producer, epoch: int | None) -> None:
-        del producer, epoch
-        if not self.ready.done():
-            self.ready.set_result(None)
-
-    def producer_waits(self, producer: Producer) -> None:
-        """Never: an exclusive producer does not wait."""
-
-    def producer_refused(self, producer: Producer, code: ServerError, message: str) -> None:
-        del producer
-        self._end(Refused(code, message))
-
-    def producer_closed(self, producer: Producer) -> None:
-        del producer
-        self._end(Unavailable("the topic has moved on; nothing was published"))
-
-    def send_answered(self, frames: bytes, size: int) -> None:
-        """Nothing is sent through it."""
-
-    def send_dropped(self, size: int) -> None:
-        """Nothing is sent through it."""
-
-    def guard_refused(self, producer: Producer, outcome: Outcome) -> None:
-        """It has no guard."""
-
-    def drop(self, reason: str) -> None:
-        self._end(Unavailable(f"{reason}; nothing was published"))
-
-    def probe(self) -> None:
-        """It answers for itself: it is here."""
-
-    def queue_changed(self, producer: Producer, waiting: int) -> None:
-        """It leaves soon anyway."""
-
-    def _end(self, reason: OnewriterError) -> None:
-        if not self.ready.done():
-            self.ready.set_exception(reason)
-            self.ready.exception()
+def _progress(topic_log: TopicLog) -> tuple[object, ...]:
+    """What changes whenever a log gets on."""
+    undecided = len(topic_log.undecided)
+    return topic_log.ledger, topic_log.entries_in, undecided, topic_log.committed

@@ -27,13 +27,13 @@ from onewriter_broker.log.api import Block
 from onewriter_broker.log.topic_log import ENTRY_BYTES, TRIMMED, TopicLog, payloads
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
-from onewriter_core.wire.hot import Send
 from onewriter_core.wire.messages import (
     EntrySummary,
     content_checksum,
     entry_checksum,
     summarize,
 )
+from onewriter_core.wire.values import Send
 
 Mark = tuple[int, int]
 """What an entry is known by: sequence id (a batch's first message's) and checksum."""

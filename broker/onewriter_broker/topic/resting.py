@@ -27,7 +27,7 @@ from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.topic.deduplication import trim_limit
 from onewriter_broker.topic.policies import compaction_threshold
-from onewriter_broker.topic.retention import Measured, measure, trim_before, trim_once
+from onewriter_broker.topic.retention import Measured, measure, noted, trim_before, trim_once
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.api.topic import Retention as RetentionPolicy
 from onewriter_core.errors import OnewriterError
@@ -207,9 +207,10 @@ class RestingTopics:
             if self._topics.resting(base) != holding:
                 break
             with kept_at_rest(self._topics, base):
-                gone = await trim_once(measured, cut, holding.binding, token)
-            dropped += gone
-            if gone == 0:
+                fields = await noted(measured.topic_log, cut)
+                done = await trim_once(measured, cut, fields, holding.binding, token)
+            dropped += done.blocks
+            if done.blocks == 0:
                 break
             await asyncio.sleep(PAUSE_SECONDS)
         if dropped:

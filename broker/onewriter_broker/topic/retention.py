@@ -11,14 +11,20 @@ by one stretch of the measurements, which grow coarser with the log, and by what
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
 from onewriter_broker.log.api import Binding, Block, Outcome, StoredBlock
-from onewriter_broker.log.ranges import trimmed_of
-from onewriter_broker.log.topic_log import TRIMMED, TopicLog, last_position, stored_bytes
+from onewriter_broker.log.ranges import noted_ends, trimmed_of
+from onewriter_broker.log.topic_log import (
+    LEDGER_ENDS,
+    TRIMMED,
+    TopicLog,
+    last_position,
+    stored_bytes,
+)
 from onewriter_broker.topic.deduplication import trim_limit
 from onewriter_core.api.topic import Retention as RetentionPolicy
 from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position
@@ -38,18 +44,31 @@ READ_BLOCKS_MAX = 256
 TRIMS_MAX = 20
 """Trim calls of one sweep; the store drops at most 1000 blocks in each."""
 
+MARKERS_MAX = 16
+"""Markers in front of a cut that are passed over in search of the last entry there."""
+
+LEDGER_ENDS_MAX = 8
+"""Ledgers of a log whose end is noted when it is cut; of more, the oldest are forgotten."""
+
+_CUT_FIELDS = (TRIMMED, LEDGER_ENDS)
+"""State fields of a cut."""
+
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive blocks of a log: where they begin, what they hold, how new the newest is."""
+    """Consecutive blocks of a log: where they begin, what they hold, how new the newest is.
+
+    ``messages``: only where they are counted.
+    """
 
     start: Position
     blocks: int
     entries: int
     bytes: int
     newest_ms: int
+    messages: int = 0
 
 
 def trim_before(
@@ -85,10 +104,15 @@ def trim_before(
             break
         cut = following.start
         is_worth_it = is_worth_it or is_old or stretch.entries > 0  # not for a marker alone
-    cut = min(cut, marker)
-    if policy.keep_unacknowledged and lowest_retained is not None:
-        cut = min(cut, Position(lowest_retained.ledger, lowest_retained.entry + 1))
+    cut = min(cut, marker, unacknowledged_from(policy, lowest_retained))
     return cut if is_worth_it and cut > stretches[0].start else None
+
+
+def unacknowledged_from(policy: RetentionPolicy, lowest_retained: Position | None) -> Position:
+    """From where on a log is kept for its durable subscriptions; past everything: nothing is."""
+    if not policy.keep_unacknowledged or lowest_retained is None:
+        return Position(NUMBER_MAX, NUMBER_MAX)
+    return Position(lowest_retained.ledger, lowest_retained.entry + 1)
 
 
 def gather(stretches: list[Stretch], following: Stretch, width: int, most: int) -> int:
@@ -151,6 +175,14 @@ class Measured:
         return before - sum(stretch.blocks for stretch in self.stretches)
 
 
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What calls to the store did: about how many blocks went, and whether the last one was refused."""
+
+    blocks: int = 0
+    was_refused: bool = False
+
+
 class Retention:
     """Keeps a broker's logs within what was declared for them.
 
@@ -170,13 +202,15 @@ class Retention:
         self,
         topic_log: TopicLog,
         policy: RetentionPolicy,
-        lowest_retained: Position | None,
+        lowest_retained: Callable[[], Position | None],
         now_ms: int,
     ) -> int:
         """Trim one log to its policy, a bounded part in each call; about how many blocks went.
 
-        ``lowest_retained``: as in ``trim_before``. Nothing is done for a log that is not open here.
-        Raises Undecided when the store does not answer: call it again later.
+        ``lowest_retained`` is as in ``trim_before``, and asked before each call to the store: while a
+        log is measured and trimmed, a durable subscription may come, or be set back. One that comes
+        while a call is under way begins behind the cut (``trim_once``). Nothing is done for a log that
+        is not open here. Raises Undecided when the store does not answer: call it again later.
         """
         if (policy.max_age_seconds, policy.max_bytes, policy.max_entries) == (None, None, None):
             self.forget(topic_log)
@@ -196,14 +230,23 @@ class Retention:
         await measure(measured)
         limit = trim_limit(topic_log, Position(topic_log.ledger, 0))
         compacted_limit = topic_log.compacted_limit(limit)
-        cut = trim_before(measured.stretches, policy, lowest_retained, limit, now_ms)
+        lowest = lowest_retained()
+        cut = trim_before(measured.stretches, policy, lowest, limit, now_ms)
         if cut is not None and cut > compacted_limit:
             topic_log.compacted.is_waited_for = True
-            cut = trim_before(measured.stretches, policy, lowest_retained, compacted_limit, now_ms)
-        dropped = 0 if cut is None else await trim_to(measured, lambda: cut)
+            cut = trim_before(measured.stretches, policy, lowest, compacted_limit, now_ms)
+        if cut is None:
+            return 0
+        done = await trim_to(
+            measured, lambda: min(cut, unacknowledged_from(policy, lowest_retained()))
+        )
+        dropped = done.blocks
         if dropped:
             log.info(
-                "retention.trimmed", topic=str(topic_log.name), blocks=dropped, before=str(cut)
+                "retention.trimmed",
+                topic=str(topic_log.name),
+                blocks=dropped,
+                before=str(trimmed_of(topic_log)),
             )
         return dropped
 
@@ -239,42 +282,96 @@ async def measure(measured: Measured) -> None:
         measured.largest = max(stored_bytes(block) for block in blocks)
 
 
-async def trim_to(measured: Measured, cut_now: Callable[[], Position]) -> int:
+async def trim_to(measured: Measured, cut_now: Callable[[], Position]) -> Dropped:
     """Trim a log that is open here, as often as it takes, within TRIMS_MAX.
 
-    ``cut_now`` is asked before each call: what has to stay may become more meanwhile. About how many
-    blocks went. Raises Undecided.
+    ``cut_now`` is asked right before each call: what has to stay may become more meanwhile. Raises
+    Undecided, and what ``cut_now`` raises.
     """
     topic_log = measured.topic_log
-    dropped = 0
+    blocks = 0
     for _ in range(TRIMS_MAX):
-        binding, begins, cut = topic_log.binding, measured.begins, cut_now()
-        if begins >= cut:
-            break
+        begins, cut = measured.begins, cut_now()
         # A compaction that has begun meanwhile reads it twice, and must find the same.
-        if binding is None or topic_log.compacted_limit(cut) < cut:
+        if begins >= cut or topic_log.compacted_limit(cut) < cut:
             break
-        dropped += await trim_once(measured, cut, binding, binding.token(topic_log.ledger))
+        if topic_log.binding is None:
+            return Dropped(blocks, was_refused=True)
+        async with topic_log.trimming:
+            fields = await noted(topic_log, cut)
+            binding = topic_log.binding
+            if binding is None or cut_now() < cut or topic_log.compacted_limit(cut) < cut:
+                continue
+            token = binding.token(topic_log.ledger)
+            done = await trim_once(measured, cut, fields, binding, token)
+        blocks += done.blocks
+        if done.was_refused:
+            return Dropped(blocks, was_refused=True)
         if measured.begins == begins:
             break
-    return dropped
+    return Dropped(blocks)
 
 
-async def trim_once(measured: Measured, cut: Position, binding: Binding, token: str) -> int:
+async def trim_once(
+    measured: Measured, cut: Position, fields: Mapping[str, str], binding: Binding, token: str
+) -> Dropped:
     """One trim call up to ``cut``, under the token that the log's state has now.
 
-    About how many blocks went: the store drops whole nodes of a stream, the rest goes with the next
-    calls. 0: it was refused, or nothing is left to drop. Raises Undecided.
+    ``fields`` are what was ``noted`` of the cut. Nobody else trims the log meanwhile.
+
+    From here on the log counts as cut there, until the store refuses it: what this call drops, or a late
+    copy of one that nobody answered, is no reader's hole to pass over, and in no durable subscription's
+    backlog. The store drops whole nodes of a stream, the rest goes with the next calls. Raises Undecided.
     """
-    topic_log = measured.topic_log
-    fields = {TRIMMED: str(max(cut, trimmed_of(topic_log)))}
+    topic_log, state = measured.topic_log, measured.topic_log.state
+    given_up_before = topic_log.given_up_before
+    former = {name: state[name] for name in fields if name in state}
+    topic_log.given_up_before = max(given_up_before, cut)
+    state.update(fields)
     outcome = await topic_log.store.trim(binding, topic_log.name, token, cut, fields)
     if outcome is not Outcome.DONE:
+        topic_log.given_up_before = given_up_before
+        for name in fields.keys() - former.keys():
+            del state[name]
+        state.update(former)
         log.info("retention.refused", topic=str(topic_log.name), outcome=outcome.value)
-        return 0
-    topic_log.state.update(fields)
+        return Dropped(was_refused=True)
     first = await topic_log.read_blocks(EARLIEST, count=1)
-    return measured.forget_before(first[0].position) if first else 0
+    return Dropped(measured.forget_before(first[0].position) if first else 0)
+
+
+async def noted(topic_log: TopicLog, cut: Position) -> dict[str, str]:
+    """What the state is to say of a cut: where, and the last entry in front of the ledger there.
+
+    By that a reader that had read it is told apart from one that has missed something. Raises Undecided.
+    """
+    if cut <= trimmed_of(topic_log):
+        # All of it: where the store has not executed a call that nobody answered, it lacks both.
+        return {name: topic_log.state[name] for name in _CUT_FIELDS if name in topic_log.state}
+    fields, ends = {TRIMMED: str(cut)}, noted_ends(topic_log)
+    if cut.ledger not in ends:
+        end = await _end_before(topic_log, cut.ledger, ends)
+        if end is not None:
+            newest = [*ends.items(), (cut.ledger, end)][-LEDGER_ENDS_MAX:]
+            fields[LEDGER_ENDS] = ",".join(f"{ledger} {last}" for ledger, last in newest)
+    return fields
+
+
+async def _end_before(
+    topic_log: TopicLog, ledger: int, ends: Mapping[int, Position]
+) -> Position | None:
+    """The last entry in front of a ledger, out of the log; None where that is not found out."""
+    at = Position(ledger, 0)
+    for _ in range(MARKERS_MAX):
+        found = await topic_log.read_blocks(EARLIEST, at.previous, count=1, reverse=True)
+        if not found:
+            return None  # perhaps it went with a call that nobody answered
+        if isinstance(found[0], Block):
+            return found[0].last
+        at = found[0].position
+        if at.ledger in ends:
+            return ends[at.ledger]
+    return None
 
 
 def _joined(one: Stretch, other: Stretch) -> Stretch:
@@ -284,6 +381,7 @@ def _joined(one: Stretch, other: Stretch) -> Stretch:
         one.entries + other.entries,
         one.bytes + other.bytes,
         max(one.newest_ms, other.newest_ms),
+        one.messages + other.messages,
     )
 
 

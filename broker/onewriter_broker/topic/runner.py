@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import assert_never
 
@@ -25,7 +26,7 @@ from onewriter_broker.topic.producer import Producer
 from onewriter_broker.topic.queue_news import QueueNews
 from onewriter_broker.topic.registrations import Registrations
 from onewriter_broker.topic.story import Story
-from onewriter_core.errors import ServerError, Unavailable
+from onewriter_core.errors import OnewriterError, ServerError, Unavailable
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import (
     Answer,
@@ -176,10 +177,13 @@ class TopicRunner:
         effect = Fence(0, Purpose.REFENCE, numbers, None, Departure.MOVED, (), tenures, (), None)
         ledger = await self._shell.ownership.reserve_ledger(self.bucket)
         known = {slot.number: slot for slot in slots}
+        stored = [number for number in numbers if self.logs[number].exists]
         opened = await self._fencing.write_markers(effect, known, ledger, flush=False)
         if opened is None:
             return None
         await self._fencing.record_use(opened)
+        for number in stored:
+            await self._fencing.read_state(self.logs[number])
         for number in numbers:
             await self._fencing.remember_end(self.logs[number])
             await self.deduplications.open(number)
@@ -228,7 +232,11 @@ class TopicRunner:
         self._shell.changed(self.name)
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run work of this topic; the unexpected closes the topic, not the broker."""
+        """Run work of this topic; the unexpected closes the topic, not the broker.
+
+        Work for one request, which changes nothing before it gets so far, ends what is unexpected itself
+        and stands in ``changing`` from there on.
+        """
         task = self._shell.spawn(self._guarded(work))
         task.add_done_callback(lambda _task: work.close())  # cancelled before its first step
         return task
@@ -241,6 +249,21 @@ class TopicRunner:
         except Exception:
             log.exception("topic.failed", topic=str(self.name))
             self._shell.failed(self.name)
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Inside, what this broker knows of the topic is changed.
+
+        The unexpected leaves it half changed: it is raised, and closes the topic.
+        """
+        try:
+            yield
+        except OnewriterError:
+            raise
+        except Exception:
+            log.exception("topic.failed", topic=str(self.name))
+            self._shell.failed(self.name)
+            raise
 
     def _step(self, event: Event) -> None:
         if isinstance(event, FenceStored | FenceRefused) and (

@@ -86,12 +86,13 @@ class Segment:
             self.first, self.oldest_ms = block.position, block.time_ms
         self.last, self.chain = block.last, block.chain
         self.entries += entries
-        self.messages += entries if block.counts is None else sum(block.counts)
+        messages = entries if block.counts is None else sum(block.counts)
+        self.messages += messages
         self.bytes += size
         self.blocks += 1
         self.oldest_ms = min(self.oldest_ms, block.time_ms)
         self.newest_ms = max(self.newest_ms, block.time_ms)
-        stretch = Stretch(block.position, 1, entries, size, block.time_ms)
+        stretch = Stretch(block.position, 1, entries, size, block.time_ms, messages)
         self._width = gather(self.stretches, stretch, self._width, STRETCHES_PER_SEGMENT_MAX)
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,8 +48,17 @@ TOPIC_MEMORY_BYTES: Final = 32 * 1024 * 1024
 SMALL_TOPICS_MAX: Final = 4
 """As many topics may fill theirs at once."""
 
+MEMORY_SECONDS: Final = 20.0
+"""How long a publish that has its turn waits for others to give memory back."""
+
+MEMORY_LOOK_SECONDS: Final = 0.1
+"""Between two looks whether there is memory again."""
+
 UPLOADS_MAX: Final = 8
 """Parts that are being handed in at once."""
+
+CHUNKS_AT_ONCE: Final = 4
+"""Chunks of one part that are on their way to the store, or from it: 2 MiB, which others wait behind."""
 
 log = structlog.get_logger(__name__)
 
@@ -101,19 +110,14 @@ class Staging:
     async def keep(self, topic: TopicName, key: str, body: bytes) -> Claimed:
         """Keep a part; one of the same key is replaced as a whole.
 
-        Raises ProtocolError for a part that nobody could read, Refused where too much is staged,
-        Undecided: hand it in again.
+        Raises ProtocolError for a part that nobody could read, TooLarge where its version alone is too
+        much, Refused where too much is staged, Undecided: hand it in again.
         """
         rows = await staged_rows.check(body)
         bucket, name = self._bucket_of(topic), _name(topic, key)
         noted = await self._sweep(bucket)
-        others = [part.bytes for other, part in noted.items() if other != name]
-        if sum(others) + len(body) > STAGED_BYTES_MAX or len(others) >= STAGED_PARTS_MAX:
-            text = (
-                f"{STAGED_BYTES_MAX} bytes, or {STAGED_PARTS_MAX} parts, are staged in the topic's"
-                " bucket already"
-            )
-            raise Refused(ServerError.TOO_MANY_REQUESTS, text)
+        others = {other: part.bytes for other, part in noted.items() if other != name}
+        _check_room(others, key.rsplit("/", 2)[0], len(body))
         staged = self._store.staged
         present = noted.get(name)
         if present is not None:
@@ -121,13 +125,25 @@ class Staging:
         until = self._wall_ms() + int(1000 * STAGED_SECONDS)
         unfinished = StagedPart(-1, len(body), "", until)
         await staged.note(bucket, name, unfinished)
-        for number in range(unfinished.chunks):
-            start = number * CHUNK_BYTES
-            await staged.write(bucket, name, number, body[start : start + CHUNK_BYTES])
+        await self._write(bucket, name, body)
         checksum = await staged_rows.checksum(body)
         part = StagedPart(rows, len(body), checksum, until)
         await staged.note(bucket, name, part)
         return Claimed(key, rows, part.bytes, part.checksum)
+
+    async def _write(self, bucket: int, name: str, body: bytes) -> None:
+        """Several chunks at once: a store that syncs each write to its disk does so once for them."""
+        for some in _in_turns(len(body)):
+            writes = [
+                self._store.staged.write(
+                    bucket, name, number, body[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+                )
+                for number in some
+            ]
+            # None of them is left on its way: what is written behind the part's end would stay for ever.
+            for outcome in await asyncio.gather(*writes, return_exceptions=True):
+                if outcome is not None:
+                    raise outcome
 
     @contextmanager
     def loading(self, topic: TopicName, parts: Sequence[Claimed]) -> Iterator[None]:
@@ -136,9 +152,7 @@ class Staging:
         Raises TooLarge; Refused where too many are. A topic whose publishes do not end leaves the
         others theirs, as far as those are small.
         """
-        size = sum(part.bytes for part in parts)
-        if size > PUBLISH_BYTES_MAX:
-            raise TooLarge(f"at most {PUBLISH_BYTES_MAX} bytes are published as a whole")
+        size = check_size(parts)
         size += ENTRY_MEMORY_BYTES * min(sum(part.rows for part in parts), PUBLISH_ENTRIES_MAX)
         small = self._small_bytes
         if (
@@ -154,15 +168,34 @@ class Staging:
             text = "other publishes fill the memory that there is for them: come again"
             raise Refused(ServerError.TOO_MANY_REQUESTS, text)
 
+    @asynccontextmanager
+    async def loading_soon(self, topic: TopicName, parts: Sequence[Claimed]) -> AsyncIterator[None]:
+        """As ``loading``, for who has waited long already: others' publishes are waited for a while."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + MEMORY_SECONDS
+        with ExitStack() as memory:
+            while True:
+                try:
+                    memory.enter_context(self.loading(topic, parts))
+                    break
+                except TooLarge:
+                    raise
+                except Refused:
+                    if clock() >= until:
+                        raise
+                await asyncio.sleep(MEMORY_LOOK_SECONDS)
+            yield
+
     async def load(self, topic: TopicName, part: Claimed) -> bytes:
         """A part's bytes. Raises MissingPart, Undecided."""
         bucket, name = self._bucket_of(topic), _name(topic, part.key)
         chunks: list[bytes] = []
-        for number in range(-(-part.bytes // CHUNK_BYTES)):
-            chunk = await self._store.staged.read(bucket, name, number)
-            if chunk is None:
-                raise MissingPart(f"the staged part {part.key} is not there any more")
-            chunks.append(chunk)
+        for some in _in_turns(part.bytes):
+            reads = (self._store.staged.read(bucket, name, number) for number in some)
+            for chunk in await asyncio.gather(*reads):
+                if chunk is None:
+                    raise MissingPart(f"the staged part {part.key} is not there any more")
+                chunks.append(chunk)
         body = b"".join(chunks)
         checksum = await staged_rows.checksum(body)
         if len(body) != part.bytes or checksum != part.checksum:
@@ -215,6 +248,43 @@ class Staging:
             else:
                 kept[name] = part
         return kept
+
+
+def check_size(parts: Sequence[Claimed]) -> int:
+    """The bytes of a publish. Raises TooLarge."""
+    size = sum(part.bytes for part in parts)
+    if size > PUBLISH_BYTES_MAX:
+        raise TooLarge(f"at most {PUBLISH_BYTES_MAX} bytes are published as a whole")
+    return size
+
+
+def _check_room(others: Mapping[str, int], version: str, size: int) -> None:
+    """Whether a bucket that has these takes one more, of a ``version`` of an app.
+
+    Raises TooLarge where that version alone fills it, so that nothing is to be waited for; else Refused.
+    """
+    if len(others) < STAGED_PARTS_MAX and sum(others.values()) + size <= STAGED_BYTES_MAX:
+        return
+    own = [
+        each for name, each in others.items() if name.partition("|")[2].startswith(f"{version}/")
+    ]
+    room = f"a bucket takes {STAGED_PARTS_MAX} parts and {STAGED_BYTES_MAX} bytes of staged rows"
+    if len(own) >= STAGED_PARTS_MAX or sum(own) + size > STAGED_BYTES_MAX:
+        raise TooLarge(
+            f"{room}, and {version} has {len(own)} parts of {sum(own)} bytes in the topic's bucket: each"
+            " task stages at least one for each partition it has rows for, so use fewer tasks"
+            " (coalesce), or smaller batches. What earlier attempts have staged counts until it is"
+            " dropped, or expires"
+        )
+    text = f"{room}, and others fill the topic's bucket: fewer tasks (coalesce) need fewer parts"
+    raise Refused(ServerError.TOO_MANY_REQUESTS, text)
+
+
+def _in_turns(size: int) -> Iterator[range]:
+    """The numbers of the chunks of so many bytes, as many at a time as may be on their way."""
+    chunks = -(-size // CHUNK_BYTES)
+    for start in range(0, chunks, CHUNKS_AT_ONCE):
+        yield range(start, min(chunks, start + CHUNKS_AT_ONCE))
 
 
 def _name(topic: TopicName, key: str) -> str:

@@ -150,11 +150,8 @@ class Topics:
 
     async def partitions_of(self, name: TopicName) -> int | None:
         """How many partitions a topic has, 0 for none; None: it does not exist. Raises Undecided."""
-        declared = self.desired.topic(name.base)
-        entry = await self._catalogs.entry(name.base, is_owned=self.is_owned(name))
-        if entry is not None:
-            return max(entry.partitions, declared.spec.partitions if declared else 0)
-        return declared.spec.partitions if declared is not None else None
+        entry = await self.entry_of(name)
+        return None if entry is None else entry.partitions
 
     async def entry_of(self, name: TopicName) -> CatalogEntry | None:
         """Which logs a topic has or will have; None: it does not exist. Raises Undecided."""
@@ -274,6 +271,7 @@ class Topics:
         self.broken.served(base)
         runner.start(opened)
         log.debug("topic.loaded", topic=str(base), ledger=max(each.ledger for each in opened))
+        declaring.say_undivided(topic)
         self._declare(topic)  # which may have changed meanwhile
         self._shell.changed(base)
         return topic

@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.log.ranges import behind, first_block, trimmed_of
+from onewriter_broker.log.ranges import behind, first_block
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.topic.deduplication import trim_limit
 from onewriter_broker.topic.retention import Measured, trim_to
@@ -91,10 +91,10 @@ def _slowest(subscriptions: Subscriptions, lowest: Position) -> str:
 async def trim(topic_log: TopicLog, subscriptions: Subscriptions, asked: Position) -> Trimmed:
     """Drop what is below ``asked`` and may go; of very much, a part: ask again for the rest.
 
-    The caller has checked who asks, and under which epoch. Raises Unavailable, and Undecided when
-    the store did not answer: perhaps some of it went.
+    The caller has checked who asks, and under which epoch: behind a change of hands nothing more goes.
+    Raises Unavailable, and Undecided when the store did not answer: perhaps some of it went.
     """
-    binding = topic_log.binding
+    binding, epoch = topic_log.binding, topic_log.state.get("epoch")
     if binding is None or topic_log.ledger == 0:
         raise Unavailable(f"{topic_log.name} is not open here")
     measured = Measured(topic_log, binding.generation)
@@ -104,14 +104,17 @@ async def trim(topic_log: TopicLog, subscriptions: Subscriptions, asked: Positio
 
     def cut_now() -> Position:
         nonlocal cut  # a subscription may have come, or gone back, since the last call
+        if topic_log.state.get("epoch") != epoch:
+            raise Unavailable(f"{topic_log.name} has changed hands meanwhile")
         cut = cut_of(asked, limits_of(topic_log, subscriptions))
         return cut.before
 
-    await trim_to(measured, cut_now)
+    done = await trim_to(measured, cut_now)
     if cut.limited_by is not None and cut.limited_by.by == COMPACTION:
         topic_log.compacted.is_waited_for = True
+    if done.was_refused:
+        what = "a part" if done.blocks else "nothing"
+        raise Unavailable(f"{topic_log.name} has moved on: {what} was trimmed")
     if began < cut.before:
-        if trimmed_of(topic_log) < cut.before:
-            raise Unavailable(f"{topic_log.name} has moved on: nothing was trimmed")
         log.info("log.trimmed_on_request", topic=str(topic_log.name), before=str(cut.before))
     return Trimmed(cut, measured.begins)

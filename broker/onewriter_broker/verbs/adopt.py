@@ -19,6 +19,7 @@ from onewriter_broker.process import api_of, is_single_node, open_anchor, redis_
 from onewriter_broker.settings import Settings
 from onewriter_broker.verbs.offline import reachable
 from onewriter_core import tables
+from onewriter_core.command import output_option
 from onewriter_core.errors import ConfigurationError
 
 REASON_LENGTH_MAX = 500
@@ -47,14 +48,7 @@ To do it:  onewriter adopt --all --force --reason "why"     (or --bucket N)"""
 @click.option("--redis-url", help="The store, if it is not the embedded one.")
 @click.option("--redis-sentinels", help="host:port,... of Sentinels that know the primary.")
 @click.option("--redis-sentinel-master", help="The name the Sentinels know the primary by.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="For people, or for scripts.",
-)
+@output_option("table", "json")
 @click.pass_context
 def adopt(
     context: click.Context,
@@ -67,7 +61,11 @@ def adopt(
     output: str,
     **options: object,
 ) -> None:
-    """Accept the store's present data for buckets that the brokers refuse to serve."""
+    """Accept the store's present data for buckets that the brokers refuse to serve.
+
+    What the store has lost stays lost. Without --force it only explains what it would do. Exit code 1:
+    some bucket was not adopted.
+    """
     configure_logging()
     if not force:
         click.echo(EXPLANATION)

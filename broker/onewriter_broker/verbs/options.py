@@ -7,6 +7,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from onewriter_core.command import output_option
+
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -15,18 +17,18 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def broker_options(command: Command) -> Command:
     """The options that every verb has which asks a broker."""
     for option in (
+        output_option("table", "json"),
         click.option(
-            "-o",
-            "--output",
-            type=click.Choice(["table", "json"]),
-            default="table",
-            show_default=True,
-            help="For people, or for scripts.",
+            "--token",
+            envvar="ONEWRITER_TOKEN",
+            show_envvar=True,
+            default="",
+            help="Our token (a JWT). Others see it in the list of processes: better by the variable.",
         ),
-        click.option("--token", envvar="ONEWRITER_TOKEN", default="", help="Who you are (a JWT)."),
         click.option(
             "--http-url",
             envvar="ONEWRITER_HTTP_URL",
+            show_envvar=True,
             default=DEFAULT_URL,
             show_default=True,
             help="Any broker's HTTP address.",

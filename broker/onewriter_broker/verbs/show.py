@@ -16,7 +16,7 @@ PAGES_MAX = 1_000
 
 
 @click.command()
-@click.option("--namespace", help="Only topics of tenant/namespace.")
+@click.option("--namespace", help="Only topics of this one, TENANT/NAMESPACE.")
 @broker_options
 def topics(namespace: str | None, http_url: str, token: str, output: str) -> None:
     """List all topics: epoch, holder, how many wait, which broker serves them."""
@@ -64,7 +64,13 @@ def status(topic: str, http_url: str, token: str, output: str) -> None:
 
 @click.command()
 @click.argument("topic")
-@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1_000),
+    default=50,
+    show_default=True,
+    help="Records to show: the newest, or with --after the next ones.",
+)
 @click.option("--after", help="Go on behind the record of this id.")
 @broker_options
 def history(

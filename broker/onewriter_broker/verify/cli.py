@@ -24,7 +24,7 @@ from onewriter_broker.process import redis_settings
 from onewriter_broker.settings import Settings
 from onewriter_broker.verify.findings import PREDICATES
 from onewriter_broker.verify.reader import LogReport, all_logs, logs_of, verify
-from onewriter_core.command import EXIT_REFUSED
+from onewriter_core.command import EXIT_REFUSED, output_option
 from onewriter_core.errors import ConfigurationError, Refused, ServerError, Undecided
 from onewriter_core.ids import InvalidTopicName, TopicName
 
@@ -44,14 +44,7 @@ PROGRESS_SECONDS = 2.0
 @click.option(
     "--buckets", type=int, help="Buckets of the store, if brokers were told another number."
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="For people, or for programs.",
-)
+@output_option("table", "json")
 @click.pass_context
 def verify_command(
     context: click.Context,

@@ -19,8 +19,8 @@ from tests.simulation.recording import Recorder
 
 from onewriter_core.wire.client import ClientConnection
 from onewriter_core.wire.commands import Command
-from onewriter_core.wire.hot import Delivery, SendReceipt
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Delivery, SendReceipt
 
 REQUEST_SECONDS = 15.0
 """A request that is not answered for so long fails (30 s in stock clients)."""

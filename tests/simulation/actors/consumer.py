@@ -15,8 +15,9 @@ from tests.simulation.recording import value_of
 
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.wire.commands import Command
-from onewriter_core.wire.hot import Delivery, MessageId, encode_ack, encode_flow
+from onewriter_core.wire.encoding import encode_ack, encode_flow
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Delivery, MessageId
 
 PERMITS = 40
 INDIVIDUAL, CUMULATIVE = 0, 1

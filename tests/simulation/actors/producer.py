@@ -20,9 +20,10 @@ from tests.simulation.history import Kind, Operation, Outcome
 from tests.simulation.recording import GUARD_PROPERTY
 
 from onewriter_core.wire.commands import Command
-from onewriter_core.wire.hot import SendReceipt, encode_send_header
+from onewriter_core.wire.encoding import encode_send_header
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import SendReceipt
 
 DRIFT = 0.01
 """What a process that serves takes off its time, for its clock."""

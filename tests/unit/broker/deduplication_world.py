@@ -10,9 +10,10 @@ from onewriter_broker.topic.producer import Producer
 from onewriter_broker.topic.resends import POSITION_UNKNOWN
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.topic.model import AccessMode
-from onewriter_core.wire.hot import Send, SendReceipt, decode_send_receipt
+from onewriter_core.wire.decoding import decode_send_receipt
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Send, SendReceipt
 
 DUPLICATE = tuple(POSITION_UNKNOWN)
 

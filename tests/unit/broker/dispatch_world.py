@@ -22,9 +22,9 @@ from onewriter_broker.log.pending import PendingEntry
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import Position, TopicName
-from onewriter_core.wire.hot import Ack, MessageId, Send
 from onewriter_core.wire.messages import build_batch, build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Ack, MessageId, Send
 
 NOON_MS = 1_700_000_000_000
 

@@ -24,9 +24,9 @@ from onewriter_broker.topic.tenures import slot_of
 from onewriter_core.errors import ServerError, Unavailable
 from onewriter_core.ids import EARLIEST, Identity, TopicName, bucket_of
 from onewriter_core.topic.model import WHOLE, AccessMode, Request, Topic
-from onewriter_core.wire.hot import Send
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Send
 
 ORDERS = TopicName.parse("persistent://shop/default/orders")
 BUCKET = bucket_of(ORDERS, 64)

@@ -20,7 +20,7 @@ from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import EARLIEST
 from onewriter_core.topic.model import WHOLE
-from onewriter_core.wire.hot import Send
+from onewriter_core.wire.values import Send
 
 SIZE = 200_000
 """Bytes of an entry: a block holds one of them, a call about five."""

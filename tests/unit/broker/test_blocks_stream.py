@@ -53,7 +53,7 @@ def stream(story: Story, response: Response, **options: Any) -> Stream:
 
 def frames(data: bytes) -> list[tuple[int, bytes]]:
     """Kind and body of each frame; nothing is left over."""
-    assert data[:4] == b"OWB1"
+    assert data[:4] == b"OWB2"
     found, at = [], 4
     while at < len(data):
         (size,) = struct.unpack_from("<I", data, at)
@@ -216,3 +216,29 @@ def test_what_is_gone_is_told_apart_from_what_never_was(
     gone: bool,
 ) -> None:
     assert is_gone(Position(*asked), Position(*first), Position(*trimmed), ends) is gone
+
+
+@pytest.mark.parametrize(
+    ("asked", "first", "trimmed", "noted", "gone"),
+    [
+        ((4, 101), (5, 0), (5, 0), {5: (4, 100)}, False),
+        ((4, 101), (5, 1), (5, 1), {5: (4, 100)}, False),  # the next marker went, too
+        ((4, 101), (7, 0), (7, 0), {7: (4, 100)}, False),  # nobody wrote between
+        ((4, 101), (7, 0), (7, 0), {5: (4, 100), 7: (6, 3)}, True),
+        ((4, 100), (5, 0), (5, 0), {5: (4, 100)}, True),  # the last one itself
+        ((4, 101), (5, 4), (5, 4), {5: (4, 100)}, True),
+        ((4, 101), (5, 0), (5, 9), {5: (4, 100)}, False),  # the store keeps more than it has to
+        ((4, 101), (5, 0), (6, 9), {5: (4, 100), 6: (5, 9)}, False),
+        ((4, 101), (5, 0), (4, 101), {5: (4, 150)}, True),  # though no cut is known to go that far
+    ],
+)
+def test_the_ends_that_were_noted_at_a_cut_tell_who_had_read_it_all(
+    asked: tuple[int, int],
+    first: tuple[int, int],
+    trimmed: tuple[int, int],
+    noted: dict[int, tuple[int, int]],
+    gone: bool,
+) -> None:
+    positions = Position(*asked), Position(*first), Position(*trimmed)
+    ends = {ledger: Position(*end) for ledger, end in noted.items()}
+    assert is_gone(*positions, NOBODY_KNOWS, ends) is gone

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable
 
 import pytest
-from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, waiter
+from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, nobody, waiter
 
 from onewriter_broker.log.batches import (
     Closed,
@@ -146,7 +146,7 @@ async def test_the_next_compaction_reads_the_view_before_and_what_came_behind(
     await story.fence(Purpose.ROLL)
     await story.publish(message("b", b"2"), message("c", b"", null_value=True))
     await compacting(story)
-    await Retention().sweep(story.log, Policy(max_entries=2), None, story.clock_ms)
+    await Retention().sweep(story.log, Policy(max_entries=2), nobody, story.clock_ms)
     assert str(server.primary.dataset.logs[TOPIC].blocks[0].position) == "6-0"
     await story.publish(message("c", b"3"))
     done = await compacting(story)

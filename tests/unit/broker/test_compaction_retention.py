@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.unit.broker.test_compaction import compacting, kept, message
-from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, waiter
+from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, nobody, waiter
 
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
@@ -35,17 +35,17 @@ async def test_nothing_that_was_not_compacted_is_trimmed(
     await story.publish(message("a", b"1"))
     story.log.keep_uncompacted(is_wanted=True)
     await story.fence(Purpose.ROLL)
-    assert await Retention().sweep(story.log, Policy(max_entries=1), None, story.clock_ms) == 0
+    assert await Retention().sweep(story.log, Policy(max_entries=1), nobody, story.clock_ms) == 0
     assert not story.log.compacted.is_waited_for  # so far the current ledger holds nothing
     await story.publish(message("a", b"2"), message("a", b"3"))
     await story.fence(Purpose.ROLL)
-    assert await Retention().sweep(story.log, Policy(max_entries=1), None, story.clock_ms) == 0
+    assert await Retention().sweep(story.log, Policy(max_entries=1), nobody, story.clock_ms) == 0
     assert story.log.compacted.is_waited_for
     story.log.keep_uncompacted(is_wanted=False)
     assert story.log.compacted_limit(Position(7, 0)) == Position(7, 0)
     story.log.keep_uncompacted(is_wanted=True)
     await compacting(story)
-    assert await Retention().sweep(story.log, Policy(max_entries=1), None, story.clock_ms) > 0
+    assert await Retention().sweep(story.log, Policy(max_entries=1), nobody, story.clock_ms) > 0
     assert await kept(story) == [("6-2", b"3")]
 
 
@@ -59,15 +59,15 @@ async def test_a_view_that_is_renewed_no_more_holds_nothing_back(
         await story.publish(message("a", b"2"), message("a", b"3"))
         await story.fence(Purpose.ROLL)
     one = Policy(max_entries=1)
-    await Retention().sweep(story.log, one, None, story.clock_ms)
+    await Retention().sweep(story.log, one, nobody, story.clock_ms)
     assert str(server.primary.dataset.logs[TOPIC].blocks[0].position) == "5-2"
     story.log.keep_uncompacted(is_wanted=False)
     story.log.compacted.is_waited_for = False
     story.log.compacted.is_running = True  # asked for over HTTP
-    await Retention().sweep(story.log, one, None, story.clock_ms)
+    await Retention().sweep(story.log, one, nobody, story.clock_ms)
     assert str(server.primary.dataset.logs[TOPIC].blocks[0].position) == "5-2"
     story.log.compacted.is_running = story.log.compacted.is_waited_for = False
-    assert await Retention().sweep(story.log, one, None, story.clock_ms) > 0
+    assert await Retention().sweep(story.log, one, nobody, story.clock_ms) > 0
     assert story.log.compacted_limit(Position(7, 0)) == Position(7, 0)
     assert not story.log.compacted.is_waited_for
 
@@ -89,5 +89,5 @@ async def test_a_trim_stops_for_a_compaction_that_begins(
 
     monkeypatch.setattr(retention, "trim_before", begun)
     before = list(server.primary.dataset.logs[TOPIC].blocks)
-    assert await Retention().sweep(story.log, Policy(max_entries=1), None, story.clock_ms) == 0
+    assert await Retention().sweep(story.log, Policy(max_entries=1), nobody, story.clock_ms) == 0
     assert server.primary.dataset.logs[TOPIC].blocks == before

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from tests.stamps import stamp_anew
-from tests.unit.broker.verify_histories import BUCKETS, Story, entry, waiter
+from tests.unit.broker.verify_histories import BUCKETS, Story, entry, nobody, waiter
 
 from onewriter_broker.dispatch.finding import (
     last_message_id,
@@ -29,7 +29,7 @@ from onewriter_core.api.topic import Retention as RetentionPolicy
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.topic.model import Purpose
-from onewriter_core.wire.hot import MessageId
+from onewriter_core.wire.values import MessageId
 
 SHARED_ENTRIES = 6
 EXTRA_ENTRIES = 10
@@ -111,8 +111,8 @@ async def test_nothing_is_found_in_what_the_successor_never_had(
 async def test_retention_does_not_count_what_the_successor_never_had(failover: Failover) -> None:
     retention, bound = Retention(), RetentionPolicy(max_entries=SHARED_ENTRIES)
     with pytest.raises(Undecided, match="read from dataset"):
-        await retention.sweep(failover.log, bound, None, STARTED_MS)
+        await retention.sweep(failover.log, bound, nobody, STARTED_MS)
     failover.reconnect()
-    assert await retention.sweep(failover.log, bound, None, STARTED_MS) == 0
+    assert await retention.sweep(failover.log, bound, nobody, STARTED_MS) == 0
     first, *_ = await failover.log.read_blocks(EARLIEST, count=1)
     assert first.position == Position(5, 0), "all that there is is within the bound"

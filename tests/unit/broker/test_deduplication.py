@@ -18,7 +18,7 @@ from tests.unit.broker.fence_path_world import Gates, Told, serving, until
 from onewriter_broker.topic.deduplication import FIELD, highest_of
 from onewriter_core.ids import Position
 from onewriter_core.topic.model import WHOLE, AccessMode, Departure
-from onewriter_core.wire.hot import Send, SendReceipt
+from onewriter_core.wire.values import Send, SendReceipt
 
 # ---------------------------------------------------------------- what is new
 

@@ -21,7 +21,7 @@ from onewriter_broker.topic import deduplication
 from onewriter_broker.topic.deduplication import saved_to, trim_limit
 from onewriter_core.ids import Position
 from onewriter_core.topic.model import WHOLE, AccessMode, Departure
-from onewriter_core.wire.hot import Send
+from onewriter_core.wire.values import Send
 
 
 async def test_the_number_outlives_the_broker_and_the_tenure() -> None:

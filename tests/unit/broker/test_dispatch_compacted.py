@@ -14,9 +14,9 @@ from onewriter_broker.log.compacted import View
 from onewriter_broker.log.termination import TERMINATED
 from onewriter_broker.topic.compaction import compact, drop_slot
 from onewriter_core.ids import EARLIEST, Position
-from onewriter_core.wire.hot import EARLIEST_ID, MessageId
 from onewriter_core.wire.messages import build_batch, build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import EARLIEST_ID, MessageId
 
 
 @pytest.fixture
@@ -71,6 +71,15 @@ async def test_the_view_comes_first_and_the_log_behind_it(
     await publish(topic, keyed("d"))
     await topic.settle()
     assert entries(socket.take()) == [5, 6, 7, 8, 9, 10]
+
+
+async def test_what_was_trimmed_of_the_log_is_read_from_the_view(topic: World) -> None:
+    await publish(topic, *(keyed(key) for key in "abcd"))
+    await compacted(topic)
+    topic.log.given_up_before = Position(5, 4)  # retention is about to cut there
+    socket = Socket()
+    await topic.subscribe(socket, read_compacted=True)
+    assert entries(socket.take()) == [1, 2, 3, 4]
 
 
 async def test_what_was_left_out_counts_as_acknowledged(topic: World) -> None:

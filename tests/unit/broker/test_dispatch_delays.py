@@ -13,9 +13,9 @@ from onewriter_broker.dispatch.limits import Limits
 from onewriter_broker.log.api import Block
 from onewriter_broker.log.entries import EntryRun
 from onewriter_core.ids import Position
-from onewriter_core.wire.hot import Send
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Send
 
 pytestmark = pytest.mark.looptime
 

@@ -10,7 +10,7 @@ from tests.unit.broker.dispatch_world import Receipts, Socket, ack, ack_until, i
 from onewriter_broker.dispatch.api import SubscriptionType
 from onewriter_broker.dispatch.limits import Limits
 from onewriter_core.errors import Refused, ServerError
-from onewriter_core.wire.hot import Ack, MessageId
+from onewriter_core.wire.values import Ack, MessageId
 
 SHARED = SubscriptionType.SHARED
 pytestmark = pytest.mark.looptime

@@ -14,8 +14,8 @@ from onewriter_broker.log.blocks import MalformedBlock
 from onewriter_broker.log.entries import entries_of
 from onewriter_core.errors import Refused, ServerError, Undecided
 from onewriter_core.ids import Position
-from onewriter_core.wire.hot import Ack, MessageId
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Ack, MessageId
 
 FAILOVER = SubscriptionType.FAILOVER
 pytestmark = pytest.mark.looptime

@@ -11,8 +11,8 @@ from onewriter_broker.dispatch.api import SeekToId, SeekToTime, SubscriptionType
 from onewriter_broker.dispatch.limits import Limits
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import EARLIEST, Position
-from onewriter_core.wire.hot import EARLIEST_ID, LATEST_ID, MessageId
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import EARLIEST_ID, LATEST_ID, MessageId
 
 pytestmark = pytest.mark.looptime
 
@@ -270,6 +270,41 @@ async def test_the_slowest_durable_subscription_holds_the_log() -> None:
         ack_until(first, stored[3])
         ack_until(second, stored[1])
         assert w.subscriptions.lowest_retained_position() == stored[1]
+
+
+@pytest.mark.parametrize("how", ["subscribe", "create", "reset", "seek"])
+async def test_nobody_durable_begins_in_front_of_what_is_being_trimmed(how: str) -> None:
+    async with world() as w:
+        stored = await w.publish(10)
+        await w.subscriptions.create("known", at=LATEST_ID)
+        w.log.given_up_before = Position(5, 4)
+        socket = Socket()
+        match how:
+            case "subscribe":
+                await w.subscribe(socket, "new")
+            case "create":
+                await w.subscriptions.create("new", at=EARLIEST_ID)
+                await w.subscribe(socket, "new")
+            case "reset":
+                await w.subscriptions.reset("known", SeekToId(EARLIEST_ID))
+                await w.subscribe(socket, "known")
+            case _:
+                target = SeekToId(MessageId(*stored[1], ack_set=(1,)))
+                await (await w.subscribe(Socket(), "known")).seek(target, lambda: None)
+                await w.subscribe(socket, "known")
+        await w.settle()
+        assert socket.take() == stored[3:]
+        assert w.subscriptions.lowest_retained_position() == stored[2]
+
+
+async def test_a_reader_that_holds_nothing_sees_what_is_still_there() -> None:
+    async with world() as w:
+        stored = await w.publish(10)
+        w.log.given_up_before = Position(5, 4)
+        socket = Socket()
+        await w.subscribe(socket, durable=False)
+        await w.settle()
+        assert socket.take() == stored
 
 
 async def test_backlogs_are_counted_in_entries_and_exact_on_demand() -> None:

@@ -21,8 +21,8 @@ from onewriter_core.ids import Identity
 from onewriter_core.topic.model import WHOLE, AccessMode, Departure, Request
 from onewriter_core.wire.commands import decode_command
 from onewriter_core.wire.frames import FrameReader
-from onewriter_core.wire.hot import SendReceipt
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import SendReceipt
 
 
 class Line:

@@ -23,7 +23,7 @@ from onewriter_broker.topic.fencing import Fencing, Shell
 from onewriter_core.ids import EARLIEST, Identity, Position, TopicName
 from onewriter_core.topic.effects import NEW_EPOCH, Fence
 from onewriter_core.topic.model import WHOLE, Departure, Purpose, Slot, Tenure
-from onewriter_core.wire.hot import Send
+from onewriter_core.wire.values import Send
 
 TOPIC = TopicName.parse("orders")
 SLOT = Slot(WHOLE)

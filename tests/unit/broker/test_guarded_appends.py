@@ -32,7 +32,7 @@ from onewriter_core.errors import Fenced, OnewriterError, Refused, Unavailable, 
 from onewriter_core.ids import Position
 from onewriter_core.topic.events import LedgerFull
 from onewriter_core.topic.model import WHOLE, AccessMode
-from onewriter_core.wire.hot import Send
+from onewriter_core.wire.values import Send
 
 FAR = "persistent://shop/default/far"
 FIELD = f"guard:{FAR}"

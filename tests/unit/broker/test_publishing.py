@@ -42,7 +42,7 @@ from onewriter_core.errors import Fenced, Unavailable, Undecided
 from onewriter_core.ids import Position
 from onewriter_core.topic.events import LedgerFull
 from onewriter_core.topic.model import WHOLE, AccessMode
-from onewriter_core.wire.hot import Send
+from onewriter_core.wire.values import Send
 
 # --- what is seen of it
 

@@ -14,7 +14,7 @@ from onewriter_broker.log.api import (
 )
 from onewriter_broker.log.publishing import Entries, TooLarge
 from onewriter_core.errors import Refused, Unavailable
-from onewriter_core.wire.hot import Send
+from onewriter_core.wire.values import Send
 
 
 def large(count: int, size: int) -> Sequence[tuple[Send, memoryview]]:
@@ -27,14 +27,25 @@ def large(count: int, size: int) -> Sequence[tuple[Send, memoryview]]:
     [
         (1, publishing.ENTRY_BYTES_MAX + 1),
         (257, 1024 * 1024),
-        (blocks.PUBLISH_BLOCKS_MAX + 1, 130 * 1024),
         (publishing.PUBLISH_ENTRIES_MAX + 1, 1),
     ],
-    ids=["an entry", "all of it", "its blocks", "its entries"],
+    ids=["an entry", "all of it", "its entries"],
 )
 async def test_what_is_too_large_is_refused_at_once(count: int, size: int) -> None:
     with pytest.raises(TooLarge):
         Entries(large(count, size))
+
+
+def test_bytes_and_entries_are_all_that_bounds_a_publish() -> None:
+    """Whoever knows both of a batch for several topics knows whether each of them takes it."""
+    small = blocks.BLOCK_ENTRIES_MAX * 508
+    half = blocks.BLOCK_BYTES_MAX // 2 + 1
+    rest = publishing.PUBLISH_BYTES_MAX - small
+    entries = Entries([*large(rest // half, half), *large(small, 1)])
+    assert 2_048 < len(entries.sizes) <= blocks.PUBLISH_BLOCKS_MAX
+    pairs = 2 * publishing.PUBLISH_BYTES_MAX // blocks.BLOCK_BYTES_MAX
+    full = publishing.PUBLISH_ENTRIES_MAX // blocks.BLOCK_ENTRIES_MAX
+    assert pairs + full <= blocks.PUBLISH_BLOCKS_MAX
 
 
 async def test_nothing_is_not_published() -> None:

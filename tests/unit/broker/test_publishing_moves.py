@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.unit.broker.fence_path_world import BUCKET, ORDERS, Gates, serving
-from tests.unit.broker.publishing_world import Calls
-from tests.unit.broker.test_publishing_turns import APP, held, room_of
+from tests.unit.broker.fence_path_world import BUCKET, ORDERS, Gates, World, serving
+from tests.unit.broker.publishing_world import Calls, contents
+from tests.unit.broker.test_publishing_turns import APP, DUPLICATE, held, room_of
 from tests.unit.broker.test_staging import body, frame
 
 from onewriter_broker.log.api import VERSION_PREFIX, Binding, Durability
 from onewriter_broker.log.publishing import PUBLISHES_WAITING_MAX
 from onewriter_broker.log.termination import TERMINATED
-from onewriter_broker.topic.publishing import DUPLICATE, Answer
+from onewriter_broker.topic.publish_requests import Answer
+from onewriter_broker.topic.publishing import Publishing
 from onewriter_core.errors import Refused, Unavailable, Undecided
 from onewriter_core.topic.model import WHOLE
 
@@ -95,21 +96,38 @@ async def test_a_topic_that_moves_while_its_last_block_is_stored_is_not_the_end_
             await asking
 
 
+async def succeeded(world: World) -> None:
+    """Another broker has taken the bucket over, and this one has not heard of it."""
+    assert world.owner.held is not None
+    ours = world.owner.held.binding
+    version = world.server.primary.dataset.units[BUCKET].version + 1
+    await world.store.stamp(Binding(BUCKET, ours.replid, ours.generation, "successor", version))
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["a version", "an epoch"])
 async def test_a_deposed_broker_vouches_for_nothing(*, known: bool) -> None:
     async with serving() as world:
         room = await room_of(world)
         epoch = await held(room)
         parts = await room.staged()
-        assert world.owner.held is not None
-        ours = world.owner.held.binding
+        await succeeded(world)
         dataset = world.server.primary.dataset
-        version = dataset.units[BUCKET].version + 1
-        await world.store.stamp(Binding(BUCKET, ours.replid, ours.generation, "successor", version))
         if known:  # the successor has stored it, and no replica has confirmed it
             dataset.states[ORDERS][f"{VERSION_PREFIX}{APP}"] = "1"
-        with pytest.raises(Unavailable):  # the successor may have granted that epoch
+        # The successor may have granted that epoch; of what is published it is not said that it is not.
+        with pytest.raises(Undecided if known else Unavailable):
             await room.publish(parts, epoch=epoch if known else epoch + 1)
+
+
+async def test_a_deposed_broker_does_not_say_that_an_epoch_may_go_on() -> None:
+    """Without rows nothing is appended, where the store would refuse it."""
+    async with serving() as world:
+        room = await room_of(world)
+        epoch = await held(room)
+        assert await room.publish([], epoch=epoch) == Answer(is_duplicate=False)
+        await succeeded(world)
+        with pytest.raises(Unavailable, match="moved on"):
+            await room.publish([], epoch=epoch)
 
 
 async def test_a_duplicate_is_as_durable_as_what_is_acknowledged(
@@ -127,6 +145,42 @@ async def test_a_duplicate_is_as_durable_as_what_is_acknowledged(
         monkeypatch.setattr(world.store, "commit", never)
         with pytest.raises(Undecided):
             await room.publish(parts)
+
+
+@pytest.mark.parametrize("is_cut_off", [False, True])
+async def test_without_its_replicas_it_is_given_up_and_asked_again_when_they_are_back(
+    monkeypatch: pytest.MonkeyPatch, *, is_cut_off: bool
+) -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        room.publishing = Publishing(
+            world.store, world.appender, room.staging, standstill_seconds=0.1
+        )
+        epoch = await held(room)
+        large = body(*[frame(bytes(200_000)) for _ in range(20)])
+        parts = [await room.staging.keep(ORDERS, f"{APP}/1/0/1", large)]
+        log = room.runner.logs[WHOLE]
+        log.durability = log.wanted_durability = Durability.REPLICATED
+        commit, are_back, failing = world.store.commit, asyncio.Event(), False
+
+        async def committed(durability: Durability, *, replid: str = "") -> bool:
+            if failing:
+                raise Undecided("the connection is gone")
+            return are_back.is_set() and await commit(Durability.LOCAL, replid=replid)
+
+        monkeypatch.setattr(world.store, "commit", committed)
+        with pytest.raises(Undecided, match="ask again"):
+            await room.publish(parts, epoch=epoch)
+        kept = [each.block.commits for each in log.undecided]
+        assert kept == [True], "of it only what tells its end is kept in memory"
+        if is_cut_off:
+            failing = True
+            await asyncio.sleep(0.05)  # what waits is written again, and found to be there
+        failing = False
+        are_back.set()
+        assert await room.publish(parts, epoch=epoch) == DUPLICATE
+        assert len(await contents(log)) == 20
+        assert log.ends[-1] == log.committed
 
 
 async def test_requests_that_wait_are_bounded_and_the_same_ones_share_an_end() -> None:

@@ -11,18 +11,32 @@ from tests.unit.broker.fence_path_world import BUCKET, ORDERS, World, serving, u
 from tests.unit.broker.test_staging import body, frame
 
 from onewriter_broker.log.api import VERSION_PREFIX, Block
+from onewriter_broker.log.publishing import APPS_MAX
 from onewriter_broker.log.termination import TERMINATED
+from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.topic import publishing
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.publishing import DUPLICATE, Answer, Asked, Publishing
+from onewriter_broker.topic.publish_requests import Answer, Asked
+from onewriter_broker.topic.publishing import Publishing
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_broker.topic.staging import Claimed, MissingPart, Staging
-from onewriter_core.errors import Fenced, Refused, Unavailable
+from onewriter_core.errors import Fenced, Refused, Unavailable, Undecided
 from onewriter_core.ids import Identity, Position
 from onewriter_core.topic.lookups import tenure_of
-from onewriter_core.topic.model import WHOLE, AccessMode, Held, Reserved, Topic, Vacant
+from onewriter_core.topic.model import (
+    WHOLE,
+    AccessMode,
+    Departure,
+    Held,
+    Reserved,
+    Topic,
+    Vacant,
+)
 
 APP = "job"
+
+DUPLICATE = Answer(is_duplicate=True)
 
 
 class Room:
@@ -141,6 +155,78 @@ async def test_crossing_requests_publish_once(*, epoch_is_named: bool) -> None:
         assert await room.entries() == 2
 
 
+async def test_while_one_is_published_its_app_is_not_forgotten() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        parts, topic_log = await room.staged(), room.runner.logs[WHOLE]
+        asking = asyncio.get_running_loop().create_task(room.publish(parts))
+        await asyncio.sleep(0)
+        assert topic_log.publishes is None  # the log does not know of it yet
+        with (
+            pytest.raises(Unavailable, match="being published to under job"),
+            room.publishing.keeping_still(topic_log, APP),
+        ):
+            pass
+        with room.publishing.keeping_still(topic_log, "another"):
+            assert (await asking).where is not None
+
+
+async def test_while_an_app_is_forgotten_nothing_of_it_is_published() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        parts, topic_log = await room.staged(), room.runner.logs[WHOLE]
+        with room.publishing.keeping_still(topic_log, APP):
+            with pytest.raises(Unavailable, match="nothing was published: come again"):
+                await room.publish(parts)
+            with pytest.raises(Unavailable), room.publishing.keeping_still(topic_log, APP):
+                pass
+        assert (await room.publish(parts)).where is not None
+
+
+async def test_in_a_full_store_nothing_new_is_published() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        is_full = False
+        room.publishing = Publishing(
+            world.store, world.appender, room.staging, is_full=lambda: is_full
+        )
+        assert (await room.publish(await room.staged())).where is not None
+        is_full, parts = True, await room.staged(2)
+        assert (await room.publish(parts, version=1)).is_duplicate
+        with pytest.raises(Unavailable, match="nearly full: nothing is published"):
+            await room.publish(parts, version=2)
+
+
+async def test_of_what_waits_for_its_turn_a_full_store_says_nothing() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        is_full = False
+        room.publishing = Publishing(
+            world.store, world.appender, room.staging, is_full=lambda: is_full
+        )
+        await held(room)
+        asked = Asked(APP, 1, None, await room.staged(), mode=AccessMode.WAIT_FOR_EXCLUSIVE)
+        waiting = asyncio.get_running_loop().create_task(
+            room.publishing.publish(ORDERS, room.topic, asked, 1_234)
+        )
+        await until(lambda: len(room.runner.producers) == 2)
+        is_full = True
+        again = asyncio.get_running_loop().create_task(
+            room.publishing.publish(ORDERS, room.topic, asked, 1_234)
+        )
+        await until(lambda: again.done() or len(room.runner.producers) == 2)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not again.done()
+        is_full = False
+        (holder,) = (
+            each for each in room.runner.producers.values() if each.request.producer_name != APP
+        )
+        room.runner.gone(holder, Departure.CLOSED)
+        assert (await waiting).where is not None
+        assert (await again).is_duplicate
+
+
 async def test_it_goes_on_when_nobody_waits_for_the_answer() -> None:
     async with serving() as world:
         room = await room_of(world)
@@ -173,6 +259,10 @@ async def test_no_rows_are_published_under_the_right_epoch_only() -> None:
         assert await room.publish([], epoch=epoch) == Answer(is_duplicate=False)
         with pytest.raises(Fenced):
             await room.publish([], epoch=epoch + 1)
+        state = room.runner.logs[WHOLE].state
+        state |= {f"{VERSION_PREFIX}app-{number}": "1" for number in range(APPS_MAX)}
+        with pytest.raises(Refused, match="under 500 names already"):
+            await room.publish([], epoch=epoch)
         assert await room.entries() == 0
 
 
@@ -218,8 +308,66 @@ async def test_a_terminated_topic_takes_no_more() -> None:
     async with serving() as world:
         room = await room_of(world)
         room.runner.logs[WHOLE].state[TERMINATED] = "0-0"
-        with pytest.raises(Refused, match="terminated"):
-            await room.publish(await room.staged())
+        for parts in ([], await room.staged()):
+            with pytest.raises(Refused, match="terminated"):
+                await room.publish(parts)
+
+
+async def test_a_defect_in_one_publish_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that cannot be encoded, say: nothing of the topic was changed by then."""
+    async with serving() as world:
+        room = await room_of(world)
+        parts = await room.staged()
+        epoch = await held(room)
+
+        async def fails(*_: object) -> bytes:
+            raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+
+        for asked in (epoch, None):
+            with monkeypatch.context() as patched:
+                patched.setattr(Staging, "load", fails)
+                with pytest.raises(Undecided, match="the broker's log says why"):
+                    await room.publish(parts, epoch=asked)
+        assert world.failures == []
+        assert not (await room.publish(parts, epoch=epoch)).is_duplicate
+        assert await room.entries() == 2
+
+
+@pytest.mark.parametrize("call", ["publish", "watch"])
+async def test_a_defect_once_the_log_has_a_publish_closes_the_topic(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """What is known of it may be half changed, and nobody would see to the publish any more."""
+    async with serving() as world:
+        room = await room_of(world)
+        epoch = await held(room)
+
+        def fails(*_: object) -> None:
+            raise RuntimeError("a defect")
+
+        if call == "publish":
+            monkeypatch.setattr(TopicLog, "publish", fails)
+        else:
+            monkeypatch.setattr(publishing, "_progress", fails)
+        with pytest.raises(Undecided):
+            await room.publish(await room.staged(), epoch=epoch)
+        assert world.failures == [ORDERS]
+
+
+async def test_it_waits_with_the_priority_that_it_was_admitted_with() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        holder, told = world.ask(room.runner, AccessMode.EXCLUSIVE, "holder")
+        await until(lambda: told.ready)
+        world.ask(room.runner, AccessMode.WAIT_FOR_EXCLUSIVE, "waiter", priority=5)
+        parts = await room.staged()
+        asked = Asked(APP, 1, None, parts, mode=AccessMode.WAIT_FOR_EXCLUSIVE, priority=10)
+        task = asyncio.get_running_loop().create_task(
+            room.publishing.publish(ORDERS, room.topic, asked, 1_234)
+        )
+        await until(lambda: len(room.runner.topic.queue) == 2)
+        room.runner.gone(holder, Departure.CLOSED)
+        assert (await task).where is not None, "the waiter, who stays, comes behind it"
 
 
 async def test_a_topic_that_leaves_says_so() -> None:

@@ -24,9 +24,9 @@ from onewriter_broker.topic.resends import (
     stored_entries,
 )
 from onewriter_core.ids import Position, TopicName
-from onewriter_core.wire.hot import Send
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Send
 
 TOPIC = TopicName.parse("persistent://public/default/t")
 

@@ -16,7 +16,7 @@ from onewriter_broker.log.api import Block
 from onewriter_broker.log.compacted import COMPACTED, View
 from onewriter_broker.log.memory import Faults, MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
-from onewriter_broker.log.topic_log import TRIMMED
+from onewriter_broker.log.topic_log import LEDGER_ENDS, TRIMMED
 from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.topic import resting as resting_module
 from onewriter_broker.topic import retention as retention_module
@@ -127,7 +127,7 @@ async def test_a_resting_log_is_cut_and_neither_fenced_nor_loaded() -> None:
     await w.resting.go_round()
     # What is behind the marker is not counted: four entries in front of it stay as well.
     assert w.stored == ["6-5", "6-7", "7-0", "7-1", "7-3", "7-5", "7-7"]
-    assert await w.state() == before | {TRIMMED: "6-5"}
+    assert await w.state() == before | {TRIMMED: "6-5", LEDGER_ENDS: "6 5-8"}
     (report,) = await verify(w.mine.store, [TOPIC], BUCKETS, lambda _log, _entries: None)
     assert report.findings.holds
 

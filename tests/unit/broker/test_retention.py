@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 from tests.stamps import stamp_anew
-from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, entry, waiter
+from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, entry, nobody, waiter
 
-from onewriter_broker.log.api import Block
-from onewriter_broker.log.memory import MemoryLogStore
+from onewriter_broker.log.api import Binding, Block, Outcome
+from onewriter_broker.log.memory import Hook, MemoryLogStore, Moment
 from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.log.topic_log import TRIMMED
 from onewriter_broker.topic import retention as retention_module
 from onewriter_broker.topic.retention import Retention, Stretch, trim_before
 from onewriter_broker.verify.reader import verify
 from onewriter_core.api.topic import Retention as Policy
-from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.topic.model import Purpose
 
 NOW_MS = 1_000_000
@@ -103,13 +103,19 @@ async def written(server: MemoryServer, *, ledgers: int = 3, blocks: int = 4) ->
     return story
 
 
+def hook(story: Story, hooked: Hook) -> None:
+    """Have it awaited at each call to the store."""
+    assert isinstance(story.store, MemoryLogStore)
+    story.store.faults.hook = hooked
+
+
 def stored(server: MemoryServer) -> list[str]:
     return [str(block.position) for block in server.primary.dataset.logs[TOPIC].blocks]
 
 
 async def test_a_sweep_trims_to_the_bound_and_says_up_to_where(server: MemoryServer) -> None:
     story = await written(server)
-    trimmed = await Retention().sweep(story.log, Policy(max_entries=12), None, story.clock_ms)
+    trimmed = await Retention().sweep(story.log, Policy(max_entries=12), nobody, story.clock_ms)
     assert stored(server) == ["6-5", "6-7", "7-0", "7-1", "7-3", "7-5", "7-7"]
     assert trimmed == 8
     assert story.log.state[TRIMMED] == "6-5"
@@ -119,22 +125,78 @@ async def test_a_sweep_trims_to_the_bound_and_says_up_to_where(server: MemorySer
 
 async def test_the_current_ledger_is_cut_behind_its_next_roll(server: MemoryServer) -> None:
     story, retention, bound = await written(server), Retention(), Policy(max_entries=2)
-    await retention.sweep(story.log, bound, None, story.clock_ms)
+    await retention.sweep(story.log, bound, nobody, story.clock_ms)
     assert stored(server)[0] == "7-0"
-    assert await retention.sweep(story.log, bound, None, story.clock_ms) == 0
+    assert await retention.sweep(story.log, bound, nobody, story.clock_ms) == 0
     await story.fence(Purpose.ROLL)
-    await retention.sweep(story.log, bound, None, story.clock_ms)
+    await retention.sweep(story.log, bound, nobody, story.clock_ms)
     assert stored(server) == ["7-7", "8-0"]
 
 
 async def test_what_a_subscription_needs_stays(server: MemoryServer) -> None:
     story, retention = await written(server), Retention()
     bound = Policy(max_entries=1)
-    await retention.sweep(story.log, bound, Position(5, 4), story.clock_ms)
+    await retention.sweep(story.log, bound, lambda: Position(5, 4), story.clock_ms)
     assert stored(server)[0] == "5-5"
     forgetful = Policy(max_entries=1, keep_unacknowledged=False)
-    await retention.sweep(story.log, forgetful, Position(5, 4), story.clock_ms)
+    await retention.sweep(story.log, forgetful, lambda: Position(5, 4), story.clock_ms)
     assert stored(server)[0] == "7-0"
+
+
+async def test_a_subscription_that_comes_while_the_log_is_measured_keeps_its_backlog(
+    server: MemoryServer,
+) -> None:
+    story = await written(server)
+    story.log.tail.clear()  # so that the store is read
+    before = stored(server)
+    standing: list[Position] = []
+
+    async def comes(call: str, _moment: Moment) -> None:
+        if call == "read_blocks":
+            standing[:] = [EARLIEST]
+
+    hook(story, comes)
+    bound = Policy(max_entries=1)
+    dropped = await Retention().sweep(
+        story.log, bound, lambda: min(standing, default=None), story.clock_ms
+    )
+    assert (dropped, stored(server)) == (0, before)
+
+
+async def test_a_subscription_that_comes_between_two_calls_keeps_its_backlog(
+    server: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = await written(server)
+    standing, trim_in_store = list[Position](), story.store.trim
+
+    async def a_block_at_a_time(
+        binding: Binding, topic: TopicName, token: str, before: Position, fields: dict[str, str]
+    ) -> Outcome:
+        following = server.primary.dataset.logs[TOPIC].blocks[1].position
+        outcome = await trim_in_store(binding, topic, token, min(before, following), fields)
+        standing[:] = [Position(5, 4)]
+        return outcome
+
+    monkeypatch.setattr(story.store, "trim", a_block_at_a_time)
+    bound = Policy(max_entries=1)
+    await Retention().sweep(story.log, bound, lambda: min(standing, default=None), story.clock_ms)
+    assert stored(server)[0] == "5-5"
+
+
+async def test_whoever_comes_while_a_call_is_under_way_begins_behind_its_cut(
+    server: MemoryServer,
+) -> None:
+    story = await written(server)
+    seen: list[Position] = []
+
+    async def look(call: str, moment: Moment) -> None:
+        if (call, moment) == ("trim", "before"):
+            seen.append(story.log.given_up_before)
+
+    hook(story, look)
+    await Retention().sweep(story.log, Policy(max_entries=12), nobody, story.clock_ms)
+    assert seen[0] == Position(6, 5)
+    assert stored(server)[0] == "6-5"
 
 
 async def test_age_is_by_the_blocks_own_times(server: MemoryServer) -> None:
@@ -142,7 +204,7 @@ async def test_age_is_by_the_blocks_own_times(server: MemoryServer) -> None:
     last_of_first_ledger = server.primary.dataset.logs[TOPIC].blocks[4]
     assert isinstance(last_of_first_ledger, Block)
     now_ms = last_of_first_ledger.time_ms + 1 + 5_000
-    await Retention().sweep(story.log, Policy(max_age_seconds=5), None, now_ms)
+    await Retention().sweep(story.log, Policy(max_age_seconds=5), nobody, now_ms)
     assert stored(server)[0] == "6-0"
 
 
@@ -153,7 +215,7 @@ async def test_after_a_change_of_broker_the_log_is_measured_anew_a_part_at_a_tim
     monkeypatch.setattr(retention_module, "READ_BLOCKS_MAX", 4)
     story, retention, bound = await written(server), Retention(), Policy(max_entries=8)
     story.log.tail.clear()  # as a broker that has just loaded the topic
-    dropped = [await retention.sweep(story.log, bound, None, story.clock_ms) for _ in range(6)]
+    dropped = [await retention.sweep(story.log, bound, nobody, story.clock_ms) for _ in range(6)]
     assert dropped[0] == 0  # what is not measured yet is taken for nothing
     assert stored(server)[0] == "7-0"
     assert sum(dropped) == 10
@@ -162,7 +224,7 @@ async def test_after_a_change_of_broker_the_log_is_measured_anew_a_part_at_a_tim
 async def test_a_dataset_that_lost_its_tail_is_measured_anew(server: MemoryServer) -> None:
     story, retention = await written(server), Retention()
     bound = Policy(max_entries=24)
-    assert await retention.sweep(story.log, bound, None, story.clock_ms) == 0
+    assert await retention.sweep(story.log, bound, nobody, story.clock_ms) == 0
     server.restart(server.primary, keep=len(server.primary.history) - 3)  # three blocks are gone
     replid = server.primary.replid
     story.binding = type(story.binding)(
@@ -173,7 +235,7 @@ async def test_a_dataset_that_lost_its_tail_is_measured_anew(server: MemoryServe
     await story.fence(Purpose.REFENCE)
     for number in range(100, 103):
         await story.publish(entry("alice", 2 * number), entry("alice", 2 * number + 1))
-    assert await retention.sweep(story.log, bound, None, story.clock_ms) == 0
+    assert await retention.sweep(story.log, bound, nobody, story.clock_ms) == 0
     assert stored(server)[0] == "5-0"
 
 
@@ -183,7 +245,7 @@ async def test_a_long_log_is_measured_in_a_bounded_number_of_stretches(
     monkeypatch.setattr(retention_module, "STRETCHES_MAX", 4)
     story, retention = await written(server, ledgers=6, blocks=6), Retention()
     bound = Policy(max_entries=40)
-    await retention.sweep(story.log, bound, None, story.clock_ms)
+    await retention.sweep(story.log, bound, nobody, story.clock_ms)
     kept = sum(
         len(block.lengths)
         for block in server.primary.dataset.logs[TOPIC].blocks
@@ -196,7 +258,7 @@ async def test_a_deposed_brokers_sweep_changes_nothing(server: MemoryServer) -> 
     story = await written(server)
     before = stored(server)
     await Story.begin(story.store, owner="broker-b", version=2, ledger=64)
-    assert await Retention().sweep(story.log, Policy(max_entries=1), None, story.clock_ms) == 0
+    assert await Retention().sweep(story.log, Policy(max_entries=1), nobody, story.clock_ms) == 0
     assert stored(server) == before
     assert TRIMMED not in story.log.state
 
@@ -204,7 +266,7 @@ async def test_a_deposed_brokers_sweep_changes_nothing(server: MemoryServer) -> 
 async def test_a_log_that_is_not_bounded_or_not_open_is_left_alone(server: MemoryServer) -> None:
     story, retention = await written(server), Retention()
     before = stored(server)
-    assert await retention.sweep(story.log, UNLIMITED, None, story.clock_ms) == 0
+    assert await retention.sweep(story.log, UNLIMITED, nobody, story.clock_ms) == 0
     story.log.close()
-    assert await retention.sweep(story.log, Policy(max_entries=1), None, story.clock_ms) == 0
+    assert await retention.sweep(story.log, Policy(max_entries=1), nobody, story.clock_ms) == 0
     assert stored(server) == before

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from typing import Self
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
@@ -14,7 +17,7 @@ from onewriter_broker.log.publishing import PUBLISH_BYTES_MAX, PUBLISH_ENTRIES_M
 from onewriter_broker.log.staged import CHUNK_BYTES, Damaged, decode_part
 from onewriter_broker.topic import staged_rows, staging
 from onewriter_broker.topic.staging import Claimed, MissingPart, Staging
-from onewriter_core.errors import ProtocolError, Refused
+from onewriter_core.errors import ProtocolError, Refused, ServerError
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.wire.messages import (
     build_batch,
@@ -69,7 +72,8 @@ class World:
 async def test_frames_become_entries_that_clients_read() -> None:
     packed = body(frame(b"one", b"two"), frame(b"three", key="k"))
     assert await staged_rows.check(packed) == 3
-    (first, one), (second, other) = staged_rows.entries(packed, "app", 7, 1234)
+    made = [each async for each in staged_rows.entries(packed, "app", 7, 1234)]
+    (first, one), (second, other) = made
     assert (first.num_messages, second.num_messages) == (2, 1)
     assert (first.sequence_id, second.sequence_id) == (7, 7)
     for entry in (one, other):
@@ -108,19 +112,145 @@ async def test_what_clients_could_not_read_is_refused(packed: bytes) -> None:
         await staged_rows.check(packed)
 
 
-async def test_many_rows_leave_turns_to_others() -> None:
-    turns = 0
+def framed(*metadata: bytes) -> bytes:
+    """A part of one frame: messages without contents, of which this is the metadata."""
+    messages = b"".join(len(each).to_bytes(4, "big") + each for each in metadata)
+    return body(
+        (4 + len(messages)).to_bytes(4, "little") + len(metadata).to_bytes(4, "little") + messages
+    )
 
-    async def other() -> None:
-        nonlocal turns
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [(b"", b""), (b"\x20\x01", b""), (b"", b"\x20\x01"), (b"\x0a\x06\x0a\x01k\x12\x01v", b"")],
+    ids=["nothing else", "more in front", "more behind", "a property"],
+)
+@pytest.mark.parametrize(
+    ("text", "is_taken"),
+    [(b"\xff", False), (b"k\xc3", False), (b"\xed\xa0\x80", False), ("kü漢".encode(), True)],
+    ids=["no UTF-8", "cut short", "half of a pair", "UTF-8"],
+)
+@pytest.mark.parametrize("where", ["key", "long key", "property's name", "property's value"])
+async def test_texts_are_utf_8(
+    where: str, text: bytes, before: bytes, behind: bytes, rows: int, *, is_taken: bool
+) -> None:
+    """Python's clients fail on others; and so would the broker, which copies a key."""
+
+    def field(tag: bytes, content: bytes) -> bytes:
+        size = len(content)
+        return (
+            tag + (bytes([size]) if size < 128 else bytes([size & 127 | 128, size >> 7])) + content
+        )
+
+    key, value = b"\x12", b"\x0a"
+    match where:
+        case "key":
+            given = field(key, text)
+        case "long key":
+            given = field(key, b"k" * 200 + text)
+        case "property's name":
+            given = field(value, field(value, text) + field(key, b"v"))
+        case _:
+            given = field(value, field(value, b"k") + field(key, text))
+    packed = framed(*[b"\x18\x00"] * (rows - 1), before + given + b"\x18\x00" + behind)
+    if is_taken:
+        assert await staged_rows.check(packed) == rows
+        assert len([each async for each in staged_rows.entries(packed, "app", 1, 1)]) == 1
+    else:
+        with pytest.raises(ProtocolError, match="is not UTF-8"):
+            await staged_rows.check(packed)
+
+
+SINGLES = st.builds(
+    pb.SingleMessageMetadata,
+    payload_size=st.sampled_from([0, 1, 127, 128, 129, 16_383, 16_384, 20_000]),
+    partition_key=st.sampled_from(["", "k", "k" * 127, "k" * 128]),
+    event_time=st.integers(1, 300),
+    null_value=st.booleans(),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    SINGLES,
+    st.sets(st.sampled_from(["partition_key", "event_time", "null_value"])),
+    st.sampled_from([-1, 0, 0, 1]),
+    st.integers(0, 2),
+    st.binary(max_size=3),
+)
+def test_messages_are_judged_as_protobuf_reads_them(
+    metadata: pb.SingleMessageMetadata, without: set[str], longer: int, cut: int, more: bytes
+) -> None:
+    """A message that is whole, or whose metadata, content or size is not."""
+    for name in without:
+        metadata.ClearField(name)  # type: ignore[arg-type]
+    head = metadata.SerializeToString() + more
+    content = bytes(max(0, metadata.payload_size + longer))
+    messages = len(head).to_bytes(4, "big") + head + content
+    messages = messages[: len(messages) - cut]
+    packed = body(len(messages + b"1234").to_bytes(4, "little") + bytes([1, 0, 0, 0]) + messages)
+
+    def is_read() -> bool:
+        try:
+            list(iterate_batch(messages, 1))
+        except ProtocolError:
+            return False
+        return True
+
+    def is_taken() -> bool:
+        try:
+            asyncio.run(staged_rows.check(packed))
+        except ProtocolError:
+            return False
+        return True
+
+    assert is_taken() == is_read()
+
+
+class Others:
+    """Somebody else in the event loop, and the turns that are left to them meanwhile."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+    def __enter__(self) -> Self:
+        self._task = asyncio.get_running_loop().create_task(self._go_on())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._task.cancel()
+
+    async def _go_on(self) -> None:
         while True:
-            turns += 1
+            self.turns += 1
             await asyncio.sleep(0)
 
-    task = asyncio.get_running_loop().create_task(other())
-    await staged_rows.check(body(*[frame(*[b"row"] * 1000)] * 10))
-    task.cancel()
-    assert turns >= 5
+
+PROPERTY = b"\x0a\x07\x0a\x02\xc3\xa9\x12\x01b"
+
+
+@pytest.mark.parametrize(
+    ("packed", "least"),
+    [
+        (body(*[frame(*[b"row"] * 1000)] * 10), 5),
+        (framed(*[b"\x18\x00"] * 10_000), 5),
+        (framed(*[PROPERTY + b"\x18\x00"] * 10_000), 20),
+        (framed(PROPERTY * 100_000 + b"\x18\x00"), 20),
+    ],
+    ids=["many frames", "plain rows", "rows with properties", "one row with very many"],
+)
+async def test_rows_leave_turns_to_others(packed: bytes, least: int) -> None:
+    with Others() as others:
+        await staged_rows.check(packed)
+    assert others.turns >= least
+
+
+async def test_entries_that_take_long_leave_turns_to_others() -> None:
+    packed = body(*[frame(b"row")] * 33, *[framed(PROPERTY * 100_000 + b"\x18\x00")[4:]] * 10)
+    with Others() as others:
+        made = [each async for each in staged_rows.entries(packed, "app", 1, 1)]
+    assert (len(made), others.turns) == (43, 2 + 10)
 
 
 # --- parts
@@ -204,9 +334,28 @@ async def test_a_bucket_takes_only_so_much(monkeypatch: pytest.MonkeyPatch, boun
         monkeypatch.setattr(staging, "STAGED_PARTS_MAX", 2)
     await world.staging.keep(TOPIC, KEY, part)
     await world.staging.keep(TOPIC, KEY, part)
-    await world.staging.keep(TOPIC, "app/1/1/1", part)
-    with pytest.raises(Refused, match="are staged in the topic's"):
+    await world.staging.keep(TOPIC, "app/10/1/1", part)
+    with pytest.raises(Refused, match=r"others fill the topic's bucket.*coalesce") as refused:
         await world.staging.keep(TOPIC, "app/1/2/1", part)
+    assert refused.value.code is ServerError.TOO_MANY_REQUESTS
+    assert len(world.kept) == 2
+
+
+@pytest.mark.parametrize("bound", ["bytes", "parts"])
+async def test_a_version_that_fills_a_bucket_alone_waits_for_nothing(
+    monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """As 200 tasks of 26 partitions each do: nobody makes room for them."""
+    world = World()
+    part = body(frame(b"x" * 1000))
+    if bound == "bytes":
+        monkeypatch.setattr(staging, "STAGED_BYTES_MAX", 2 * len(part))
+    else:
+        monkeypatch.setattr(staging, "STAGED_PARTS_MAX", 2)
+    for partition in range(2):
+        await world.staging.keep(TOPIC.with_partition(partition), "app/1/0.0/1-a", part)
+    with pytest.raises(TooLarge, match=r"app/1 has 2 parts of .*fewer tasks.*coalesce"):
+        await world.staging.keep(TOPIC.with_partition(2), "app/1/1.0/2-b", part)
     assert len(world.kept) == 2
 
 

@@ -12,7 +12,7 @@ from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.pending import PendingBlock, PendingEntry
 from onewriter_broker.log.topic_log import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, TopicLog
 from onewriter_core.ids import Position, TopicName
-from onewriter_core.wire.hot import Send
+from onewriter_core.wire.values import Send
 
 LEDGER = 7
 

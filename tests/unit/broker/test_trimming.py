@@ -12,7 +12,9 @@ from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.api import Binding, Outcome
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
-from onewriter_broker.log.topic_log import TRIMMED
+from onewriter_broker.log.ranges import Range, lacks, noted_ends
+from onewriter_broker.log.topic_log import TRIMMED, last_position
+from onewriter_broker.topic import retention
 from onewriter_broker.topic.deduplication import FIELD as DEDUPLICATION_FIELD
 from onewriter_broker.topic.trimming import Cut, Limit, cut_of, trim
 from onewriter_broker.verify.reader import verify
@@ -180,3 +182,72 @@ async def test_a_deposed_broker_trims_nothing_and_says_so(
     story.log.close()
     with pytest.raises(Unavailable, match="not open"):
         await trim(story.log, readers(), Position(7, 0))
+
+
+# ------------------------------------------------------------ who had read it all
+
+
+def forgotten(story: Story) -> None:
+    """As in a broker that has just begun to serve the log: it knows what is stored, no more."""
+    story.log.ends.clear()
+    story.log.forget_tail()
+
+
+def entry_ends(server: MemoryServer, cut: Position) -> Position:
+    """The last entry in front of a position."""
+    blocks = server.primary.dataset.logs[TOPIC].blocks
+    return max(
+        last_position(block) for block in blocks if block.position < cut and block.position.entry
+    )
+
+
+@pytest.mark.parametrize("cut", [Position(6, 0), Position(6, 1), Position(10, 0)])
+async def test_a_reader_that_had_read_all_that_went_reads_on(
+    server: MemoryServer, story: Story, cut: Position
+) -> None:
+    end = entry_ends(server, cut)
+    await trim(story.log, readers(), cut)
+    assert noted_ends(story.log) == {cut.ledger: end}
+    forgotten(story)
+    asked = Position(end.ledger, end.entry + 1)
+    assert not lacks(story.log, asked, cut)
+    assert lacks(story.log, end, cut)
+    found = await Range(story.log, asked).read()
+    assert found[0].position == cut
+
+
+async def test_cuts_that_follow_each_other_over_a_marker_remember_the_last_entry(
+    server: MemoryServer, story: Story
+) -> None:
+    end = entry_ends(server, Position(6, 0))
+    await trim(story.log, readers(), Position(6, 0))
+    await trim(story.log, readers(), Position(6, 1))
+    assert noted_ends(story.log) == {6: end}
+    assert not lacks(story.log, Position(end.ledger, end.entry + 1), Position(6, 1))
+
+
+async def test_a_cut_that_nobody_noted_is_not_explained_by_an_older_note(story: Story) -> None:
+    await trim(story.log, readers(), Position(6, 0))
+    forgotten(story)
+    story.log.state[TRIMMED] = "7-0"  # by a broker of an older version, or a deletion
+    (end,) = noted_ends(story.log).values()
+    assert lacks(story.log, Position(end.ledger, end.entry + 1), Position(7, 0))
+
+
+async def test_the_ends_that_are_noted_are_bounded(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "LEDGER_ENDS_MAX", 2)
+    for cut in (Position(6, 0), Position(7, 0), Position(10, 0)):
+        await trim(story.log, readers(), cut)
+    assert list(noted_ends(story.log)) == [7, 10]
+
+
+async def test_what_went_with_a_call_that_nobody_answered_is_not_guessed(
+    server: MemoryServer, story: Story
+) -> None:
+    await trim(story.log, readers(), Position(5, 3))
+    blocks = server.primary.dataset.logs[TOPIC].blocks
+    del blocks[: [block.position for block in blocks].index(Position(6, 0))]
+    await trim(story.log, readers(), Position(6, 1))
+    assert list(noted_ends(story.log)) == []

@@ -91,6 +91,11 @@ def a_block_in_the_middle_is_missing(stored: Stored) -> None:
     del stored.blocks[stored.index("5-3")]
 
 
+def more_is_gone_than_was_trimmed(stored: Stored) -> None:
+    stored.state["trimmed"] = "5-1"
+    del stored.blocks[: stored.index("5-3")]
+
+
 def an_entry_is_stored_twice(stored: Stored) -> None:
     last = stored.blocks[-1]
     assert isinstance(last, Block)
@@ -269,6 +274,7 @@ def a_publish_holds_what_somebody_else_wrote(stored: Stored) -> None:
 MUTANTS: list[tuple[Callable[[Stored], None], str]] = [
     (an_acknowledged_tail_is_missing, "S5"),
     (a_block_in_the_middle_is_missing, "S5"),
+    (more_is_gone_than_was_trimmed, "S5"),
     (an_entry_is_stored_twice, "S6"),
     (a_shared_entry_is_stored_twice, "S6"),
     (an_older_entry_follows_the_new_holders_first, "S1"),

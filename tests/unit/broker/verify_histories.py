@@ -37,12 +37,17 @@ from onewriter_core.topic.model import (
     Tenure,
     Vacant,
 )
-from onewriter_core.wire.hot import Send
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Send
 
 BUCKETS = 4
 TOPIC = TopicName.parse("orders")
+
+
+def nobody() -> Position | None:
+    """How far the slowest durable subscription is, where there is none."""
+    return None
 
 
 class NobodyWaits:

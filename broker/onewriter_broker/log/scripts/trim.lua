@@ -7,7 +7,29 @@
 --
 -- Invariant: the block that holds position `before`, the current ledger's marker and all behind
 -- them stay, and a deposed owner's late trim changes nothing. About `blocks_max` blocks are dropped
--- at the most; it never drops more than it may.
+-- at the most; it never drops more than it may. How far the log was cut on purpose never falls.
+
+local function is_below(position, other)
+  local ledger, entry = string.match(position, '^(%d+)-(%d+)$')
+  local other_ledger, other_entry = string.match(other, '^(%d+)-(%d+)$')
+  if not ledger or not other_ledger then return false end
+  if ledger ~= other_ledger then return tonumber(ledger) < tonumber(other_ledger) end
+  return tonumber(entry) < tonumber(other_entry)
+end
+
+-- A call that comes late, behind one that cut farther, leaves what that one noted.
+local function keep_cut(key, first, last)
+  local held = redis.call('HMGET', key, 'trimmed', 'ledgerEnds')
+  for i = first, last, 2 do
+    if held[1] and ARGV[i] == 'trimmed' and is_below(ARGV[i + 1], held[1]) then
+      for k = first, last, 2 do
+        if ARGV[k] == 'trimmed' then ARGV[k + 1] = held[1] end
+        if ARGV[k] == 'ledgerEnds' and held[2] then ARGV[k + 1] = held[2] end
+      end
+      return
+    end
+  end
+end
 
 local refused = refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
 if refused then return refused end
@@ -27,4 +49,5 @@ if holding[1] then
     redis.call('XTRIM', stream, 'MINID', '=', holding[1][1])
   end
 end
+keep_cut(KEYS[3], 9, 8 + tonumber(ARGV[8]))
 return change_fields(KEYS[3], 9, 8 + tonumber(ARGV[8])) or 'OK'

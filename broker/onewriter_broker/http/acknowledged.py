@@ -1,0 +1,48 @@
+"""How far a reader of whole logs is: a durable subscription that follows it and never goes back.
+
+For whoever may consume the topic, not for administrators alone. What the subscription has not passed stays
+in the log, as for a consumer's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from onewriter_broker.access import check_topic
+from onewriter_broker.http import positions
+from onewriter_broker.http.bulk import TOPIC_PATH, one_log
+from onewriter_broker.http.site import Site, object_body, topic_of
+from onewriter_core.errors import Unavailable
+
+_PATH: Final = TOPIC_PATH + "/acknowledged/{subscription:[^/]+}"
+
+CONSUMERS_PATHS: Final = frozenset({web.DynamicResource(_PATH).canonical})
+"""What is changed at these paths, whoever may consume may change."""
+
+
+def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+    """See docs/http.md, "Following a reader"."""
+
+    async def acknowledge(request: web.Request) -> web.Response:
+        before = positions.read((await object_body(request)).get("before"), "before")
+        name, topics = topic_of(request), site.topics
+        check_topic(name, topics.desired.topic(name), site.clients.undeclared)
+        topic_log, _, slot = await one_log(site, request)
+        subscription = request.match_info["subscription"]
+        await site.clients.owning.check_follower(topic_log.name, subscription)
+        # Nothing is waited for from there until it has moved: no owner comes in between.
+        topic = topics.loaded.get(str(name.base))
+        if topic is None or topic.runner.logs.get(slot) is not topic_log:
+            raise Unavailable(f"{name} is moving")
+        reached = await topic.subscriptions[slot].advance(subscription, before)
+        return web.json_response(
+            {
+                "topic": str(topic_log.name),
+                "subscription": subscription,
+                "before": positions.shown(reached),
+            }
+        )
+
+    router.add_put(_PATH, acknowledge)

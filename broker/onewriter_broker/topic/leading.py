@@ -1,0 +1,64 @@
+"""Whether an epoch that somebody names is the one that leads a log, and may be written under."""
+
+from __future__ import annotations
+
+from onewriter_broker.topic.checking import Prove, standing_of
+from onewriter_broker.topic.runner import TopicRunner
+from onewriter_core.errors import Fenced, Unavailable
+from onewriter_core.topic.lookups import is_changing_hands, tenure_of
+from onewriter_core.topic.model import Topic
+
+
+def leads(topic: Topic, slot: int, epoch: int) -> bool:
+    """Whether an epoch's tenure is the one that may write a slot, or come back to it."""
+    found = topic.slot(slot)
+    tenure = None if found is None else tenure_of(found)
+    if found is None or tenure is None or topic.is_closed:
+        return False
+    return tenure.epoch == epoch and not is_changing_hands(topic, found)
+
+
+def check_epoch(topic: Topic, slot: int, epoch: int) -> None:
+    """Raises Fenced where an epoch is not the one that leads, and never will be again.
+
+    Raises Unavailable where that cannot be told here: the topic moves, or changes hands.
+    """
+    if topic.is_closed:
+        raise Unavailable("the topic moves to another broker: come again")
+    if leads(topic, slot, epoch):
+        return
+    found = topic.slot(slot)
+    if found is not None and is_changing_hands(topic, found):
+        raise Unavailable("the topic is changing hands: come again")
+    current = 0 if found is None else found.epoch
+    text = (
+        f"epoch {epoch} does not lead the topic, whose newest is {current}; nothing was published"
+    )
+    raise Fenced(text, epoch=epoch, current_epoch=current)
+
+
+async def check_leads(runner: TopicRunner, slot: int, epoch: int, prove: Prove) -> None:
+    """As ``check_epoch``; says Fenced only while this broker certainly serves the topic."""
+    try:
+        check_epoch(runner.topic, slot, epoch)
+    except Fenced:
+        await standing_of(runner.logs[slot], prove)
+        raise
+
+
+async def count_led(runner: TopicRunner, partitions: int, epoch: int, prove: Prove) -> int:
+    """How many of so many partitions, from the first one on, an epoch leads.
+
+    One that was added while the topic was held has no epoch, or another one, until the topic changes hands.
+    Raises as ``check_leads`` does where it leads not even the first.
+    """
+    for slot in range(partitions):
+        if slot not in runner.logs:  # declared, and just being made
+            return slot
+        try:
+            await check_leads(runner, slot, epoch, prove)
+        except Fenced:
+            if slot == 0:
+                raise
+            return slot
+    return partitions
