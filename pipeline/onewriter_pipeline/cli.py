@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 import click
 
 from onewriter_core.errors import OnewriterError
-from onewriter_pipeline.verbs import EXIT_ERROR, EXIT_OK, EXIT_VIOLATION, Violation
+from onewriter_pipeline.jobs.options import EXIT_ERROR, EXIT_OK, EXIT_VIOLATION, Violation
 
 NAME: Final = "onewriter-pipeline"
 

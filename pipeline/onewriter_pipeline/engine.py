@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from onewriter_pipeline.errors import EngineFailed, Invalid
@@ -15,23 +17,36 @@ if TYPE_CHECKING:
 
 LOOPBACK: Final = "127.0.0.1"
 
+SAID_CHARACTERS_MAX: Final = 300
+"""Of what Spark says of a failure."""
+
+_OURS: Final = re.compile(r"^(?:\s*pyspark[\w.]+: )?onewriter_\w+\.[\w.]+: (.+)$", re.MULTILINE)
+"""The last line of a traceback of one of our errors, which Spark passes on as text."""
+
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_OTHERS: Final = re.compile(r"^[A-Za-z_][\w.]*: .+$", re.MULTILINE)
+
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.session.timeZone": "UTC",
-    "spark.log.level": "ERROR",
 }
 """What jobs set of Spark; ``--conf`` and spark-submit may say otherwise."""
+
+_LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
+"""Without it Spark says several lines of its own before each job, and some in between."""
 
 LOCAL_SETTINGS: Final = {
     "spark.driver.host": LOOPBACK,
     "spark.driver.bindAddress": LOOPBACK,
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+    f" -Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}",
     "spark.sql.shuffle.partitions": "8",
 }
 """And where all runs on one machine: most of the work is Python's, Java should start quickly, and Spark's
-200 tasks for each shuffle would take longer than what they do.
+200 tasks for each shuffle would take longer than what they do. Java's better compiler costs 5 s of a processor
+at the start, and gains them back over some ten million rows of a shuffle.
 """
 
 Task = TypeVar("Task")
@@ -44,7 +59,8 @@ Runner = Callable[[Callable[[Task], Result], Sequence[Task]], Iterable[Result]]
 def session(name: str, master: str = "", settings: Sequence[str] = ()) -> SparkSession:
     """A Spark session for a job; the one that runs here already, if there is one.
 
-    ``master`` as Spark takes it, ``local[*]`` if nothing says another; ``settings``: NAME=VALUE.
+    ``master`` as Spark takes it, ``local[*]`` if nothing says another; ``settings``: NAME=VALUE. Of a
+    session that runs already they change what Spark lets one change.
     """
     from pyspark.errors import PySparkException  # noqa: PLC0415 - most of the pipeline does without Spark
     from pyspark.sql import SparkSession  # noqa: PLC0415
@@ -58,6 +74,8 @@ def session(name: str, master: str = "", settings: Sequence[str] = ()) -> SparkS
     if chosen.get("spark.master", "").startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
         chosen |= LOCAL_SETTINGS
+    else:
+        chosen["spark.log.level"] = "ERROR"
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
@@ -74,18 +92,36 @@ def session(name: str, master: str = "", settings: Sequence[str] = ()) -> SparkS
         ) from error
 
 
+def said_by(error: Exception) -> str:
+    """What a failure of Spark's is about, in one line: what our own code said, where it was that."""
+    text = str(error)
+    said = _OURS.findall(text) or _OTHERS.findall(text.partition(_TRACEBACK)[2])
+    return said[-1][:SAID_CHARACTERS_MAX] if said else _line(error)
+
+
 def _line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:300]
+    return str(error).strip().splitlines()[0][:SAID_CHARACTERS_MAX]
 
 
 @contextmanager
 def running(name: str, master: str = "", settings: Sequence[str] = ()) -> Iterator[SparkSession]:
-    """The same, ended at the end."""
+    """A ``session`` for as long as the block; one that ran before goes on behind it, for whoever started it.
+
+    What Spark says in the block, or at its start, is EngineFailed.
+    """
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - as above
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    is_ours = SparkSession.getActiveSession() is None
     spark = session(name, master, settings)
     try:
         yield spark
+    except (PySparkException, Py4JError) as error:
+        raise EngineFailed(said_by(error)) from error
     finally:
-        spark.stop()
+        if is_ours:
+            spark.stop()
 
 
 def on_spark(spark: SparkSession) -> Runner[Task, Result]:
@@ -100,7 +136,7 @@ def on_spark(spark: SparkSession) -> Runner[Task, Result]:
         try:
             found: list[Result] = work.collect()
         except (Py4JError, OSError) as error:  # OSError: Spark is gone altogether
-            raise EngineFailed(f"Spark gave up: {_line(error)}") from error
+            raise EngineFailed(f"Spark gave up: {said_by(error)}") from error
         return found
 
     return run

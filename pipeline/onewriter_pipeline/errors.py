@@ -10,7 +10,9 @@
     ├── Trimmed        what was asked for is not kept in the log any more
     ├── MissingPart    a staged part is not there any more, or is another one: stage it again
     ├── LogEnds        the log ends in front of what was asked for
+    ├── EntriesLost    entries in the middle of what was asked for are not in the log any more
     ├── Damaged        the log, or the stream of it, holds what no broker wrote
+    │   └── CorruptEntry  an entry is not what a Pulsar client sends (``decode.decoder``)
     ├── TableError     a table cannot be used as it is: a newer version, no table of ours, no space
     │   ├── Overtaken  somebody else committed to the table first: nothing of this was committed
     │   └── Gap        neither the table nor the log has what was asked for
@@ -75,6 +77,10 @@ class LogEnds(PipelineError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class EntriesLost(PipelineError):
+    """Entries that should be in a log are not there any more."""
 
 
 class Damaged(PipelineError):

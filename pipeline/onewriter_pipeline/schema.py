@@ -1,4 +1,4 @@
-"""The columns of messages: names, SQL types and Arrow types, in one order everywhere.
+"""The columns of messages: names, SQL types and Arrow types, in one order everywhere; tiers and formats.
 
 The names with two underscores and the types of ``__key`` to ``__messageProperties`` are those of the
 Pulsar connector for Spark, so that queries written for it go on working.
@@ -48,6 +48,31 @@ MESSAGE_COLUMNS: Final = {
 
 EXTRA_COLUMNS: Final = {ORDERING_KEY: "BINARY"}
 """Columns that are read where they are asked for by name."""
+
+
+SNAPSHOT_COLUMNS: Final = (
+    KEY,
+    VALUE,
+    EVENT_TIME,
+    PROPERTIES,
+    PUBLISH_TIME,
+    EPOCH,
+    LEDGER,
+    ENTRY,
+    BATCH_INDEX,
+)
+"""What a snapshot keeps of the newest message of each key."""
+
+HOT: Final = "hot"
+COLD: Final = "cold"
+ALL: Final = "all"
+TIERS: Final = (HOT, COLD, ALL)
+"""What is read: the live log, the table, or both as one."""
+
+DELTA: Final = "delta"
+PARQUET: Final = "parquet"
+FORMATS: Final = (DELTA, PARQUET)
+"""How tables are written: with Delta's log, or without."""
 
 
 def message_ddl(columns: Sequence[str] = tuple(MESSAGE_COLUMNS), *, json: bool = False) -> str:

@@ -33,9 +33,9 @@ class DefaultSource(DataSource):
     def schema(self) -> str:
         """The columns of messages, as SQL."""
         from onewriter_pipeline.schema import message_ddl  # noqa: PLC0415
-        from pyspark_onewriter.options import read_options  # noqa: PLC0415
+        from pyspark_onewriter.options import known_options  # noqa: PLC0415
 
-        options = read_options(self.options)
+        options = known_options(self.options)
         return message_ddl(options.columns, json=options.json)
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -13,11 +13,21 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from onewriter_core.ids import Position
-from onewriter_pipeline.connection import Access, position_of
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.brokers.positions import position_of
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.planning import Bound, Epochs, Kind, Selection, full_positions
-from onewriter_pipeline.reading import Reading
-from onewriter_pipeline.schema import MESSAGE_COLUMNS, PROPERTIES, column_types
+from onewriter_pipeline.reading.planning import Bound, Epochs, Kind, Selection, full_positions
+from onewriter_pipeline.reading.spans import Reading
+from onewriter_pipeline.schema import (
+    COLD,
+    DELTA,
+    FORMATS,
+    HOT,
+    MESSAGE_COLUMNS,
+    PROPERTIES,
+    TIERS,
+    column_types,
+)
 
 URL_VARIABLE: Final = "ONEWRITER_HTTP_URL"
 TOKEN_VARIABLE: Final = "ONEWRITER_TOKEN"  # noqa: S105 - the name of a variable
@@ -50,6 +60,7 @@ READ_OPTIONS: Final = (
     "epochs",
     "maxEntriesPerTrigger",
     "maxOffsetsPerTrigger",
+    "maxMessagesPerTrigger",
     "maxBytesPerTrigger",
     "minEntriesPerTrigger",
     "maxTriggerDelay",
@@ -64,10 +75,8 @@ READ_OPTIONS: Final = (
     "valueFormat",
     "corruptEntries",
     "verifyChecksums",
+    "ackSubscription",
 )
-
-HOT, COLD, ALL = "hot", "cold", "all"
-"""What ``tier`` says: the live log, the table, or both as one."""
 
 _NOT_IN_STREAMS: Final = ("endingOffsets", "endingTimestamp", "endingEpoch", "epochs")
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -80,6 +89,7 @@ class Limits:
 
     entries_max: int | None = None
     bytes_max: int | None = None
+    messages_max: int | None = None
     entries_min: int | None = None
     delay_seconds: float = _TRIGGER_DELAY_SECONDS
 
@@ -97,7 +107,9 @@ class ReadOptions:
     tier: str = HOT
     table: str = ""
     table_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    table_format: str = "delta"
+    table_format: str = DELTA
+    subscription: str = ""
+    """The durable subscription that follows a stream; empty: none does."""
 
     @property
     def reads_table(self) -> bool:
@@ -188,7 +200,7 @@ def access_of(given: Given) -> Access:
     if token and token_file:
         raise Invalid("authToken and authTokenFile: give one of them")
     if not token and not token_file:
-        token = os.environ.get(TOKEN_VARIABLE, "")
+        token = os.environ.get(TOKEN_VARIABLE, "").strip()
     access = Access(
         _url(given),
         token,
@@ -225,10 +237,24 @@ def read_options(
     Raises Invalid.
     """
     given = Given(options, READ_OPTIONS)
-    tier = given.one_of("tier", (HOT, COLD, ALL))
+    if given.named("ackSubscription"):
+        raise Invalid("ackSubscription: only streams acknowledge what they have read")
+    return _read_options(given, columns, Kind.EARLIEST)
+
+
+def known_options(options: Mapping[str, str]) -> ReadOptions:
+    """The options of a read of which nobody has said yet whether it is a batch or a stream.
+
+    Raises Invalid for what is a mistake in both.
+    """
+    return _read_options(Given(options, READ_OPTIONS), None, Kind.LATEST)
+
+
+def _read_options(given: Given, columns: Mapping[str, str] | None, begins: Kind) -> ReadOptions:
+    tier = given.one_of("tier", TIERS)
     return ReadOptions(
         Access("") if tier == COLD else access_of(given),
-        _selection(given, Kind.EARLIEST),
+        _selection(given, begins),
         _reading(given, columns),
         _limits(given),
         given.number("minPartitions") or 0,
@@ -236,7 +262,8 @@ def read_options(
         tier,
         _table(given, tier),
         _table_options(given),
-        given.one_of("table.format", ("delta", "parquet")),
+        given.one_of("table.format", FORMATS),
+        given.text("ackSubscription"),
     )
 
 
@@ -266,16 +293,9 @@ def stream_options(options: Mapping[str, str], columns: Mapping[str, str]) -> Re
     ending = given.named(*_NOT_IN_STREAMS)
     if ending:
         raise Invalid(f"{ending[0]}: a stream has no end")
-    if given.one_of("tier", (HOT, COLD, ALL)) != HOT:
-        raise Invalid("tier: a stream reads the live log; read what is older with spark.read")
-    return ReadOptions(
-        access_of(given),
-        _selection(given, Kind.LATEST),
-        _reading(given, columns),
-        _limits(given),
-        given.number("minPartitions") or 0,
-        given.number("maxEntriesPerPartition") or 0,
-    )
+    if given.text("tier").lower() == COLD and given.named("ackSubscription"):
+        raise Invalid("ackSubscription: tier=cold reads no log that could keep anything for it")
+    return _read_options(given, columns, Kind.LATEST)
 
 
 def _selection(given: Given, begins: Kind) -> Selection:
@@ -286,6 +306,8 @@ def _selection(given: Given, begins: Kind) -> Selection:
     topics = tuple(each.strip() for each in given.text("topics").split(",") if each.strip())
     if given.text("topic"):
         topics = (given.text("topic"),)
+    if not topics and named == ["topics"]:
+        raise Invalid("topics: there is no name of a topic in it")
     epochs = _epochs(given)
     starting = _bound(given, "starting", begins)
     ending = _bound(given, "ending", Kind.LATEST)
@@ -383,6 +405,7 @@ def _limits(given: Given) -> Limits:
     return Limits(
         given.number("maxEntriesPerTrigger") or given.number("maxOffsetsPerTrigger"),
         given.number("maxBytesPerTrigger"),
+        given.number("maxMessagesPerTrigger"),
         given.number("minEntriesPerTrigger"),
         given.seconds("maxTriggerDelay", _TRIGGER_DELAY_SECONDS),
     )

@@ -7,7 +7,7 @@ over nothing is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -19,48 +19,17 @@ from pyspark.sql.datasource import (
 )
 
 from onewriter_pipeline.errors import Invalid, PipelineError
-from onewriter_pipeline.packing import FRAME_ROWS, check_columns
-from onewriter_pipeline.staging import Part, Publication, Staging
-from pyspark_onewriter.options import ACCESS_OPTIONS, Given, access_of
+from onewriter_pipeline.publishing import writing
+from onewriter_pipeline.publishing.writing import StagedLog
+from pyspark_onewriter.sink_options import WriteOptions, write_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from onewriter_pipeline.connection import Access
-
-WRITE_OPTIONS: Final = (
-    *ACCESS_OPTIONS,
-    "topic",
-    "txnAppId",
-    "txnVersion",
-    "epoch",
-    "rowsPerEntry",
-    "deliveryGuarantee",
-)
-
-_OF_STREAMS: Final = ("queryName", "checkpointLocation", "path")
-"""What Spark itself adds to the options of a streaming sink."""
+__all__ = ["Staged", "TopicStreamWriter", "TopicWriter", "WriteOptions", "write_options"]
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
-
-
-@dataclass(frozen=True, slots=True)
-class WriteOptions:
-    """All that a write needs to know; picklable. ``app`` and ``version`` are empty and None where
-    Spark's query and batch say them.
-    """
-
-    access: Access
-    topic: str
-    app: str
-    version: int | None
-    epoch: int | None
-    rows_per_entry: int
-
-    def staging(self, app: str, version: int) -> Staging:
-        """Where the parts of one batch go."""
-        return Staging(self.access, self.topic, app, version)
 
 
 @dataclass
@@ -69,42 +38,7 @@ class Staged(WriterCommitMessage):
 
     app: str
     version: int
-    parts: tuple[Part, ...]
-
-
-def write_options(
-    options: Mapping[str, str], columns: Sequence[str], *, is_stream: bool, overwrites: bool
-) -> WriteOptions:
-    """The options of a write of these columns. Raises Invalid."""
-    added = {name.lower() for name in _OF_STREAMS} if is_stream else set()
-    given = Given(
-        {name: value for name, value in options.items() if name.lower() not in added},
-        WRITE_OPTIONS,
-    )
-    if overwrites:
-        raise Invalid("a topic cannot be overwritten: use mode('append')")
-    if not given.text("topic"):
-        raise Invalid("topic is missing: the topic, or the partition of one, to write to")
-    check_columns(columns)
-    given.one_of("deliveryGuarantee", ("exactly-once",))
-    app, version = given.text("txnAppId"), given.number("txnVersion", least=0)
-    if is_stream and version is not None:
-        raise Invalid("txnVersion: of a stream it is the number of the batch")
-    if not is_stream and (not app or version is None):
-        raise Invalid(
-            "txnAppId and txnVersion are missing: a name for what writes, and a number that rises"
-            " with each batch; a batch that is written again under the same two is there once"
-        )
-    written = WriteOptions(
-        access_of(given),
-        given.text("topic"),
-        app,
-        version,
-        given.number("epoch"),
-        given.number("rowsPerEntry") or FRAME_ROWS,
-    )
-    with written.staging(app or "query", version or 0):
-        return written  # whose names were checked
+    logs: tuple[StagedLog, ...]
 
 
 def _stage(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Staged:
@@ -121,32 +55,22 @@ def _stage(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Staged:
             "this Spark does not tell its tasks which query and batch they are of"
             f" ({_QUERY_ID}, {_BATCH_ID}): write with foreachBatch, txnAppId and txnVersion"
         )
-    with options.staging(app, version) as staging:
-        parts = staging.stage(
-            context.partitionId(),
-            context.taskAttemptId(),
-            batches,
-            frame_rows=options.rows_per_entry,
-        )
-    return Staged(app, version, tuple(parts))
+    task = context.partitionId(), context.taskAttemptId()
+    return Staged(app, version, writing.stage(options.target, app, version, task, batches))
 
 
-def _publish(
-    options: WriteOptions, messages: Sequence[WriterCommitMessage | None]
-) -> Publication | None:
+def _publish(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     staged = [message for message in messages if isinstance(message, Staged)]
     if len(staged) != len(messages):
         raise PipelineError("a task ended without saying what it has staged: nothing is published")
     batches = {(message.app, message.version) for message in staged}
     if not batches:
-        return None
+        return
     if len(batches) > 1:
         raise PipelineError(f"tasks of several batches at once: {sorted(batches)}")
     ((app, version),) = batches
-    with options.staging(app, version) as staging:
-        return staging.publish(
-            [part for message in staged for part in message.parts], options.epoch
-        )
+    logs = [log for message in staged for log in message.logs]
+    writing.publish(options.target, app, version, logs)
 
 
 def _discard(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -154,13 +78,9 @@ def _discard(options: WriteOptions, messages: Sequence[WriterCommitMessage | Non
 
     So does what other drivers have staged of the batch.
     """
-    batches: dict[tuple[str, int], list[Part]] = {}
     for each in messages:
         if isinstance(each, Staged):
-            batches.setdefault((each.app, each.version), []).extend(each.parts)
-    for (app, version), parts in sorted(batches.items()):
-        with options.staging(app, version) as staging:
-            staging.discard(parts)
+            writing.discard(options.target, each.app, each.version, each.logs)
 
 
 class TopicWriter(DataSourceArrowWriter):

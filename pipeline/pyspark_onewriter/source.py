@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from onewriter_pipeline.broker import Broker
-from onewriter_pipeline.offsets import Run, Span, divided, entries_of, tasks_for
-from onewriter_pipeline.planning import parts_of, shown
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.positions import shown
+from onewriter_pipeline.reading.offsets import Run, Span, divided, entries_of, tasks_for
+from onewriter_pipeline.reading.planning import parts_of
 from pyspark_onewriter.options import ReadOptions
-from pyspark_onewriter.tiers import divided_pieces, planned
+from pyspark_onewriter.tiers import divided_pieces, planned, read_either, read_pieces
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from onewriter_pipeline.table_reading import Piece
+    from onewriter_pipeline.tables.reading import Piece
 
 
 class Task(InputPartition):
@@ -70,26 +71,17 @@ def tasks_of(
 
 def read_task(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """The messages of a task's spans. Spark asks for a partition of None where there are no tasks."""
-    from onewriter_pipeline.reading import read_span  # noqa: PLC0415 - executors need Arrow, planners do not
+    from onewriter_pipeline.reading.spans import read_span  # noqa: PLC0415 - executors need Arrow, planners do not
 
     if partition.value is None:
         return
     cold = [part for part in partition.value if not isinstance(part, Span)]
     if cold:
-        yield from _read_table(cold, options)
+        yield from read_pieces(cold, options)
         return
     with Broker(options.access) as broker:
         for span in partition.value:
-            yield from read_span(broker, span, options.reading)
-
-
-def _read_table(pieces: Sequence[Piece], options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The messages of a task that reads files of a table."""
-    from onewriter_pipeline.table_files import place_of  # noqa: PLC0415
-    from onewriter_pipeline.table_layout import MESSAGES  # noqa: PLC0415
-    from onewriter_pipeline.table_reading import read_piece  # noqa: PLC0415
-
-    place = place_of(options.table, options.table_options).within(MESSAGES.name)
-    epochs = options.selection.epochs
-    for piece in pieces:
-        yield from read_piece(place, piece, options.columns, epochs, json=options.json)
+            if options.reads_table:
+                yield from read_either(broker, span, options)
+            else:
+                yield from read_span(broker, span, options.reading)

@@ -2,6 +2,10 @@
 
 An offset is a JSON object, full name of a log to the position in front of which it was read. What a
 batch reads follows from its two offsets alone: a restart reads the same rows again.
+
+Spark notes the end of a query's first batch alone, and asks anew where it begins: so nothing is in that
+batch. In the same way a log that has come to be enters the offsets with the position at which it begins,
+and is read by the next batch.
 """
 
 from __future__ import annotations
@@ -20,20 +24,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from onewriter_core.ids import EARLIEST, Position
-from onewriter_pipeline.broker import Broker
-from onewriter_pipeline.connection import position_of
-from onewriter_pipeline.errors import LogEnds
-from onewriter_pipeline.offsets import Run, entries_of, limited, runs_between
-from onewriter_pipeline.planning import (
-    check_kept,
-    check_names,
-    ends_of,
-    logs_of,
-    resolved,
-    shown,
-)
+from onewriter_pipeline.brokers.positions import position_of, shown
+from onewriter_pipeline.reading.offsets import Run, entries_of, limited
+from pyspark_onewriter.acknowledging import Follower
+from pyspark_onewriter.backlog import AnyBacklog, backlog_of, within_messages
 from pyspark_onewriter.options import ReadOptions
-from pyspark_onewriter.source import read_task, tasks_of
+from pyspark_onewriter.source import read_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,25 +42,29 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
+        self._follower = Follower(options.access, options.subscription)
         self._target: dict[str, Position] | None = None
+        self._begun_at: Offset | None = None
+        self._has_begun = False
         self._last_batch_seconds: float | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name, as those below
         """Where a new query begins."""
-        selection = self._options.selection
-        with Broker(self._options.access) as broker:
-            logs = logs_of(broker, selection)
-            check_names("startingOffsets", selection.starting, logs)
-            begins = {
-                log: resolved(broker, log, broker.segments(log), selection.starting) for log in logs
+        with backlog_of(self._options) as backlog:
+            begins = backlog.initial()
+        if self._target is not None:  # it was noted before this, and logs grow
+            self._target = {
+                log: max(end, begins.get(log, end)) for log, end in self._target.items()
             }
-        return _written(begins)
+        self._begun_at = _written(begins)
+        return self._begun_at
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """That there are limits, where options set some; which ones, ``latestOffset`` knows itself."""
         limits = self._options.limits
-        if limits.entries_max is not None:
-            return ReadMaxRows(limits.entries_max)
+        rows_max = limits.messages_max or limits.entries_max
+        if rows_max is not None:
+            return ReadMaxRows(rows_max)
         if limits.bytes_max is not None:
             return ReadMaxBytes(limits.bytes_max)
         return ReadAllAvailable()
@@ -73,74 +73,81 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: Offset | None = None, limit: ReadLimit | None = None
     ) -> Offset:
         """How far the next batch reads: to what is committed, or as far as limits allow."""
-        begins = _read(start or self.initialOffset())
-        with Broker(self._options.access) as broker:
-            ends = self._ends(broker)
+        start = self.initialOffset() if start is None else start
+        begins = _read(start)
+        self._follower.begin(begins)
+        if self._begins_at(start):
+            return start
+        with backlog_of(self._options) as backlog:
+            ends = backlog.ends() if self._target is None else self._target
+            self._follower.meet(ends)
+            known = begins | {log: backlog.first(log) for log in ends if log not in begins}
             ahead = {
-                log: self._ahead(broker, log, begins.get(log, EARLIEST), end)
+                log: backlog.runs(log, begins[log], end)
                 for log, end in ends.items()
+                if log in begins
             }
-        if self._waits(ahead):
-            return _written(begins)
-        limits = self._options.limits
-        bounded = limited(
-            ahead,
-            entries=None if isinstance(limit, ReadAllAvailable) else limits.entries_max,
-            bytes_=None if isinstance(limit, ReadAllAvailable) else limits.bytes_max,
-        )
-        reached = {
-            log: max(bounded[log] or end, begins.get(log, EARLIEST)) for log, end in ends.items()
-        }
+            if self._waits(ahead):
+                return _written(known)
+            reached = self._reached(backlog, begins, ends, ahead, limit)
         if any(ahead.values()):
             self._last_batch_seconds = time.monotonic()
-        return _written(begins | reached)
+        return _written(known | reached)
+
+    def _begins_at(self, start: Offset) -> bool:
+        """Whether the batch that is asked for is the first one of a new query. Later ones are not."""
+        has_begun, self._has_begun = self._has_begun, True
+        return not has_begun and start == self._begun_at
+
+    def _reached(
+        self,
+        backlog: AnyBacklog,
+        begins: Mapping[str, Position],
+        ends: Mapping[str, Position],
+        ahead: Mapping[str, list[Run]],
+        limit: ReadLimit | None,
+    ) -> dict[str, Position]:
+        """How far each log is read, within the limits."""
+        limits = self._options.limits
+        has_limits = not isinstance(limit, ReadAllAvailable)
+        bounded = limited(
+            ahead,
+            entries=limits.entries_max if has_limits else None,
+            bytes_=limits.bytes_max if has_limits else None,
+        )
+        reached = {log: max(bounded[log] or ends[log], begins[log]) for log in ahead}
+        if limits.messages_max is None or not has_limits:
+            return reached
+        return within_messages(backlog, ahead, reached, limits.messages_max)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Note where everything ends now: the query goes so far."""
-        with Broker(self._options.access) as broker:
-            self._target = ends_of(broker, logs_of(broker, self._options.selection))
+        with backlog_of(self._options) as backlog:
+            self._target = dict(backlog.ends())
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
         """What is committed now, whatever the limits."""
-        with Broker(self._options.access) as broker:
-            return _written(ends_of(broker, logs_of(broker, self._options.selection)))
+        with backlog_of(self._options) as backlog:
+            return _written(backlog.ends())
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """The tasks of a batch."""
         begins, ends = _read(start), _read(end)
-        parts: list[tuple[str, list[Run]]] = []
-        with Broker(self._options.access) as broker:
-            for log, behind in ends.items():
-                begin = begins.get(log, EARLIEST)
-                if begin < behind:
-                    parts.append((log, self._ahead(broker, log, begin, behind)))
-        return tasks_of(parts, self._options)
+        self._has_begun = True
+        # A first batch that is repeated begins where the query would begin now, perhaps behind its end.
+        self._follower.begin(
+            {log: min(begins.get(log, EARLIEST), end) for log, end in ends.items()}
+        )
+        with backlog_of(self._options) as backlog:
+            return backlog.tasks(begins, ends)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of a task."""
         return read_task(partition, self._options)
 
-    # ------------------------------------------------------------ inside
-
-    def _ends(self, broker: Broker) -> Mapping[str, Position]:
-        if self._target is not None:
-            return self._target
-        return ends_of(broker, logs_of(broker, self._options.selection))
-
-    def _ahead(self, broker: Broker, log: str, begin: Position, end: Position) -> list[Run]:
-        """The runs of [begin, end); what was trimmed is an error unless loss is accepted."""
-        if end <= begin:
-            if end < begin and self._options.reading.fail_on_loss:
-                raise LogEnds(
-                    f"{log} ends at {shown(end)}, in front of {shown(begin)}, which was read:"
-                    " its tail was lost (failOnDataLoss=false waits until it is there again)",
-                    end,
-                )
-            return []
-        held = broker.segments(log, after=begin.previous)
-        if begin != EARLIEST and self._options.reading.fail_on_loss:
-            check_kept(broker, log, held, begin)
-        return runs_between(held.segments, begin, end)
+    def commit(self, end: Offset) -> None:
+        """A batch that ends there is done for Spark: the subscription that follows may go on so far."""
+        self._follower.advance(_read(end))
 
     def _waits(self, ahead: Mapping[str, list[Run]]) -> bool:
         """Whether there is too little for a batch, and not for too long."""

@@ -8,31 +8,37 @@ from __future__ import annotations
 
 import math
 import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from onewriter_core.ids import EARLIEST, Position, TopicName
-from onewriter_pipeline.broker import Broker
-from onewriter_pipeline.connection import position_of
-from onewriter_pipeline.errors import Gap, Invalid, NotFound, Trimmed
-from onewriter_pipeline.offsets import TASK_BYTES_MAX, Run, of_epochs, runs_between
-from onewriter_pipeline.planning import (
-    Bound,
-    Kind,
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.positions import behind, shown
+from onewriter_pipeline.brokers.segments import Segments
+from onewriter_pipeline.errors import EntriesLost, Gap, Invalid, Trimmed
+from onewriter_pipeline.reading.limiting import Counts
+from onewriter_pipeline.reading.offsets import (
+    TASK_BYTES_MAX,
+    Run,
+    Span,
+    of_epochs,
+    runs_between,
+    runs_within,
+)
+from onewriter_pipeline.reading.planning import (
     Selection,
     check_kept,
     check_names,
     logs_of,
-    resolved,
-    shown,
+    selected,
 )
 
 if TYPE_CHECKING:
-    from onewriter_pipeline.table import Table
-    from onewriter_pipeline.table_reading import Piece
-    from onewriter_pipeline.tables import Tables
+    import pyarrow as pa
+
+    from onewriter_pipeline.tables.files import Place
+    from onewriter_pipeline.tables.reading import Piece
+    from pyspark_onewriter.kept import Kept
     from pyspark_onewriter.options import ReadOptions
 
 
@@ -44,119 +50,55 @@ class Plan:
     hot: list[tuple[str, list[Run]]]
 
 
-@dataclass(slots=True)
-class _Kept:
-    """What the table has."""
-
-    table: Table
-    offsets: Mapping[str, Position]
-    segments: Sequence[Mapping[str, object]]
-
-
 def planned(options: ReadOptions) -> Plan:
     """What a read with a table reads. Raises PipelineError, Gap above all."""
-    from onewriter_pipeline.table_layout import MESSAGES  # noqa: PLC0415 - Arrow, where it is needed
+    from pyspark_onewriter.kept import kept_of  # noqa: PLC0415 - Arrow, where it is needed
 
-    tables = _tables(options)
-    table = tables.existing(MESSAGES)
-    offsets = {log: position_of(text) for log, text in table.state().offsets.items()}
-    kept = _Kept(table, offsets, tables.segments())
     if not options.reads_log:
-        return _without_log(options, kept)
+        return _without_log(options, kept_of(options))
     with Broker(options.access) as broker:
-        return _with_log(options, kept, broker)
-
-
-def _tables(options: ReadOptions) -> Tables:
-    from onewriter_pipeline.tables import Tables  # noqa: PLC0415
-
-    return Tables(options.table, dict(options.table_options), options.table_format)
+        logs = logs_of(broker, options.selection)
+        _check_names(options.selection, logs)
+        found = [broker.segments(log) for log in logs]
+        # Behind them, since offload and trim go on: what was trimmed until then is in the table.
+        return _with_log(options, kept_of(options), broker, found)
 
 
 # ------------------------------------------------------------ the table alone
 
 
-def _without_log(options: ReadOptions, kept: _Kept) -> Plan:
+def _without_log(options: ReadOptions, kept: Kept) -> Plan:
     selection = options.selection
-    logs = _selected(selection, kept.offsets)
+    logs = selected(selection, kept.offsets)
     _check_names(selection, logs)
     plan = Plan([], [])
     for log in logs:
-        behind = kept.offsets[log]
-        start = _resolved(kept, log, selection.starting, behind)
-        end = _resolved(kept, log, selection.ending, behind)
-        plan.cold += _pieces(options, kept, log, start, end)
+        start, end = kept.bound(log, selection.starting), kept.bound(log, selection.ending)
+        plan.cold += kept.pieces(log, start, end)
     return plan
-
-
-def _selected(selection: Selection, logs: Iterable[str]) -> list[str]:
-    """The logs in a table that are meant; raises NotFound."""
-    if selection.pattern:
-        wanted = re.compile(selection.pattern)
-        return [
-            log
-            for log in sorted(logs)
-            if wanted.fullmatch(str(TopicName.parse(log).base))
-            or wanted.fullmatch(str(TopicName.parse(log).base).removeprefix("persistent://"))
-        ]
-    found: list[str] = []
-    for topic in selection.topics:
-        name = TopicName.parse(topic)
-        of_topic = [
-            log for log in logs if log == str(name) or str(TopicName.parse(log).base) == str(name)
-        ]
-        if not of_topic:
-            raise NotFound(f"the table has nothing of {name}: it was not offloaded yet")
-        found += sorted(of_topic, key=lambda log: TopicName.parse(log).partition or 0)
-    return list(dict.fromkeys(found))
-
-
-def _resolved(kept: _Kept, log: str, bound: Bound, behind: Position) -> Position:
-    from onewriter_pipeline.table_reading import first_kept, position_at  # noqa: PLC0415
-
-    match bound.kind:
-        case Kind.EARLIEST:
-            return first_kept(kept.table, log) or behind
-        case Kind.LATEST:
-            return behind
-        case Kind.POSITIONS:
-            if bound.positions[log] > behind:
-                raise Invalid(
-                    f"{log}: the table ends at {shown(behind)}, in front of"
-                    f" {shown(bound.positions[log])}"
-                )
-            first = first_kept(kept.table, log) if bound.positions[log] == EARLIEST else None
-            return first or bound.positions[log]
-        case Kind.TIME:
-            found = position_at(kept.table, log, bound.time_ms)
-            if found is None and not bound.or_latest:
-                raise Invalid(f"the table has no message of {log} from {bound.time_ms} ms on")
-            return found or behind
 
 
 # ------------------------------------------------------------ both
 
 
-def _with_log(options: ReadOptions, kept: _Kept, broker: Broker) -> Plan:
+def _with_log(options: ReadOptions, kept: Kept, broker: Broker, logs: Iterable[Segments]) -> Plan:
     selection = options.selection
-    logs = logs_of(broker, selection)
-    _check_names(selection, logs)
     plan = Plan([], [])
-    for log in logs:
-        held = broker.segments(log)
+    for held in logs:
+        log = held.log
         cut = min(kept.offsets.get(log, held.first), held.end)
-        start = _bound(kept, broker, log, selection.starting)
-        end = _bound(kept, broker, log, selection.ending)
+        start = kept.bound_with_log(broker, held, selection.starting)
+        end = kept.bound_with_log(broker, held, selection.ending)
         if end < start:
             raise Invalid(
                 f"{log}: the range ends at {shown(end)}, in front of its start {shown(start)}"
             )
         if log in kept.offsets:
-            plan.cold += _pieces(options, kept, log, start, min(end, cut))
+            plan.cold += kept.pieces(log, start, min(end, cut))
         begins = max(start, cut)
         if begins < end and options.reading.fail_on_loss:
             try:
-                check_kept(broker, log, held, begins)
+                check_kept(broker, held, begins)
             except Trimmed as error:
                 raise Gap(
                     f"{log}: {shown(begins)} to {shown(held.first)} is neither in the table nor in the"
@@ -168,38 +110,60 @@ def _with_log(options: ReadOptions, kept: _Kept, broker: Broker) -> Plan:
     return plan
 
 
-def _bound(kept: _Kept, broker: Broker, log: str, bound: Bound) -> Position:
-    """A bound in the table, where it lies there, else in the log."""
-    held = broker.segments(log)
-    if log not in kept.offsets:
-        return resolved(broker, log, held, bound)
-    behind = kept.offsets[log]
-    if bound.kind is Kind.LATEST:
-        return held.end
-    if bound.kind is Kind.POSITIONS and bound.positions[log] > behind:
-        return resolved(broker, log, held, bound)
-    if bound.kind is Kind.TIME:
-        from onewriter_pipeline.table_reading import position_at  # noqa: PLC0415
-
-        found = position_at(kept.table, log, bound.time_ms)
-        return found or max(behind, resolved(broker, log, held, bound))
-    return _resolved(kept, log, bound, behind)
-
-
-def _pieces(
-    options: ReadOptions, kept: _Kept, log: str, start: Position, end: Position
-) -> list[Piece]:
-    from onewriter_pipeline.table_reading import check_whole, first_kept, pieces  # noqa: PLC0415
-
-    if options.reading.fail_on_loss and start < end:
-        first = first_kept(kept.table, log) or end
-        check_whole(log, kept.segments, start, end, first)
-    return pieces(kept.table, log, start, end)
-
-
 def _check_names(selection: Selection, logs: Sequence[str]) -> None:
     check_names("startingOffsets", selection.starting, logs)
     check_names("endingOffsets", selection.ending, logs)
+
+
+def counted(options: ReadOptions, pieces: Sequence[Piece]) -> Iterator[Counts]:
+    """How many messages the entries in some pieces have, in order."""
+    from onewriter_pipeline.tables.reading import counts_of  # noqa: PLC0415
+
+    for piece in pieces:
+        yield from counts_of(_place(options), piece)
+
+
+def read_pieces(pieces: Sequence[Piece], options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """The messages of files of a table."""
+    from onewriter_pipeline.tables.reading import read_piece  # noqa: PLC0415
+
+    epochs = options.selection.epochs
+    for piece in pieces:
+        yield from read_piece(_place(options), piece, options.columns, epochs, json=options.json)
+
+
+def _place(options: ReadOptions) -> Place:
+    from onewriter_pipeline.tables.files import place_of  # noqa: PLC0415
+    from onewriter_pipeline.tables.layout import MESSAGES  # noqa: PLC0415
+
+    return place_of(options.table, options.table_options).within(MESSAGES.name)
+
+
+def read_either(broker: Broker, span: Span, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """The messages of a span of the log; what was offloaded and trimmed since it was planned, of the table."""
+    from onewriter_pipeline.reading.spans import read_chunks, read_span  # noqa: PLC0415
+    from pyspark_onewriter.kept import kept_of  # noqa: PLC0415
+
+    strict = replace(options.reading, fail_on_loss=True)
+    chunks, at = read_chunks(broker, span, strict), span.start
+    while True:
+        try:
+            chunk, batches = next(chunks, (None, iter(())))
+        except (Trimmed, EntriesLost) as error:
+            lost = error
+            break
+        if chunk is None:
+            return
+        yield from batches
+        at = behind(chunk.last)
+    kept = kept_of(options)
+    cut = min(span.end, kept.offsets.get(span.log, at))
+    if cut <= at and options.reading.fail_on_loss:
+        raise lost
+    yield from read_pieces(kept.pieces(span.log, at, cut), options)
+    rest = runs_within(span.runs, max(at, cut))
+    if rest:
+        yield from read_span(broker, Span(span.log, tuple(rest)), options.reading)
 
 
 def divided_pieces(pieces: Sequence[Piece], tasks_min: int) -> list[tuple[Piece, ...]]:
@@ -209,9 +173,11 @@ def divided_pieces(pieces: Sequence[Piece], tasks_min: int) -> list[tuple[Piece,
     share = math.ceil(total / tasks) if pieces else 0
     found: list[tuple[Piece, ...]] = []
     current: list[Piece] = []
+    size = 0
     for piece in pieces:
         current.append(piece)
-        if sum(each.size for each in current) >= share:
+        size += piece.size
+        if size >= share:
             found.append(tuple(current))
-            current = []
+            current, size = [], 0
     return [*found, tuple(current)] if current else found

@@ -33,9 +33,7 @@ TUNED = {
 }
 
 
-def session(
-    master: str = "local[2]", settings: Mapping[str, str] = MappingProxyType({})
-) -> SparkSession:
+def session(master: str, settings: Mapping[str, str] = MappingProxyType({})) -> SparkSession:
     """A Spark in this process; there can be one. ``settings`` beside those of all tests."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = LOOPBACK
@@ -47,8 +45,8 @@ def session(
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The Spark that all stories share."""
-    started = session()
+    """The Spark that all stories share: two tasks at once, each tried three times."""
+    started = session("local[2,3]")
     yield started
     started.stop()
 

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from tests.spark.conftest import session
 from tests.spark.standalone import DRIVER_SETTINGS
 
-ENTRIES_PER_BATCH = "20"
+ENTRIES_PER_BATCH = 20
 POLL_SECONDS = 0.1
 
 
@@ -22,7 +22,7 @@ def main(master: str, url: str, source: str, target: str, checkpoint: str, ends:
     """The exit code."""
     spark = session(master, DRIVER_SETTINGS)
     named = {"admin.url": url, "topic": source, "startingOffsets": "earliest"}
-    limits = {"maxEntriesPerTrigger": ENTRIES_PER_BATCH, "minPartitions": "2"}
+    limits = {"maxEntriesPerTrigger": str(ENTRIES_PER_BATCH), "minPartitions": "2"}
     rows = spark.readStream.format("onewriter").options(**named, **limits).load()
     writer = rows.select("value").writeStream.format("onewriter")
     writer = writer.options(**{"admin.url": url, "topic": target})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -61,11 +62,11 @@ def descendants(process_id: int) -> dict[int, str]:
     return found
 
 
-def is_alive(process_id: int) -> bool:
-    """Whether a process runs or is stopped; one that ended and that nobody waited for does not."""
+def is_gone(process_id: int) -> bool:
+    """Whether a process has ended, waited for or not; one that is stopped has not."""
     with contextlib.suppress(*_GONE):
-        return bool(Path(f"/proc/{process_id}/cmdline").read_bytes())
-    return False
+        return not Path(f"/proc/{process_id}/cmdline").read_bytes()
+    return True
 
 
 def kill_all(process: subprocess.Popen[bytes]) -> None:
@@ -94,6 +95,7 @@ class Standalone:
         """Start it, and wait until both workers are known to the master."""
         here = ("--host", MASTER_HOST, "--port", str(self._port))
         self._spawn("master", "Master", *here, "--webui-port", str(self._port + 1))
+        wait_until(self._listens)  # a worker that comes too early tries again 10 s later
         for host in WORKER_HOSTS:
             size = ("--cores", "1", "--memory", "600m", "--webui-port", "0")
             work = ("--work-dir", str(self._folder / "work"))
@@ -135,6 +137,11 @@ class Standalone:
             self._processes.append(
                 subprocess.Popen(command, stdout=log, stderr=log, env=environment)
             )
+
+    def _listens(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((MASTER_HOST, self._port)):
+            return True
+        return False
 
     def _log(self, name: str) -> str:
         return (self._folder / f"{name}.log").read_text(errors="replace")

@@ -1,19 +1,53 @@
-"""What a topic holds, as a stock client reads it."""
+"""What a topic holds, as a stock client reads it, and whether that is every row once and in order."""
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pulsar
 
 READ_MILLISECONDS = 60_000
+ROWS_SHOWN = 10
+
+
+class Rows:
+    """The numbers that are a topic's messages, in the log's order; ``read`` goes on where it was."""
+
+    def __init__(self, client: Any, topic: str) -> None:
+        self.numbers: list[int] = []
+        self._client, self._topic = client, topic
+        self._behind = pulsar.MessageId.earliest
+
+    def read(self) -> list[int]:
+        """All that there are now."""
+        reader = self._client.create_reader(self._topic, self._behind)
+        while reader.has_message_available():
+            message = reader.read_next(READ_MILLISECONDS)
+            self._behind = message.message_id()
+            self.numbers.append(int(message.data()))
+        reader.close()
+        return self.numbers
 
 
 def stored(client: Any, topic: str) -> list[int]:
-    """The numbers that are a topic's messages, in the log's order."""
-    reader = client.create_reader(topic, pulsar.MessageId.earliest)
-    found = []
-    while reader.has_message_available():
-        found.append(int(reader.read_next(READ_MILLISECONDS).data()))
-    reader.close()
-    return found
+    """All numbers of a topic."""
+    return Rows(client, topic).read()
+
+
+def faults(found: Sequence[int], count: int) -> list[str]:
+    """What is wrong where rows 0 to ``count`` should stand once, in order; nothing: they do."""
+    counted = Counter(found)
+    groups = {
+        "lost": [each for each in range(count) if each not in counted],
+        "doubled": [each for each, times in counted.items() if times > 1],
+        "from nowhere": [each for each in counted if not 0 <= each < count],
+        "behind a later one": [each for before, each in itertools.pairwise(found) if each < before],
+    }
+    return [
+        f"{len(rows)} rows are {what}: {', '.join(map(str, rows[:ROWS_SHOWN]))}"
+        for what, rows in groups.items()
+        if rows
+    ]

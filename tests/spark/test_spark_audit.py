@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pulsar
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 from tests.integration.conftest import StockClients
+from tests.integration.http_calls import Http
+from tests.integration.raw import clients
+from tests.integration.test_atomic_publish import APP, publish, rows
 from tests.servers import StoreServer
 from tests.spark.conftest import Fill
 
@@ -20,17 +25,26 @@ from onewriter_broker.log.keys import Keys
 from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_broker.verify.cli import verify_command
 from onewriter_core.ids import TopicName
-from onewriter_pipeline.connection import Access
+from onewriter_core.wire.encoding import encode_send_header
+from onewriter_pipeline.auditing import facts, live
+from onewriter_pipeline.auditing.audit import Audit, Report
+from onewriter_pipeline.auditing.gathering import PRINTS_HERE_MAX, gathered, printed
+from onewriter_pipeline.auditing.repeats import Doubtful
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.cli import run
 from onewriter_pipeline.engine import in_process
-from onewriter_pipeline.jobs.audit import Audit, Report
+from onewriter_pipeline.errors import NotFound
 from onewriter_pipeline.jobs.offload import Offload
-from onewriter_pipeline.planning import Selection
-from onewriter_pipeline.tables import Tables
+from onewriter_pipeline.jobs.options import EXIT_OK, EXIT_VIOLATION
+from onewriter_pipeline.reading.planning import Selection
+from onewriter_pipeline.tables.files import FileWriter
+from onewriter_pipeline.tables.layout import MESSAGES, SegmentRow
+from onewriter_pipeline.tables.tables import Tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 FENCING = {"access_mode": pulsar.ProducerAccessMode.ExclusiveWithFencing}
-COMMAND_SECONDS = 120
 LARGE = b"x" * 300_000
 
 
@@ -49,14 +63,18 @@ def audited(spark: SparkSession, broker: LocalBrokers, topic: str, tables: Table
 
 
 def test_log_and_table_hold_and_tell_the_history_of_writers(
-    spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
+    spark: SparkSession,
+    broker: LocalBrokers,
+    topic: str,
+    fill: Fill,
+    tmp_path: Path,
 ) -> None:
     takeovers(fill, topic)
     tables = Tables(str(tmp_path / "table"))
     Offload(Access(broker.http_url), tables, Selection(topics=(topic,))).run(in_process, 2)
-    live, table = audited(spark, broker, topic, tables).run(spark, "both")
-    assert (live.findings, table.findings) == ([], [])
-    for report in (live, table):
+    hot, cold = audited(spark, broker, topic, tables).run(spark, "both")
+    assert (hot.findings, cold.findings) == ([], [])
+    for report in (hot, cold):
         (seen,) = report.topics
         assert seen["topic"] == f"persistent://public/default/{topic}"
         assert seen["ledgers"] >= 7
@@ -64,8 +82,113 @@ def test_log_and_table_hold_and_tell_the_history_of_writers(
         assert holders == ["alice", "alice", "bob", "bob", "carol", "carol"]
         assert {row["producer"] for row in report.holders} == {"alice", "bob", "carol", "(shared)"}
         assert all(row["bytes"] > 0 for row in report.holders)
-    assert live.topics[0]["entries"] == table.topics[0]["entries"]
-    assert any("holds" in line for line in live.lines())
+    assert hot.topics[0]["entries"] == cold.topics[0]["entries"]
+    assert any("holds" in line for line in hot.lines())
+    assert len({all_facts(spark, broker, topic, *size) for size in SIZES}) == 1
+
+
+SIZES = ((0, 1), (None, 1), (None, PRINTS_HERE_MAX + 1))
+"""Of what is read here, by executors, and by executors who keep what is large."""
+
+
+def all_facts(
+    spark: SparkSession, broker: LocalBrokers, topic: str, size: int | None, prints_max: int
+) -> tuple[str, int]:
+    """All facts of a log, and how many prints there are of whoever wrote beside others."""
+    access = Access(broker.http_url)
+    with Broker(access) as http:
+        parts = live.parts_of([http.segments(topic)], 2)
+    observe = partial(live.observe, access)
+    observed = gathered(spark, observe, parts, size)
+    producers = {row["producer"] for row in observed.to_pylist() if row["kind"] == facts.SPREAD}
+    name = f"persistent://public/default/{topic}"
+    again = live.printing(parts, {name: Doubtful(producers, prints_max)})
+    with printed(spark, observe, again, size, prints_max) as prints:
+        assert prints is not None
+        return "\n".join(sorted(map(str, observed.to_pylist()))), prints.count()
+
+
+def test_atomic_publishes_under_an_epoch_hold_in_the_table_too(
+    spark: SparkSession, broker: LocalBrokers, topic: str, stock: StockClients, tmp_path: Path
+) -> None:
+    producer = stock(broker.service_url).create_producer(topic, producer_name="alice", **FENCING)
+    producer.send(b"0")
+    with Broker(Access(broker.http_url)) as http:
+        epoch = http.segments(topic).epoch
+    for version in (1, 2):
+        publish(broker.http_url, topic, version, rows(0, 3), rows(3, 3), epoch=epoch)
+    producer.send(b"1")
+    publish(broker.http_url, topic, 5, rows(0, 3), epoch=epoch)
+    tables = Tables(str(tmp_path / "table"))
+    Offload(Access(broker.http_url), tables, Selection(topics=(topic,))).run(in_process, 1)
+    audit = audited(spark, broker, topic, tables)
+    hot, cold = audit.run(spark, "both")
+    assert (hot.findings, cold.findings, cold.notes) == ([], [], [])
+    (noted,) = [row.publishes for row in tables.segments() if row.publishes]
+    versions = [(each.version, each.last_version, each.is_open) for each in noted]
+    assert versions == [(1, 2, False), (5, 5, False)]
+
+    (file,) = tables.existing(MESSAGES).files()
+    path = tmp_path / "table" / "messages" / file.path
+    kept = pq.read_table(path, partitioning=None)
+    names = [
+        "mallory" if (name, sequence) == (APP, 5) else name
+        for name, sequence in zip(
+            kept["__producerName"].to_pylist(), kept["__sequenceId"].to_pylist(), strict=True
+        )
+    ]
+    at = kept.schema.get_field_index("__producerName")
+    pq.write_table(kept.set_column(at, "__producerName", pa.array(names)), path)
+    assert violated(audit.table(spark)) == {"S15"}
+
+
+def test_partitions_are_chosen_by_their_topic_and_what_was_not_offloaded_is_said(
+    spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
+) -> None:
+    parted, access = f"{topic}-parts", Access(broker.http_url)
+    path = f"/admin/v2/persistent/public/default/{parted}/partitions"
+    assert Http(broker.http_url)("PUT", path, 2)[0] == 204
+    fill(parted, [b"%d" % n for n in range(20)], batching_enabled=False)
+    fill(topic, [b"1"])
+    tables = Tables(str(tmp_path / "table"))
+    Offload(access, tables, Selection(topics=(parted,))).run(in_process, 1)
+    for selection in (Selection(topics=(parted,)), Selection(pattern=f"public/default/{parted}")):
+        hot, cold = Audit(access, selection, tables).run(spark, "both")
+        seen = [[row["topic"].rpartition("/")[2] for row in each.topics] for each in (hot, cold)]
+        assert seen == [[f"{parted}-partition-0", f"{parted}-partition-1"]] * 2
+    with pytest.raises(NotFound, match=f"the table has nothing of persistent://.*/{topic}:"):
+        Audit(access, Selection(topics=(parted, topic)), tables).table(spark)
+    for each in Audit(access, Selection(pattern="nobody's"), tables).run(spark, "both"):
+        assert each.notes == ["no topic matches: nothing was looked at"]
+
+
+def test_what_is_offloaded_while_a_table_is_audited_is_left_to_the_next_audit(
+    spark: SparkSession,
+    broker: LocalBrokers,
+    topic: str,
+    fill: Fill,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tables, access = Tables(str(tmp_path / "table")), Access(broker.http_url)
+    asked = Tables.segments
+
+    def more() -> None:
+        fill(topic, [b"%d" % n for n in range(30)])
+        Offload(access, tables, Selection(topics=(topic,))).run(in_process, 1)
+
+    def meanwhile(self: Tables, logs: Sequence[str]) -> list[SegmentRow]:
+        with monkeypatch.context() as unpatched:
+            unpatched.setattr(Tables, "segments", asked)
+            more()
+            found = self.segments(logs)
+            more()
+        return found
+
+    more()
+    monkeypatch.setattr(Tables, "segments", meanwhile)
+    report = audited(spark, broker, topic, tables).table(spark)
+    assert (report.findings, report.topics[0]["messages"]) == ([], 30)
 
 
 def violated(report: Report) -> set[str]:
@@ -75,20 +198,15 @@ def violated(report: Report) -> set[str]:
 def test_a_table_that_lacks_a_file_or_has_one_twice_is_found_out(
     spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
-    from onewriter_pipeline.table_files import FileWriter
-    from onewriter_pipeline.table_layout import MESSAGES
-
     fill(topic, [b"%d" % n for n in range(500)], producer_name="alice", **FENCING)
     tables = Tables(str(tmp_path / "table"))
     Offload(Access(broker.http_url), tables, Selection(topics=(topic,))).run(in_process, 1)
     audit = audited(spark, broker, topic, tables)
     messages = tables.existing(MESSAGES)
     (file,) = messages.files()
-    import pyarrow.parquet as pq
-
-    rows = pq.ParquetFile(tmp_path / "table" / "messages" / file.path).read().to_batches()
+    batches = pq.ParquetFile(tmp_path / "table" / "messages" / file.path).read().to_batches()
     writer = FileWriter(messages.place, file.partition, MESSAGES.columns)
-    writer.write(rows[0].slice(10, 5))
+    writer.write(batches[0].slice(10, 5))
     state = messages.state()
     messages.commit(state, [writer.close()], state.offsets)
     report = audit.table(spark)
@@ -127,6 +245,16 @@ def test_what_was_tampered_with_is_found_by_both(
         set(),
     )
     keys = Keys(stored.buckets)
+    publish(stored.http_url, "orders", 7, rows(0, 3))
+    for key, field, wrong, predicate in (
+        (keys.state(name), f"txn:{APP}", "6", "S15"),
+        (keys.unit(keys.bucket(name)), "lastLedger", "1", "S12"),
+    ):
+        right = valkey.command("HGET", key, field)
+        valkey.command("HSET", key, field, wrong)
+        both = violated(audit.live(spark)), verified(valkey.url, "orders", stored.buckets)
+        assert both == ({predicate}, {predicate})
+        valkey.command("HSET", key, field, right)
     records = dict(valkey.command("XRANGE", keys.audit(keys.bucket(name)), "-", "+"))
     grants = [key for key, fields in records.items() if fields[b"kind"] == b"grant"]
     assert valkey.command("XDEL", keys.audit(keys.bucket(name)), grants[1]) == 1
@@ -134,29 +262,45 @@ def test_what_was_tampered_with_is_found_by_both(
 
 
 def test_the_command_tells_people_and_programs_and_ends_with_2(
-    stored: LocalBrokers, valkey: StoreServer, stock: StockClients
+    spark: SparkSession,
+    stored: LocalBrokers,
+    valkey: StoreServer,
+    stock: StockClients,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     stock(stored.service_url).create_producer("orders", **FENCING).send(b"1")
-    code, said = command(stored, "-o", "json")
-    assert (code, json.loads(said)["holds"]) == (0, True)
+    words = ["audit", "--admin-url", stored.http_url, "--topic", "orders"]
+    assert run([*words, "-o", "json"]) == EXIT_OK
+    assert json.loads(capsys.readouterr().out)["holds"]
     keys = Keys(stored.buckets)
     bucket = keys.bucket(TopicName.parse("orders"))
     (last,) = valkey.command("XREVRANGE", keys.audit(bucket), "+", "-", "COUNT", "1")
-    words = [word for pair in last[1].items() for word in pair]
-    valkey.command("XADD", keys.audit(bucket), "*", *words)
-    code, said = command(stored)
-    assert code == 2
+    again = [word for pair in last[1].items() for word in pair]
+    valkey.command("XADD", keys.audit(bucket), "*", *again)
+    assert run(words) == EXIT_VIOLATION == 2
+    said = capsys.readouterr().out
     assert "S2 persistent://public/default/orders audit" in said
     assert "handed out twice" in said
 
 
-def command(broker: LocalBrokers, *more: str) -> tuple[int, str]:
-    program = [sys.executable, "-m", "onewriter_pipeline", "audit", "--admin-url", broker.http_url]
-    done = subprocess.run(
-        [*program, "--topic", "orders", "--master", "local[2]", *more],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=COMMAND_SECONDS,
-    )
-    return done.returncode, done.stdout
+def test_entries_that_cannot_be_read_are_told_as_verify_tells_them(
+    spark: SparkSession,
+    stored: LocalBrokers,
+    valkey: StoreServer,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url = urlsplit(stored.service_url)
+    with clients((url.hostname or "", url.port or 0), 1) as (client,):
+        producer = client.producer("orders", name="alice")
+        producer.publish(b"1")
+        nonsense = b"this is no entry of any client"
+        client.write(encode_send_header(producer.producer_id, 1, len(nonsense)) + nonsense)
+        producer.receipt(1)
+    sentence = "1 entries have metadata that cannot be read: their order was not checked"
+    words = ["audit", "--admin-url", stored.http_url, "--topic", "orders", "-o", "json"]
+    assert run(words) == EXIT_OK
+    (live_logs,) = json.loads(capsys.readouterr().out)["audits"]
+    assert live_logs["notes"] == [f"persistent://public/default/orders: {sentence}"]
+    words = ["orders", "--redis-url", valkey.url, "--buckets", str(stored.buckets), "-o", "json"]
+    (log,) = json.loads(CliRunner().invoke(verify_command, words).stdout)["logs"]
+    assert log["notes"] == [sentence]

@@ -1,6 +1,8 @@
 """Kills spread over everything that takes part while a stream is written: every row once, in order.
 
-A soak: ``ONEWRITER_ROUNDS=100 pytest tests/spark -m campaign --timeout 7200`` (``make soak-pipeline``).
+A soak: ``ONEWRITER_ROUNDS=100 pytest tests/spark -m campaign --timeout 7200`` (``make soak-pipeline``). Each
+kill comes in the middle of a batch, at a time of its own; then the stream has to go on by itself, or, where
+its driver died, from its checkpoint, and what it has written is looked through before the next one.
 """
 
 from __future__ import annotations
@@ -13,46 +15,54 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from tests.integration.conftest import StockClients
-from tests.spark.standalone import Standalone, kill_all, standalone, wait_until
-from tests.spark.stored import stored
+from tests.spark.copying_stream import ENTRIES_PER_BATCH
+from tests.spark.standalone import Standalone, is_gone, kill_all, standalone, wait_until
+from tests.spark.stored import Rows, faults
 
 from onewriter_broker.testing import LocalBrokers, running_brokers
-from onewriter_pipeline.connection import Access
-from onewriter_pipeline.staging import Staging
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.publishing.staging import Staging
 
 ROUNDS = int(os.environ.get("ONEWRITER_ROUNDS", "4"))
 """Kills: each kind of victim once, unless told otherwise."""
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ROWS_PER_ROUND = 600
 ROWS_PER_ENTRY = 5
+ROWS_PER_BATCH_MAX = ROWS_PER_ENTRY * ENTRIES_PER_BATCH
+ROWS_FED = 6 * ROWS_PER_BATCH_MAX
+ROWS_AHEAD_MIN = 3 * ROWS_PER_BATCH_MAX
+"""More are fed where there may be fewer than these to copy: no kill comes while there is nothing to do."""
+
 PROGRESS_SECONDS = 150.0
-PAUSE_SECONDS_MAX = 2.0
+PAUSE_SECONDS_MAX = 0.5
+"""A batch of this stream takes about as long."""
 
 pytestmark = [pytest.mark.spark, pytest.mark.campaign, pytest.mark.timeout(300 + 60 * ROUNDS)]
 
 
-class Story:
-    """A stream from one topic to another, whose driver is started again whenever it has ended."""
+class Stream:
+    """From one topic to another one, by a driver that is started again whenever it has ended."""
 
     def __init__(self, cluster: Standalone, brokers: LocalBrokers, folder: Path) -> None:
-        self.brokers = brokers
-        self.cluster = cluster
-        self._folder = folder
+        self.fed = 0
+        """Rows that are in the source."""
+        self._cluster, self._brokers, self._folder = cluster, brokers, folder
         self._driver: subprocess.Popen[bytes] | None = None
-        self._rows = 0
+        self._version = 0
 
-    def feed(self, version: int) -> None:
-        """More rows for the stream, once, whatever dies meanwhile."""
-        start, self._rows = self._rows, self._rows + ROWS_PER_ROUND
-        values = [str(number) for number in range(start, self._rows)]
-        batch = pa.RecordBatch.from_pydict({"value": values})
-        with Staging(Access(self.brokers.http_url), "source", "feed", version) as staging:
+    def feed(self) -> None:
+        """More rows where there may be too few, each once, whatever has just died."""
+        if self.fed - self.batches() * ROWS_PER_BATCH_MAX >= ROWS_AHEAD_MIN:
+            return
+        start, self.fed, self._version = self.fed, self.fed + ROWS_FED, self._version + 1
+        batch = pa.RecordBatch.from_pydict({"value": list(map(str, range(start, self.fed)))})
+        with Staging(Access(self._brokers.http_url), "source", "feed", self._version) as staging:
             staging.publish(staging.stage(0, 0, [batch], frame_rows=ROWS_PER_ENTRY), None)
 
     def keep_running(self) -> bool:
@@ -61,8 +71,8 @@ class Story:
             return False
         if self._driver is not None and self._driver.returncode == 0:
             return True
-        self.end_driver()
-        words = (self.cluster.url, self.brokers.http_url, "source", "target")
+        self.kill_driver()
+        words = (self._cluster.url, self._brokers.http_url, "source", "target")
         files = (str(self._folder / "checkpoint"), str(self._folder / "ends"))
         with (self._folder / "driver.log").open("ab") as log:
             self._driver = subprocess.Popen(
@@ -74,72 +84,108 @@ class Story:
             )
         return False
 
-    def end_driver(self) -> None:
-        """Kill it with its Java process and all others that come from it."""
-        if self._driver is not None:
-            kill_all(self._driver)
+    def kill_driver(self) -> int:
+        """With its Java process and all others that come from it."""
+        if self._driver is None:
+            return 0
+        kill_all(self._driver)
+        return self._driver.pid
 
-    def kill_executor(self) -> None:
-        kill_one(self.cluster.executors)
+    def kill_executor(self) -> int:
+        """The Java of one."""
+        return kill_one(self._cluster.executors)
 
-    def kill_python(self) -> None:
-        kill_one(self.cluster.python_processes)
+    def kill_python(self) -> int:
+        """A Python of an executor."""
+        return kill_one(self._cluster.python_processes)
 
-    def kill_broker(self) -> None:
-        self.brokers.kill()
+    def kill_broker(self) -> int:
+        """The only one; it is started again."""
+        return self._brokers.kill()
 
-    def batches(self) -> int:
-        """How many batches the stream has noted as done."""
-        folder = self._folder / "checkpoint" / "commits"
-        return sum(each.name.isdigit() for each in folder.glob("*"))
+    def batches(self, folder: str = "commits") -> int:
+        """How many it has noted as done, or, in ``offsets``, as begun."""
+        notes = (self._folder / "checkpoint" / folder).glob("*")
+        return max((int(each.name) + 1 for each in notes if each.name.isdigit()), default=0)
 
-    def finish(self) -> list[int]:
-        """Let it come to its end; all numbers that were fed, in order."""
+    def go_on(self, behind: int = 0) -> None:
+        """Wait until it has done a batch more than these, by processes that may be killed."""
+
+        def goes_on() -> bool:
+            self.keep_running()
+            self.feed()
+            return self.batches() > behind and bool(self._cluster.python_processes())
+
+        wait_until(goes_on, PROGRESS_SECONDS)
+
+    def work(self) -> None:
+        """Wait until it is in the middle of a batch."""
+
+        def works() -> bool:
+            self.keep_running()
+            self.feed()
+            return self.batches("offsets") > self.batches()
+
+        wait_until(works, PROGRESS_SECONDS)
+
+    def finish(self) -> None:
+        """Let it come to its end."""
         (self._folder / "ends").touch()
         wait_until(self.keep_running, PROGRESS_SECONDS * 2)
-        return list(range(self._rows))
 
 
-def kill_one(found: Callable[[], list[int]]) -> None:
+def kill_one(found: Callable[[], list[int]]) -> int:
     """Any of the processes that are found, as soon as there is one."""
+    killed: list[int] = []
 
     def is_killed() -> bool:
         processes = found()
         with contextlib.suppress(ProcessLookupError):  # it may have ended by itself just now
             if processes:
-                os.kill(random.choice(processes), signal.SIGKILL)
-                return True
-        return False
+                chosen = random.choice(processes)
+                os.kill(chosen, signal.SIGKILL)
+                killed.append(chosen)
+        return bool(killed)
 
     wait_until(is_killed, PROGRESS_SECONDS)
+    return killed[0]
 
 
-def test_every_row_is_there_once_whoever_is_killed(stock: StockClients, tmp_path: Path) -> None:
+def test_every_row_is_there_once_whoever_is_killed(
+    stock: StockClients, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pauses = random.Random(ROUNDS)
     with running_brokers() as brokers, standalone(tmp_path) as cluster:
         client = stock(brokers.service_url)
         for topic in ("source", "target"):
             client.create_producer(topic).close()
-        story = Story(cluster, brokers, tmp_path)
-        kinds: list[Callable[[], None]] = [
-            story.kill_python,
-            story.kill_executor,
-            story.kill_broker,
-            story.end_driver,
+        stream, target = Stream(cluster, brokers, tmp_path), Rows(client, "target")
+        victims: list[tuple[str, Callable[[], int]]] = [
+            ("executor's Python", stream.kill_python),
+            ("executor's Java", stream.kill_executor),
+            ("broker", stream.kill_broker),
+            ("driver", stream.kill_driver),
         ]
         try:
+            stream.go_on()
             for number in range(ROUNDS):
-                story.feed(number + 1)
-                before = story.batches()
-
-                def goes_on(before: int = before) -> bool:
-                    story.keep_running()
-                    return story.batches() > before and bool(cluster.python_processes())
-
-                wait_until(goes_on, PROGRESS_SECONDS)
                 time.sleep(pauses.uniform(0, PAUSE_SECONDS_MAX))
-                kinds[number % len(kinds)]()
-            expected = story.finish()
+                stream.work()
+                began, behind = time.monotonic(), stream.batches()
+                name, kill = victims[number % len(victims)]
+                killed = kill()
+                wait_until(partial(is_gone, killed))
+                stream.go_on(behind)
+                found = target.read()
+                assert faults(found, len(found)) == []
+                with capsys.disabled():
+                    print(  # noqa: T201 - a soak is long
+                        f"kill {number + 1} of {ROUNDS}, {name}, in batch {behind}: goes on after"
+                        f" {time.monotonic() - began:.1f} s, {len(found)} rows are right",
+                        flush=True,
+                    )
+            stream.finish()
         finally:
-            story.end_driver()
-        assert stored(client, "target") == expected
+            stream.kill_driver()
+        assert faults(target.read(), stream.fed) == []
+        assert stream.fed > ROUNDS * ROWS_PER_BATCH_MAX

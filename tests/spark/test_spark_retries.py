@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql import Row, SparkSession
 from tests.spark.conftest import Fill
 
 from onewriter_broker.testing import LocalBrokers
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-PROGRAM_SECONDS_MAX = 240
+ROWS_BEFORE_FAILURE = 100
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 def test_a_task_that_is_tried_again_reads_the_same_rows(
-    broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
+    spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     sent = [f"{number}" for number in range(2000)]
     fill(topic, [value.encode() for value in sent], batching_enabled=True)
     mark = tmp_path / "failed"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.retried_read", broker.http_url, topic, str(mark)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PROGRAM_SECONDS_MAX,
-    )
-    assert done.returncode == 0, done.stderr
+
+    def failing_once(rows: Iterable[Row]) -> Iterator[str]:
+        for number, row in enumerate(rows):
+            if number == ROWS_BEFORE_FAILURE and not mark.exists():
+                mark.touch()
+                raise RuntimeError("the first attempt fails in the middle")
+            yield bytes(row["value"]).decode()
+
+    frame = spark.read.format("onewriter").option("admin.url", broker.http_url)
+    found = frame.option("topic", topic).load().rdd.mapPartitions(failing_once).collect()
     assert mark.exists()
-    assert json.loads(done.stdout) == sent
+    assert found == sent

@@ -13,6 +13,8 @@ from tests.integration.http_calls import OWN, Http
 
 from onewriter_broker.testing import LocalBrokers
 
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
 
 def rows(spark: SparkSession, count: int, partitions: int = 3) -> DataFrame:
     return spark.range(0, count, 1, partitions).selectExpr(
@@ -53,6 +55,41 @@ def test_a_batch_is_written_once_in_order(
     assert stored(spark, broker, topic) == list(range(10_000))
     write(rows(spark, 5), broker, topic, 2, rowsPerEntry=1)
     assert stored(spark, broker, topic) == [*range(10_000), *range(5)]
+
+
+def test_rows_go_to_the_topics_that_they_name_and_to_partitions_by_key(
+    spark: SparkSession, broker: LocalBrokers, topic: str
+) -> None:
+    plain, parted = f"{topic}-plain", f"{topic}-parted"
+    path = f"/admin/v2/persistent/public/default/{parted}/partitions"
+    assert Http(broker.http_url)("PUT", path, 3)[0] == 204
+    columns = f"value, __key, if(cast(value as int) % 2 = 0, '{plain}', '{parted}') as __topic"
+    frame = rows(spark, 2_000).selectExpr(*columns.split(", ", 2))
+    for _ in range(2):
+        write(frame.repartition(2), broker, "", 1)
+    assert sorted(stored(spark, broker, plain)) == list(range(0, 2_000, 2))
+    read = spark.read.format("onewriter").option("admin.url", broker.http_url)
+    found = (
+        read.option("topic", parted)
+        .load()
+        .selectExpr("cast(value as string) v", "__key k", "__topic t")
+    )
+    assert sorted(int(row.v) for row in found.collect()) == list(range(1, 2_000, 2))
+    assert (
+        found.groupBy("k").agg({"t": "collect_set"}).toDF("k", "t").where("size(t) > 1").count()
+        == 0
+    )
+    assert found.select("t").distinct().count() > 1
+
+
+def test_a_batch_that_is_written_at_least_once_needs_no_version(
+    spark: SparkSession, broker: LocalBrokers, topic: str
+) -> None:
+    for _ in range(2):
+        writer = rows(spark, 10, 1).write.format("onewriter").mode("append")
+        writer = writer.option("admin.url", broker.http_url).option("topic", topic)
+        writer.option("deliveryGuarantee", "at-least-once").save()
+    assert stored(spark, broker, topic) == 2 * list(range(10))
 
 
 def test_nothing_is_written_under_an_epoch_that_is_over(

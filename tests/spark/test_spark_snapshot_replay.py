@@ -10,17 +10,19 @@ from click.testing import CliRunner
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from tests.integration.conftest import StockClients
+from tests.integration.http_calls import PERSISTENT, Http
 from tests.spark.conftest import Fill
 
 from onewriter_broker.testing import LocalBrokers
-from onewriter_pipeline.connection import Access
+from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.engine import in_process
 from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.jobs import replay, snapshot
+from onewriter_pipeline.jobs.dataframes import publish
 from onewriter_pipeline.jobs.offload import Offload
-from onewriter_pipeline.planning import Selection
-from onewriter_pipeline.tables import Tables
-from onewriter_pipeline.topics import publish
+from onewriter_pipeline.reading.planning import Selection
+from onewriter_pipeline.schema import FORMATS, PARQUET
+from onewriter_pipeline.tables.tables import Tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -40,9 +42,10 @@ def reading(broker: LocalBrokers, topic: str, **more: str) -> dict[str, str]:
 
 
 def newest_values(spark: SparkSession, options: dict[str, str]) -> list[tuple[bytes, bytes]]:
-    kept = snapshot.newest(spark, options)
+    kept, counts = snapshot.newest(spark, options)
     try:
         rows = snapshot.values(kept).collect()
+        assert (counts.values, counts.keys >= counts.values) == (len(rows), True)
         return [(bytes(row["__key"]), bytes(row["value"])) for row in rows]
     finally:
         kept.unpersist()
@@ -62,16 +65,18 @@ def test_the_newest_of_each_key_from_log_and_table_and_published(
     Offload(access, Tables(place), Selection(topics=(topic,))).run(in_process, 1)
     cold = {"topic": topic, "tier": "cold", "table": place}
     assert newest_values(spark, cold) == NEWEST
-    kept = snapshot.newest(spark, reading(broker, topic))
-    rows = snapshot.values(kept).select("__key", "value")
-    stock(broker.service_url).create_producer(f"{topic}-newest").close()
-    again = [publish(rows, access, f"{topic}-newest", "snapshot", 1, None) for _ in range(2)]
-    assert again == [True, False]
-    assert newest_values(spark, reading(broker, f"{topic}-newest")) == NEWEST
-    for kind in (snapshot.PARQUET, snapshot.DELTA):
+    kept, _ = snapshot.newest(spark, reading(broker, topic))
+    whole = snapshot.values(kept)
+    rows = whole.select("__key", "value")
+    assert Http(broker.http_url)("PUT", f"{PERSISTENT}/{topic}-parts/partitions", 3)[0] == 204
+    for target in (f"{topic}-newest", f"{topic}-parts"):
+        again = [publish(rows, access, topic=target, app="snapshot", version=1) for _ in range(2)]
+        assert again == [True, False]
+        assert sorted(newest_values(spark, reading(broker, target))) == NEWEST
+    for kind in FORMATS:
         path = str(tmp_path / kind)
-        snapshot.Target(path, kind, False, "", "", None).write(rows)
-        files = [path] if kind == snapshot.PARQUET else DeltaTable(path).file_uris()
+        snapshot.Target(path, kind, False, "", "", None).write(whole)
+        files = [path] if kind == PARQUET else DeltaTable(path).file_uris()
         assert spark.read.parquet(*files).count() == len(NEWEST)
         with pytest.raises(Invalid, match="--overwrite"):
             snapshot.Target(path, kind, False, "", "", None).check()
@@ -93,13 +98,12 @@ async def test_shared_state_is_refused(
 
 
 def test_a_range_is_replayed_once_and_in_order(
-    spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, stock: StockClients
+    spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill
 ) -> None:
     fill(topic, [b"%d" % n for n in range(1000)], producer_name="alice")
     target, access = f"{topic}-again", Access(broker.http_url)
-    stock(broker.service_url).create_producer(target).close()
     rows = replay.chosen(spark, reading(broker, topic, minPartitions="4"), "__sequenceId >= 500")
-    again = [publish(rows, access, target, "replay", 1, None) for _ in range(2)]
+    again = [publish(rows, access, topic=target, app="replay", version=1) for _ in range(2)]
     assert again == [True, False]
     loaded = spark.read.format("onewriter").options(**reading(broker, target)).load()
     found = loaded.orderBy("__ledgerId", "__entryId", "__batchIndex").select("value").collect()

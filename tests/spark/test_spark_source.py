@@ -15,8 +15,8 @@ from tests.spark.conftest import Fill
 
 from onewriter_broker.testing import LocalBrokers
 from onewriter_core.ids import Position
-from onewriter_pipeline.broker import Broker
-from onewriter_pipeline.connection import Access
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.schema import MESSAGE_COLUMNS
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

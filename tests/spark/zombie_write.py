@@ -1,44 +1,91 @@
 """A program of its own: a driver that writes a batch on a cluster, and another one when it is told to.
 
-Arguments: the master, the address that tasks write to, a topic, a folder where each attempt of the first
-partition leaves a file: its name is the attempt, its content the process id of its executor.
-It prints ``committed`` behind each batch, and begins the second one when it reads a line.
+Arguments: the master, the address that tasks write to, a topic, a folder where each attempt of a task leaves
+a file (``Attempt`` reads it). It prints ``committed`` behind each batch, and begins the second one when it
+reads a line.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from pyspark import TaskContext
-from pyspark.sql.functions import udf
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from tests.spark.conftest import session
 from tests.spark.standalone import DRIVER_SETTINGS
 
+from pyspark_onewriter import DefaultSource
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
 ROWS = 2_000
 ROWS_MORE = 10
+PARTITIONS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The processes of one attempt of a task: the executor's Java, and the Python that stages."""
+
+    executor: int
+    python: int
+
+    @classmethod
+    def of(cls, folder: Path, version: int, partition: int, number: int) -> Self:
+        """What it left; raises FileNotFoundError."""
+        left = Path(folder, f"{version}-{partition}-{number}").read_text()
+        return cls(*map(int, left.split()))
 
 
 def main(master: str, url: str, topic: str, folder: str) -> None:
-    def leaving_a_trace(number: int) -> str:
-        import os
+    class Traced(DataSourceArrowWriter):
+        """A sink whose tasks say who they are, and that no signal to all of an executor reaches."""
 
-        context = TaskContext.get()
-        assert context is not None
-        trace = Path(folder, str(context.attemptNumber()))
-        if context.partitionId() == 0 and not trace.exists():
+        def __init__(self, sink: DataSourceArrowWriter, version: str) -> None:
+            self._sink, self._version = sink, version
+
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+            import os
+
+            context = TaskContext.get()
+            assert context is not None
+            if os.getsid(0) != os.getpid():  # else it was used before
+                os.setsid()
             daemon = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
-            trace.write_text(daemon[1])
-        return str(number)
+            name = f"{self._version}-{context.partitionId()}-{context.attemptNumber()}"
+            Path(folder, name).write_text(f"{daemon[1]} {os.getpid()}")
+            return self._sink.write(iterator)
+
+        def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+            self._sink.commit(messages)
+
+        def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+            self._sink.abort(messages)
+
+    class TracedSource(DefaultSource):
+        """The same to Spark as the one that is installed, by another name."""
+
+        @classmethod
+        def name(cls) -> str:
+            return "traced"
+
+        def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+            return Traced(super().writer(schema, overwrite), self.options["txnVersion"])
 
     spark = session(master, DRIVER_SETTINGS)
+    spark.dataSource.register(TracedSource)
     for version, (start, end) in enumerate([(0, ROWS), (ROWS, ROWS + ROWS_MORE)]):
         if version:
             sys.stdin.readline()
-        rows = spark.range(start, end, 1, 2)
+        rows = spark.range(start, end, 1, PARTITIONS).selectExpr("cast(id as string) as value")
         named = {"admin.url": url, "topic": topic, "txnAppId": "job", "txnVersion": str(version)}
-        traced = rows.select(udf(leaving_a_trace, "string")("id").alias("value"))
-        traced.write.format("onewriter").options(**named).mode("append").save()
+        rows.write.format("traced").options(**named).mode("append").save()
         print("committed", flush=True)  # noqa: T201 - heard by who started it
     spark.stop()
 

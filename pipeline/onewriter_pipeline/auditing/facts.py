@@ -28,17 +28,27 @@ FALL: Final = "fall"
 TORN: Final = "torn"
 """A chunk of a large message without the one before it."""
 
+SPREAD: Final = "spread"
+"""The numbers of a producer within one chunk, where a ledger is not held by one: they rise from entry to
+entry, from ``sequence`` to ``last_sequence``."""
+
+TANGLE: Final = "tangle"
+"""The same where they do not rise: between these two."""
+
 PRINT: Final = "print"
 """What tells an entry from others of its producer, where a ledger is not held by one."""
 
 PUBLISH: Final = "publish"
-"""An atomic publish that is whole: its app is ``producer``, its version ``sequence``."""
+"""Atomic publishes of the app ``producer``, from version ``sequence`` to ``last_sequence``, which rise."""
 
 CUT: Final = "cut"
 """The log goes on at ``first`` for whom reads it now: what stood before was trimmed, or is damaged."""
 
+UNREAD: Final = "unread"
+"""Entries of a chunk whose metadata cannot be read: their order was not checked."""
+
 FAULT: Final = "fault"
-"""Something wrong that one task sees by itself."""
+"""Something wrong that one task sees by itself. ``place`` names positions, with commas between."""
 
 FACTS: Final = pa.schema(
     [
@@ -49,13 +59,10 @@ FACTS: Final = pa.schema(
         ("first", pa.int64()),
         ("last", pa.int64()),
         ("epoch", pa.int64()),
-        ("mode", pa.string()),
-        ("cause", pa.string()),
         ("producer", pa.string()),
         ("subject", pa.string()),
         ("owner", pa.string()),
         ("time_ms", pa.int64()),
-        ("newest_ms", pa.int64()),
         ("entries", pa.int64()),
         ("messages", pa.int64()),
         ("bytes", pa.int64()),
@@ -69,6 +76,7 @@ FACTS: Final = pa.schema(
         ("last_uuid", pa.string()),
         ("print", pa.int64()),
         ("predicate", pa.string()),
+        ("place", pa.string()),
         ("sentence", pa.string()),
     ]
 )

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from onewriter_core.ids import Position
+from onewriter_pipeline.auditing import facts
 
 TIMELINE: Final = """
     SELECT f.log AS topic, f.ledger AS epoch, f.producer, f.subject, f.host, f.cause, f.time_ms AS since_ms,
         lead(f.time_ms) OVER (PARTITION BY f.log ORDER BY f.ordinal) AS until_ms,
         lead(f.cause) OVER (PARTITION BY f.log ORDER BY f.ordinal) AS ended_by,
         coalesce(f.leaderless_ms, r.leaderless_ms) AS leaderless_ms,
-        if(f.producer = '', 'nobody', 'one') AS held_by, f.broker
-    FROM fences f
+        f.broker
+    FROM first_fences f
     LEFT JOIN (
-        SELECT topic, ledger, max(leaderless_ms) AS leaderless_ms FROM records
-        WHERE kind = 'ready' GROUP BY topic, ledger
+        SELECT topic, ledger, max(leaderless_ms) AS leaderless_ms FROM ready GROUP BY topic, ledger
     ) r ON r.topic = f.topic AND r.ledger = f.ledger
     WHERE f.changes_hands
     ORDER BY topic, epoch"""
@@ -21,31 +28,84 @@ TIMELINE: Final = """
 
 LOAD: Final = """
     SELECT m.log AS topic, coalesce(m.producer, '(shared)') AS producer, m.epoch, m.ledger,
-        sum(r.entries) AS entries, sum(r.messages) AS messages, sum(r.bytes) AS bytes,
-        min(r.time_ms) AS first_ms, max(r.newest_ms) AS last_ms
-    FROM facts r LEFT JOIN markers m ON m.log = r.log AND m.ledger = r.ledger
-    WHERE r.kind = 'run' AND m.log IS NOT NULL
+        sum(r.entries) AS entries, sum(r.messages) AS messages, sum(r.bytes) AS bytes
+    FROM along r JOIN markers m ON m.log = r.log AND m.ledger = r.ledger
+    WHERE r.kind = 'run'
     GROUP BY m.log, m.producer, m.epoch, m.ledger
     ORDER BY topic, m.ledger"""
 """What was written, ledger by ledger."""
 
-LEADERLESS: Final = """
-    SELECT cause, count(*) AS windows, percentile(leaderless_ms, 0.5) AS p50_ms,
-        percentile(leaderless_ms, 0.99) AS p99_ms, max(leaderless_ms) AS max_ms
-    FROM timeline WHERE leaderless_ms IS NOT NULL GROUP BY cause ORDER BY cause"""
-"""Windows without a writer, by why the one before no longer wrote. Over the view ``timeline``."""
 
-HOLDERS: Final = """
-    SELECT producer, count(DISTINCT topic) AS topics, count(DISTINCT topic, epoch) AS epochs,
-        sum(entries) AS entries, sum(messages) AS messages, sum(bytes) AS bytes
-    FROM load GROUP BY producer ORDER BY bytes DESC, producer"""
-"""What each holder wrote. Over the view ``load``."""
+def leaderless(timeline: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Windows without a writer, by why the one before no longer wrote; by rows of TIMELINE."""
+    windows: dict[str, list[int]] = {}
+    for row in timeline:
+        if row["leaderless_ms"] is not None:
+            windows.setdefault(row["cause"], []).append(row["leaderless_ms"])
+    return [
+        {
+            "cause": cause,
+            "windows": len(found),
+            "p50_ms": float(np.percentile(found, 50)),
+            "p99_ms": float(np.percentile(found, 99)),
+            "max_ms": max(found),
+        }
+        for cause, found in sorted(windows.items())
+    ]
 
-EXTENT: Final = """
-    SELECT l.log AS topic,
-        min_by(concat(f.ledger, '-', f.first), f.ordinal) AS first,
-        max_by(concat(f.ledger, '-', f.last), f.ordinal) AS last,
-        count(DISTINCT f.ledger) AS ledgers, sum(f.entries) AS entries, sum(f.messages) AS messages
-    FROM logs l LEFT JOIN facts f ON f.log = l.log AND f.kind IN ('run', 'marker')
-    GROUP BY l.log ORDER BY topic"""
-"""What was looked at."""
+
+def holders(load: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What each holder wrote, the most first; by rows of LOAD."""
+    mine: dict[str, list[Mapping[str, Any]]] = {}
+    for row in load:
+        mine.setdefault(row["producer"], []).append(row)
+    found = [
+        {
+            "producer": producer,
+            "topics": len({row["topic"] for row in rows}),
+            "epochs": len(
+                {(row["topic"], row["epoch"]) for row in rows if row["epoch"] is not None}
+            ),
+            "entries": sum(row["entries"] for row in rows),
+            "messages": sum(row["messages"] for row in rows),
+            "bytes": sum(row["bytes"] for row in rows),
+        }
+        for producer, rows in mine.items()
+    ]
+    return sorted(found, key=lambda row: (-row["bytes"], row["producer"]))
+
+
+def extents(observed: pa.Table, logs: Iterable[str]) -> list[dict[str, Any]]:
+    """What was looked at of each log, by facts."""
+    along = observed.filter(pc.is_in(observed["kind"], pa.array([facts.RUN, facts.MARKER])))
+    grouped = (
+        along.sort_by("ordinal")
+        .group_by("log", use_threads=False)
+        .aggregate(
+            [
+                ("ledger", "first"),
+                ("first", "first"),
+                ("ledger", "last"),
+                ("last", "last"),
+                ("ledger", "count_distinct"),
+                ("entries", "sum"),
+                ("messages", "sum"),
+            ]
+        )
+    )
+    seen = {row["log"]: row for row in grouped.to_pylist()}
+    return [_extent(log, seen.get(log)) for log in sorted(logs)]
+
+
+def _extent(log: str, row: Mapping[str, Any] | None) -> dict[str, Any]:
+    if row is None:
+        nothing = dict.fromkeys(("first", "last", "ledgers", "entries", "messages"))
+        return {"topic": log, **nothing, "ledgers": 0}
+    return {
+        "topic": log,
+        "first": str(Position(row["ledger_first"], row["first_first"])),
+        "last": str(Position(row["ledger_last"], row["last_last"])),
+        "ledgers": row["ledger_count_distinct"],
+        "entries": row["entries_sum"],
+        "messages": row["messages_sum"],
+    }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from onewriter_pipeline.auditing.checks import CHECKS, LOGS, PRINTS, VIEWS
+from onewriter_pipeline.auditing import facts
+from onewriter_pipeline.auditing.checks import CHECKS, LOGS, PRINTS, STANDS
+from onewriter_pipeline.auditing.inputs import NAMES, tables_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -18,11 +21,10 @@ FINDINGS_MAX: Final = 10_000
 """Findings that are told; the result says when there were more."""
 
 _PREFIX: Final = "onewriter_audit_"
-_NAMES: Final = re.compile(
-    rf"\b(FROM|JOIN) ({'|'.join(('facts', 'records', 'logs', 'prints', 'timeline', 'load', *VIEWS))})\b"
-)
+_STANDS: Final = "stands"
+_PRINTS: Final = "prints"
+_NAMES: Final = re.compile(rf"\b(FROM|JOIN) ({'|'.join((*NAMES, _STANDS, _PRINTS))})\b")
 """Where queries name the views, which have a longer name in the session."""
-
 
 _SETTINGS: Final = {
     "spark.sql.adaptive.enabled": "false",
@@ -51,55 +53,70 @@ class Finding:
 
 
 class Judge:
-    """Makes views of what was observed and judges them. Close it: its views are the session's."""
+    """Judges what was observed: ``observed`` are all facts but prints, which are judged where they are.
+
+    Close it: its views are the session's.
+    """
 
     def __init__(
-        self, spark: SparkSession, records: pa.Table, logs: Iterable[dict[str, object]]
+        self,
+        spark: SparkSession,
+        records: pa.Table,
+        logs: Iterable[Mapping[str, object]],
+        observed: pa.Table,
+        prints: DataFrame | None = None,
     ) -> None:
         self._spark = spark
         self._made: list[str] = []
-        self._local("records", records)
-        self._local("logs", pa.Table.from_pylist(list(logs), LOGS))
-
-    def observed(self, few: pa.Table, prints: DataFrame | None) -> None:
-        """Facts but prints, and prints, where there are any."""
-        self._local("facts", few)
-        for name, query in VIEWS.items():
-            self.view(name, self.sql(query).coalesce(1))
-        if prints is not None:
-            self.view("prints", prints)
-
-    def view(self, name: str, frame: DataFrame) -> None:
-        """Make a view of that name."""
-        frame.createOrReplaceTempView(_PREFIX + name)
-        self._made.append(_PREFIX + name)
-
-    def sql(self, query: str) -> DataFrame:
-        """A query over the views."""
-        return self._spark.sql(_NAMES.sub(rf"\1 {_PREFIX}\2", query))
-
-    def rows(self, query: str) -> list[dict[str, Any]]:
-        """Its rows."""
-        return [row.asDict(recursive=True) for row in self.sql(query).collect()]
+        self._faults = observed.filter(pc.equal(observed["kind"], facts.FAULT))
+        self._tables = tables_of(observed, records, pa.Table.from_pylist(list(logs), LOGS))
+        self._prints = prints
 
     def findings(self) -> list[Finding]:
         """What does not hold, sorted; one more than FINDINGS_MAX at most."""
-        queries = [self.sql(query) for query in CHECKS]
-        if _PREFIX + "prints" in self._made:
-            queries.append(self.sql(PRINTS))
-        found = queries[0]
-        for query in queries[1:]:
-            found = found.unionAll(query)
-        rows = found.limit(FINDINGS_MAX + 1).collect()
-        return sorted(
-            Finding(row.log, row.predicate, tuple(row.place.split(",")), row.sentence)
-            for row in rows
-        )
+        queries = [each.query for each in CHECKS if all(map(self._has, each.needs))]
+        if self._prints is not None:
+            self._view(_PRINTS, self._prints)
+            queries.append(PRINTS)
+        found = [
+            Finding(row["log"], row["predicate"], tuple(row["place"].split(",")), row["sentence"])
+            for row in self._faults.slice(0, FINDINGS_MAX + 1).to_pylist()
+        ]
+        if queries:
+            rows = self._sql(" UNION ALL ".join(f"({each})" for each in queries))
+            found += [
+                Finding(row.log, row.predicate, tuple(row.place.split(",")), row.sentence)
+                for row in rows.limit(FINDINGS_MAX + 1).collect()
+            ]
+        return sorted(found)[: FINDINGS_MAX + 1]
+
+    def rows(self, query: str) -> list[dict[str, Any]]:
+        """The rows of a query over the tables."""
+        return [row.asDict(recursive=True) for row in self._sql(query).collect()]
 
     def close(self) -> None:
         """Drop the views."""
         for name in self._made:
-            self._spark.catalog.dropTempView(name)
+            self._spark.catalog.dropTempView(_PREFIX + name)
 
-    def _local(self, name: str, table: pa.Table) -> None:
-        self.view(name, self._spark.createDataFrame(table).coalesce(1))
+    def _has(self, name: str) -> bool:
+        return len(self._tables[name]) > 0
+
+    def _sql(self, query: str) -> DataFrame:
+        """A query; the views that it names are made, unless they are there."""
+        for _, name in _NAMES.findall(query):
+            if name not in self._made:
+                self._view(name, self._frame(name))
+        return self._spark.sql(_NAMES.sub(rf"\1 {_PREFIX}\2", query))
+
+    def _frame(self, name: str) -> DataFrame:
+        if name == _STANDS:
+            return self._sql(STANDS).coalesce(1)
+        table = self._tables[name]  # PySpark wants one chunk, even of nothing
+        return self._spark.createDataFrame(
+            table if len(table) else table.schema.empty_table()
+        ).coalesce(1)
+
+    def _view(self, name: str, frame: DataFrame) -> None:
+        frame.createOrReplaceTempView(_PREFIX + name)
+        self._made.append(name)

@@ -1,4 +1,4 @@
-"""Facts of tables: what their files hold, what was noted when it was offloaded, and the kept audit."""
+"""Facts of tables: what their files hold, and the audit that was offloaded."""
 
 from __future__ import annotations
 
@@ -6,30 +6,39 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from onewriter_core.ids import Position
+from onewriter_core.ids import NUMBER_MAX, Position
 from onewriter_pipeline.auditing import facts
-from onewriter_pipeline.auditing.observer import shown
 from onewriter_pipeline.auditing.records import Records
-from onewriter_pipeline.connection import position_of
-from onewriter_pipeline.decode.words import Positions
+from onewriter_pipeline.binaries import Signed
 from onewriter_pipeline.errors import TableError
 from onewriter_pipeline.schema import BATCH_INDEX, ENTRY, LEDGER, PRODUCER, PUBLISH_TIME, SEQUENCE
-from onewriter_pipeline.table_files import Place
-from onewriter_pipeline.table_layout import AUDIT, TOPIC_PARTITION, TableFile, folder_of
-from onewriter_pipeline.tables import Tables
+from onewriter_pipeline.tables.files import Place, line, opened_parquet, told
+from onewriter_pipeline.tables.layout import AUDIT, TOPIC_PARTITION, TableFile, folder_of
+from onewriter_pipeline.tables.tables import Tables
 
-READ_ROWS: Final = 256 * 1024
+OBSERVED_ROWS: Final = 256 * 1024
 """Rows that are observed at once."""
 
 _COLUMNS: Final = [LEDGER, ENTRY, BATCH_INDEX, PRODUCER, SEQUENCE, PUBLISH_TIME]
+
+
+class Publish(NamedTuple):
+    """Entries [first, end) of a ledger that were published atomically.
+
+    ``app`` None: nobody noted by whom, nor which of them. ``name`` is for people.
+    """
+
+    ledger: int
+    first: int
+    end: int
+    app: str | None
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,36 +48,50 @@ class KeptFile:
     place: Place
     path: str
     log: str
+    size: int = 0
+    publishes: tuple[Publish, ...] = ()
+    """Those of the ledgers that the file may have rows of."""
 
 
-def files_of(place: Place, files: Iterable[TableFile], logs: Iterable[str]) -> list[KeptFile]:
-    """The files of some logs."""
+def files_of(
+    place: Place,
+    files: Iterable[TableFile],
+    logs: Iterable[str],
+    publishes: Mapping[str, Sequence[Publish]],
+) -> list[KeptFile]:
+    """The files of some logs; ``publishes`` by log."""
     folders = {folder_of(log): log for log in logs}
-    found = [(each, folders.get(each.partition.get(TOPIC_PARTITION, ""))) for each in files]
-    return [KeptFile(place, each.path, log) for each, log in found if log is not None]
+    found = []
+    for each in files:
+        log = folders.get(each.partition.get(TOPIC_PARTITION, ""))
+        if log is not None:
+            low, high = each.bounds.get(LEDGER, (0, NUMBER_MAX))
+            inside = (one for one in publishes.get(log, ()) if low <= one.ledger <= high)
+            found.append(KeptFile(place, each.path, log, each.size, tuple(inside)))
+    return found
 
 
 def observe_file(file: KeptFile) -> Iterator[pa.RecordBatch]:
     """The facts of a file. Raises TableError for one that is gone or cannot be read."""
     try:
-        opened = pq.ParquetFile(
-            file.path, filesystem=file.place.files(), read_dictionary=[PRODUCER]
-        )
-        for batch in opened.iter_batches(READ_ROWS, columns=_COLUMNS):
-            if batch.num_rows:
-                yield facts.facts_of(list(_facts(file.log, batch)))
+        with opened_parquet(file.place, file.path, read_dictionary=(PRODUCER,)) as opened:
+            for batch in opened.iter_batches(OBSERVED_ROWS, columns=_COLUMNS):
+                if batch.num_rows:
+                    yield facts.facts_of(list(_facts(file, batch)))
     except (OSError, pa.ArrowException) as error:
-        raise TableError(f"{file.place.location}/{file.path} cannot be read: {error}") from error
+        where = f"{file.place.location}/{file.path}"
+        raise TableError(f"{where} cannot be read: {line(error)}") from error
 
 
-def _facts(log: str, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+def _facts(file: KeptFile, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     rows = _Rows(batch)
     for start, stop in rows.runs():
-        yield {"log": log} | rows.run(start, stop)
-    yield from ({"log": log} | each for each in rows.faults())
+        yield {"log": file.log} | rows.run(start, stop)
+    found = [*rows.faults(), *rows.foreign(file.publishes)]
     for mine in rows.by_writer():
-        for row in rows.writer(mine):
-            yield {"log": log} | row
+        found += rows.writer(mine)
+    for row in found:
+        yield {"log": file.log} | row
 
 
 class _Rows:
@@ -97,6 +120,7 @@ class _Rows:
         self.ledger, self.entry, self.index = arrays["ledger"], arrays["entry"], arrays["index"]
         self.code, self.sequence = arrays["code"], arrays["sequence"]
         self.published_ms = arrays["published"] // 1000
+        self.is_atomic = np.zeros(len(self.ledger), np.bool_)
 
     def runs(self) -> Iterator[tuple[int, int]]:
         """Rows [start, stop) of one ledger whose entries follow each other."""
@@ -122,22 +146,46 @@ class _Rows:
         """Messages that are there twice."""
         same = (np.diff(self.ledger) == 0) & (np.diff(self.entry) == 0) & (np.diff(self.index) == 0)
         for index in np.flatnonzero(same)[:10].tolist():
-            place = shown(int(self.ledger[index]), int(self.entry[index]))
+            place = str(Position(int(self.ledger[index]), int(self.entry[index])))
             sentence = (
                 f"message {int(self.index[index])} of entry {place} stands twice in the table"
             )
-            yield {"kind": facts.FAULT, "predicate": "S5", "uuid": place, "sentence": sentence}
+            yield {"kind": facts.FAULT, "predicate": "S5", "place": place, "sentence": sentence}
 
-    def by_writer(self) -> Iterator[Positions]:
-        """The first message of each entry, by ledger and producer."""
+    def foreign(self, publishes: Iterable[Publish]) -> Iterator[dict[str, Any]]:
+        """Messages in atomic publishes that are none of theirs; the publishes' rows are marked."""
+        for publish in publishes:
+            low, high = np.searchsorted(self.ledger, [publish.ledger, publish.ledger + 1]).tolist()
+            edges = np.searchsorted(self.entry[low:high], [publish.first, publish.end])
+            here = slice(*(edges + low).tolist())
+            self.is_atomic[here] = True
+            if publish.app is None:
+                continue
+            codes = [code for code, name in enumerate(self.names) if name == publish.app]
+            wrong = np.flatnonzero(~np.isin(self.code[here], codes))
+            if len(wrong):
+                at = int(here.start + wrong[0])
+                place = str(Position(publish.ledger, int(self.entry[at])))
+                sentence = f"an entry among those of publish {publish.name} is not its own"
+                yield {
+                    "kind": facts.FAULT,
+                    "predicate": "S15",
+                    "place": place,
+                    "sentence": sentence,
+                }
+
+    def by_writer(self) -> Iterator[Signed]:
+        """The first message of each entry, by ledger and producer; without atomic publishes."""
         fresh = np.concatenate([[True], (np.diff(self.entry) != 0) | (np.diff(self.ledger) != 0)])
-        order = np.flatnonzero(fresh)
+        order = np.flatnonzero(fresh & ~self.is_atomic)
+        if not len(order):
+            return
         if len(self.names) > 1:
             order = order[np.lexsort((self.code[order], self.ledger[order]))]
         breaks = (np.diff(self.ledger[order]) != 0) | (np.diff(self.code[order]) != 0)
         yield from np.split(order, np.flatnonzero(breaks) + 1)
 
-    def writer(self, mine: Positions) -> Iterator[dict[str, Any]]:
+    def writer(self, mine: Signed) -> Iterator[dict[str, Any]]:
         """What one wrote, and where its numbers fall."""
         who = {"ledger": int(self.ledger[mine[0]]), "producer": self.names[self.code[mine[0]]]}
         yield who | {"kind": facts.WRITER, "entries": len(mine)} | self._numbers(mine[0], mine[-1])
@@ -164,112 +212,13 @@ class _Rows:
         }
 
 
-def _numbers(column: pa.Array) -> Positions:
+def _numbers(column: pa.Array) -> Signed:
     filled = column.fill_null(-1) if column.null_count else column
     return np.asarray(filled.to_numpy(zero_copy_only=False), np.int64)
 
 
-def segment_facts(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Rows of the table ``segments`` as markers, and what was offloaded as runs.
-
-    Where a log begins in the table nothing in front of it is missed.
-    """
-    begun: set[str] = set()
-    for (log, ledger), parts in _by_ledger(rows).items():
-        first = parts[0]
-        yield {
-            "log": log,
-            "kind": facts.MARKER,
-            "ledger": ledger,
-            "first": 0,
-            "last": 0 if log in begun else first["first"] - 1,
-            "epoch": first["epoch"],
-            "mode": first["mode"],
-            "cause": first["cause"],
-            "producer": first["producer"],
-            "subject": first["subject"] or "",
-        }
-        begun.add(log)
-        for part in parts:
-            if part["entries"]:
-                yield {
-                    "log": log,
-                    "kind": facts.RUN,
-                    "ledger": ledger,
-                    "first": part["first"],
-                    "last": part["end"] - 1,
-                    "time_ms": _milliseconds(part["oldest"]),
-                    "newest_ms": _milliseconds(part["newest"]),
-                    "entries": part["entries"],
-                    "messages": part["messages"],
-                    "bytes": part["bytes"],
-                }
-
-
-def _milliseconds(time: datetime | None) -> int | None:
-    return None if time is None else round(time.timestamp() * 1000)
-
-
-def count_faults(
-    rows: Sequence[Mapping[str, Any]], counted: Mapping[tuple[str, int], tuple[int, int]]
-) -> Iterator[dict[str, Any]]:
-    """Where the files hold other numbers of rows than were offloaded.
-
-    ``counted``: rows and first entry of the files, by log and ledger. What was dropped from the front of a
-    table by its retention is no fault.
-    """
-    kept: dict[str, int] = {}
-    for log, ledger in counted:
-        kept[log] = min(ledger, kept.get(log, ledger))
-    for (log, ledger), parts in _by_ledger(rows).items():
-        offloaded = sum(part["rows"] for part in parts)
-        found, first = counted.get((log, ledger), (0, None))
-        was_dropped = ledger < kept.get(log, ledger + 1) or (
-            ledger == kept.get(log) and first is not None and first > parts[0]["first"]
-        )
-        if found != offloaded and not (was_dropped and found < offloaded):
-            yield {
-                "log": log,
-                "kind": facts.FAULT,
-                "predicate": "S5",
-                "uuid": shown(ledger, parts[0]["first"]),
-                "sentence": f"{offloaded} messages of ledger {ledger} were offloaded, the table has"
-                f" {found}",
-            }
-
-
-def _by_ledger(
-    rows: Sequence[Mapping[str, Any]],
-) -> dict[tuple[str, int], list[Mapping[str, Any]]]:
-    found: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
-    for row in sorted(rows, key=lambda each: (each["topic"], each["ledger"], each["first"])):
-        found.setdefault((row["topic"], row["ledger"]), []).append(row)
-    return found
-
-
-def in_order(table: pa.Table) -> pa.Table:
-    """Facts of tables with ordinals: the order of positions is that of the log there."""
-    kinds = pc.if_else(pc.equal(table["kind"], facts.MARKER), 0, 1)
-    keys = table.select(["log", "ledger", "first", "chunk"]).append_column("place", kinds)
-    names = ("log", "ledger", "place", "first", "chunk")
-    order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in names])
-    ordered = table.take(order)
-    at = ordered.schema.get_field_index("ordinal")
-    return ordered.set_column(at, "ordinal", pa.array(np.arange(len(ordered)), pa.int64()))
-
-
-def counted_of(table: pa.Table) -> dict[tuple[str, int], tuple[int, int]]:
-    """Rows, and the first entry, of each log and ledger."""
-    runs = table.filter(pc.equal(table["kind"], facts.KEPT))
-    grouped = runs.group_by(["log", "ledger"]).aggregate([("messages", "sum"), ("first", "min")])
-    return {
-        (row["log"], row["ledger"]): (row["messages_sum"], row["first_min"])
-        for row in grouped.to_pylist()
-    }
-
-
 def kept_records(tables: Tables) -> Records:
-    """The audit that was offloaded, bucket by bucket, in order."""
+    """The audit that was offloaded, bucket by bucket, in order. Raises TableError."""
     records = Records()
     table = tables.opened(AUDIT)
     if table is None:
@@ -277,7 +226,8 @@ def kept_records(tables: Tables) -> Records:
     rows: list[tuple[int, tuple[int, int], str]] = []
     files = table.place.files()
     for file in table.files():
-        read = pq.read_table(file.path, columns=["bucket", "id", "record"], filesystem=files)
+        with told(table.place):
+            read = pq.read_table(file.path, columns=["bucket", "id", "record"], filesystem=files)
         rows += [(row["bucket"], _order(row["id"]), row["record"]) for row in read.to_pylist()]
     by_bucket: dict[int, list[Mapping[str, Any]]] = {}
     for bucket, _, record in sorted(rows):
@@ -290,15 +240,3 @@ def kept_records(tables: Tables) -> Records:
 def _order(record_id: str) -> tuple[int, int]:
     time, _, number = record_id.partition("-")
     return int(time), int(number or 0)
-
-
-def logs_of(
-    offsets: Mapping[str, str], buckets: Mapping[str, int], logs: Iterable[str]
-) -> list[dict[str, Any]]:
-    """Rows of LOGS: up to where a table goes its fences must have left markers."""
-    found = []
-    for log in logs:
-        end: Position = position_of(offsets[log])
-        settled = end.ledger if end.entry > 1 else end.ledger - 1
-        found.append({"log": log, "bucket": buckets.get(log, 0), "settled": settled})
-    return found

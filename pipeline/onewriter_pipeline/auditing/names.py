@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from onewriter_pipeline.decode.words import Positions
+from onewriter_pipeline.binaries import Signed
 
 
-def names_of(
-    data: bytes, starts: Positions, stops: Positions, which: Positions
-) -> tuple[Positions, list[str]]:
+def names_of(data: bytes, starts: Signed, stops: Signed, which: Signed) -> tuple[Signed, list[str]]:
     """The texts ``data[starts[i] : stops[i]]`` of some ``i``: codes, and the texts by code."""
     codes = np.zeros(len(which), np.int64)
     names: list[str] = []

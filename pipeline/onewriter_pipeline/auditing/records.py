@@ -12,12 +12,12 @@ from typing import Any, Final
 import pyarrow as pa
 
 from onewriter_core.ids import InvalidTopicName, Position, TopicName
+from onewriter_core.topic.model import WHOLE, Purpose
 
-FENCES: Final = frozenset({"grant", "share", "resume", "roll", "refence", "fence"})
+FENCES: Final = frozenset(each.value for each in Purpose)
 """Kinds of records that a fence wrote, where they say what the ledgers before held (``previous``)."""
 
-_HANDS: Final = frozenset({"grant", "fence"})
-_WHOLE: Final = -1
+_HANDS: Final = frozenset({Purpose.GRANT.value, Purpose.DEPOSE.value})
 
 _WAITER: Final = [("priority", pa.int64()), ("arrival", pa.int64()), ("load", pa.int64())]
 
@@ -41,6 +41,7 @@ RECORDS: Final = pa.schema(
         ("mode", pa.string()),
         ("producer", pa.string()),
         ("subject", pa.string()),
+        ("fence_kind", pa.string()),
         ("incarnation", pa.string()),
         ("policy", pa.string()),
         ("host", pa.string()),
@@ -54,7 +55,7 @@ RECORDS: Final = pa.schema(
         ("app", pa.string()),
     ]
 )
-"""``kind``: a fence's is ``fenced``; others ``resumed``, ``loss``, ``forget``, ``ready``. ``after_*`` and
+"""``kind``: a fence's is ``fenced``, ``fence_kind`` says which of FENCES; others ``resumed``, ``loss``, ``forget``, ``ready``. ``after_*`` and
 ``last_*``: what a fence's record says was acknowledged (``last_*``), or what was lost."""
 
 
@@ -114,7 +115,7 @@ def _fence(
     record: Mapping[str, Any], topic: TopicName, known: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     partitions = str(record["partitions"])
-    slots = [int(slot) for slot in partitions.split(",")] if partitions else [_WHOLE]
+    slots = [int(slot) for slot in partitions.split(",")] if partitions else [WHOLE]
     said = {
         "kind": "fenced",
         "slots": len(slots),
@@ -124,7 +125,8 @@ def _fence(
         "broker": record["broker"],
         "mode": record.get("mode", ""),
         "subject": record.get("subject", ""),
-        "incarnation": f"{record['kind']} {record.get('incarnation', '')}",
+        "fence_kind": record["kind"],
+        "incarnation": record.get("incarnation", ""),
         "policy": record.get("policy", ""),
         "host": record.get("host") or record.get("node") or _pod(record),
         "leaderless_ms": _number(record.get("leaderlessMs")),
@@ -138,7 +140,7 @@ def _fence(
         said["waiting"] = _waiter(waiter) | {"fits": _fits(waiter.get("slots"), slots)}
     rows = []
     for number, slot in enumerate(slots):
-        log = str(topic if slot == _WHOLE else topic.with_partition(slot))
+        log = str(topic if slot == WHOLE else topic.with_partition(slot))
         summary = record["previous"].get(str(slot))
         ends = _span(None, Position.parse(summary[0]) if summary else None)
         rows.append({**known, **said, **ends, "log": log, "is_first": number == 0})

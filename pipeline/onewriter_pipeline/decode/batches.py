@@ -22,8 +22,9 @@ from typing import Final
 
 import numpy as np
 
+from onewriter_pipeline.binaries import Bools, Signed, Unsigned
 from onewriter_pipeline.decode.fields import Fields, Wanted, scan
-from onewriter_pipeline.decode.words import Flags, Numbers, Positions, big_endian_32, varints
+from onewriter_pipeline.decode.words import big_endian_32, varints
 
 MESSAGE_BYTES_MIN: Final = 6
 """Of a message in a batch: the size of its metadata, and there the size of its content."""
@@ -84,15 +85,15 @@ class Batched:
     """The messages of some batches, one batch after the other."""
 
     metadata: Fields
-    starts: Positions
+    starts: Signed
     """Of the contents."""
-    stops: Positions
-    damaged: Flags
+    stops: Signed
+    damaged: Bools
     """By batch: what its messages say has no meaning."""
 
 
 def read_batches(
-    data: bytes, words: Numbers, starts: Positions, stops: Positions, counts: Positions
+    data: bytes, words: Unsigned, starts: Signed, stops: Signed, counts: Signed
 ) -> Batched:
     """Take apart batches of ``counts`` messages (at least 1) that fill their slices exactly."""
     firsts = np.cumsum(counts) - counts
@@ -115,13 +116,13 @@ def read_batches(
 
 
 def _places(
-    data: bytes, words: Numbers, starts: Positions, stops: Positions, counts: Positions
-) -> tuple[Positions, Flags]:
+    data: bytes, words: Unsigned, starts: Signed, stops: Signed, counts: Signed
+) -> tuple[Signed, Bools]:
     """Where each message stands, and the batches in which that could not be told."""
     found, lost = np.zeros(int(counts.sum()), np.int64), np.zeros(len(counts), np.bool_)
     open_ = np.ones(len(counts), np.bool_)
 
-    def done(batches: Positions, places: Positions, good: Flags) -> None:
+    def done(batches: Signed, places: Signed, good: Bools) -> None:
         """Take over the places of those of some batches in which all were found."""
         complete = np.zeros(len(counts), np.bool_)
         complete[batches[good]] = True
@@ -144,8 +145,8 @@ def _places(
 
 
 def _look(
-    data: bytes, words: Numbers, starts: Positions, stops: Positions, counts: Positions
-) -> tuple[Positions, Flags]:
+    data: bytes, words: Unsigned, starts: Signed, stops: Signed, counts: Signed
+) -> tuple[Signed, Bools]:
     """Where each message stands, and the batches in which all were found."""
     places, of_batch = _likely(data, words, starts, stops)
     behind, good = _behind(words, places, stops[of_batch])
@@ -168,9 +169,7 @@ def _look(
     return found, good
 
 
-def _likely(
-    data: bytes, words: Numbers, starts: Positions, stops: Positions
-) -> tuple[Positions, Positions]:
+def _likely(data: bytes, words: Unsigned, starts: Signed, stops: Signed) -> tuple[Signed, Signed]:
     """Places in batches that look like the beginning of a message, ascending, and whose they are."""
     low, high = int(starts.min()), int(stops.max())
     is_zero = np.frombuffer(data, np.uint8, high - low, low) == 0
@@ -184,7 +183,7 @@ def _likely(
     return places[within], of_batch[within]
 
 
-def _reached(nexts: Positions, firsts: Positions, steps: int) -> Flags:
+def _reached(nexts: Signed, firsts: Signed, steps: int) -> Bools:
     """What is reached from the first places in less than ``steps`` steps; the last place is nobody."""
     reached = np.zeros(len(nexts), np.bool_)
     reached[firsts] = True
@@ -198,12 +197,12 @@ def _reached(nexts: Positions, firsts: Positions, steps: int) -> Flags:
 
 
 def _walk(
-    words: Numbers,
-    starts: Positions,
-    stops: Positions,
-    counts: Positions,
+    words: Unsigned,
+    starts: Signed,
+    stops: Signed,
+    counts: Signed,
     rounds_max: int = BATCH_MESSAGES_MAX,
-) -> tuple[Positions, Flags]:
+) -> tuple[Signed, Bools]:
     """Where each message stands, and the batches in which that could not be told in so many rounds."""
     firsts = np.cumsum(counts) - counts
     found = np.zeros(int(counts.sum()), np.int64)
@@ -234,22 +233,22 @@ def _walk(
     return found, lost
 
 
-def _expanded(runs: Positions) -> tuple[Positions, Positions]:
+def _expanded(runs: Signed) -> tuple[Signed, Signed]:
     """For runs of 2 and 3: (0, 0, 1, 1, 1) and (0, 1, 0, 1, 2)."""
     lane = np.repeat(np.arange(len(runs)), runs)
     return lane, np.arange(len(lane)) - (np.cumsum(runs) - runs)[lane]
 
 
-def _equal_run(equal: Flags, runs: Positions) -> Positions:
+def _equal_run(equal: Bools, runs: Signed) -> Signed:
     """How many of each run stand where they were looked for: up to the first of another size."""
     begins = np.cumsum(runs) - runs
     places = np.where(equal, len(equal), np.arange(len(equal)))
     first_unequal = np.minimum.reduceat(places, begins) - begins
-    accepted: Positions = np.minimum(first_unequal + 1, runs)
+    accepted: Signed = np.minimum(first_unequal + 1, runs)
     return accepted
 
 
-def _behind(words: Numbers, at: Positions, stops: Positions) -> tuple[Positions, Flags]:
+def _behind(words: Unsigned, at: Signed, stops: Signed) -> tuple[Signed, Bools]:
     """Where the message at each position ends, and whether it lies in front of the stop."""
     begins = at + _SIZE_BYTES
     contents = begins + big_endian_32(words, at)

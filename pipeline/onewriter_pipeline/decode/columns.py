@@ -10,16 +10,17 @@ import numpy as np
 import pyarrow as pa
 
 from onewriter_pipeline import schema as names
+from onewriter_pipeline.binaries import Bools, Signed, Unsigned, binaries, texts
+from onewriter_pipeline.brokers.frames import Chunk
 from onewriter_pipeline.decode.entries import Damage, Entries, Metadata
 from onewriter_pipeline.decode.fields import Wanted, scan
 from onewriter_pipeline.decode.gathering import from_base64, gathered
 from onewriter_pipeline.decode.message_ids import message_ids
 from onewriter_pipeline.decode.rows import Rows, Slices
-from onewriter_pipeline.decode.words import Flags, Numbers, Positions
-from onewriter_pipeline.frames import Chunk
 
 _MICROSECONDS: Final = np.uint64(1000)
-_TIME_MS_MAX: Final = np.uint64((2**63 - 1) // 1000)
+_TIME_MS_MAX: Final = np.uint64(253_402_300_799_000)
+"""The last second of the year 9999: neither Spark nor the log of a table knows later ones."""
 _KEY, _VALUE = 1, 2
 _PAIR: Final = Wanted(pieces=frozenset({_KEY, _VALUE}))
 
@@ -34,7 +35,7 @@ class Source:
     chunk: Chunk
     entries: Entries
     data: bytes
-    words: Numbers
+    words: Unsigned
     json: bool
 
 
@@ -45,7 +46,7 @@ class Columns:
         self._source = source
         self._rows = rows
         self._data = pa.py_buffer(source.data)
-        self.damaged: list[tuple[Positions, Damage]] = []
+        self.damaged: list[tuple[Signed, Damage]] = []
 
     def column(self, name: str) -> pa.Array:
         """One column by its name."""
@@ -145,20 +146,19 @@ class Columns:
 
     # ------------------------------------------------------------ texts
 
-    def _text(self, slices: Slices, rows: Positions | None = None) -> pa.Array:
+    def _text(self, slices: Slices, rows: Signed | None = None) -> pa.Array:
         found = gathered(self._data, slices, pa.string())
         self._check_text(found, self._rows.entry if rows is None else self._rows.entry[rows])
         return found
 
-    def _check_text(self, found: pa.Array, entries: Positions) -> None:
+    def _check_text(self, found: pa.Array, entries: Signed) -> None:
         try:
             found.validate(full=True)
         except pa.ArrowInvalid:
-            texts = found.cast(pa.binary()).to_pylist()
-            wrong = np.array([text is not None and not _is_utf8(text) for text in texts])
+            wrong = ~texts(binaries(found))
             self.damaged.append((np.unique(entries[wrong]), Damage.TEXT))
 
-    def _spoil(self, rows: Positions, damage: Damage) -> None:
+    def _spoil(self, rows: Signed, damage: Damage) -> None:
         self.damaged.append((np.unique(self._rows.entry[rows]), damage))
 
 
@@ -180,12 +180,12 @@ _MAKERS: Final[Mapping[str, Callable[[Columns], pa.Array]]] = {
 }
 
 
-def _timestamps(milliseconds: Numbers, absent: Flags | None = None) -> pa.Array:
+def _timestamps(milliseconds: Unsigned, absent: Bools | None = None) -> pa.Array:
     micros = (np.minimum(milliseconds, _TIME_MS_MAX) * _MICROSECONDS).view(np.int64)
     return pa.array(micros, pa.int64(), mask=absent).cast(pa.timestamp("us", tz="UTC"))
 
 
-def _last_of_each(rows: Positions, keys: pa.Array) -> Flags:
+def _last_of_each(rows: Signed, keys: pa.Array) -> Bools:
     """Which properties count: the last one where a message has several of one name."""
     last = np.ones(len(rows), np.bool_)
     if (rows[1:] == rows[:-1]).any():
@@ -195,11 +195,3 @@ def _last_of_each(rows: Positions, keys: pa.Array) -> Flags:
         last[:] = False
         last[len(rows) - 1 - from_behind] = True
     return last
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,8 @@ import pyarrow as pa
 
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position, TopicName
+from onewriter_pipeline.binaries import Bools, Signed, Unsigned
+from onewriter_pipeline.brokers.frames import Chunk
 from onewriter_pipeline.decode.batches import (
     BATCH_MESSAGES_MAX,
     MESSAGE_BYTES_MIN,
@@ -25,9 +28,8 @@ from onewriter_pipeline.decode.columns import Columns, Source
 from onewriter_pipeline.decode.contents import Assembler, ChunksMissing, uncompressed
 from onewriter_pipeline.decode.entries import DAMAGES, Damage, Entries, Metadata, read_entries
 from onewriter_pipeline.decode.rows import Rows, rows_of_batches, rows_of_entries
-from onewriter_pipeline.decode.words import PADDING, Flags, Numbers, Positions, words_of
+from onewriter_pipeline.decode.words import PADDING, words_of
 from onewriter_pipeline.errors import Damaged
-from onewriter_pipeline.frames import Chunk
 from onewriter_pipeline.schema import MESSAGE_COLUMNS, arrow_schema
 
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -43,6 +45,11 @@ Earlier = Callable[[Position, int], Iterable[Chunk]]
 
 LOOK_BACK_ENTRIES: Final = (64, 1_024, 10_000)
 """How many entries are looked through, in turn, for the first chunks of a message."""
+
+GIVEN_UP_SECONDS: Final = 600
+"""Whose producer has sent others for so long behind its last chunk, that message does not go on: clients send
+chunks in one go, and consumers wait a minute for the next one.
+"""
 
 
 class CorruptEntry(Damaged):
@@ -97,7 +104,7 @@ class Decoder:
             yield from self._group(chunk, entries, counts, range(first, behind), data)
 
     def _group(
-        self, chunk: Chunk, entries: Entries, counts: Positions, group: range, data: bytes
+        self, chunk: Chunk, entries: Entries, counts: Signed, group: range, data: bytes
     ) -> Iterator[pa.RecordBatch]:
         special = _special(entries)[group.start : group.stop]
         if special.any():
@@ -128,7 +135,7 @@ class Decoder:
             return pa.RecordBatch.from_pylist([], self.schema)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _judge(self, chunk: Chunk, damage: Positions, group: range) -> None:
+    def _judge(self, chunk: Chunk, damage: Signed, group: range) -> None:
         wrong = group.start + np.flatnonzero(damage[group.start : group.stop])
         if not len(wrong):
             return
@@ -143,8 +150,8 @@ class Decoder:
     # ------------------------------------------------------------ contents
 
     def _with_contents(
-        self, chunk: Chunk, entries: Entries, counts: Positions, special: Positions, data: bytes
-    ) -> tuple[bytes, Positions]:
+        self, chunk: Chunk, entries: Entries, counts: Signed, special: Signed, data: bytes
+    ) -> tuple[bytes, Signed]:
         """The buffer with the contents behind it that do not stand in it as they are.
 
         ``entries`` then says where they are; the counts are those given, without chunks of messages
@@ -205,36 +212,72 @@ class Decoder:
                     self._assembler.add(uuid, chunk_id, count, content)
 
 
-def whole_before(chunks: Iterable[Chunk], cut: Position) -> Position:
+@dataclass(slots=True)
+class _Begun:
+    """A message whose chunks were seen from ``first`` to ``last``, the latter stored at ``time_ms``."""
+
+    first: Position
+    last: Position
+    time_ms: int
+    producer: bytes
+    is_whole: bool
+
+
+def whole_before(
+    chunks: Iterable[Chunk], cut: Position, is_over: Callable[[int], bool] = lambda _: False
+) -> Position:
     """The highest position up to ``cut`` that lies inside no message that was sent in chunks.
 
-    ``chunks`` are the entries in front of the cut; a message that is not complete in them may go on.
+    ``chunks`` are the entries in front of the cut; a message that is not complete in them may go on, unless
+    ``is_over`` says of the ledger of its last chunk that whoever wrote it can write no more, or its producer
+    went on with others for GIVEN_UP_SECONDS.
     """
-    bounds: dict[bytes, tuple[Position, Position]] = {}
+    begun: dict[bytes, _Begun] = {}
+    newest: dict[bytes, tuple[bytes, int]] = {}  # of each producer: which message, and when
     for chunk in chunks:
-        data = chunk.payload + PADDING
-        entries = read_entries(data, words_of(data), chunk.offsets, verify_checksums=False)
-        for index in np.flatnonzero(_chunked(entries) & (entries.damage == Damage.NONE)).tolist():
-            at = Position(int(chunk.ledger[index]), int(chunk.entry[index]))
-            uuid, chunk_id, count = _place_of_chunk(entries, index, data)
-            first, _ = bounds.get(uuid, (at, at))
-            bounds[uuid] = first, at if chunk_id == count - 1 else cut
-    while inside := [first for first, last in bounds.values() if first < cut <= last]:
+        _note_chunks(chunk, begun, newest)
+    bounds = []
+    for uuid, message in begun.items():
+        latest, time_ms = newest[message.producer]
+        is_given_up = latest != uuid and time_ms - message.time_ms >= GIVEN_UP_SECONDS * 1000
+        goes_on = not (message.is_whole or is_given_up or is_over(message.last.ledger))
+        bounds.append((message.first, cut if goes_on else message.last))
+    while inside := [first for first, last in bounds if first < cut <= last]:
         cut = min(inside)
     return cut
 
 
-def _chunked(entries: Entries) -> Flags:
+def _note_chunks(
+    chunk: Chunk, begun: dict[bytes, _Begun], newest: dict[bytes, tuple[bytes, int]]
+) -> None:
+    data = chunk.payload + PADDING
+    entries = read_entries(data, words_of(data), chunk.offsets, verify_checksums=False)
+    chunked = _chunked(entries)
+    names = entries.metadata.slices(Metadata.PRODUCER_NAME)
+    for index in np.flatnonzero(entries.damage == Damage.NONE).tolist():
+        producer = data[names[0][index] : names[1][index]]
+        time_ms = int(chunk.time_ms[index])
+        if not chunked[index]:
+            newest[producer] = b"", time_ms
+            continue
+        at = Position(int(chunk.ledger[index]), int(chunk.entry[index]))
+        uuid, chunk_id, count = _place_of_chunk(entries, index, data)
+        newest[producer] = uuid, time_ms
+        first = begun[uuid].first if uuid in begun else at
+        begun[uuid] = _Begun(first, at, time_ms, producer, chunk_id == count - 1)
+
+
+def _chunked(entries: Entries) -> Bools:
     """Which entries are a chunk of a larger message."""
     said = entries.metadata
-    chunked: Flags = (said.signed_32(Metadata.CHUNKS) > 1) & said.has(Metadata.CHUNK_ID)
+    chunked: Bools = (said.signed_32(Metadata.CHUNKS) > 1) & said.has(Metadata.CHUNK_ID)
     return chunked
 
 
-def _special(entries: Entries) -> Flags:
+def _special(entries: Entries) -> Bools:
     """Which entries have a content that has to be taken apart or put together."""
     compressed = entries.metadata.unsigned(Metadata.COMPRESSION) != 0
-    special: Flags = (compressed | _chunked(entries)) & (entries.damage == Damage.NONE)
+    special: Bools = (compressed | _chunked(entries)) & (entries.damage == Damage.NONE)
     return special
 
 
@@ -246,7 +289,7 @@ def _place_of_chunk(entries: Entries, index: int, data: bytes) -> tuple[bytes, i
     return data[starts[index] : stops[index]], chunk_id, int(said.signed_32(Metadata.CHUNKS)[index])
 
 
-def _counts(entries: Entries) -> Positions:
+def _counts(entries: Entries) -> Signed:
     """How many messages each entry says it has; batches that cannot have so many are spoilt."""
     said = entries.metadata
     counts = said.signed_32(Metadata.MESSAGES_IN_BATCH)
@@ -257,7 +300,7 @@ def _counts(entries: Entries) -> Positions:
     return counts
 
 
-def _groups(entries: Entries, counts: Positions) -> Iterator[tuple[int, int]]:
+def _groups(entries: Entries, counts: Signed) -> Iterator[tuple[int, int]]:
     """Ranges of entries that are taken apart together, by what they will have."""
     said = entries.metadata
     claimed = said.unsigned(Metadata.UNCOMPRESSED_SIZE) & np.uint64(0xFFFFFFFF)
@@ -278,7 +321,7 @@ def _groups(entries: Entries, counts: Positions) -> Iterator[tuple[int, int]]:
         first = behind
 
 
-def _rows(entries: Entries, counts: Positions, group: range, data: bytes, words: Numbers) -> Rows:
+def _rows(entries: Entries, counts: Signed, group: range, data: bytes, words: Unsigned) -> Rows:
     """The rows of the group's entries that are not damaged; batches that turn out to be are spoilt."""
     part = slice(group.start, group.stop)
     good = entries.damage[part] == Damage.NONE

@@ -15,11 +15,13 @@ from typing import Final
 import google_crc32c
 import numpy as np
 
+from onewriter_core.wire.frames import BROKER_ENTRY_METADATA_MAGIC, CHECKSUM_MAGIC
+from onewriter_pipeline.binaries import Signed, Unsigned
 from onewriter_pipeline.decode.fields import Fields, Wanted, scan
-from onewriter_pipeline.decode.words import Numbers, Positions, big_endian_32
+from onewriter_pipeline.decode.words import big_endian_32
 
-_BROKER_METADATA: Final = np.uint64(0x020E)
-_CHECKSUM: Final = np.uint64(0x010E)
+_BROKER_METADATA: Final = np.uint64(int.from_bytes(BROKER_ENTRY_METADATA_MAGIC, "little"))
+_CHECKSUM: Final = np.uint64(int.from_bytes(CHECKSUM_MAGIC, "little"))
 _MAGIC_BITS: Final = np.uint64(0xFFFF)
 _MAGIC_BYTES, _SIZE_BYTES, _CHECKSUM_BYTES = 2, 4, 6
 
@@ -110,20 +112,20 @@ class Entries:
     """Entries as arrays: their metadata, where their content lies, and what is wrong with them."""
 
     metadata: Fields
-    starts: Positions
+    starts: Signed
     """Of the content: behind the metadata."""
-    stops: Positions
-    damage: Positions
+    stops: Signed
+    damage: Signed
     """A Damage each; what is said of a damaged entry otherwise has no meaning."""
 
-    def spoil(self, which: Positions, damage: Damage) -> None:
+    def spoil(self, which: Signed, damage: Damage) -> None:
         """Note what is wrong with entries, unless something was before."""
         fresh = which[self.damage[which] == Damage.NONE]
         self.damage[fresh] = damage
 
 
 def read_entries(
-    data: bytes, words: Numbers, offsets: Positions, *, verify_checksums: bool
+    data: bytes, words: Unsigned, offsets: Signed, *, verify_checksums: bool
 ) -> Entries:
     """Open the entries that lie in ``data`` between consecutive ``offsets``."""
     starts, stops = offsets[:-1].copy(), offsets[1:].copy()
@@ -155,7 +157,7 @@ def read_entries(
     return Entries(metadata, contents, stops, damage)
 
 
-def _skip_broker_metadata(words: Numbers, starts: Positions, stops: Positions) -> None:
+def _skip_broker_metadata(words: Unsigned, starts: Signed, stops: Signed) -> None:
     """Move those starts on that have the broker's own metadata in front of the entry."""
     announced = np.flatnonzero(words[starts] & _MAGIC_BITS == _BROKER_METADATA)
     if len(announced):
@@ -164,7 +166,7 @@ def _skip_broker_metadata(words: Numbers, starts: Positions, stops: Positions) -
         starts[announced] = np.minimum(behind, stops[announced])
 
 
-def _checksums(data: bytes, starts: Positions, stops: Positions) -> Positions:
-    """The CRC-32C of each slice. The loop is the library's and the interpreter's, in C."""
-    slices = map(slice, starts.tolist(), stops.tolist())
-    return np.fromiter(map(_crc32c, map(data.__getitem__, slices)), np.int64, len(starts))
+def _checksums(data: bytes, starts: Signed, stops: Signed) -> Signed:
+    """The CRC-32C of each slice. A comprehension makes slices faster than ``map`` and ``slice`` do."""
+    crc32c, bounds = _crc32c, zip(starts.tolist(), stops.tolist(), strict=True)
+    return np.array([crc32c(data[start:stop]) for start, stop in bounds], np.int64)

@@ -14,7 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from onewriter_pipeline.decode.words import Flags, Numbers, Positions, varints
+from onewriter_pipeline.binaries import Bools, Signed, Unsigned
+from onewriter_pipeline.decode.words import varints
 
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
 _FIXED_SIZES: Final = {_FIXED_64: 8, _FIXED_32: 4}
@@ -42,9 +43,9 @@ class Wanted:
 class Pieces:
     """Slices of the buffer, one for each of some messages: the message's index, start, stop."""
 
-    rows: Positions
-    starts: Positions
-    stops: Positions
+    rows: Signed
+    starts: Signed
+    stops: Signed
 
 
 @dataclass(slots=True)
@@ -52,37 +53,37 @@ class Fields:
     """What ``count`` messages say. ``damaged`` are those that are no protobuf messages."""
 
     count: int
-    damaged: Flags
-    _has: dict[int, Flags] = field(default_factory=dict)
-    _numbers: dict[int, Numbers] = field(default_factory=dict)
-    _starts: dict[int, Positions] = field(default_factory=dict)
-    _stops: dict[int, Positions] = field(default_factory=dict)
+    damaged: Bools
+    _has: dict[int, Bools] = field(default_factory=dict)
+    _numbers: dict[int, Unsigned] = field(default_factory=dict)
+    _starts: dict[int, Signed] = field(default_factory=dict)
+    _stops: dict[int, Signed] = field(default_factory=dict)
     _repeated: list[Pieces] = field(default_factory=list)
 
-    def has(self, number: int) -> Flags:
+    def has(self, number: int) -> Bools:
         """Which messages have the field."""
         found = self._has.get(number)
         return np.zeros(self.count, np.bool_) if found is None else found
 
-    def unsigned(self, number: int) -> Numbers:
+    def unsigned(self, number: int) -> Unsigned:
         """The field's values; 0 where it is absent."""
         found = self._numbers.get(number)
         return np.zeros(self.count, np.uint64) if found is None else found
 
-    def signed(self, number: int) -> Positions:
+    def signed(self, number: int) -> Signed:
         """The same as signed 64-bit numbers."""
         return self.unsigned(number).view(np.int64)
 
-    def signed_32(self, number: int) -> Positions:
+    def signed_32(self, number: int) -> Signed:
         """The same as protobuf's int32."""
         return self.unsigned(number).astype(np.int32).astype(np.int64)
 
-    def true(self, number: int) -> Flags:
+    def true(self, number: int) -> Bools:
         """The values of a bool field."""
-        values: Flags = self.unsigned(number) != 0
+        values: Bools = self.unsigned(number) != 0
         return values
 
-    def slices(self, number: int) -> tuple[Positions, Positions]:
+    def slices(self, number: int) -> tuple[Signed, Signed]:
         """Where the field's bytes start and stop; both 0 where it is absent."""
         if number not in self._starts:
             return np.zeros(self.count, np.int64), np.zeros(self.count, np.int64)
@@ -99,14 +100,14 @@ class Fields:
         order = np.argsort(rows, kind="stable")
         return Pieces(rows[order], starts[order], stops[order])
 
-    def note_number(self, number: int, rows: Positions, values: Numbers) -> None:
+    def note_number(self, number: int, rows: Signed, values: Unsigned) -> None:
         """A field's value in some messages."""
         if number not in self._numbers:
             self._numbers[number] = np.zeros(self.count, np.uint64)
         self._numbers[number][rows] = values
         self._note(number, rows)
 
-    def note_pieces(self, number: int, rows: Positions, starts: Positions, ends: Positions) -> None:
+    def note_pieces(self, number: int, rows: Signed, starts: Signed, ends: Signed) -> None:
         """A field's bytes in some messages."""
         if number not in self._starts:
             self._starts[number] = np.zeros(self.count, np.int64)
@@ -114,17 +115,17 @@ class Fields:
         self._starts[number][rows], self._stops[number][rows] = starts, ends
         self._note(number, rows)
 
-    def note_repeated(self, rows: Positions, starts: Positions, stops: Positions) -> None:
+    def note_repeated(self, rows: Signed, starts: Signed, stops: Signed) -> None:
         """One more piece of some messages."""
         self._repeated.append(Pieces(rows, starts, stops))
 
-    def _note(self, number: int, rows: Positions) -> None:
+    def _note(self, number: int, rows: Signed) -> None:
         if number not in self._has:
             self._has[number] = np.zeros(self.count, np.bool_)
         self._has[number][rows] = True
 
 
-def scan(words: Numbers, starts: Positions, stops: Positions, wanted: Wanted) -> Fields:
+def scan(words: Unsigned, starts: Signed, stops: Signed, wanted: Wanted) -> Fields:
     """Read the messages that lie in ``words`` from each start to its stop."""
     fields = Fields(len(starts), starts > stops)
     for first in range(0, len(starts), _AT_ONCE):
@@ -135,10 +136,10 @@ def scan(words: Numbers, starts: Positions, stops: Positions, wanted: Wanted) ->
 
 
 def _scan(
-    words: Numbers,
-    rows: Positions,
-    cursors: Positions,
-    ends: Positions,
+    words: Unsigned,
+    rows: Signed,
+    cursors: Signed,
+    ends: Signed,
     wanted: Wanted,
     fields: Fields,
 ) -> None:
@@ -160,7 +161,7 @@ def _scan(
             rows, cursors, ends = rows[alive], cursors[alive], ends[alive]
 
 
-def _by_tag(tags: Numbers) -> Iterator[tuple[int, Positions | slice]]:
+def _by_tag(tags: Unsigned) -> Iterator[tuple[int, Signed | slice]]:
     if (tags == tags[0]).all():
         yield int(tags[0]), slice(None)
         return
@@ -172,12 +173,12 @@ def _by_tag(tags: Numbers) -> Iterator[tuple[int, Positions | slice]]:
 class _Round:
     """Messages that have the same tag in front of their cursors."""
 
-    words: Numbers
-    rows: Positions
-    cursors: Positions
-    ends: Positions
+    words: Unsigned
+    rows: Signed
+    cursors: Signed
+    ends: Signed
 
-    def read(self, tag: int, wanted: Wanted, fields: Fields) -> tuple[Positions, Flags]:
+    def read(self, tag: int, wanted: Wanted, fields: Fields) -> tuple[Signed, Bools]:
         """Read the field; where the next one begins, and which messages are damaged."""
         number, wire = tag >> _WIRE_BITS, tag & 7
         if number and wire == _VARINT:
@@ -189,14 +190,14 @@ class _Round:
             return after, after > self.ends
         return self.ends, np.ones(len(self.rows), np.bool_)
 
-    def _varint(self, number: int, wanted: Wanted, fields: Fields) -> tuple[Positions, Flags]:
+    def _varint(self, number: int, wanted: Wanted, fields: Fields) -> tuple[Signed, Bools]:
         values, sizes = varints(self.words, self.cursors)
         after = self.cursors + sizes
         if number in wanted.numbers:
             fields.note_number(number, self.rows, values)
         return after, (sizes == 0) | (after > self.ends)
 
-    def _bytes(self, number: int, wanted: Wanted, fields: Fields) -> tuple[Positions, Flags]:
+    def _bytes(self, number: int, wanted: Wanted, fields: Fields) -> tuple[Signed, Bools]:
         lengths, sizes = varints(self.words, self.cursors)
         starts = self.cursors + sizes
         room = (self.ends - starts).clip(0).astype(np.uint64)

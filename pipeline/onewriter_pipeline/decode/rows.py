@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
+from onewriter_pipeline.binaries import Bools, Signed, Unsigned
 from onewriter_pipeline.decode.batches import Batched, Single
 from onewriter_pipeline.decode.entries import Entries, Metadata
 from onewriter_pipeline.decode.fields import Fields, Pieces
-from onewriter_pipeline.decode.words import Flags, Numbers, Positions
 
 UNBATCHED: Final = -1
 """The batch index of a message that is an entry of its own."""
@@ -20,11 +20,11 @@ UNBATCHED: Final = -1
 class Slices:
     """A slice of the buffer for each row that has one."""
 
-    present: Flags
-    starts: Positions
-    stops: Positions
+    present: Bools
+    starts: Signed
+    stops: Signed
 
-    def taken(self, order: Positions) -> Slices:
+    def taken(self, order: Signed) -> Slices:
         """Those of some rows, in that order."""
         return Slices(self.present[order], self.starts[order], self.stops[order])
 
@@ -41,27 +41,27 @@ class Slices:
 class Rows:
     """Messages in the order of their log. ``entry`` is each one's entry, by index in the chunk."""
 
-    entry: Positions
-    batch_index: Positions
-    batch_size: Positions
+    entry: Signed
+    batch_index: Signed
+    batch_size: Signed
     """0 for a message that is an entry of its own."""
     value: Slices
     key: Slices
-    key_is_base64: Flags
+    key_is_base64: Bools
     ordering_key: Slices
-    event_time_ms: Numbers
-    sequence_id: Positions
+    event_time_ms: Unsigned
+    sequence_id: Signed
     properties: Pieces
     """Encoded KeyValues, by row, in the order of rows."""
 
     def __len__(self) -> int:
         return len(self.entry)
 
-    def kept(self, which: Flags) -> Rows:
+    def kept(self, which: Bools) -> Rows:
         """Only some rows."""
         return self if which.all() else self.taken(np.flatnonzero(which))
 
-    def taken(self, order: Positions) -> Rows:
+    def taken(self, order: Signed) -> Rows:
         """Some rows, each at most once, in that order."""
         return Rows(
             self.entry[order],
@@ -99,7 +99,7 @@ class Rows:
         return both.taken(np.argsort(both.entry, kind="stable"))
 
 
-def rows_of_entries(entries: Entries, which: Positions) -> Rows:
+def rows_of_entries(entries: Entries, which: Signed) -> Rows:
     """The rows of entries that are one message each."""
     said = entries.metadata
     key, null_key = Metadata.PARTITION_KEY, Metadata.NULL_KEY
@@ -117,7 +117,7 @@ def rows_of_entries(entries: Entries, which: Positions) -> Rows:
     )
 
 
-def rows_of_batches(entries: Entries, which: Positions, counts: Positions, found: Batched) -> Rows:
+def rows_of_batches(entries: Entries, which: Signed, counts: Signed, found: Batched) -> Rows:
     """The rows of entries that are batches of ``counts`` messages, without those compacted out."""
     said = found.metadata
     entry = np.repeat(which, counts)
@@ -145,7 +145,7 @@ def _slices(said: Fields, number: int) -> Slices:
     return Slices(said.has(number), *said.slices(number))
 
 
-def _renumbered(pieces: Pieces, count: int, order: Positions) -> Pieces:
+def _renumbered(pieces: Pieces, count: int, order: Signed) -> Pieces:
     """The pieces of some rows of ``count``, under their new numbers."""
     if not len(pieces.rows):
         return pieces

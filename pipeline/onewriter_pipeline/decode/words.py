@@ -9,11 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Flags = NDArray[np.bool_]
-Numbers = NDArray[np.uint64]
-Positions = NDArray[np.int64]
+from onewriter_pipeline.binaries import Signed, Unsigned
 
 PADDING: Final = bytes(32)
 """What has to follow the last byte that is read, so that whole words may be read anywhere."""
@@ -35,17 +32,17 @@ _JOINS: Final = (
 """Groups of 7 bits become groups of 14, 28 and 56: what to move, what stays, by how much."""
 
 
-def words_of(data: bytes | bytearray) -> Numbers:
+def words_of(data: bytes | bytearray) -> Unsigned:
     """The little-endian 8-byte word at every position of ``data``, which ends in PADDING."""
     return np.ndarray((len(data) - _WORD_BYTES + 1,), "<u8", data, 0, (1,))
 
 
-def big_endian_32(words: Numbers, at: Positions) -> Positions:
+def big_endian_32(words: Unsigned, at: Signed) -> Signed:
     """The unsigned big-endian 32-bit number at each position."""
     return words[at].astype(np.uint32).byteswap().astype(np.int64)
 
 
-def varints(words: Numbers, at: Positions) -> tuple[Numbers, Positions]:
+def varints(words: Unsigned, at: Signed) -> tuple[Unsigned, Signed]:
     """The varint at each position and its size in bytes; size 0: it is longer than any varint."""
     word = words[at]
     if not (word & _CONTINUES).any():  # almost always: tags, lengths, small numbers
@@ -62,9 +59,7 @@ def varints(words: Numbers, at: Positions) -> tuple[Numbers, Positions]:
     return values, sizes
 
 
-def _complete(
-    words: Numbers, at: Positions, values: Numbers, sizes: Positions, long: Positions
-) -> None:
+def _complete(words: Unsigned, at: Signed, values: Unsigned, sizes: Signed, long: Signed) -> None:
     """Add the ninth and tenth byte of those varints that have them."""
     rest = words[at[long] + _WORD_BYTES]
     ninth, tenth = rest & np.uint64(0xFF), (rest >> np.uint64(8)) & np.uint64(0xFF)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from typing import Any, Final
@@ -18,27 +18,14 @@ from typing import Any, Final
 import click
 
 from onewriter_core.ids import Position
-from onewriter_pipeline.broker import Broker, Segment, Segments
-from onewriter_pipeline.connection import Access, position_of
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.brokers.positions import position_of, shown
+from onewriter_pipeline.brokers.segments import Segment, Segments
 from onewriter_pipeline.engine import Runner, cores_of, in_process, on_spark, running
-from onewriter_pipeline.errors import LogEnds, TableError, Trimmed
+from onewriter_pipeline.errors import EngineFailed, LogEnds, TableError, Trimmed
 from onewriter_pipeline.jobs.offload_audit import offload_audit
-from onewriter_pipeline.offsets import (
-    Run,
-    Span,
-    divided,
-    entries_of,
-    limited,
-    runs_between,
-    tasks_for,
-)
-from onewriter_pipeline.planning import Selection, check_kept, logs_of, shown
-from onewriter_pipeline.reading import Reading
-from onewriter_pipeline.table import State, Table
-from onewriter_pipeline.table_files import Stored, Storing, check_there, discard, join, store
-from onewriter_pipeline.table_layout import MESSAGES, Coverage
-from onewriter_pipeline.tables import FOREIGN_SHOWN, Tables
-from onewriter_pipeline.verbs import (
+from onewriter_pipeline.jobs.options import (
     access_of,
     access_options,
     output_option,
@@ -50,12 +37,38 @@ from onewriter_pipeline.verbs import (
     tell,
     topic_options,
 )
+from onewriter_pipeline.reading.offsets import (
+    Run,
+    Span,
+    divided,
+    entries_of,
+    limited,
+    runs_between,
+    tasks_for,
+)
+from onewriter_pipeline.reading.planning import BEGINNING, Selection, check_kept, logs_of
+from onewriter_pipeline.reading.spans import Reading
+from onewriter_pipeline.tables.digest import shown as digest_shown
+from onewriter_pipeline.tables.files import check_there, discard, discard_run
+from onewriter_pipeline.tables.layout import (
+    MESSAGES,
+    TOPIC_PARTITION,
+    Coverage,
+    SegmentRow,
+    folder_of,
+)
+from onewriter_pipeline.tables.storing import Stored, Storing, join, store
+from onewriter_pipeline.tables.table import State, Table
+from onewriter_pipeline.tables.tables import FOREIGN_SHOWN, Tables
 
 BATCH_BYTES: Final = 1024 * 1024 * 1024
 """What a batch reads at most, about, unless one says otherwise."""
 
 RUNS_MAX: Final = 20_000
 """Ledgers, or parts of them, of one batch: its commit has a line for each."""
+
+PUBLISHES_MAX: Final = 20_000
+"""Runs of atomic publishes of one batch: its commit names each."""
 
 
 class Step(Enum):
@@ -70,13 +83,14 @@ class Step(Enum):
 
 @dataclass(slots=True)
 class Batch:
-    """One batch: what it reads, and up to where."""
+    """One batch: what it reads, and up to where. ``lost``: from where on what is in front of ``starts`` is gone."""
 
     number: int
     parts: list[tuple[str, list[Run]]]
     ends: dict[str, Position]
     held: dict[str, Segments]
     starts: dict[str, Position]
+    lost: dict[str, Position] = field(default_factory=dict)
     rows: int = 0
     seconds: float = 0.0
 
@@ -108,7 +122,7 @@ class Report:
         }
 
 
-Observer = Callable[[Step, Batch | None], None]
+Observe = Callable[[Step, Batch | None], None]
 
 
 def _nobody(step: Step, batch: Batch | None) -> None:
@@ -127,7 +141,7 @@ class Offload:
     skip_corrupt: bool = False
     with_audit: bool = True
 
-    def run(self, runner: Runner[Any, Any], cores: int, observe: Observer = _nobody) -> Report:
+    def run(self, runner: Runner[Any, Any], cores: int, observe: Observe = _nobody) -> Report:
         """Do it. Raises PipelineError: then all that was committed counts, and it may be run again."""
         began = time.monotonic()
         report = Report()
@@ -142,10 +156,9 @@ class Offload:
                 if batch is None:
                     break
                 observe(Step.PLANNED, batch)
-                self._copy(batch, messages, state, runner, cores, observe, report)
-                observe(Step.COMMITTED, batch)
-                if messages.state().batch == state.batch:
+                if not self._copy(batch, messages, state, runner, cores, observe, report):
                     break  # nothing but empty ledgers, which wait for messages to be noted with
+                observe(Step.COMMITTED, batch)
             self.tables.catch_up()
             observe(Step.SEGMENTS, None)
             if self.with_audit:
@@ -177,6 +190,7 @@ class Offload:
         """The next batch; None: all was read."""
         held: dict[str, Segments] = {}
         starts: dict[str, Position] = {}
+        lost: dict[str, Position] = {}
         ahead: dict[str, list[Run]] = {}
         for log, target in targets.items():
             known = state.offsets.get(log)
@@ -186,7 +200,9 @@ class Offload:
                 broker.segments(log, position_of(known).previous) if known else broker.segments(log)
             )
             held[log] = segments
-            starts[log] = self._start(broker, segments, known, target)
+            starts[log], gone = self._start(broker, segments, known, target)
+            if gone is not None:
+                lost[log] = gone
             ahead[log] = runs_between(segments.segments, starts[log], target)
         share = max(1, RUNS_MAX // max(1, len(ahead)))
         bounded = limited(ahead, bytes_=self.batch_bytes)
@@ -201,36 +217,44 @@ class Offload:
             (log, runs_between(held[log].segments, starts[log], end)) for log, end in moved.items()
         ]
         return Batch(
-            state.next_batch, [(log, runs) for log, runs in parts if runs], moved, held, starts
+            state.next_batch,
+            [(log, runs) for log, runs in parts if runs],
+            moved,
+            held,
+            starts,
+            lost,
         )
 
     def _start(
         self, broker: Broker, held: Segments, known: str | None, target: Position
-    ) -> Position:
-        """Where a log goes on. Raises Trimmed, LogEnds where that is not there."""
-        if known is None:
-            return held.first
-        start, log = position_of(known), held.log
+    ) -> tuple[Position, Position | None]:
+        """Where a log goes on, and from where on what is in front of that is gone; None: nothing is.
+
+        Raises Trimmed, LogEnds where it is not there and loss is not accepted.
+        """
+        start, log = BEGINNING if known is None else position_of(known), held.log
         if start > target:
             if self.accept_loss:
-                return target
+                return target, None
             raise LogEnds(
                 f"{log} ends at {shown(target)}, in front of {shown(start)}, which is in the table: its"
                 " tail was lost, or it was deleted and made again (--accept-loss goes on with it)",
                 target,
             )
-        if self.accept_loss:
-            return max(start, held.first)
         try:
-            check_kept(broker, log, held, start)
+            check_kept(broker, held, start)
         except Trimmed as error:
+            if self.accept_loss or known is None:
+                return held.first, start
             raise Trimmed(
                 f"{log} was trimmed before it was offloaded: it begins at {shown(held.first)}, and"
                 f" the table ends at {shown(start)} (--accept-loss goes on there)",
                 error.first,
                 error.trimmed,
             ) from None
-        return start
+        if self.accept_loss or known is None:
+            return max(start, held.first), None
+        return start, None
 
     # ------------------------------------------------------------ copying
 
@@ -241,13 +265,19 @@ class Offload:
         state: State,
         runner: Runner[Sequence[Span], Stored],
         cores: int,
-        observe: Observer,
+        observe: Observe,
         report: Report,
-    ) -> None:
+    ) -> bool:
+        """Write and commit a batch; answers whether there was something to commit."""
         began = time.monotonic()
         reading = Reading(MESSAGES.columns.names, not self.accept_loss, self.skip_corrupt)
         how = Storing(self.access, messages.place, reading)
-        done = list(runner(partial(store, how=how), _tasks(batch.parts, cores)))
+        try:
+            done = list(runner(partial(store, how=how), _tasks(batch.parts, cores)))
+        except (EngineFailed, KeyboardInterrupt):  # which tasks had written what, nobody can tell
+            folders = {f"{TOPIC_PARTITION}={folder_of(log)}" for log, _ in batch.parts}
+            discard_run(messages.place, how.run, folders)
+            raise
         files = [file for each in done for file in each.files]
         try:
             wrong = next((each.error for each in done if each.error), "")
@@ -256,12 +286,15 @@ class Offload:
             check_there(messages.place, files)
             observe(Step.WRITTEN, batch)
             coverage = [part for each in done for part in each.coverage]
-            rows = [row for log in batch.ends for row in segment_rows(batch, log, coverage)]
+            found = [row for log in batch.ends for row in segment_rows(batch, log, coverage)]
+            rows = [row.as_list() for row in within_publishes_max(found)]
             offsets = dict(state.offsets) | {log: shown(end) for log, end in batch.ends.items()}
-            messages.commit(state, files, offsets, rows)
+            after = messages.commit(state, files, offsets, rows)
         except TableError:
             discard(messages.place, files)
             raise
+        if after == state:
+            return False
         batch.rows = sum(part.rows for part in coverage)
         batch.seconds = time.monotonic() - began
         report.batches += 1
@@ -269,6 +302,7 @@ class Offload:
         report.entries += sum(part.entries for part in coverage)
         report.bytes += sum(part.bytes for part in coverage)
         report.files += len(files)
+        return True
 
 
 def _end(
@@ -292,44 +326,80 @@ def _tasks(parts: Sequence[tuple[str, Sequence[Run]]], cores: int) -> list[list[
     return divided(parts, math.ceil(count / cores) * cores if count > cores else count)
 
 
-def segment_rows(batch: Batch, log: str, coverage: Sequence[Coverage]) -> list[list[object]]:
-    """What a batch read of a log, ledger by ledger, as rows of ``segments`` (without ``batch``)."""
+def segment_rows(batch: Batch, log: str, coverage: Sequence[Coverage]) -> list[SegmentRow]:
+    """What a batch read of a log, ledger by ledger."""
     start, end = batch.starts[log], batch.ends[log]
     known = {segment.ledger: segment for segment in batch.held[log].segments}
     parts = [part for part in coverage if part.log == log]
     merged: list[Coverage] = []
     for part in sorted(parts, key=lambda each: (each.ledger, each.first)):
         join(merged, part)
-    rows = [_segment_row(log, known.get(part.ledger), part) for part in merged]
+    rows = [_segment_row(batch, known.get(part.ledger), part) for part in merged]
     for segment in known.values():
         begins = Position(segment.ledger, 1)
         if segment.last is None and start < begins <= end:  # a tenure that wrote nothing
-            rows.append(_segment_row(log, segment, Coverage(log, segment.ledger, 1, 1, 0, 0, 0)))
-    return sorted(rows, key=lambda row: (row[1], row[7]))
+            rows.append(_segment_row(batch, segment, Coverage(log, segment.ledger, 1, 1, 0, 0, 0)))
+    for begin, end in _gone(batch, log, merged):
+        at = Coverage(log, end.ledger, end.entry, end.entry, 0, 0, 0)
+        rows.append(_segment_row(batch, known.get(end.ledger), at, lost=shown(begin)))
+    return sorted(rows, key=lambda row: (row.ledger, row.first))
 
 
-def _segment_row(log: str, segment: Segment | None, part: Coverage) -> list[object]:
-    """In the order of the columns; a chain only where all of the ledger up to its end was read."""
-    of = segment
-    is_all = of is not None and of.last is not None and of.last.entry + 1 == part.end
-    return [
-        log,
-        part.ledger,
-        of and of.epoch,
-        of and of.producer,
-        of and of.subject,
-        of and of.cause,
-        of and of.mode,
-        part.first,
-        part.end,
-        part.entries,
-        part.messages,
-        part.rows,
-        part.bytes,
-        of and of.oldest_ms,
-        of and of.newest_ms,
-        of.chain if of is not None and is_all else None,
-    ]
+def _gone(
+    batch: Batch, log: str, covered: Sequence[Coverage]
+) -> Iterator[tuple[Position, Position]]:
+    """Ranges that nobody will read any more: what was gone before a batch, or went before its tasks read it."""
+    if log in batch.lost:
+        yield batch.lost[log], batch.starts[log]
+    for run in (run for of, runs in batch.parts if of == log for run in runs):
+        at = run.first
+        for part in covered:
+            if part.ledger == run.ledger and part.end > at and part.first < run.end:
+                if part.first > at:
+                    yield Position(run.ledger, at), Position(run.ledger, part.first)
+                at = part.end
+        if at < run.end:
+            yield Position(run.ledger, at), Position(run.ledger, run.end)
+
+
+def _segment_row(
+    batch: Batch, segment: Segment | None, part: Coverage, *, lost: str | None = None
+) -> SegmentRow:
+    row = SegmentRow(
+        topic=part.log,
+        ledger=part.ledger,
+        first=part.first,
+        end=part.end,
+        entries=part.entries,
+        messages=part.messages,
+        rows=part.rows,
+        bytes=part.bytes,
+        digest=digest_shown(part.digest),
+        chain=part.chain or None,
+        lost=lost,
+        publishes=part.publishes,
+        batch=batch.number,
+    )
+    if segment is None:
+        return row
+    return replace(
+        row,
+        epoch=segment.epoch,
+        producer=segment.producer,
+        subject=segment.subject,
+        cause=segment.cause,
+        mode=segment.mode,
+        oldest_ms=segment.oldest_ms,
+        newest_ms=segment.newest_ms,
+    )
+
+
+def within_publishes_max(rows: Iterable[SegmentRow]) -> Iterator[SegmentRow]:
+    """The rows, without the publishes that are beyond PUBLISHES_MAX: what is not known is None."""
+    left = PUBLISHES_MAX
+    for row in rows:
+        left -= len(row.publishes or ())
+        yield row if left >= 0 else replace(row, publishes=None)
 
 
 @click.command("offload")
@@ -348,7 +418,13 @@ def _segment_row(log: str, segment: Segment | None, part: Coverage) -> list[obje
     "--accept-loss", is_flag=True, help="Go on behind what was trimmed or lost meanwhile."
 )
 @click.option("--skip-corrupt", is_flag=True, help="Leave out entries that cannot be read.")
-@click.option("--audit/--no-audit", "with_audit", default=True, help="The audit, too.")
+@click.option(
+    "--audit/--no-audit",
+    "with_audit",
+    default=True,
+    show_default=True,
+    help="Copy the brokers' audit records, too.",
+)
 @output_option
 def command(**options: Any) -> None:
     """Copy what topics hold to tables; run it again for what came since.
@@ -357,13 +433,13 @@ def command(**options: Any) -> None:
     all that was committed when it began is in the tables; 1 an error: what was committed counts.
     """
     job = Offload(
-        access_of(options),
-        tables_of(options),
-        selection_of(options),
-        options["batch_mb"] * 1024**2,
-        options["accept_loss"],
-        options["skip_corrupt"],
-        options["with_audit"],
+        access=access_of(options),
+        tables=tables_of(options),
+        selection=selection_of(options),
+        batch_bytes=options["batch_mb"] * 1024**2,
+        accept_loss=options["accept_loss"],
+        skip_corrupt=options["skip_corrupt"],
+        with_audit=options["with_audit"],
     )
     for path in job.tables.foreign()[:FOREIGN_SHOWN]:
         progress(f"{path} is none of the tables' files: left alone")
@@ -374,9 +450,11 @@ def command(**options: Any) -> None:
         report = job.run(in_process, 1, _shown_progress)
     line = (
         f"{report.rows:,} messages of {len(report.offsets)} logs in {report.batches} batches and"
-        f" {report.files} files, {report.audit_records:,} records of the audit,"
-        f" {report.seconds:.1f} s"
+        f" {report.files} files"
+        if report.rows
+        else "nothing to offload: there are no messages that are not in the table"
     )
+    line += f"; {report.audit_records:,} records of the audit, {report.seconds:.1f} s"
     tell(options["output"], report.document(), [line])
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from onewriter_pipeline.broker import Broker
+from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.errors import Overtaken, TableError
-from onewriter_pipeline.table import State, Table
-from onewriter_pipeline.table_files import discard, write_rows
-from onewriter_pipeline.table_layout import AUDIT
-from onewriter_pipeline.tables import Tables
+from onewriter_pipeline.tables.files import discard, write_rows
+from onewriter_pipeline.tables.layout import AUDIT
+from onewriter_pipeline.tables.table import State, Table
+from onewriter_pipeline.tables.tables import Tables
 
 RECORDS_MAX: Final = 50_000
 """Records of one commit."""

@@ -1,7 +1,7 @@
 """``onewriter-pipeline replay``: messages of a topic or a table into a topic again, once.
 
 Their order is kept, and their keys, values, event times and properties; they are new messages of the target
-beside that. All of it is one atomic publish, known by an app and a version: run again, it is there once.
+beside that. An app and a version name the publish: run again, it is there once, in each partition of the target.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import click
 
 from onewriter_pipeline.engine import running
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.schema import EVENT_TIME, KEY, PROPERTIES, VALUE
-from onewriter_pipeline.topics import publish, read_options, tier_option
-from onewriter_pipeline.verbs import (
+from onewriter_pipeline.jobs.dataframes import publish, read_options, tier_option
+from onewriter_pipeline.jobs.options import (
     access_of,
     access_options,
     optional_table_options,
@@ -24,6 +23,7 @@ from onewriter_pipeline.verbs import (
     spark_options,
     tell,
 )
+from onewriter_pipeline.schema import EVENT_TIME, KEY, PROPERTIES, VALUE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,16 +68,21 @@ def chosen(spark: SparkSession, reading: Mapping[str, str], where: str) -> DataF
 @click.option("--end", default="", help="The same, behind the last one.")
 @click.option("--start-time", type=click.IntRange(0), help="Publish time, milliseconds since 1970.")
 @click.option("--end-time", type=click.IntRange(0), help="The same, behind the last one.")
-@click.option("--epochs", default="", help="Topic epochs: 3,5.")
+@click.option("--epochs", default="", help="Only of these topic epochs: 3,5.")
 @click.option("--where", default="", help="A condition in SQL over the columns of messages.")
 @click.option("--publish-to", "target", required=True, help="The topic, or one partition of one.")
 @click.option("--app", required=True, help="Who publishes: a name.")
-@click.option("--version", required=True, type=click.IntRange(0), help="A number that rises.")
+@click.option(
+    "--version",
+    required=True,
+    type=click.IntRange(0),
+    help="A number that rises with each replay: one version is published once.",
+)
 @click.option("--epoch", type=click.IntRange(0), help="The target's epoch; without: it is taken.")
 @output_option
 @spark_options
 def command(**options: Any) -> None:
-    """Publish messages of a topic, or of its table, to a topic: all of them or none, and once."""
+    """Publish messages of a topic, or of its table, to a topic: once, however often it is run."""
     reading = read_options(options) | range_options(options) | {"topic": options["topic"]}
     with running("onewriter replay", options["master"], options["conf"]) as spark:
         rows = chosen(spark, reading, options["where"])
@@ -85,7 +90,10 @@ def command(**options: Any) -> None:
         is_new = publish(
             rows,
             access_of(options),
-            *(options["target"], options["app"], options["version"], options["epoch"]),
+            topic=options["target"],
+            app=options["app"],
+            version=options["version"],
+            epoch=options["epoch"],
         )
     said = "published" if is_new else "nothing was appended: it was published before, or is empty"
     tell(

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import click
 
+from onewriter_pipeline.auditing.audit import LIVE, TABLE, Audit, Report
 from onewriter_pipeline.engine import running
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.jobs.audit import LIVE, TABLE, Audit, Report
-from onewriter_pipeline.verbs import (
+from onewriter_pipeline.jobs.options import (
     access_of,
     access_options,
     optional_table_options,
@@ -70,17 +70,30 @@ def _sections(report: Report, drawn: dict[str, bytes]) -> Iterator[str]:
     from onewriter_pipeline.reporting.page import listed, picture, section, table  # noqa: PLC0415
 
     findings = [
-        {"p": each.predicate, "t": each.log, "w": ", ".join(each.where), "s": each.sentence}
+        {
+            "predicate": each.predicate,
+            "log": each.log,
+            "where": ", ".join(each.where),
+            "sentence": each.sentence,
+        }
         for each in report.findings
     ]
-    columns = [("p", "Predicate"), ("t", "Topic"), ("w", "Where"), ("s", "What")]
+    columns = [
+        ("predicate", "Predicate"),
+        ("log", "Topic"),
+        ("where", "Where"),
+        ("sentence", "What"),
+    ]
     yield section("Violations", table(columns, findings) if findings else "")
     yield section("Lost, as brokers reported", _losses(report))
     yield section("Notes", listed(report.notes))
     yield section("Timeline", picture(drawn["timeline"], _SEEN["timeline"]))
     windows = [
-        *(("cause", "Why the one before ended"), ("windows", "Windows"), ("p50_ms", "p50, ms")),
-        *(("p99_ms", "p99, ms"), ("max_ms", "Longest, ms")),
+        ("cause", "Why the one before ended"),
+        ("windows", "Windows"),
+        ("p50_ms", "p50, ms"),
+        ("p99_ms", "p99, ms"),
+        ("max_ms", "Longest, ms"),
     ]
     yield section(
         "Without a writer",
@@ -90,14 +103,24 @@ def _sections(report: Report, drawn: dict[str, bytes]) -> Iterator[str]:
     yield section("Load", picture(drawn["load"], _SEEN["load"]))
     yield section("Balance", picture(drawn["balance"], _SEEN["balance"]))
     extents = [
-        *(("topic", "Topic"), ("first", "From"), ("last", "To"), ("ledgers", "Ledgers")),
-        *(("entries", "Entries"), ("messages", "Messages")),
+        ("topic", "Topic"),
+        ("first", "From"),
+        ("last", "To"),
+        ("ledgers", "Ledgers"),
+        ("entries", "Entries"),
+        ("messages", "Messages"),
     ]
     yield section("Topics", table(extents, report.topics))
     tenures = [
-        *(("topic", "Topic"), ("epoch", "Epoch"), ("producer", "Holder"), ("host", "Where")),
-        *(("since", "Since (UTC)"), ("seconds", "Seconds"), ("cause", "After")),
-        *(("ended_by", "Ended by"), ("leaderless_ms", "Nobody before, ms")),
+        ("topic", "Topic"),
+        ("epoch", "Epoch"),
+        ("producer", "Holder"),
+        ("host", "Where"),
+        ("since", "Since (UTC)"),
+        ("seconds", "Seconds"),
+        ("cause", "After"),
+        ("ended_by", "Ended by"),
+        ("leaderless_ms", "Nobody before, ms"),
     ]
     yield section("Tenures", table(tenures, map(_tenure, report.timeline)))
 
@@ -145,8 +168,7 @@ def command(**options: Any) -> None:
     """
     tables = tables_of(options) if options["table"] else None
     job = Audit(access_of(options), selection_of(options), tables)
-    if options["tier"] != LIVE and tables is None:
-        raise Invalid("--table is missing: where the tables are")
+    job.check(options["tier"])
     with running("onewriter report", options["master"], options["conf"]) as spark:
         progress(f"reading ({options['tier']})")
         (report,) = job.run(spark, options["tier"])

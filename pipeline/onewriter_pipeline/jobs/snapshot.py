@@ -1,53 +1,57 @@
 """``onewriter-pipeline snapshot``: the newest message of each key, as a file, a table, or a compacted topic.
 
 What Pulsar's compaction keeps: the last message of each key, and no key whose last message has no value or
-an empty one. Messages without a key are in no snapshot. Published, it is one atomic publish.
+an empty one. Messages without a key are in no snapshot. Published, it is there once for an app and a version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import click
 
 from onewriter_pipeline.engine import running
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.schema import (
-    BATCH_INDEX,
-    ENTRY,
-    EPOCH,
-    EVENT_TIME,
-    KEY,
-    LEDGER,
-    PROPERTIES,
-    PUBLISH_TIME,
-    VALUE,
-)
-from onewriter_pipeline.topics import publish, read_options, tier_option
-from onewriter_pipeline.verbs import (
+from onewriter_pipeline.jobs.dataframes import publish, read_options, tier_option
+from onewriter_pipeline.jobs.options import (
     access_of,
     access_options,
     optional_table_options,
     output_option,
     progress,
     spark_options,
+    storage_of,
     tell,
 )
+from onewriter_pipeline.schema import (
+    BATCH_INDEX,
+    DELTA,
+    ENTRY,
+    EVENT_TIME,
+    FORMATS,
+    KEY,
+    LEDGER,
+    PARQUET,
+    PROPERTIES,
+    SNAPSHOT_COLUMNS,
+    VALUE,
+)
+from onewriter_pipeline.tables.files import Place, place_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-PARQUET: Final = "parquet"
-DELTA: Final = "delta"
-
 _STAMP: Final = "onewriter.write"
 _MAGIC: Final = "OWS1"
 
+_HAS_VALUE: Final = f"{KEY} IS NOT NULL AND length(newest.{VALUE}) > 0"
+
 NEWEST: Final = f"""max_by(
-    struct({VALUE}, {EVENT_TIME}, {PROPERTIES}, {PUBLISH_TIME}, {EPOCH}, {LEDGER}, {ENTRY}, {BATCH_INDEX}),
+    struct({", ".join(name for name in SNAPSHOT_COLUMNS if name != KEY)}),
     struct({LEDGER}, {ENTRY}, {BATCH_INDEX}))"""
 
 SHARED_STATE: Final = f"""count_if({PROPERTIES}['{_STAMP}'] IS NOT NULL
@@ -55,8 +59,16 @@ SHARED_STATE: Final = f"""count_if({PROPERTIES}['{_STAMP}'] IS NOT NULL
 """Entries of shared state are operations (docs/shared-state.md); their newest one is not the state."""
 
 
-def newest(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
-    """One row per key, by options of ``format("onewriter")``. Raises Invalid for shared state.
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many keys there are, and how many of them have a value."""
+
+    keys: int
+    values: int
+
+
+def newest(spark: SparkSession, options: Mapping[str, str]) -> tuple[DataFrame, Counts]:
+    """One row per key, by options of ``format("onewriter")``, and what they are. Raises Invalid for shared state.
 
     Kept until it is unpersisted.
     """
@@ -66,22 +78,23 @@ def newest(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
         _expr(NEWEST).alias("newest"), _expr(SHARED_STATE).alias("operations")
     )
     kept = grouped.persist()
-    if not kept.filter("operations > 0").isEmpty():
+    (found,) = kept.agg(
+        _expr("coalesce(sum(operations), 0)").alias("operations"),
+        _expr(f"count({KEY})").alias("keys"),
+        _expr(f"count_if({_HAS_VALUE})").alias("values"),
+    ).collect()
+    if found["operations"]:
         kept.unpersist()
         raise Invalid(
             f"{topic} holds shared state: its entries are operations, and the newest one of a key is not"
             f" its value. `onewriter map list {topic}` reads it, and its checkpoints are its snapshots"
         )
-    return kept
+    return kept, Counts(found["keys"], found["values"])
 
 
 def values(kept: DataFrame) -> DataFrame:
     """The rows of ``newest`` as messages, without keys that were removed, in the log's order."""
-    return (
-        kept.filter(f"{KEY} IS NOT NULL AND length(newest.{VALUE}) > 0")
-        .select(KEY, "newest.*")
-        .orderBy(LEDGER, ENTRY, BATCH_INDEX)
-    )
+    return kept.filter(_HAS_VALUE).select(KEY, "newest.*").orderBy(LEDGER, ENTRY, BATCH_INDEX)
 
 
 def _expr(text: str) -> Any:
@@ -100,6 +113,8 @@ class Target:
     topic: str
     app: str
     version: int | None
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What it takes to reach an object store."""
 
     def check(self) -> None:
         """Raises Invalid."""
@@ -110,19 +125,34 @@ class Target:
                 "--publish-to needs --app and --version: a name, and a number that rises with each"
                 " snapshot; published again under the same two it is there once"
             )
-        local = Path(self.path) if self.path and "://" not in self.path else None
-        if local is not None and local.exists() and not self.overwrites:
+        place = place_of(self.path, self.storage)
+        if self.path and self.kind == PARQUET and urlsplit(self.path).scheme == "s3":
+            raise Invalid(
+                "Parquet is written by Spark, which knows s3a:// where hadoop-aws is there; --format delta"
+                " writes to s3://"
+            )
+        if self.path and not self.overwrites and _is_there(place, self.kind):
             raise Invalid(f"{self.path} exists: --overwrite replaces it")
 
     def write(self, rows: DataFrame) -> None:
         """Write to the path. A Delta table is replaced in one commit; Parquet in Spark's way."""
         if self.kind == DELTA:
-            from deltalake import write_deltalake  # noqa: PLC0415 - only this needs it
+            from onewriter_pipeline.jobs import snapshot_table  # noqa: PLC0415 - only this needs it
 
-            write_deltalake(self.path, rows.toArrow(), mode="overwrite")
+            snapshot_table.replace(rows, place_of(self.path, self.storage))
             return
         mode = "overwrite" if self.overwrites else "errorifexists"
         rows.write.mode(mode).parquet(self.path)
+
+
+def _is_there(place: Place, kind: str) -> bool:
+    if place.is_local:
+        return Path(place.location).exists()
+    if kind == PARQUET:
+        return False  # Spark looks itself
+    from onewriter_pipeline.jobs import snapshot_table  # noqa: PLC0415 - as above
+
+    return snapshot_table.existing(place) is not None
 
 
 @click.command("snapshot")
@@ -134,10 +164,10 @@ class Target:
 @click.option(
     "--format",
     "kind",
-    type=click.Choice([PARQUET, DELTA]),
+    type=click.Choice(FORMATS),
     default=PARQUET,
     show_default=True,
-    help="delta: in one commit, through the driver's memory.",
+    help="delta: replaced in one commit, on object stores, too.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace what is there.")
 @click.option(
@@ -151,16 +181,20 @@ class Target:
 def command(**options: Any) -> None:
     """Keep the newest message of each key of a topic: as Parquet, as Delta, or in another topic."""
     target = Target(
-        *(options["path"], options["kind"], options["overwrite"]),
-        *(options["target"], options["app"], options["version"]),
+        path=options["path"],
+        kind=options["kind"],
+        overwrites=options["overwrite"],
+        topic=options["target"],
+        app=options["app"],
+        version=options["version"],
+        storage=storage_of(options),
     )
     target.check()
     reading = read_options(options) | {"topic": options["topic"]}
     with running("onewriter snapshot", options["master"], options["conf"]) as spark:
         progress(f"reading {options['topic']} ({options['tier']})")
-        kept = newest(spark, reading)
+        kept, counts = newest(spark, reading)
         rows = values(kept)
-        count, keys = rows.count(), kept.filter(f"{KEY} IS NOT NULL").count()
         if target.path:
             target.write(rows)
         is_new = None
@@ -168,15 +202,19 @@ def command(**options: Any) -> None:
             is_new = publish(
                 rows.select(KEY, VALUE, EVENT_TIME, PROPERTIES),
                 access_of(options),
-                *(target.topic, target.app, int(target.version or 0), options["epoch"]),
+                topic=target.topic,
+                app=target.app,
+                version=int(target.version or 0),
+                epoch=options["epoch"],
             )
         kept.unpersist()
-    lines = [f"{count:,} keys of {options['topic']}; {keys - count:,} were removed"]
+    removed = counts.keys - counts.values
+    lines = [f"{counts.values:,} keys of {options['topic']}; {removed:,} were removed"]
     lines += [f"written to {target.path}"] if target.path else []
     if is_new is not None:
         said = "published to" if is_new else "was published before to"
         lines.append(f"{said} {target.topic} as {target.app} {target.version}")
-    document = {"topic": options["topic"], "keys": count, "removed": keys - count}
+    document = {"topic": options["topic"], "keys": counts.values, "removed": removed}
     tell(
         options["output"],
         document

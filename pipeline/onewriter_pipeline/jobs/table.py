@@ -8,9 +8,9 @@ from typing import Any, Final
 import click
 
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.table_layout import LAYOUTS, MESSAGES
-from onewriter_pipeline.tables import FOREIGN_SHOWN, Tables
-from onewriter_pipeline.verbs import output_option, progress, table_options, tables_of, tell
+from onewriter_pipeline.jobs.options import output_option, progress, table_options, tables_of, tell
+from onewriter_pipeline.tables.layout import LAYOUTS, MESSAGES
+from onewriter_pipeline.tables.tables import FOREIGN_SHOWN, Tables
 
 TARGET_MB: Final = 256
 VACUUM_HOURS_MIN: Final = 24

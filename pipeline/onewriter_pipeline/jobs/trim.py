@@ -15,15 +15,12 @@ from typing import Any, Final
 import click
 
 from onewriter_core.ids import Position
-from onewriter_pipeline.broker import Broker, Segment, Segments, Trim
-from onewriter_pipeline.connection import Access, position_of
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.brokers.positions import position_of, shown
+from onewriter_pipeline.brokers.segments import Segment, Segments, Trim
 from onewriter_pipeline.errors import Conflict
-from onewriter_pipeline.planning import Selection, logs_of, shown
-from onewriter_pipeline.reading import trimmable_before
-from onewriter_pipeline.table import Table
-from onewriter_pipeline.table_layout import MESSAGES
-from onewriter_pipeline.tables import Tables
-from onewriter_pipeline.verbs import (
+from onewriter_pipeline.jobs.options import (
     Violation,
     access_of,
     access_options,
@@ -35,16 +32,34 @@ from onewriter_pipeline.verbs import (
     tell,
     topic_options,
 )
-from onewriter_pipeline.verifying import DIFFERENCES_SHOWN, Counted, Difference, count, differences
+from onewriter_pipeline.reading.planning import Selection, logs_of
+from onewriter_pipeline.reading.spans import trimmable_before
+from onewriter_pipeline.tables.layout import MESSAGES, SegmentRow
+from onewriter_pipeline.tables.reading_back import Altered, read_back
+from onewriter_pipeline.tables.table import Table
+from onewriter_pipeline.tables.tables import Tables
+from onewriter_pipeline.tables.verifying import (
+    DIFFERENCES_SHOWN,
+    Counted,
+    Difference,
+    Wanted,
+    differences,
+)
 
 OPEN: Final = "ledger"
 """What limits a trim at a ledger that may still grow."""
 
+REQUESTS_MAX: Final = 10_000
+"""Requests to trim one log; each drops 20,000 blocks at most."""
+
+OFFLOAD: Final = "offload"
+"""What limits a trim at what is not in the table yet."""
+
 _REASONS: Final = {
     None: "all that was asked for",
     "keepHours": "the rest is younger than --keep-hours",
-    "offload": "the rest is not in the table yet",
-    "ledger": "the current ledger stays",
+    OFFLOAD: "the rest is not in the table yet",
+    OPEN: "the current ledger stays",
     "subscription": "subscription {name} has not acknowledged the rest",
     "deduplication": "deduplication needs the rest",
     "compaction": "compaction has not seen the rest",
@@ -63,7 +78,7 @@ class LogReport:
     messages: int
     name: str | None = None
     error: str = ""
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[Difference | Altered] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -79,13 +94,15 @@ class LogReport:
             "error": self.error,
         }
 
-    def line(self) -> str:
+    def line(self, *, is_dry: bool = False) -> str:
         """For people."""
         if self.differences or self.error:
             return f"{self.log}: {self.error or 'the table is not what the log is'}; nothing was trimmed"
         reason = _REASONS.get(self.limited_by, f"limited by {self.limited_by}")
+        done = "would be trimmed" if is_dry else "trimmed"
+        rest = "" if self.first >= self.before else ", the rest of a node of the store"
         return (
-            f"{self.log}: trimmed below {shown(self.before)}, begins at {shown(self.first)};"
+            f"{self.log}: {done} below {shown(self.before)}, begins at {shown(self.first)}{rest};"
             f" {self.segments} ledgers, {self.messages:,} messages verified;"
             f" {reason.format(name=self.name)}"
         )
@@ -107,11 +124,14 @@ class TrimJob:
         messages = self.tables.existing(MESSAGES)
         offsets = messages.state().offsets
         with Broker(self.access) as broker:
-            logs = [log for log in logs_of(broker, self.selection) if log in offsets]
+            logs = logs_of(broker, self.selection)
             rows = self.tables.segments(logs)
             checked = []
             for log in logs:
                 held = broker.segments(log)
+                if log not in offsets:
+                    checked.append((held, LogReport(log, held.first, held.first, OFFLOAD, 0, 0)))
+                    continue
                 # The first chunks of a message that is not whole in the table are needed still.
                 end = trimmable_before(broker, log, position_of(offsets[log]))
                 report = self._verified(messages, held, end, rows)
@@ -125,21 +145,21 @@ class TrimJob:
         return [report for _, report in checked]
 
     def _verified(
-        self, messages: Table, held: Segments, end: Position, rows: Sequence[dict[str, Any]]
+        self, messages: Table, held: Segments, end: Position, rows: Sequence[SegmentRow]
     ) -> LogReport:
         segments, limited_by = going(held, end, self._youngest_ms())
         report = LogReport(held.log, held.first, held.first, limited_by, len(segments), 0)
-        wanted = {
-            each.ledger: (each.first.entry, each.last.entry)
-            for each in segments
-            if each.first is not None and each.last is not None
-        }
-        counted = count(messages, held.log, wanted)
-        of_log = [row for row in rows if row["topic"] == held.log]
+        of_ledger: dict[int, list[SegmentRow]] = {segment.ledger: [] for segment in segments}
+        for row in rows:
+            if row.topic == held.log and row.ledger in of_ledger:
+                of_ledger[row.ledger].append(row)
+        sought = {each.ledger: Wanted.of(each, of_ledger[each.ledger]) for each in segments}
+        wanted = {ledger: each for ledger, each in sought.items() if each is not None}
+        read, altered = read_back(messages, held.log, wanted)
+        report.differences += altered
         for segment in segments:
-            of_ledger = [row for row in of_log if row["ledger"] == segment.ledger]
-            found = counted.get(segment.ledger, Counted())
-            report.differences += differences(held.log, segment, of_ledger, found)
+            counted = read.get(segment.ledger, Counted())
+            report.differences += differences(held.log, segment, of_ledger[segment.ledger], counted)
             report.messages += segment.messages
             report.before = segment.end
         return report
@@ -154,13 +174,29 @@ class TrimJob:
         if report.before <= held.first:
             return
         try:
-            done: Trim = broker.trim(held.log, report.before, epoch=held.epoch)
+            done = trim_all(broker, held.log, report.before, held.epoch)
         except Conflict as error:
             report.error = f"{error} (it changed hands meanwhile: run it again)"
             return
         report.before, report.first = done.before, done.first
         if done.limited_by is not None:
             report.limited_by, report.name = done.limited_by, done.name
+
+
+def trim_all(broker: Broker, log: str, before: Position, epoch: int) -> Trim:
+    """Ask until nothing more goes: of a log of very many blocks one request drops a part.
+
+    Raises PipelineError; what went until then is gone.
+    """
+    done = broker.trim(log, before, epoch=epoch)
+    for _ in range(REQUESTS_MAX):
+        if done.first >= done.before:
+            break
+        first = done.first
+        done = broker.trim(log, before, epoch=epoch)
+        if done.first <= first:
+            break
+    return done
 
 
 def going(
@@ -175,7 +211,7 @@ def going(
         if segment.is_open:
             return found, OPEN
         if segment.end > end and segment.last is not None:
-            return found, "offload"
+            return found, OFFLOAD
         if youngest_ms is not None and (segment.newest_ms or 0) > youngest_ms:
             return found, "keepHours"
         found.append(segment)
@@ -186,7 +222,12 @@ def going(
 @access_options
 @table_options
 @topic_options
-@click.option("--keep-hours", default=0.0, help="What was stored in the last hours stays.")
+@click.option(
+    "--keep-hours",
+    default=0.0,
+    show_default=True,
+    help="What was stored in the last so many hours stays.",
+)
 @click.option("--dry-run", is_flag=True, help="Verify only.")
 @output_option
 def command(**options: Any) -> None:
@@ -196,14 +237,14 @@ def command(**options: Any) -> None:
     codes: 0 done (perhaps less than was asked for: it says what kept the rest), 1 an error, 2 the
     table is not what the log is, and nothing was trimmed.
     """
-    now = datetime.now(UTC)
+    is_dry = options["dry_run"]
     job = TrimJob(
-        access_of(options),
-        tables_of(options),
-        selection_of(options),
-        now,
-        options["keep_hours"],
-        options["dry_run"],
+        access=access_of(options),
+        tables=tables_of(options),
+        selection=selection_of(options),
+        now=datetime.now(UTC),
+        keep_hours=options["keep_hours"],
+        is_dry=is_dry,
     )
     reports = job.run(progress)
     found = [each for report in reports for each in report.differences]
@@ -211,20 +252,15 @@ def command(**options: Any) -> None:
         options["output"],
         {
             "verified": not found,
-            "dryRun": options["dry_run"],
+            "dryRun": is_dry,
             "topics": [report.document() for report in reports],
         },
         [
             *[f"difference: {each}" for each in found[:DIFFERENCES_SHOWN]],
-            *[_line(report, is_dry=options["dry_run"]) for report in reports],
+            *[report.line(is_dry=is_dry) for report in reports],
         ],
     )
     if found:
         raise Violation
     if any(report.error for report in reports):
         raise click.exceptions.Exit(1)
-
-
-def _line(report: LogReport, *, is_dry: bool) -> str:
-    line = report.line()
-    return line.replace(": trimmed below", ": would be trimmed below") if is_dry else line

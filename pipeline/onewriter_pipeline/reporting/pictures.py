@@ -20,8 +20,6 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from onewriter_pipeline.reporting.balance import Balance
 
-mpl.use("Agg")
-
 TOPICS_MAX: Final = 40
 """Topics of the timeline; those with the most tenures are shown."""
 

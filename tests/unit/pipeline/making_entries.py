@@ -21,7 +21,10 @@ from onewriter_core.wire.messages import (
     split_broker_entry_metadata,
 )
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
-from onewriter_pipeline.frames import Chunk
+from onewriter_pipeline.brokers.frames import Chunk
+
+LAST_MS = 253_402_300_799_000
+"""The last second of the year 9999, in milliseconds: tables know no later one."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ def read_one_by_one(chunk: Chunk, topic: str) -> Iterator[dict[str, Any]]:
             "__ledgerId": ledger,
             "__entryId": number,
             "__producerName": metadata.producer_name,
-            "__publishTime": metadata.publish_time * 1000,
+            "__publishTime": min(metadata.publish_time, LAST_MS) * 1000,
             "__sequenceId": metadata.sequence_id,
             "__batchIndex": -1,
         }
@@ -149,7 +152,7 @@ def _row(metadata: Any, content: bytes) -> dict[str, Any]:
         "value": None if metadata.null_value else content,
         "__key": None if metadata.null_partition_key else key,
         "__orderingKey": metadata.ordering_key if metadata.HasField("ordering_key") else None,
-        "__eventTime": metadata.event_time * 1000 or None,
+        "__eventTime": min(metadata.event_time, LAST_MS) * 1000 or None,
         "__messageProperties": {pair.key: pair.value for pair in metadata.properties},
     }
 

@@ -65,9 +65,13 @@ def scripted_broker(script: Script) -> Iterator[ScriptedBroker]:
         def do_POST(self) -> None:
             self._answer()
 
+        def do_PUT(self) -> None:
+            self._answer()
+
         def _answer(self) -> None:
             size = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(size)) if size else None
+            data = self.rfile.read(size)
+            body = (data if self.command == "PUT" else json.loads(data)) if size else None
             parts = urlsplit(self.path)
             query = dict(parse_qsl(parts.query))
             request = Request(self.command, parts.path, query, dict(self.headers), body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from onewriter_core.ids import Position
 from onewriter_pipeline.auditing import facts
 from onewriter_pipeline.auditing.names import names_of
 from onewriter_pipeline.auditing.observer import ORDINALS, Observer, chained
-from onewriter_pipeline.frames import BlockFrame, MarkerFrame
+from onewriter_pipeline.brokers.frames import BlockFrame, MarkerFrame
 
 LOG = "persistent://public/default/orders"
 START = bytes(16)
@@ -24,10 +25,9 @@ def block(
 ) -> BlockFrame:
     lengths = np.array([len(each) for each in entries], "<u4")
     payload = memoryview(b"".join(entries))
-    is_atomic, ends = bool(more.get("app")), bool(more.get("ends"))
-    plain = BlockFrame(Position(ledger, first), 1, lengths, None, is_atomic, START, payload, ends)
-    chain = chained(previous, plain)
-    return BlockFrame(Position(ledger, first), 1, lengths, None, is_atomic, chain, payload, ends)
+    publish, ends = more.get("publish", ""), bool(more.get("ends"))
+    plain = BlockFrame(Position(ledger, first), 1, lengths, None, publish, START, payload, ends)
+    return replace(plain, chain=chained(previous, plain))
 
 
 def marker(ledger: int, producer: str = "") -> MarkerFrame:
@@ -100,9 +100,29 @@ def test_a_chunk_needs_the_one_before_it(chunks: tuple[int, ...], torn: int) -> 
 
 
 def test_prints_tell_entries_apart_where_nobody_has_the_ledger_alone() -> None:
-    rows = observed(Observer(LOG, 0, {}), block(5, 1, entry("a", 1), entry("a", 1), entry("b", 1)))
-    prints = [row["print"] for row in of(rows, facts.PRINT)]
+    frames = block(5, 1, entry("a", 1), entry("a", 1), entry("b", 1), entry("c", 1))
+    assert of(observed(Observer(LOG, 0, {}), frames), facts.PRINT) == []
+    rows = of(observed(Observer(LOG, 0, {}, {"a", "b"}), frames), facts.PRINT)
+    prints = [row["print"] for row in rows]
+    assert [row["producer"] for row in rows] == ["a", "a", "b"]
     assert prints[0] == prints[1] != prints[2]
+    assert of(observed(Observer(LOG, 0, {5: True}, {"a"}), frames), facts.PRINT) == []
+
+
+def spreads(*sent: bytes, exclusive: bool = False) -> list[tuple[Any, ...]]:
+    rows = observed(Observer(LOG, 0, {5: exclusive}), block(5, 1, *sent))
+    names = ("kind", "producer", "sequence", "last_sequence", "entries")
+    kinds = {facts.SPREAD, facts.TANGLE}
+    return sorted(tuple(row[name] for name in names) for row in rows if row["kind"] in kinds)
+
+
+def test_numbers_rise_or_not_where_nobody_has_the_ledger_alone() -> None:
+    sent = [entry("a", 4), entry("b", 7), entry("a", 3), entry("b", 9), entry("a", 5)]
+    assert spreads(*sent) == [("spread", "b", 7, 9, 2), ("tangle", "a", 3, 5, 3)]
+    assert spreads(entry("a", 4), entry("a", 4)) == [("tangle", "a", 4, 4, 2)]
+    chunks = [entry("a", 1, chunk=number) for number in (0, 1)]
+    assert spreads(*chunks) == [("spread", "a", 1, 1, 2)]
+    assert spreads(*sent, exclusive=True) == []
 
 
 def test_hashes_are_followed_from_a_marker_or_from_the_block_in_front() -> None:
@@ -114,31 +134,46 @@ def test_hashes_are_followed_from_a_marker_or_from_the_block_in_front() -> None:
     seeded = Observer(LOG, 0, {})
     seeded.seed(first)
     (fault,) = of(observed(seeded, other), facts.FAULT)
-    assert (fault["predicate"], fault["uuid"]) == ("S7", "5-2,5-2")
+    assert (fault["predicate"], fault["place"]) == ("S7", "5-2,5-2")
     assert (
         of(observed(Observer(LOG, 0, {}), other), facts.FAULT) == []
     )  # it follows on what is not known
 
 
 def test_publishes_are_whole_or_told_to_be_torn() -> None:
-    part = block(5, 1, entry("app", 7), app="app")
-    last = block(5, 2, entry("app", 7), previous=part.chain, app="app", ends=True)
+    part = block(5, 1, entry("app", 7), publish="app/7")
+    last = block(5, 2, entry("app", 7), previous=part.chain, publish="app/7", ends=True)
     rows = observed(Observer(LOG, 0, {}), part, last)
     (publish,) = of(rows, facts.PUBLISH)
     assert (publish["producer"], publish["sequence"], publish["first"]) == ("app", 7, 1)
     assert of(rows, facts.FAULT) == of(rows, facts.WRITER) == []
     plain = block(5, 2, entry("a", 0), previous=part.chain)
     (fault,) = of(observed(Observer(LOG, 0, {}), part, plain), facts.FAULT)
-    assert (fault["predicate"], fault["uuid"]) == ("S15", "5-1,5-2")
+    assert (fault["predicate"], fault["place"]) == ("S15", "5-1,5-2")
     seeded = Observer(LOG, 1, {})
     seeded.seed(part)
     assert of(observed(seeded, last), facts.PUBLISH)[0]["first"] == 1
 
 
+@pytest.mark.parametrize(
+    "foreign", [entry("carol", 7), entry("app", 6), entry("apq", 7), b"nonsense"]
+)
+def test_what_stands_in_a_publish_and_is_by_others_is_named(foreign: bytes) -> None:
+    own = entry("app", 7)
+    part = block(5, 1, own, own, foreign, own, publish="app/7", ends=True)
+    (fault,) = of(observed(Observer(LOG, 0, {}), part), facts.FAULT)
+    assert (fault["predicate"], fault["place"]) == ("S15", "5-3")
+    assert fault["sentence"] == "an entry among those of publish app/7 is not its own"
+
+
 def test_what_cannot_be_read_is_counted() -> None:
-    observer = Observer(LOG, 0, {})
-    rows = observed(observer, block(5, 1, b"nonsense"))
-    assert (observer.unreadable, len(of(rows, facts.RUN))) == (1, 1)
+    rows = observed(
+        Observer(LOG, 0, {}), block(5, 1, entry("a", 0), b"nonsense", b"more"), block(5, 4, b"")
+    )
+    (unread,) = of(rows, facts.UNREAD)
+    assert (unread["log"], unread["entries"], len(of(rows, facts.RUN))) == (LOG, 3, 1)
+    own = block(5, 1, b"nonsense", publish="app/7", ends=True)  # is found not to be the publish's
+    assert of(observed(Observer(LOG, 0, {}), own), facts.UNREAD) == []
 
 
 def test_names_of_equal_and_different_lengths() -> None:

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from onewriter_pipeline.auditing import facts, kept
+from onewriter_core.ids import Position
+from onewriter_pipeline.auditing import facts, history, kept, kept_segments, live
+from onewriter_pipeline.auditing.audit import BOTH, LIVE, TABLE, Audit, Report, unread
+from onewriter_pipeline.auditing.checks import LOGS
+from onewriter_pipeline.auditing.gathering import gathered, printed
+from onewriter_pipeline.auditing.inputs import NAMES, tables_of
 from onewriter_pipeline.auditing.judging import Finding
 from onewriter_pipeline.auditing.records import RECORDS, Records
-from onewriter_pipeline.errors import TableError
-from onewriter_pipeline.jobs.audit import Report
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.errors import Invalid, TableError, Trimmed
+from onewriter_pipeline.jobs.offload_audit import audit_row
 from onewriter_pipeline.jobs.report import write
+from onewriter_pipeline.reading.planning import Selection
 from onewriter_pipeline.reporting.balance import balance_of
 from onewriter_pipeline.schema import arrow_schema
-from onewriter_pipeline.table_files import Place
+from onewriter_pipeline.tables.files import Place, write_rows
+from onewriter_pipeline.tables.layout import AUDIT, SegmentRow
+from onewriter_pipeline.tables.publishes import PublishRun
+from onewriter_pipeline.tables.tables import Tables
 
 LOG = "persistent://public/default/orders"
 
@@ -28,6 +42,7 @@ def fence(**more: Any) -> dict[str, Any]:
     said = {
         "oldEpoch": 5,
         "broker": "b",
+        "incarnation": "i",
         "timeMs": 9,
         "producer": "a",
         "previous": {"-1": ["5-9", 9, 90]},
@@ -45,6 +60,7 @@ def test_a_fence_is_a_row_for_each_log() -> None:
         None,
     )
     assert (first["bucket"], first["slots"], first["changes_hands"]) == (3, 2, True)
+    assert (first["fence_kind"], first["incarnation"]) == ("grant", "i")
     assert records.table().schema == RECORDS
 
 
@@ -77,19 +93,21 @@ def test_whether_the_next_waiter_could_have_had_the_same(
 # ------------------------------------------------------------ tables
 
 
-def stored(folder: Path, rows: list[dict[str, Any]]) -> kept.KeptFile:
+def stored(folder: Path, rows: list[dict[str, Any]], *publishes: kept.Publish) -> kept.KeptFile:
     schema = arrow_schema()
     table = pa.Table.from_pylist(rows, schema)
     pq.write_table(table, folder / "messages.parquet")
-    return kept.KeptFile(Place(str(folder)), "messages.parquet", LOG)
+    return kept.KeptFile(Place(str(folder)), "messages.parquet", LOG, publishes=publishes)
 
 
-def message(entry: int, sequence: int, index: int = -1, ledger: int = 5) -> dict[str, Any]:
+def message(
+    entry: int, sequence: int, index: int = -1, ledger: int = 5, producer: str = "a"
+) -> dict[str, Any]:
     return {
         "__ledgerId": ledger,
         "__entryId": entry,
         "__batchIndex": index,
-        "__producerName": "a",
+        "__producerName": producer,
         "__sequenceId": sequence,
         "__publishTime": datetime(2026, 1, 1, tzinfo=UTC),
     }
@@ -117,36 +135,240 @@ def test_a_message_that_is_there_twice_and_a_number_that_falls(tmp_path: Path) -
     assert (kinds.count(facts.FAULT), kinds.count(facts.FALL)) == (1, 1)
 
 
+def test_atomic_publishes_are_not_taken_for_what_their_epochs_holder_wrote(tmp_path: Path) -> None:
+    theirs = [message(entry, 9, producer="app") for entry in (2, 3)]
+    rows = [message(1, 1), *theirs, message(4, 2), message(2, 5, ledger=6, producer="app")]
+    publish = kept.Publish(5, 2, 4, "app", "app/9")
+    found = rows_of(stored(tmp_path, rows, publish))
+    writers = [row for row in found if row["kind"] == facts.WRITER]
+    assert [(row["ledger"], row["producer"], row["entries"]) for row in writers] == [
+        *((5, "a", 2), (6, "app", 1))
+    ]
+    assert {row["kind"] for row in found} == {facts.KEPT, facts.WRITER}
+    unknown = kept.Publish(6, 1, 3, None, "")
+    found = rows_of(stored(tmp_path, rows, publish, unknown))
+    assert [row["ledger"] for row in found if row["kind"] == facts.WRITER] == [5]
+
+
+def test_what_stands_in_a_publish_and_is_by_others_is_named(tmp_path: Path) -> None:
+    rows = [message(1, 9, producer="app"), message(2, 9, producer="mallory")]
+    publish = kept.Publish(5, 1, 3, "app", "app/9")
+    (fault,) = (
+        row for row in rows_of(stored(tmp_path, rows, publish)) if row["kind"] == facts.FAULT
+    )
+    assert (fault["predicate"], fault["place"]) == ("S15", "5-2")
+    assert fault["sentence"] == "an entry among those of publish app/9 is not its own"
+
+
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"gone\.parquet cannot be read"):
         list(kept.observe_file(kept.KeptFile(Place(str(tmp_path)), "gone.parquet", LOG)))
 
 
-def segment(ledger: int, first: int, end: int) -> dict[str, Any]:
-    known = {"topic": LOG, "ledger": ledger, "epoch": ledger, "producer": "a", "subject": None}
-    numbers = {"entries": end - first, "messages": end - first, "rows": end - first, "bytes": 9}
-    said = {"mode": "exclusive", "cause": "grant", "oldest": None, "newest": None}
-    return known | numbers | said | {"first": first, "end": end}
+def test_what_no_library_can_read_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1 and nothing behind it" * 9)
+    with pytest.raises(TableError, match=r"torn\.parquet cannot be read: Parquet magic") as raised:
+        list(kept.observe_file(kept.KeptFile(Place(str(tmp_path)), "torn.parquet", LOG)))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_of_the_audit_that_is_gone_is_a_tables_error(tmp_path: Path) -> None:
+    tables = Tables(str(tmp_path))
+    assert kept.kept_records(tables).count == 0
+    table = tables.made(AUDIT)
+    file = write_rows(table.place, AUDIT.columns, [audit_row(0, fence())])
+    table.commit(table.state(), [file], {"0": "7-0"})
+    assert [row["log"] for row in kept.kept_records(tables).rows] == [LOG]
+    (tmp_path / "audit" / file.path).unlink()
+    with pytest.raises(TableError, match=f"{tmp_path}/audit: "):
+        kept.kept_records(tables)
+
+
+def segment(ledger: int, first: int, end: int, *publishes: PublishRun) -> SegmentRow:
+    return SegmentRow(
+        topic=LOG,
+        ledger=ledger,
+        epoch=ledger,
+        producer="a",
+        first=first,
+        end=end,
+        entries=end - first,
+        messages=end - first,
+        rows=end - first,
+        bytes=9,
+        digest="00",
+        publishes=publishes,
+        batch=0,
+    )
 
 
 def test_rows_of_the_files_are_compared_with_what_was_offloaded() -> None:
     rows = [segment(5, 1, 11), segment(7, 1, 6), segment(7, 6, 11)]
-    assert list(kept.count_faults(rows, {(LOG, 5): (10, 1), (LOG, 7): (10, 1)})) == []
-    (fault,) = kept.count_faults(rows, {(LOG, 5): (10, 1), (LOG, 7): (9, 1)})
-    assert (fault["predicate"], fault["uuid"]) == ("S5", "7-1")
-    assert list(kept.count_faults(rows, {(LOG, 7): (4, 7)})) == []  # its front was dropped
-    assert len(list(kept.count_faults(rows, {(LOG, 5): (10, 1)}))) == 1  # its end was not
+    assert list(kept_segments.count_faults(rows, {(LOG, 5): (10, 1), (LOG, 7): (10, 1)})) == []
+    (fault,) = kept_segments.count_faults(rows, {(LOG, 5): (10, 1), (LOG, 7): (9, 1)})
+    assert (fault["predicate"], fault["place"]) == ("S5", "7-1")
+    assert list(kept_segments.count_faults(rows, {(LOG, 7): (4, 7)})) == []  # its front was dropped
+    assert len(list(kept_segments.count_faults(rows, {(LOG, 5): (10, 1)}))) == 1  # its end was not
 
 
 def test_segments_are_markers_and_runs_and_nothing_is_missed_in_front() -> None:
-    found = list(kept.segment_facts([segment(5, 4, 11), segment(7, 1, 6)]))
+    found = list(kept_segments.segment_facts([segment(5, 4, 11), segment(7, 1, 6)]))
     assert [(row["kind"], row["ledger"], row["first"], row["last"]) for row in found] == [
         *(("marker", 5, 0, 3), ("run", 5, 4, 10)),
         *(("marker", 7, 0, 0), ("run", 7, 1, 5)),
     ]
-    ordered = kept.in_order(pa.Table.from_pylist(found[::-1], facts.FACTS)).to_pylist()
+    lost = replace(segment(5, 0, 0), lost="0:1")  # is none of what was offloaded
+    again = kept_segments.segment_facts([lost, segment(5, 4, 11), segment(7, 1, 6)])
+    assert list(again) == found
+    ordered = kept_segments.in_order(pa.Table.from_pylist(found[::-1], facts.FACTS)).to_pylist()
     assert [row["ordinal"] for row in ordered] == [0, 1, 2, 3]
     assert [row["kind"] for row in ordered] == ["marker", "run", "marker", "run"]
+
+
+def test_publishes_of_segments_are_put_together_and_those_cut_short_are_named() -> None:
+    begun, ended = (
+        PublishRun("app", 1, 4, 3, 11, is_open=True),
+        PublishRun("app", 4, 6, 11, 15, False),
+    )
+    rows = [segment(5, 1, 11, begun), segment(5, 11, 15, ended), segment(7, 1, 6)]
+    end = {LOG: Position(7, 6)}
+    assert kept_segments.publishes_of(rows)[LOG] == [kept.Publish(5, 3, 15, "app", "app/1 to 6")]
+    (publish,) = kept_segments.publish_facts(rows, end)
+    assert (publish["first"], publish["sequence"], publish["last_sequence"]) == (3, 1, 6)
+    assert (
+        len(list(kept_segments.publish_facts(rows[:1], {LOG: Position(5, 11)}))) == 1
+    )  # it may go on
+    _, fault = kept_segments.publish_facts([rows[0], rows[2]], end)
+    assert (fault["predicate"], fault["place"]) == ("S15", "5-3,5-11")
+    assert fault["sentence"] == "only a part of publish app/4 stands in front of 5-11"
+
+
+def test_publishes_that_nobody_noted_are_told() -> None:
+    rows = [replace(segment(5, 1, 11), publishes=None)]
+    assert kept_segments.publishes_of(rows)[LOG] == [kept.Publish(5, 1, 11, None, "")]
+    (note,) = kept_segments.unknown_publishes(rows)
+    assert "5-1 to 5-10" in note
+
+
+# ------------------------------------------------------------ what is judged
+
+
+def test_entries_that_cannot_be_read_are_told_log_by_log() -> None:
+    other = {"log": f"{LOG}-2", "kind": facts.UNREAD, "entries": 3}
+    mine = {"log": LOG, "kind": facts.UNREAD, "entries": 1}
+    rows = [mine, other, mine, {"log": LOG, "kind": facts.RUN, "entries": 9}]
+    sentence = "entries have metadata that cannot be read: their order was not checked"
+    told = [f"{LOG}: 2 {sentence}", f"{LOG}-2: 3 {sentence}"]
+    assert list(unread(pa.Table.from_pylist(rows, facts.FACTS))) == told
+    assert list(unread(facts.FACTS.empty_table())) == []
+
+
+def test_a_part_of_too_many_holes_is_not_left_without_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def holes(*_: object) -> Iterator[pa.RecordBatch]:
+        yield from ()
+        raise Trimmed("gone", Position(5, 7), Position(5, 9))
+
+    monkeypatch.setattr(live, "_observed", holes)
+    part = live.LogPart(LOG, 0, Position(5, 1), Position(6, 1), is_first=True, exclusive={})
+    (found,) = live.observe(Access("http://127.0.0.1:1"), part)
+    fault = found.to_pylist()[-1]
+    assert (fault["predicate"], fault["place"]) == ("S5", "5-7")
+    assert "was not looked at" in fault["sentence"]
+
+
+def test_an_audit_of_tables_that_nobody_named_begins_with_nothing() -> None:
+    job = Audit(Access("http://127.0.0.1:1"), Selection(topics=("orders",)))
+    job.check(LIVE)
+    for tier in (TABLE, BOTH):
+        with pytest.raises(Invalid, match="--table is missing"):
+            job.check(tier)
+
+
+def test_a_fact_is_observed_here_where_there_is_little_and_errors_are_what_they_were() -> None:
+    batch = facts.facts_of([{"log": LOG, "kind": facts.RUN}, {"log": LOG, "kind": facts.MARKER}])
+    spark = cast("Any", None)
+    observed = gathered(spark, lambda count: iter([batch] * count), [1, 2], 9)
+    assert (len(observed), observed.schema) == (6, facts.FACTS)
+    with printed(spark, lambda _: iter([batch]), [1], 9, 1) as prints:
+        assert prints is None
+
+    def broken(_: int) -> Iterator[pa.RecordBatch]:
+        yield batch
+        raise TableError("a file is gone")
+
+    with pytest.raises(TableError, match="a file is gone"):
+        gathered(spark, broken, [1], 9)
+
+
+def test_what_checks_are_about_is_told_apart_by_kind() -> None:
+    records = Records()
+    loss = {"id": "8-0", "kind": "loss", "log": LOG, "after": "5-3", "last": "5-9"}
+    waits = {"arrival": 1, "nextWaiter": {"priority": 1, "arrival": 2}}
+    records.add(3, [fence(), fence(id="7-1"), fence(id="8-1", ledger=8, **waits), loss])
+    marker = {"log": LOG, "kind": facts.MARKER, "ledger": 5, "epoch": 5, "producer": "a"}
+    observed = pa.Table.from_pylist(
+        [marker, marker | {"epoch": None}, {"log": LOG, "kind": facts.CUT}], facts.FACTS
+    )
+    logs = pa.Table.from_pylist([{"log": LOG}, {"log": LOG, "state_ledger": 0}], LOGS)
+    found = tables_of(observed, records.table(), logs)
+    sizes = {name: len(found[name]) for name in NAMES if len(found[name])}
+    assert sizes == {
+        "along": 3,
+        "markers": 2,
+        "held": 1,
+        "fence_records": 3,
+        "first_fences": 2,
+        "choices": 1,
+        "losses": 1,
+        "logs": 2,
+        "remembered": 1,
+    }
+    assert found["first_fences"]["id"].to_pylist() == ["7-0", "8-1"]
+
+
+def test_windows_without_a_writer_and_what_holders_wrote_are_added_up() -> None:
+    rows = [{"cause": "Fenced", "leaderless_ms": each} for each in (1, 3, None, 2)]
+    (window,) = history.leaderless(rows)
+    assert (window["windows"], window["p50_ms"], window["max_ms"]) == (3, 2.0, 3)
+    sizes = {"entries": 1, "messages": 2, "bytes": 3}
+    load = [
+        {"topic": topic, "epoch": epoch, "producer": producer, **sizes}
+        for topic, epoch, producer in [
+            ("t", 5, "a"),
+            ("t", 5, "a"),
+            ("u", 7, "a"),
+            ("u", None, "b"),
+        ]
+    ]
+    assert history.holders(load) == [
+        {"producer": "a", "topics": 2, "epochs": 2, "entries": 3, "messages": 6, "bytes": 9},
+        {"producer": "b", "topics": 1, "epochs": 0, "entries": 1, "messages": 2, "bytes": 3},
+    ]
+
+
+def test_the_extent_of_logs() -> None:
+    place = {"log": LOG, "kind": facts.RUN, "ordinal": 2, "ledger": 5, "first": 1, "last": 4}
+    marker = {"log": LOG, "kind": facts.MARKER, "ordinal": 1, "ledger": 5, "first": 0, "last": 0}
+    observed = pa.Table.from_pylist([place | {"entries": 4, "messages": 9}, marker], facts.FACTS)
+    nothing, found = history.extents(observed, [LOG, "another"])
+    assert nothing == {
+        "topic": "another",
+        "first": None,
+        "last": None,
+        "ledgers": 0,
+        "entries": None,
+        "messages": None,
+    }
+    assert found == {
+        "topic": LOG,
+        "first": "5-0",
+        "last": "5-4",
+        "ledgers": 1,
+        "entries": 4,
+        "messages": 9,
+    }
 
 
 # ------------------------------------------------------------ reports
@@ -178,6 +400,18 @@ def test_balance_counts_what_each_host_leads() -> None:
     assert balance_of([]).times_ms == ()
 
 
+def test_pictures_leave_the_callers_backend_as_it_is() -> None:
+    """``cli.run`` may be called in a notebook, whose pictures are drawn by a backend of its own."""
+    words = "import matplotlib as m; m.use('svg'); import onewriter_pipeline.reporting.pictures; "
+    done = subprocess.run(
+        [sys.executable, "-c", words + "print(m.get_backend())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "svg"
+
+
 @pytest.mark.parametrize("tenures", [TENURES, []], ids=["some", "none"])
 def test_a_report_is_one_page_without_anything_from_elsewhere(
     tmp_path: Path, tenures: list[dict[str, Any]]
@@ -191,7 +425,6 @@ def test_a_report_is_one_page_without_anything_from_elsewhere(
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths[1:])
     text = paths[0].read_text()
     assert "1 violations" in text
-    assert "t&lt;script&gt;" in text
-    assert "two &amp; two" in text
+    assert "<td>S2</td><td>t&lt;script&gt;</td><td>audit 1-0</td><td>two &amp; two</td>" in text
     assert text.count("data:image/png;base64,") == 4
     assert "http" not in text

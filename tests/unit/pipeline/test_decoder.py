@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.unit.pipeline.making_entries import Entry, Sent, chunk_of, read_one_by_one, rows_of
 
@@ -12,17 +15,21 @@ from onewriter_core.ids import Position
 from onewriter_core.wire.compression import compress
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_pipeline.brokers.frames import Chunk
 from onewriter_pipeline.decode import CorruptEntry, Decoder
 from onewriter_pipeline.decode.decoder import (
+    GIVEN_UP_SECONDS,
     GROUP_MESSAGES_MAX,
     RECORD_BATCH_ROWS_MAX,
     whole_before,
 )
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.frames import Chunk
 from onewriter_pipeline.schema import MESSAGE_COLUMNS
+from onewriter_pipeline.tables.delta import action
+from onewriter_pipeline.tables.layout import TableFile
 
 TOPIC = "persistent://public/default/orders"
+TIMES = ["__publishTime", "__eventTime"]
 
 
 def values(decoder: Decoder, *chunks: Chunk) -> list[Any]:
@@ -156,6 +163,18 @@ def test_epochs_are_those_of_the_ledgers() -> None:
     assert batches.column(0).to_pylist() == [3]
 
 
+def test_times_that_tables_cannot_tell_are_the_last_one_that_they_can() -> None:
+    sent = pb.MessageMetadata(
+        producer_name="w", sequence_id=1, publish_time=2**62, event_time=2**63
+    )
+    (found,) = Decoder(TOPIC, TIMES).decode(chunk_of([build_entry(sent, b"v")]))
+    last = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+    assert found.to_pylist() == [dict.fromkeys(TIMES, last)]
+    micros = int(last.timestamp()) * 1_000_000
+    stats = action(TableFile("a", 1, 1, {}, {"__publishTime": (micros, micros)})).stats
+    assert '"9999-12-31T23:59:59.001Z"' in stats
+
+
 def test_values_as_json_are_texts() -> None:
     decoder = Decoder(TOPIC, ["value"], json=True)
     assert values(decoder, chunk_of([single(b'{"a": 1}')])) == ['{"a": 1}']
@@ -279,3 +298,18 @@ def test_a_cut_goes_through_no_message(cut: int, expected: int) -> None:
     entries = [single(), one[0], two[0], one[1], two[1], single(), open_[0], single()]
     found = whole_before([chunk_of(entries[: cut - 1])], Position(7, cut))
     assert found == Position(7, expected)
+
+
+def test_a_message_that_its_producer_gave_up_holds_nothing_back() -> None:
+    given_up, goes_on = chunks("1", b"a", b"b"), chunks("2", b"a", b"b")
+    entries = [single(), given_up[0], single(), goes_on[0]]
+    chunk, cut = chunk_of(entries), Position(7, 5)
+    minutes = np.array([0, 0, GIVEN_UP_SECONDS, GIVEN_UP_SECONDS]) * 1000
+    assert whole_before([chunk], cut) == Position(7, 2)
+    assert whole_before([replace(chunk, time_ms=minutes - [0, 0, 0, 1])], cut) == Position(7, 2)
+    assert whole_before([replace(chunk, time_ms=minutes)], cut) == Position(7, 4)
+    assert whole_before([chunk], cut, lambda ledger: ledger == 7) == cut
+    assert whole_before([chunk], cut, lambda ledger: ledger == 6) == Position(7, 2)
+    alone = chunk_of([single(), given_up[0]])
+    waiting = replace(alone, time_ms=np.array([10**12, 0]))
+    assert whole_before([waiting], Position(7, 3)) == Position(7, 2)

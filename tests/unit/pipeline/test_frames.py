@@ -12,8 +12,8 @@ from onewriter_broker.http import packed
 from onewriter_broker.log.api import Block, Marker, StoredBlock
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
-from onewriter_pipeline import frames as frames_module
-from onewriter_pipeline.frames import (
+from onewriter_pipeline.brokers import frames as frames_module
+from onewriter_pipeline.brokers.frames import (
     BlockFrame,
     Chunk,
     EndFrame,
@@ -54,7 +54,7 @@ def taken(data: bytes, *cuts: int) -> list[Frame]:
     frames, found = Frames(), list[Frame]()
     for start, stop in zip((0, *cuts), (*cuts, len(data)), strict=True):
         found += frames.feed(data[start:stop])
-    assert frames.is_between
+    assert not frames._rest
     return found
 
 
@@ -75,7 +75,7 @@ def test_what_the_broker_packs_comes_out() -> None:
         assert (frame.counts is None) == (stored.counts is None)
         assert frame.counts is None or frame.counts.tolist() == stored.counts
         assert bytes(frame.payload) == stored.payload
-        assert not frame.is_atomic
+        assert frame.publish == ""
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -112,8 +112,9 @@ def test_a_part_of_an_atomic_publish_is_told_to_be_one() -> None:
     frame, last = taken(packed.HEAD + packed.pack([parts, ending]))
     assert isinstance(frame, BlockFrame)
     assert isinstance(last, BlockFrame)
-    assert (frame.is_atomic, frame.ends_publish) == (True, False)
-    assert (last.is_atomic, last.ends_publish) == (True, True)
+    assert (frame.publish, frame.ends_publish) == ("app/7", False)
+    assert (last.publish, last.ends_publish) == ("app/7", True)
+    assert bytes(frame.payload) == stored.payload
 
 
 def test_an_error_says_what_a_request_would_have_been_answered() -> None:
@@ -127,7 +128,7 @@ def test_an_error_says_what_a_request_would_have_been_answered() -> None:
     "data",
     [
         b"<html>",
-        b"OWB2",
+        b"OWB1",
         packed.HEAD + struct.pack("<I", 0),
         packed.HEAD + struct.pack("<I", 2**31),
         packed.HEAD + struct.pack("<IB", 1, 77),
@@ -143,7 +144,7 @@ def test_what_no_broker_sends_is_an_error_or_waits_for_more(data: bytes) -> None
     frames = Frames()
     if data.endswith(b"\x01"):  # cut short: no error, and no frame
         assert list(frames.feed(data)) == []
-        assert not frames.is_between
+        assert frames._rest
         return
     with pytest.raises(ProtocolError):
         list(frames.feed(data))
@@ -223,6 +224,18 @@ def test_a_chunk_holds_exactly_the_entries_of_its_range() -> None:
             )
             checked += 1
     assert checked > 100
+
+
+def test_a_chunk_knows_the_hash_of_the_last_block_of_each_ledger() -> None:
+    five, seven = (5, (5, bytes([5] * 16).hex())), (7, (6, bytes([7] * 16).hex()))
+    for end, chains in (
+        (None, [five, seven]),
+        (Position(7, 4), [five, seven]),
+        (Position(5, 5), [five]),
+    ):
+        chunk = gathered(Position(5, 2), end)
+        assert chunk is not None
+        assert list(chunk.chains.items()) == chains
 
 
 def test_a_chunk_has_the_types_that_are_promised() -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onewriter_core.ids import Position
-from onewriter_pipeline.broker import Segment, Stretch
-from onewriter_pipeline.offsets import (
+from onewriter_pipeline.brokers.segments import Segment, Stretch
+from onewriter_pipeline.reading.offsets import (
     Run,
     Span,
     divided,
@@ -45,14 +45,14 @@ def segment(
         newest_ms=None,
         chain=None,
         stretches=tuple(
-            Stretch(Position(ledger, at), end - at, 10 * (end - at), 0)
+            Stretch(Position(ledger, at), end - at, end - at, 10 * (end - at), 0)
             for at, end in zip(stretches, behind, strict=False)
         ),
     )
 
 
 def run(ledger: int, first: int, end: int, epoch: int | None = None) -> Run:
-    return Run(ledger, epoch, first, end, 10 * (end - first))
+    return Run(ledger, epoch, first, end, 10 * (end - first), end - first)
 
 
 def test_runs_are_the_entries_between_two_positions() -> None:
@@ -90,7 +90,9 @@ def test_limits_are_shared_in_proportion_and_nobody_waits_for_ever() -> None:
 def test_limited_batches_reach_the_end_in_bounded_steps(
     sizes: list[tuple[int, int]], most: int
 ) -> None:
-    runs = [Run(n, None, 1, 1 + entries, size) for n, (entries, size) in enumerate(sizes, 1)]
+    runs = [
+        Run(n, None, 1, 1 + entries, size, entries) for n, (entries, size) in enumerate(sizes, 1)
+    ]
     total = entries_of(runs)
     for _ in range(total):
         end = limited({"log": runs}, entries=most)["log"]
@@ -98,7 +100,7 @@ def test_limited_batches_reach_the_end_in_bounded_steps(
             assert entries_of(runs) <= most
             return
         left = [
-            Run(each.ledger, None, first, each.end, 0)
+            Run(each.ledger, None, first, each.end, 0, each.end - first)
             for each in runs
             if (first := end.entry if each.ledger == end.ledger else each.first) < each.end
             and each.ledger >= end.ledger
@@ -167,7 +169,7 @@ def test_every_entry_is_in_one_task_in_order(
         runs = []
         for step, first, count, size in sizes:
             ledger += step
-            runs.append(Run(ledger, ledger % 3, first, first + count, size))
+            runs.append(Run(ledger, ledger % 3, first, first + count, size, count))
         given_parts.append((log, runs))
     wanted = [
         (log, each.ledger, n)

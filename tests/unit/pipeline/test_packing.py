@@ -12,9 +12,9 @@ import pytest
 
 from onewriter_core.wire.messages import iterate_batch
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
-from onewriter_pipeline import packing
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.packing import (
+from onewriter_pipeline.publishing import packing
+from onewriter_pipeline.publishing.packing import (
     FRAME_BYTES,
     FRAME_BYTES_MAX,
     FRAME_ROWS,
@@ -132,6 +132,7 @@ def test_no_rows_make_no_part() -> None:
         (batch(value=[b""], __eventTime=[-1]), "before 1970"),
         (batch(value=[b""], __messageProperties=["a"]), "map of strings"),
         (batch(value=[b"x" * (FRAME_BYTES_MAX + 1)]), "a row has"),
+        (batch(value=[b"x" * (FRAME_BYTES_MAX - 10_000)], __key=["k" * 9_000]), "a key of 9000"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )

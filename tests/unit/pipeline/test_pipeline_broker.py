@@ -12,9 +12,11 @@ from tests.unit.pipeline.test_frames import STORED, block
 
 from onewriter_broker.http import packed
 from onewriter_core.ids import Position
-from onewriter_pipeline import connection as connection_module
-from onewriter_pipeline.broker import Broker
-from onewriter_pipeline.connection import Access
+from onewriter_pipeline.brokers import connection as connection_module
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.brokers.frames import BlockFrame
+from onewriter_pipeline.brokers.segments import LogState
 from onewriter_pipeline.errors import (
     Away,
     Conflict,
@@ -26,7 +28,6 @@ from onewriter_pipeline.errors import (
     PipelineError,
     Trimmed,
 )
-from onewriter_pipeline.frames import BlockFrame
 
 END = Position(7, 6)
 TOKEN = "secret"  # noqa: S105 - of nobody
@@ -132,6 +133,41 @@ def test_of_several_addresses_one_that_answers_is_enough(access: Any) -> None:
         assert len(served.asked) == 2
 
 
+@pytest.mark.parametrize("broken", [503, 502])
+def test_a_broker_that_serves_nobody_is_passed_over(access: Any, broken: int) -> None:
+    with (
+        scripted_broker(answers(refused(broken))) as ill,
+        scripted_broker(answers(page())) as served,
+        Broker(access(f"{ill.url},{served.url}")) as broker,
+    ):
+        for topic in ("orders", "payments", "orders"):
+            assert broker.segments(topic).end == END
+        assert (len(ill.asked), len(served.asked)) == (1, 3)
+
+
+def test_a_broker_that_breaks_streams_off_is_passed_over(access: Any) -> None:
+    moving = stream(packed.pack_error(503, "the topic is moving"))
+    whole = stream(packed.pack(STORED), packed.pack_end(END))
+    for begins in (refused(503), moving, stream(packed.pack(STORED[:2]), cut=True)):
+        with (
+            scripted_broker(answers(begins)) as ill,
+            scripted_broker(answers(whole)) as served,
+            Broker(access(f"{ill.url},{served.url}")) as broker,
+        ):
+            assert list(broker.frames("orders", Position(5, 0), END))
+            assert (len(ill.asked), len(served.asked)) == (1, 1)
+
+
+def test_a_broker_that_is_busy_is_not_passed_over(access: Any) -> None:
+    with (
+        scripted_broker(answers(refused(429), page())) as busy,
+        scripted_broker(answers(page())) as other,
+        Broker(access(f"{busy.url},{other.url}")) as broker,
+    ):
+        broker.segments("orders")
+        assert (len(busy.asked), len(other.asked)) == (2, 0)
+
+
 def test_the_token_goes_along_and_is_read_from_its_file_each_time(
     access: Any, tmp_path: Path
 ) -> None:
@@ -147,6 +183,20 @@ def test_the_token_goes_along_and_is_read_from_its_file_each_time(
                 broker.segments("orders")
         told = [each.headers.get("Authorization") for each in served.asked]
         assert told == [f"Bearer {TOKEN}", "Bearer two", "Bearer three"]
+
+
+@pytest.mark.parametrize("token", [f"a\n{TOKEN}", f"{TOKEN}\x00", f"{TOKEN}é"])
+def test_a_token_that_cannot_be_sent_is_not_shown(access: Any, tmp_path: Path, token: str) -> None:
+    (tmp_path / "token").write_text(token, encoding="utf-8")
+    for how in ({"token": token}, {"token_file": str(tmp_path / "token")}):
+        with Broker(access("http://127.0.0.1:1", **how)) as broker:
+            with pytest.raises(Invalid, match="another character that no token has") as raised:
+                broker.segments("orders")
+            assert TOKEN not in str(raised.value)
+
+
+def test_line_breaks_around_a_token_do_not_count() -> None:
+    assert Access("http://a", token=f" {TOKEN}\n").headers() == {"Authorization": f"Bearer {TOKEN}"}
 
 
 def test_an_access_can_be_pickled_and_shows_no_token() -> None:
@@ -280,6 +330,17 @@ def test_what_was_trimmed_between_two_pages_is_left_out(access: Any) -> None:
 # ---------------------------------------------------------------- streams
 
 
+def test_what_the_store_remembers_is_asked_for_behind_the_end(access: Any) -> None:
+    said = {"epoch": 5, "ledger": 7, "bucketLedger": 9, "published": {"app": 3}, "trimmed": None}
+    script = answers(page(state=said), page(state=said | {"trimmed": "7:2"}), page())
+    with scripted_broker(script) as served, Broker(access(served.url)) as broker:
+        assert broker.state("orders", END) == LogState(5, 7, 9, {"app": 3})
+        assert served.asked[0].query == {"after": "7:6", "state": "true"}
+        assert broker.state("orders", END).trimmed == (7, 2)
+        with pytest.raises(Damaged, match="another version"):
+            broker.state("orders", END)
+
+
 def stream(*parts: bytes, cut: bool = False) -> Answer:
     return Answer(200, packed.HEAD + b"".join(parts), cut=cut)
 
@@ -405,7 +466,7 @@ def test_topics_are_listed_page_by_page_and_their_logs_named(access: Any) -> Non
         Answer(200, {"partitions": 0}),
     ]
     with scripted_broker(answers(*pages)) as served, Broker(access(served.url)) as broker:
-        assert [each["name"] for each in broker.topics("public/default")] == ["a", "b"]
+        assert list(broker.topic_names("public/default")) == ["a", "b"]
         assert broker.logs("orders") == [
             "persistent://public/default/orders-partition-0",
             "persistent://public/default/orders-partition-1",

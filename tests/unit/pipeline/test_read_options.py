@@ -8,9 +8,9 @@ import pytest
 
 from onewriter_core.ids import Position
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.planning import Bound, Epochs, Kind
+from onewriter_pipeline.reading.planning import Bound, Epochs, Kind
 from onewriter_pipeline.schema import MESSAGE_COLUMNS, PROPERTIES
-from pyspark_onewriter.options import read_options, stream_options
+from pyspark_onewriter.options import known_options, read_options, stream_options
 from pyspark_onewriter.source import TopicReader
 from pyspark_onewriter.stream import TopicStreamReader
 
@@ -49,6 +49,7 @@ def test_all_that_can_be_said() -> None:
             "endingTimestamp": "99",
             "maxOffsetsPerTrigger": "5",
             "maxBytesPerTrigger": "6",
+            "maxMessagesPerTrigger": "4",
             "minEntriesPerTrigger": "7",
             "maxTriggerDelay": "500ms",
             "minPartitions": "8",
@@ -72,6 +73,7 @@ def test_all_that_can_be_said() -> None:
     assert options.selection.ending == Bound(Kind.TIME, time_ms=99, or_latest=True)
     limits = options.limits
     assert (limits.entries_max, limits.bytes_max, limits.entries_min) == (5, 6, 7)
+    assert limits.messages_max == 4
     assert limits.delay_seconds == 0.5
     assert (options.partitions_min, options.partition_entries_max) == (8, 9)
     assert not options.reading.fail_on_loss
@@ -106,6 +108,7 @@ MISTAKES = {
     "a path": ({"path": "x"}, "load\\(\\) takes no path: name the topic"),
     "topic and topics": ({"topics": "a"}, "topic and topics: give one of"),
     "no topic": ({"topic": ""}, "^give one of topic, topics, topicsPattern$"),
+    "no topics": ({"topic": "", "topics": " , "}, "^topics: there is no name of a topic in it$"),
     "tokens twice": ({"authToken": "secret", "authTokenFile": "f"}, "give one of them"),
     "an address that is none": ({"admin.url": "broker:8080"}, "'broker:8080' is no http://"),
     "start at the end": ({"startingOffsets": "latest"}, "a batch cannot start at 'latest'"),
@@ -155,6 +158,27 @@ def test_a_schema_names_columns_and_their_types() -> None:
     assert read_options({**ORDERS, "valueFormat": "json"}, {"value": "string"}).json
 
 
+def test_a_schema_is_told_before_it_is_known_whether_a_stream_is_meant() -> None:
+    for only_one_of_both in ({"startingOffsets": "latest"}, {"ackSubscription": "spark"}):
+        assert known_options(ORDERS | only_one_of_both).columns == tuple(MESSAGE_COLUMNS)
+        with pytest.raises(Invalid):
+            read_options(ORDERS | only_one_of_both)
+        stream_options(ORDERS | only_one_of_both, VALUE)
+    with pytest.raises(Invalid, match="there is no option"):
+        known_options({**ORDERS, "startingOffset": "latest"})
+
+
+def test_a_subscription_follows_streams_of_the_log() -> None:
+    with pytest.raises(Invalid, match="only streams acknowledge"):
+        read_options({**ORDERS, "ackSubscription": "spark"})
+    with pytest.raises(Invalid, match="tier=cold reads no log"):
+        stream_options(
+            {"topic": "orders", "tier": "cold", "table": "t", "ackSubscription": "spark"}, VALUE
+        )
+    given = {**ORDERS, "tier": "all", "table": "t", "ackSubscription": "spark"}
+    assert stream_options(given, VALUE).subscription == "spark"
+
+
 def test_a_stream_has_no_end() -> None:
     with pytest.raises(Invalid, match="endingOffsets: a stream has no end"):
         stream_options({**ORDERS, "endingOffsets": "latest"}, VALUE)
@@ -164,9 +188,10 @@ def test_addresses_and_tokens_from_the_environment(monkeypatch: pytest.MonkeyPat
     with pytest.raises(Invalid, match=r"admin\.url is missing"):
         read_options({"topic": "orders", "service.url": "pulsar://broker:6650"})
     monkeypatch.setenv("ONEWRITER_HTTP_URL", "http://broker:8080")
-    monkeypatch.setenv("ONEWRITER_TOKEN", "secret")
+    monkeypatch.setenv("ONEWRITER_TOKEN", "secret\n")
     access = read_options({"topic": "orders"}).access
     assert access.url == "http://broker:8080"
+    assert "\n" not in access.token
     assert access.headers() == {"Authorization": "Bearer secret"}
     assert read_options({**ORDERS, "authTokenFile": "f"}).access.token == ""
 

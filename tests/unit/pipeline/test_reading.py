@@ -11,17 +11,19 @@ import pytest
 from tests.unit.pipeline.making_entries import Entry, Sent, chunk_of
 
 from onewriter_core.ids import Position
-from onewriter_pipeline.broker import Broker
-from onewriter_pipeline.errors import LogEnds, PipelineError, Trimmed
-from onewriter_pipeline.frames import Chunk
-from onewriter_pipeline.offsets import Run, Span
-from onewriter_pipeline.reading import EntriesLost, Reading, Seen, read_span
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.frames import Chunk
+from onewriter_pipeline.errors import EntriesLost, LogEnds, PipelineError, Trimmed
+from onewriter_pipeline.reading.offsets import Run, Span
+from onewriter_pipeline.reading.spans import Reading, Seen, read_span
 
 LOG = "persistent://public/default/orders"
 
 
 def span(*runs: tuple[int, int, int]) -> Span:
-    return Span(LOG, tuple(Run(ledger, 5, first, end, 0) for ledger, first, end in runs))
+    return Span(
+        LOG, tuple(Run(ledger, 5, first, end, 0, end - first) for ledger, first, end in runs)
+    )
 
 
 def chunk(*positions: tuple[int, int]) -> Chunk:

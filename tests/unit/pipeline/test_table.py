@@ -4,23 +4,50 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
 
+from onewriter_core.ids import Position
 from onewriter_pipeline.errors import Invalid, Overtaken, TableError
-from onewriter_pipeline.table import DeltaLog, State, Table
-from onewriter_pipeline.table_files import FileWriter, Place, check_there, discard, place_of
-from onewriter_pipeline.table_layout import MESSAGES, SEGMENTS, TableFile, folder_of, is_ours
-from onewriter_pipeline.tables import FORMATS, PARQUET, Tables
-from onewriter_pipeline.verifying import count
+from onewriter_pipeline.schema import FORMATS, PARQUET, PUBLISH_TIME
+from onewriter_pipeline.tables.delta import DeltaLog
+from onewriter_pipeline.tables.files import (
+    FileWriter,
+    Place,
+    check_there,
+    discard,
+    files_of,
+    place_of,
+    write_rows,
+)
+from onewriter_pipeline.tables.layout import (
+    MESSAGES,
+    SEGMENTS,
+    TABLE_VERSION,
+    SegmentRow,
+    TableFile,
+    folder_of,
+    is_ours,
+)
+from onewriter_pipeline.tables.publishes import PublishRun
+from onewriter_pipeline.tables.reading import position_at
+from onewriter_pipeline.tables.reading_back import read_back
+from onewriter_pipeline.tables.table import State, Table
+from onewriter_pipeline.tables.tables import Tables
+from onewriter_pipeline.tables.verifying import Noted, Wanted
 
+MEBIBYTE = 1024 * 1024
 SECRET = "wJalrXUtnFEMI"  # noqa: S105 - nobody's
 LOG = "persistent://public/default/orders"
+DIGEST = "00000000000000aa"
+PUBLISHES = (PublishRun("app", 1, 3, 1, 3, is_open=False),)
 
 
 def made(tmp_path: Path, kind: str = "delta") -> tuple[Tables, Table]:
@@ -29,9 +56,9 @@ def made(tmp_path: Path, kind: str = "delta") -> tuple[Tables, Table]:
 
 
 def written(table: Table, ledger: int, entries: int = 3, day: str = "2026-01-02") -> TableFile:
-    """A file with a few messages of one ledger."""
+    """A file with a few messages of one ledger, published when their day began."""
     writer = FileWriter(table.place, {"topic": folder_of(LOG), "date": day}, MESSAGES.columns)
-    moment = datetime(2026, 1, 2, tzinfo=UTC)
+    moment = datetime.fromisoformat(day).replace(tzinfo=UTC)
     rows = [
         {
             "value": b"%d" % entry,
@@ -49,10 +76,31 @@ def written(table: Table, ledger: int, entries: int = 3, day: str = "2026-01-02"
 
 def coverage(ledger: int, entries: int = 3) -> list[list[object]]:
     """The row of ``segments`` that belongs to such a file, without its batch."""
-    whose = [ledger, "w", "subject", "grant", "exclusive"]
-    return [
-        [LOG, ledger, *whose, 1, entries + 1, entries, entries, entries, 99, 1_000, 2_000, "ab"]
-    ]
+    return [segment_row(ledger, entries).as_list()]
+
+
+def segment_row(ledger: int, entries: int = 3) -> SegmentRow:
+    return SegmentRow(
+        topic=LOG,
+        ledger=ledger,
+        epoch=ledger,
+        producer="w",
+        subject="subject",
+        cause="grant",
+        mode="exclusive",
+        first=1,
+        end=entries + 1,
+        entries=entries,
+        messages=entries,
+        rows=entries,
+        bytes=99,
+        oldest_ms=1_000,
+        newest_ms=2_000,
+        digest="0" * 16,
+        chain="ab",
+        publishes=PUBLISHES,
+        batch=0,
+    )
 
 
 def commit(table: Table, ledger: int) -> State:
@@ -109,25 +157,28 @@ def test_segments_are_caught_up_whenever_a_job_was_killed(tmp_path: Path, kind: 
     tables, table = made(tmp_path, kind)
     commit(table, 1)
     commit(table, 2)
-    assert [row["ledger"] for row in tables.segments()] == [1, 2]  # before there is such a table
+    assert [row.ledger for row in tables.segments()] == [1, 2]  # before there is such a table
     assert tables.catch_up() == 2
     assert tables.catch_up() == 0
     commit(table, 3)
     commit(table, 4)
     rows = tables.segments([LOG])
-    assert [(row["ledger"], row["batch"]) for row in rows] == [(1, 0), (2, 1), (3, 2), (4, 3)]
+    assert [(row.ledger, row.batch) for row in rows] == [(1, 0), (2, 1), (3, 2), (4, 3)]
     assert tables.catch_up() == 2
     assert tables.segments() == rows
-    assert rows[0]["newest"] == datetime.fromtimestamp(2, UTC)
+    assert rows[0] == segment_row(1)
     assert tables.segments(["persistent://public/default/other"]) == []
 
 
-def test_a_table_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "said"), [(TABLE_VERSION + 1, "newer"), (TABLE_VERSION - 1, "older")]
+)
+def test_a_table_of_another_version_is_refused(tmp_path: Path, version: int, said: str) -> None:
     _, table = made(tmp_path)
     DeltaTable(table.place.location).alter.set_table_properties(
-        {"onewriter.tableVersion": "2"}, raise_if_not_exists=False
+        {"onewriter.tableVersion": str(version)}, raise_if_not_exists=False
     )
-    with pytest.raises(Invalid, match="written by a newer onewriter: its version is 2"):
+    with pytest.raises(Invalid, match=f"by an? {said} onewriter: its version is {version}"):
         Tables(str(tmp_path)).made(MESSAGES)
 
 
@@ -188,6 +239,53 @@ def test_foreign_files_are_named_and_orphans_go(tmp_path: Path, kind: str) -> No
     assert [file.bounds["__ledgerId"] for file in table.files()] == [(1, 1)]
 
 
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_no_reader_of_statistics_loses_rows(tmp_path: Path, is_compacted: bool) -> None:
+    _, table = made(tmp_path)
+    for epoch in (1, None, 2):  # a file without epochs, and, compacted, one with some and some null
+        folders = {"topic": folder_of(LOG), "date": "2026-01-02"}
+        writer = FileWriter(table.place, folders, MESSAGES.columns)
+        rows = [full_row(entry) | {"__epoch": epoch} for entry in (1, 2)]
+        writer.write(pa.RecordBatch.from_pylist(rows, MESSAGES.columns))
+        table.commit(table.state(), [writer.close()], {LOG: "1:3"})
+    if is_compacted:
+        assert table.optimize(MEBIBYTE) == (1, 3)
+    delta = DeltaTable(table.place.location)
+    everything = delta.to_pyarrow_table()
+    assert everything.num_rows == 6
+    for name in everything.column_names:
+        if pa.types.is_map(everything.schema.field(name).type):
+            continue
+        column, value = ds.field(name), full_row(1).get(name)
+        filters = [column.is_null(), column.is_valid()]
+        if value is not None:
+            filters += [column == value, column <= value, column >= value, column != value]
+        for each in filters:
+            found = delta.to_pyarrow_dataset().to_table(filter=each)
+            assert found.num_rows == everything.filter(each).num_rows, each
+    assert delta.to_pyarrow_table(filters=[("__topic", "=", LOG)]).num_rows == 6
+
+
+def full_row(entry: int) -> dict[str, Any]:
+    """A message with all that most of them have."""
+    moment = datetime(2026, 1, 2, tzinfo=UTC)
+    whose = {"__epoch": 1, "__producerName": "p", "__sequenceId": entry}
+    place = {"__ledgerId": 1, "__entryId": entry, "__batchIndex": -1, "__messageId": b"m"}
+    return {"value": b"v", "__key": b"k", "__topic": LOG, "__publishTime": moment} | whose | place
+
+
+def test_the_small_tables_have_no_statistics_to_misread(tmp_path: Path) -> None:
+    tables, table = made(tmp_path)
+    for ledger in (1, 2):
+        commit(table, ledger)
+        tables.catch_up()
+    for _ in range(2):
+        delta = DeltaTable(tables.existing(SEGMENTS).place.location)
+        for name, value, count in (("topic", LOG, 2), ("ledger", 1, 1), ("batch", 1, 1)):
+            assert delta.to_pyarrow_table(filters=[(name, "=", value)]).num_rows == count, name
+        tables.existing(SEGMENTS).optimize(MEBIBYTE)
+
+
 def test_a_log_that_does_not_say_what_was_offloaded_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +310,18 @@ def test_a_full_disk_ends_in_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
         table.commit(State(), [file], {})
     discard(table.place, [file, file])  # may be repeated
     assert table.files() == []
+
+
+def test_rows_that_could_not_be_written_leave_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("onewriter_pipeline.tables.files.synced_file", full)
+    with pytest.raises(TableError, match="No space left on device"):
+        write_rows(place_of(str(tmp_path)), pa.schema([("a", pa.int64())]), [{"a": 1}])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_that_only_a_task_sees_are_not_committed(tmp_path: Path) -> None:
@@ -273,6 +383,56 @@ def test_statistics_are_those_of_delta(tmp_path: Path) -> None:
     assert (transaction["appId"], transaction["version"]) == ("onewriter-offload", 0)
 
 
+def published_ms(day: str) -> int:
+    return round(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp() * 1000)
+
+
+@pytest.mark.parametrize(("kind", "more"), [("delta", 1000), ("parquet", 0)])
+def test_files_are_known_by_when_their_messages_were_published(
+    tmp_path: Path, kind: str, more: int
+) -> None:
+    _, table = made(tmp_path, kind)
+    days = ("2026-01-02", "2026-01-05", "2026-01-09")
+    for ledger, day in enumerate(days, 1):
+        table.commit(table.state(), [written(table, ledger, day=day)], {LOG: f"{ledger}:4"})
+    old, *_ = files = files_of(table.files(), LOG, 1, 9)
+    micros = [
+        published_ms(day) * 1000 for day in days
+    ]  # Delta rounds them to milliseconds, outwards
+    assert [file.bounds[PUBLISH_TIME] for file in files] == [(each, each + more) for each in micros]
+    (Path(table.place.location) / old.path).unlink()  # what is too old is not read
+    assert position_at(table.place, files, published_ms("2026-01-04")) == Position(2, 1)
+    assert position_at(table.place, files, published_ms("2026-01-09")) == Position(3, 1)
+    assert position_at(table.place, files, published_ms("2026-01-10")) is None
+    with pytest.raises(TableError, match="cannot be read"):
+        position_at(table.place, files, published_ms("2026-01-02"))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_times_that_a_file_was_not_committed_with_are_noticed(tmp_path: Path, kind: str) -> None:
+    _, table = made(tmp_path, kind)
+    file, other = written(table, 1), written(table, 1, day="2026-01-05")
+    state = table.commit(table.state(), [file], {LOG: "1:4"})
+    wanted = {1: Wanted(1, 3, (Noted(1, 4, 3, DIGEST),))}
+    assert read_back(table, LOG, wanted)[1] == []
+    table.commit(state, [replace(file, path=other.path, size=other.size)], {LOG: "1:4"})
+    (altered,) = read_back(table, LOG, wanted)[1]
+    assert str(altered).endswith(f"has values of {PUBLISH_TIME} that it was not committed with")
+
+
+def test_compacted_files_have_the_times_that_they_are_known_by(tmp_path: Path) -> None:
+    _, table = made(tmp_path)
+    days = ("2026-01-02", "2026-01-02T12:00:00.001")
+    files = [written(table, ledger, day=day) for ledger, day in enumerate(days, 1)]
+    same = [replace(file, partition=files[0].partition) for file in files]
+    table.commit(table.state(), same, {LOG: "2:4"})
+    assert table.optimize(MEBIBYTE) == (1, 2)
+    (file,) = table.files()
+    assert file.bounds[PUBLISH_TIME] == tuple(published_ms(day) * 1000 for day in days)
+    wanted = {ledger: Wanted(1, 3, (Noted(1, 4, 3, DIGEST),)) for ledger in (1, 2)}
+    assert read_back(table, LOG, wanted)[1] == []
+
+
 def test_object_stores_take_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.joinpath("messages").mkdir()
     monkeypatch.setattr(Place, "is_local", property(lambda _: False))
@@ -281,9 +441,33 @@ def test_object_stores_take_the_same_way(tmp_path: Path, monkeypatch: pytest.Mon
     commit(table, 1)
     orphan = written(table, 2)
     assert tables.catch_up() == 1
-    assert tables.segments()[0]["ledger"] == 1
+    assert tables.segments()[0].ledger == 1
     assert tables.foreign() == []
-    (counted,) = count(table, LOG, {1: (1, 3)}).values()
+    wanted = {1: Wanted(1, 3, (Noted(1, 4, 3, DIGEST),))}
+    (counted,) = read_back(table, LOG, wanted)[0].values()
     assert (counted.rows, counted.entries, counted.first, counted.last) == (3, 3, 1, 3)
     discard(table.place, [orphan])
     assert not (tmp_path / "messages" / orphan.path).exists()
+
+
+def test_reading_back_takes_a_bounded_part_of_a_file(tmp_path: Path) -> None:
+    _, table = made(tmp_path)
+    writer = FileWriter(
+        table.place, {"topic": folder_of(LOG), "date": "2026-01-02"}, MESSAGES.columns
+    )
+    for first in range(1, 81, 8):
+        rows = [
+            {"value": os.urandom(MEBIBYTE), "__topic": LOG, "__ledgerId": 1, "__entryId": entry}
+            for entry in range(first, first + 8)
+        ]
+        writer.write(pa.RecordBatch.from_pylist(rows, MESSAGES.columns))
+    table.commit(table.state(), [writer.close()], {LOG: "1:81"})
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        found, altered = read_back(table, LOG, {1: Wanted(1, 80, (Noted(1, 81, 80, ""),))})
+    finally:
+        pa.set_memory_pool(before)
+    assert (found[1].rows, altered) == (80, [])
+    assert 0 < pool.max_memory() < 60 * MEBIBYTE

@@ -1,0 +1,1 @@
+"""Talking to the brokers: connections, requests, and the streams they answer with."""

@@ -1,0 +1,297 @@
+"""A client of the brokers for pipelines: what topics hold, their blocks, their audit, and trimming.
+
+Blocking, for one thread; make one where it is used, from an Access, which can be pickled. A *log* is a
+topic without partitions or one partition, by its full or short name (``orders-partition-0``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+from onewriter_core.errors import ProtocolError
+from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_pipeline.brokers.connection import (
+    Access,
+    Broken,
+    Connection,
+    Patience,
+    failure,
+    understood,
+)
+from onewriter_pipeline.brokers.frames import (
+    BlockFrame,
+    Chunk,
+    EndFrame,
+    ErrorFrame,
+    Frames,
+    Gatherer,
+    MarkerFrame,
+)
+from onewriter_pipeline.brokers.names import log_name, path_of, topic_path
+from onewriter_pipeline.brokers.positions import behind, position_of, shown
+from onewriter_pipeline.brokers.segments import LogState, Segment, Segments, Trim, segment_of
+from onewriter_pipeline.errors import Damaged, LogEnds, PipelineError
+
+PAGES_MAX: Final = 100_000
+"""Requests for the segments of one log: each reads 64 MiB of it at most."""
+
+EXPIRED: Final = 401
+"""The status with which a stream ends when its reader's token does."""
+
+_ROOT: Final = "/onewriter/v1"
+_ADMIN: Final = "/admin/v2/persistent"
+
+
+class Broker:
+    """The brokers of one installation, as one. Use it as a context manager, or ``close`` it."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._connection = Connection(access)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._connection.close()
+
+    # ------------------------------------------------------------ topics
+
+    def topic(self, name: str) -> dict[str, Any]:
+        """A topic's status (docs/http.md, "A topic"). Raises PipelineError, as everything here."""
+        topic = log_name(name).base
+        return self._connection.ask("GET", topic_path(topic), owner=str(topic))
+
+    def topic_names(self, namespace: str = "") -> Iterator[str]:
+        """The full names of all topics, or of those of ``tenant/namespace``."""
+        after: str | None = None
+        while True:
+            query = {"namespace": namespace or None, "after": after}
+            page = self._connection.ask("GET", f"{_ROOT}/topics", query=query)
+            with understood():
+                names, after = [str(each["name"]) for each in page["topics"]], page["next"]
+            yield from names
+            if after is None:
+                return
+
+    def logs(self, name: str) -> list[str]:
+        """The logs of a topic, by their full names: its partitions, or itself."""
+        topic = log_name(name)
+        if topic.partition is not None:
+            return [str(topic)]
+        said = self.topic(name)
+        with understood():
+            partitions = int(said["partitions"])
+        if not partitions:
+            return [str(topic)]
+        return [str(topic.with_partition(number)) for number in range(partitions)]
+
+    # ------------------------------------------------------------ reading
+
+    def segments(self, log: str, after: Position = EARLIEST) -> Segments:
+        """The segments of a log that end behind a position, oldest first."""
+        name = log_name(log)
+        found: dict[int, Segment] = {}
+        for _ in range(PAGES_MAX):
+            query = {"after": shown(after)}
+            page = self._ask(name, "GET", "/segments", query=query)
+            with understood():
+                for each in page["segments"]:
+                    segment = segment_of(each)
+                    found[segment.ledger] = segment
+                if page["complete"]:
+                    last = position_of(page["last"])
+                    end = behind(last)
+                    first = position_of(page["first"])
+                    kept = tuple(
+                        replace(each, is_open=each.ledger == last.ledger)  # by the last page
+                        for each in found.values()
+                        if each.end > first
+                    )
+                    numbers = int(page["epoch"]), int(page["ledger"])
+                    return Segments(str(page["topic"]), *numbers, first, end, kept)
+                after = position_of(page["next"])
+        raise Damaged(f"{name} has more segments than a client asks for")
+
+    def state(self, log: str, after: Position) -> LogState:
+        """What the store remembers of a log now; ``after``: a position of it, best near its end."""
+        name = log_name(log)
+        query = {"after": shown(after), "state": "true"}
+        answer = self._ask(name, "GET", "/segments", query=query)
+        with understood():
+            said = answer["state"]
+            return LogState(
+                int(said["epoch"]),
+                int(said["ledger"]),
+                int(said["bucketLedger"]),
+                {str(app): int(version) for app, version in said["published"].items()},
+                position_of(said["trimmed"]) if said.get("trimmed") else None,
+            )
+
+    def frames(
+        self,
+        log: str,
+        start: Position | None = None,
+        end: Position | None = None,
+        *,
+        payload: bool = True,
+    ) -> Generator[BlockFrame | MarkerFrame, None, None]:
+        """The blocks and markers of [start, end), whole as they are stored, in order, each once.
+
+        ``start`` None: from the first that is kept; ``end`` None: up to what is committed now;
+        ``payload`` False: blocks come without the entries' bytes. The
+        first block may begin in front of the range, the last one end behind it. A stream that breaks is
+        taken up again behind the last whole block. Raises Trimmed, LogEnds, Damaged, Away and others;
+        what was given until then is right.
+        """
+        name = log_name(log)
+        at, patience = start, Patience(self._access.patience_seconds)
+        while True:
+            with patience.trying():
+                last: EndFrame | None = None
+                for frame in self._attempt(name, at, end, payload=payload):
+                    if isinstance(frame, ErrorFrame):
+                        raise _broken_off(frame)
+                    if isinstance(frame, EndFrame):
+                        last = frame  # what is left is the end of the HTTP answer
+                        continue
+                    yield frame
+                    at = _behind(frame)
+                    patience.renew()
+                if last is None:
+                    raise Broken("the stream ended too early")
+                _check_end(name, last, end or start)
+                return
+
+    def _attempt(
+        self, name: TopicName, start: Position | None, end: Position | None, *, payload: bool
+    ) -> Iterator[BlockFrame | MarkerFrame | EndFrame | ErrorFrame]:
+        """One stream, until it breaks; raises Broken, PipelineError."""
+        query = {"from": start and shown(start), "to": end and shown(end)}
+        query["payload"] = None if payload else "false"
+        path, owner, frames = f"{topic_path(name)}/blocks", str(name.base), Frames()
+        try:
+            for data in self._connection.stream(path, owner=owner, query=query):
+                yield from frames.feed(data)
+        except ProtocolError as error:
+            raise Damaged(str(error)) from error
+
+    def read(
+        self, log: str, start: Position | None = None, end: Position | None = None
+    ) -> Generator[Chunk, None, None]:
+        """The entries of [start, end) in chunks of about 8 MiB. As ``frames`` besides."""
+        gatherer = Gatherer(start or EARLIEST, end)
+        for frame in self.frames(log, start, end):
+            if isinstance(frame, BlockFrame):
+                gatherer.add(frame)
+                if gatherer.is_due:
+                    yield from _one(gatherer)
+        yield from _one(gatherer)
+
+    def position_at(self, log: str, time_ms: int) -> Position | None:
+        """The first entry that its producer published at that time or later; None: there is none."""
+        name = log_name(log)
+        path = f"{_ADMIN}/{path_of(name)}/messageid/{time_ms}"
+        said = self._connection.ask("GET", path, owner=str(name.base))
+        with understood():
+            found = Position(int(said["ledgerId"]), int(said["entryId"]))
+        return found if found.ledger >= 0 else None
+
+    def buckets(self) -> int:
+        """How many buckets there are, each with an audit."""
+        said = self._connection.ask("GET", f"{_ROOT}/brokers")
+        with understood():
+            return int(said["buckets"])
+
+    def audit(self, bucket: int, after: str = "") -> Iterator[dict[str, Any]]:
+        """The audit records of a bucket behind an id, oldest first; each has its ``id``."""
+        while True:
+            query = {"after": after or None}
+            page = self._connection.ask(
+                "GET", f"{_ROOT}/audit/{bucket}", owner=f"bucket {bucket}", query=query
+            )
+            with understood():
+                records = [each | {"id": str(each["id"])} for each in page["records"]]
+                after, is_complete = page["next"] or "", bool(page["complete"])
+            yield from records
+            if is_complete:
+                return
+
+    # ------------------------------------------------------------ changing
+
+    def acknowledge(self, log: str, subscription: str, before: Position) -> Position:
+        """Have a durable subscription stand in front of a position, or farther on; it is made if need be.
+
+        It never goes back, so this may be repeated. Answers in front of which position it stands. Raises
+        Conflict while consumers read with it.
+        """
+        path = f"/acknowledged/{quote(subscription, safe='')}"
+        said = self._ask(log_name(log), "PUT", path, body={"before": shown(before)})
+        with understood():
+            return position_of(said["before"])
+
+    def trim(self, log: str, before: Position, *, epoch: int, ledger: int | None = None) -> Trim:
+        """Drop what is below a position, as far as it may go; for administrators.
+
+        ``epoch`` is the log's newest and ``ledger`` its current one, as ``segments`` told: raises
+        Conflict where they are others by now. May be repeated.
+        """
+        body: dict[str, object] = {"before": shown(before), "epoch": epoch}
+        if ledger is not None:
+            body["ledger"] = ledger
+        said = self._ask(log_name(log), "POST", "/trim", body=body)
+        with understood():
+            limit = said["limitedBy"] or {"what": None, "name": None}
+            return Trim(
+                before,
+                position_of(said["trimmedBefore"]),
+                position_of(said["first"]),
+                limit["what"],
+                limit["name"],
+            )
+
+    def _ask(
+        self,
+        name: TopicName,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str | int | None] | None = None,
+        body: Mapping[str, object] | None = None,
+    ) -> dict[str, Any]:
+        return self._connection.ask(
+            method, topic_path(name) + path, owner=str(name.base), query=query, body=body
+        )
+
+
+def _behind(frame: BlockFrame | MarkerFrame) -> Position:
+    return behind(frame.last if isinstance(frame, BlockFrame) else frame.position)
+
+
+def _broken_off(frame: ErrorFrame) -> PipelineError | Broken:
+    """What the last frame of a stream means; a token that expired meanwhile may be renewed by now."""
+    if frame.status == EXPIRED:
+        return Broken(frame.message)
+    return failure(frame.status, frame.message, frame.details)
+
+
+def _check_end(name: TopicName, frame: EndFrame, end: Position | None) -> None:
+    if end is not None and frame.end < end:
+        raise LogEnds(
+            f"{name} ends at {shown(frame.end)}, in front of {shown(end)}: its tail was lost,"
+            " or nobody has written it yet",
+            frame.end,
+        )
+
+
+def _one(gatherer: Gatherer) -> Iterator[Chunk]:
+    chunk = gatherer.chunk()
+    if chunk is not None:
+        yield chunk

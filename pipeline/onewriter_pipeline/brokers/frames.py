@@ -1,0 +1,328 @@
+"""The packed stream of a log's blocks, as ``GET .../blocks`` sends it, and arrays made of it.
+
+The stream is described in docs/http.md, "Blocks". ``Frames`` takes it apart as its bytes arrive;
+``Gatherer`` cuts the blocks to the range that was asked for and makes Chunks of them, by arrays: what
+a chunk costs depends on its bytes and blocks, not on its entries. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onewriter_core.errors import ProtocolError
+from onewriter_core.ids import Position
+
+CHUNK_BYTES: Final = 8 * 1024 * 1024
+"""Payload of a chunk, about: it is complete with the block that reaches this."""
+
+CHUNK_ENTRIES: Final = 262_144
+"""Entries of a chunk, about, however small they are."""
+
+FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
+"""A frame that claims to be longer is none of a broker's."""
+
+HEAD: Final = b"OWB2"
+
+_BLOCK: Final = 1
+_MARKER: Final = 2
+_END: Final = 3
+_ERROR: Final = 4
+_HAS_COUNTS: Final = 1
+_IS_ATOMIC: Final = 2
+_ENDS_PUBLISH: Final = 4
+_NO_PAYLOAD: Final = 8
+
+_LENGTH = struct.Struct("<I")
+_BLOCK_HEAD = struct.Struct("<QQQIB16s")
+_NAME_LENGTH = struct.Struct("<H")
+_LEDGER = struct.Struct("<Q")
+_POSITION = struct.Struct("<QQ")
+
+
+class PublishPart(NamedTuple):
+    """Entries [start, stop) of a chunk are of the atomic publish ``name``; ``ends``: up to its last one."""
+
+    start: int
+    stop: int
+    name: str
+    ends: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Consecutive committed entries of one log, as arrays; ``n`` of them.
+
+    Entry ``i`` (from 0) is ``payload[offsets[i] : offsets[i + 1]]``, byte for byte what its client
+    sent behind the SEND command: magic and CRC-32C, the metadata's size, the metadata, the payload.
+    """
+
+    payload: bytes
+    offsets: NDArray[np.int64]
+    """``n + 1`` of them; the first is 0, the last the payload's size."""
+    ledger: NDArray[np.int64]
+    entry: NDArray[np.int64]
+    messages: NDArray[np.int32]
+    """Messages in each entry, at least 1 (as its client said)."""
+    time_ms: NDArray[np.int64]
+    """The broker's wall clock when it closed the entry's block, milliseconds since 1970."""
+    publishes: tuple[PublishPart, ...] = ()
+    """Which of them are parts of atomic publishes, in order."""
+    chains: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+    """Of the last block of each ledger: the entry behind it, and its hash in hex."""
+
+    def __len__(self) -> int:
+        return len(self.ledger)
+
+    @property
+    def first(self) -> Position:
+        """The first entry's position."""
+        return Position(int(self.ledger[0]), int(self.entry[0]))
+
+    @property
+    def last(self) -> Position:
+        """The last entry's position."""
+        return Position(int(self.ledger[-1]), int(self.entry[-1]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockFrame:
+    """One block, whole as it is stored. ``lengths`` and ``counts`` have one number per entry.
+
+    ``chain`` is the hash over the block and all before it in its ledger (docs/log-format.md).
+    ``publish``: ``app/version`` of the atomic publish that it is a part of, empty: of none;
+    ``ends_publish``: it is the last block of that. ``payload`` is empty where it was not asked for.
+    """
+
+    first: Position
+    time_ms: int
+    lengths: NDArray[np.uint32]
+    counts: NDArray[np.uint32] | None
+    publish: str
+    chain: bytes
+    payload: memoryview
+    ends_publish: bool = False
+
+    @property
+    def last(self) -> Position:
+        """The position of the block's last entry."""
+        return Position(self.first.ledger, self.first.entry + len(self.lengths) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerFrame:
+    """The beginning of a ledger: why it was opened, and for whom."""
+
+    ledger: int
+    fields: dict[str, str]
+
+    @property
+    def position(self) -> Position:
+        """Where it stands."""
+        return Position(self.ledger, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class EndFrame:
+    """The answer is whole: all that is committed in front of ``end`` was sent."""
+
+    end: Position
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFrame:
+    """The answer breaks off: ``status`` and ``message`` as of an HTTP answer, and its details."""
+
+    status: int
+    message: str
+    details: dict[str, Any]
+
+
+Frame = BlockFrame | MarkerFrame | EndFrame | ErrorFrame
+
+
+class Frames:
+    """Takes a stream apart: ``feed`` it what arrived, then take the frames that are complete."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._has_begun = False
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that are complete with these bytes; take all of them before feeding more.
+
+        They refer to the bytes, which stay in memory as long as a frame does. Raises ProtocolError
+        for what no broker sends.
+        """
+        data = self._rest + data if self._rest else data
+        at = 0
+        if not self._has_begun:
+            if len(data) < len(HEAD):
+                self._rest = data
+                return
+            if not data.startswith(HEAD):
+                raise ProtocolError("that is no stream of blocks, or of another version")
+            self._has_begun, at = True, len(HEAD)
+        view = memoryview(data)
+        while len(data) - at >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(data, at)
+            if not 1 <= size <= FRAME_BYTES_MAX:
+                raise ProtocolError(f"a frame of {size} bytes in a stream of blocks")
+            stop = at + _LENGTH.size + size
+            if stop > len(data):
+                break
+            yield _frame(view[at + _LENGTH.size : stop])
+            at = stop
+        self._rest = data[at:]
+
+
+def _frame(body: memoryview) -> Frame:
+    kind = body[0]
+    try:
+        if kind == _BLOCK:
+            return _block(body)
+        if kind == _MARKER:
+            (ledger,) = _LEDGER.unpack_from(body, 1)
+            return MarkerFrame(ledger, json.loads(bytes(body[1 + _LEDGER.size :])))
+        if kind == _END:
+            return EndFrame(Position(*_POSITION.unpack_from(body, 1)))
+        if kind == _ERROR:
+            said = json.loads(bytes(body[1:]))
+            return ErrorFrame(int(said["status"]), str(said["message"]), said)
+    except (struct.error, ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(f"a damaged frame in a stream of blocks: {error}") from error
+    raise ProtocolError(f"a frame of the unknown kind {kind} in a stream of blocks")
+
+
+def _block(body: memoryview) -> BlockFrame:
+    ledger, entry, time_ms, entries, flags, chain = _BLOCK_HEAD.unpack_from(body, 1)
+    at = 1 + _BLOCK_HEAD.size
+    lengths = np.frombuffer(body, "<u4", entries, at)
+    at += lengths.nbytes
+    counts = None
+    if flags & _HAS_COUNTS:
+        counts = np.frombuffer(body, "<u4", entries, at)
+        at += counts.nbytes
+    publish = ""
+    if flags & _IS_ATOMIC:
+        (size,) = _NAME_LENGTH.unpack_from(body, at)
+        at += _NAME_LENGTH.size + size
+        publish = bytes(body[at - size : at]).decode()
+    payload = body[at:]
+    size = 0 if flags & _NO_PAYLOAD else int(lengths.sum(dtype=np.int64))
+    if entries == 0 or size != len(payload):
+        raise ValueError(f"the lengths of block {ledger}:{entry} do not add up")
+    return BlockFrame(
+        Position(ledger, entry),
+        time_ms,
+        lengths,
+        counts,
+        publish,
+        chain,
+        payload,
+        bool(flags & _ENDS_PUBLISH),
+    )
+
+
+class Gatherer:
+    """Makes chunks of blocks, cut to [start, end); an ``end`` of None: as they come.
+
+    Blocks are added in order; a ``chunk`` is taken whenever one is due, and once at the end.
+    """
+
+    def __init__(self, start: Position, end: Position | None = None) -> None:
+        self._start = start
+        self._end = end
+        self._clear()
+
+    def _clear(self) -> None:
+        self._payloads: list[memoryview] = []
+        self._lengths: list[NDArray[np.uint32]] = []
+        self._counts: list[NDArray[np.uint32] | None] = []
+        self._heads: list[tuple[int, int, int, int]] = []
+        self._publishes: list[PublishPart] = []
+        self._chains: dict[int, tuple[int, str]] = {}
+        self._bytes = 0
+        self._entries = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a chunk is full."""
+        return self._bytes >= CHUNK_BYTES or self._entries >= CHUNK_ENTRIES
+
+    def add(self, block: BlockFrame) -> None:
+        """The next block, or what of it lies within the range."""
+        ledger, first = block.first
+        payload, lengths, counts = block.payload, block.lengths, block.counts
+        ends = block.ends_publish
+        if block.first < self._start or (self._end is not None and block.last >= self._end):
+            low, high = self._bounds(block)
+            if low >= high:
+                return
+            edges = np.cumsum(lengths, dtype=np.int64)
+            payload = payload[int(edges[low - 1]) if low else 0 : int(edges[high - 1])]
+            ends = ends and high == len(lengths)
+            lengths, first = lengths[low:high], first + low
+            counts = None if counts is None else counts[low:high]
+        self._payloads.append(payload)
+        self._lengths.append(lengths)
+        self._counts.append(counts)
+        self._heads.append((ledger, first, block.time_ms, len(lengths)))
+        self._chains[ledger] = (block.last.entry + 1, block.chain.hex())
+        if block.publish:
+            at = self._entries
+            self._publishes.append(PublishPart(at, at + len(lengths), block.publish, ends))
+        self._bytes += len(payload)
+        self._entries += len(lengths)
+
+    def _bounds(self, block: BlockFrame) -> tuple[int, int]:
+        """Which entries of the block lie within the range: from one up to another."""
+        ledger, first = block.first
+        size = len(block.lengths)
+        low, high = 0, size
+        if block.first < self._start:
+            low = min(size, self._start.entry - first) if ledger == self._start.ledger else size
+        if self._end is not None and block.last >= self._end:
+            high = max(0, self._end.entry - first) if ledger == self._end.ledger else 0
+        return low, high
+
+    def chunk(self) -> Chunk | None:
+        """All that was added since the last chunk; None: nothing was."""
+        if not self._heads:
+            return None
+        heads = np.array(self._heads, dtype=np.int64)
+        sizes = heads[:, 3]
+        total = self._entries
+        offsets = np.zeros(total + 1, dtype=np.int64)
+        np.cumsum(np.concatenate(self._lengths), dtype=np.int64, out=offsets[1:])
+        # How far each entry stands behind its block's first one.
+        starts = np.cumsum(sizes) - sizes
+        steps = np.arange(total, dtype=np.int64) - np.repeat(starts, sizes)
+        chunk = Chunk(
+            b"".join(self._payloads),
+            offsets,
+            np.repeat(heads[:, 0], sizes),
+            np.repeat(heads[:, 1], sizes) + steps,
+            self._messages(),
+            np.repeat(heads[:, 2], sizes),
+            tuple(self._publishes),
+            self._chains,
+        )
+        self._clear()
+        return chunk
+
+    def _messages(self) -> NDArray[np.int32]:
+        if all(counts is None for counts in self._counts):
+            return np.ones(self._entries, dtype=np.int32)
+        return np.concatenate(
+            [
+                np.ones(head[3], dtype=np.int32) if counts is None else counts.astype(np.int32)
+                for head, counts in zip(self._heads, self._counts, strict=True)
+            ]
+        )

@@ -1,0 +1,29 @@
+"""Names of topics and logs as people write them, and where brokers have them in their paths. Pure."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from onewriter_core.ids import InvalidTopicName, TopicName
+from onewriter_pipeline.errors import Invalid
+
+
+def log_name(text: str) -> TopicName:
+    """The name of a topic, or of one partition, full or short; raises Invalid."""
+    try:
+        name = TopicName.parse(text)
+    except InvalidTopicName as error:
+        raise Invalid(str(error)) from error
+    if name.domain != "persistent":
+        raise Invalid(f"{name} is no persistent topic, and only those are kept")
+    return name
+
+
+def topic_path(name: TopicName) -> str:
+    """Where brokers answer for a topic or one partition."""
+    return f"/onewriter/v1/topics/{path_of(name)}"
+
+
+def path_of(name: TopicName) -> str:
+    """Its name as a part of a path."""
+    return "/".join(quote(each, safe="") for each in (name.tenant, name.namespace, name.local_name))

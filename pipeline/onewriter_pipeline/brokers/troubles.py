@@ -1,0 +1,100 @@
+"""What went wrong between here and a broker, in a plain sentence. Pure."""
+
+from __future__ import annotations
+
+import errno
+import ssl
+from collections.abc import Iterator
+from http.client import RemoteDisconnected
+from typing import Final
+from urllib.parse import urlsplit
+
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    IncompleteRead,
+    NameResolutionError,
+    NewConnectionError,
+    ProtocolError,
+    ReadTimeoutError,
+)
+
+CAUSES_MAX: Final = 8
+"""Errors behind an error that are looked through."""
+
+_UNREACHABLE: Final = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH})
+_UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
+
+
+def told(error: Exception, url: str) -> str:
+    """A sentence about an error of the connection to a broker's address."""
+    where = urlsplit(url).netloc
+    return next(filter(None, (_said(each, where) for each in _chain(error))), "") or (
+        f"the connection to {where} failed ({type(error).__name__})"
+    )
+
+
+def lasting(error: Exception, url: str) -> str | None:
+    """A sentence about one that does not pass by itself; None: it may."""
+    where = urlsplit(url).netloc
+    for each in _chain(error):
+        if not isinstance(each, ssl.SSLError):
+            continue
+        reason = f"{_reason(each)} {each}"
+        if _UNTRUSTED in reason:
+            why = getattr(each, "verify_message", "") or "it cannot be verified"
+            return (
+                f"the certificate of {where} is not trusted: {why}"
+                " (tls.caFile names the authorities that are)"
+            )
+        if any(word in reason.upper().replace(" ", "_") for word in _NO_TLS):
+            return f"{where} does not speak TLS: its address begins with http://"
+    return None
+
+
+def _said(error: BaseException, where: str) -> str | None:
+    match error:
+        case NameResolutionError():
+            return f"there is no host of the name {where.rpartition(':')[0] or where}"
+        case NewConnectionError():
+            return None  # what it was made of says why
+        case ConnectTimeoutError():
+            return f"{where} does not take the connection: it timed out"
+        case ReadTimeoutError() | TimeoutError():
+            return f"{where} does not answer: it timed out"
+        case ConnectionRefusedError():
+            return f"{where} refused the connection: nothing listens there"
+        case ssl.SSLError():
+            return f"TLS with {where} failed: {_reason(error) or error}"
+        case RemoteDisconnected() | ConnectionResetError() | BrokenPipeError():
+            return f"{where} closed the connection"
+        case IncompleteRead():
+            return f"{where} closed the connection in the middle of an answer"
+        case OSError() if error.errno in _UNREACHABLE:
+            return f"{where} cannot be reached from here"
+        case OSError() if error.strerror:
+            return f"the connection to {where} failed: {error.strerror}"
+        case ProtocolError() if not _behind(error):
+            return f"the connection to {where} broke off"
+        case _:
+            return None
+
+
+def _reason(error: ssl.SSLError) -> str:
+    """OpenSSL's word for it; errors that Python makes itself have none."""
+    return getattr(error, "reason", None) or ""
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and those behind it, the outermost first."""
+    found: list[BaseException] = [error]
+    for each in found:
+        yield each
+        if len(found) < CAUSES_MAX:
+            found += [other for other in _behind(each) if other not in found]
+
+
+def _behind(error: BaseException) -> list[BaseException]:
+    """Errors that one was made of: those in its arguments, and what it was raised from."""
+    held = [*error.args, error.__cause__, error.__context__]
+    return [each for each in held if isinstance(each, BaseException)]

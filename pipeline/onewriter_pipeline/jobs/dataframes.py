@@ -1,0 +1,87 @@
+"""Topics as DataFrames for jobs: the options of ``format("onewriter")`` out of a verb's, and publishing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.errors import Invalid, NotFound
+from onewriter_pipeline.jobs.options import access_of, tables_of
+from onewriter_pipeline.reading.offsets import END_OF_LOG
+from onewriter_pipeline.schema import COLD, HOT, TIERS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from onewriter_pipeline.brokers.connection import Access
+
+tier_option = click.option(
+    "--tier",
+    type=click.Choice(TIERS),
+    default=HOT,
+    show_default=True,
+    help="The live log, the tables, or both as one.",
+)
+
+
+def access_names(access: Access) -> dict[str, str]:
+    """How brokers are reached, as options of a data source."""
+    named = {
+        "admin.url": access.url,
+        "authToken": access.token,
+        "authTokenFile": access.token_file,
+        "tls.caFile": access.ca_file,
+    }
+    return {name: value for name, value in named.items() if value}
+
+
+def read_options(options: Mapping[str, Any]) -> dict[str, str]:
+    """What a verb's options of access, tier and table mean for a read. Raises Invalid."""
+    if options["tier"] != HOT and not options["table"]:
+        raise Invalid(f"--tier {options['tier']} needs --table: where the tables are")
+    found = {"tier": options["tier"]}
+    if options["tier"] != COLD:
+        found |= access_names(access_of(options))
+    if options["tier"] != HOT:
+        tables = tables_of(options)
+        found["table"] = tables.place.location
+        found["table.format"] = options["table_format"]
+        if tables.place.options:
+            found["table.options"] = json.dumps(dict(tables.place.options))
+    return found
+
+
+def publish(
+    rows: DataFrame,
+    access: Access,
+    *,
+    topic: str,
+    app: str,
+    version: int,
+    epoch: int | None = None,
+) -> bool:
+    """Publish rows as a whole, in their order, once for an app and a version; by partition if there are any.
+
+    Answers whether anything was appended: what was published before is not, nor are no rows at all. Raises
+    what Spark raises.
+    """
+    named = access_names(access) | {"topic": topic, "txnAppId": app, "txnVersion": str(version)}
+    if epoch is not None:
+        named["epoch"] = str(epoch)
+    with Broker(access) as broker:
+        before = _versions(broker, topic, app)
+        rows.write.format("onewriter").options(**named).mode("append").save()
+        return _versions(broker, topic, app) != before
+
+
+def _versions(broker: Broker, topic: str, app: str) -> dict[str, int]:
+    """The newest version that each log of a topic has of an app, where it has one; the topic may not exist."""
+    try:
+        states = {log: broker.state(log, END_OF_LOG) for log in broker.logs(topic)}
+    except NotFound:  # its first rows make it
+        return {}
+    return {log: state.published[app] for log, state in states.items() if app in state.published}

@@ -1,0 +1,192 @@
+"""What the verbs of ``onewriter-pipeline`` have in common: options, progress, results, exit codes.
+
+A verb is a module of ``jobs`` with a click command named ``command``; ``cli.VERBS`` lists them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import click
+
+from onewriter_pipeline.brokers.connection import PATIENCE_SECONDS, Access
+from onewriter_pipeline.errors import Invalid
+from onewriter_pipeline.reading.planning import Selection
+from onewriter_pipeline.schema import FORMATS
+from onewriter_pipeline.tables.tables import Tables
+
+EXIT_OK: Final = 0
+EXIT_ERROR: Final = 1
+EXIT_VIOLATION: Final = 2
+"""2 is kept for what must not be: two writers at once, a table that is not what the log is."""
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+class Violation(Exception):
+    """What must not be was found; the result that was told before says what. Ends with exit code 2."""
+
+
+def _together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
+    def decorate(function: Decorated) -> Decorated:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+access_options = _together(
+    click.option(
+        "--admin-url",
+        "--http-url",
+        "url",
+        envvar="ONEWRITER_HTTP_URL",
+        show_envvar=True,
+        default="http://localhost:8080",
+        show_default=True,
+        help="The brokers' HTTP address; several with commas between.",
+    ),
+    click.option(
+        "--token",
+        envvar="ONEWRITER_TOKEN",
+        show_envvar=True,
+        default="",
+        help="Our token (a JWT). Others see it in the list of processes: better in a file.",
+    ),
+    click.option(
+        "--token-file",
+        envvar="ONEWRITER_TOKEN_FILE",
+        show_envvar=True,
+        default="",
+        help="The file that holds the token; read for each request.",
+    ),
+    click.option(
+        "--ca-file", default="", help="Authorities that are trusted, instead of the system's."
+    ),
+    click.option(
+        "--patience",
+        default=PATIENCE_SECONDS,
+        show_default=True,
+        help="Seconds until brokers count as away.",
+    ),
+)
+"""How brokers are reached; see ``access_of``."""
+
+
+def _table_options(*, is_required: bool) -> Callable[[Decorated], Decorated]:
+    return _together(
+        click.option(
+            "--table",
+            required=is_required,
+            envvar="ONEWRITER_TABLE",
+            show_envvar=True,
+            help="Folder or URL (s3://...) of the tables.",
+        ),
+        click.option(
+            "--storage-option",
+            "storage_options",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="An option of the object store, as delta-rs names it; may be repeated. Those of the"
+            " environment count, too.",
+        ),
+        click.option(
+            "--table-format",
+            type=click.Choice(FORMATS),
+            default=FORMATS[0],
+            show_default=True,
+            help="parquet: without a Delta log, on local disks only.",
+        ),
+    )
+
+
+table_options = _table_options(is_required=True)
+optional_table_options = _table_options(is_required=False)
+"""Where the tables are; see ``tables_of``."""
+
+topic_options = _together(
+    click.option("--topic", "topics", multiple=True, help="A topic; may be repeated."),
+    click.option(
+        "--topics-pattern",
+        "pattern",
+        default="",
+        help="All topics whose full name matches this regular expression.",
+    ),
+)
+"""Which topics; see ``selection_of``."""
+
+spark_options = _together(
+    click.option(
+        "--master", default="", help="Spark's master; local[*] unless spark-submit says another."
+    ),
+    click.option(
+        "--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may be repeated."
+    ),
+)
+
+output_option = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="For people, or for scripts: one JSON document.",
+)
+
+
+def access_of(options: Mapping[str, Any]) -> Access:
+    """How brokers are reached, by the options above; raises Invalid."""
+    token, token_file = options["token"], options["token_file"]
+    if token and token_file:
+        raise Invalid("--token and --token-file: give one of them")
+    access = Access(
+        options["url"],
+        token,
+        token_file,
+        options["ca_file"],
+        patience_seconds=options["patience"],
+    )
+    access.addresses()
+    return access
+
+
+def tables_of(options: Mapping[str, Any]) -> Tables:
+    """Where the tables are; raises Invalid."""
+    return Tables(options["table"], storage_of(options), options["table_format"])
+
+
+def storage_of(options: Mapping[str, Any]) -> dict[str, str]:
+    """What it takes to reach an object store; raises Invalid."""
+    given = {}
+    for each in options["storage_options"]:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise Invalid("--storage-option: write NAME=VALUE")
+        given[name] = value
+    return given
+
+
+def selection_of(options: Mapping[str, Any]) -> Selection:
+    """Which topics; raises Invalid where none, or both ways, are given."""
+    topics: Sequence[str] = options["topics"]
+    pattern: str = options["pattern"]
+    if bool(topics) == bool(pattern):
+        raise Invalid("give topics with --topic, or --topics-pattern")
+    return Selection(topics=tuple(topics), pattern=pattern)
+
+
+def progress(line: str) -> None:
+    """Tell a person how far it is; programs read the other stream."""
+    click.echo(line, err=True)
+
+
+def tell(output: str, document: Mapping[str, Any], lines: Sequence[str]) -> None:
+    """The result: a JSON document, or lines for people."""
+    if output == "json":
+        click.echo(json.dumps(document, indent=2, sort_keys=False))
+        return
+    for line in lines:
+        click.echo(line)

@@ -1,0 +1,339 @@
+"""Files of tables: where they lie, and how messages get into them, on whatever machine a task runs.
+
+A task writes Parquet files under names that nobody else uses and tells what it wrote; none of it counts
+before it is committed. On local disks files are on the disk itself before they are told of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from onewriter_core.ids import NUMBER_MAX
+from onewriter_pipeline.errors import TableError
+from onewriter_pipeline.schema import (
+    BATCH_INDEX,
+    ENTRY,
+    EPOCH,
+    LEDGER,
+    PRODUCER,
+    PUBLISH_TIME,
+    SEQUENCE,
+    TOPIC,
+)
+from onewriter_pipeline.tables.layout import (
+    TOPIC_PARTITION,
+    TableFile,
+    folder_of,
+    is_of_run,
+    new_path,
+)
+
+GROUP_ROWS: Final = 256 * 1024
+GROUP_BYTES: Final = 32 * 1024 * 1024
+"""Rows of a Parquet row group, or bytes, whichever comes first: what a writer keeps in memory."""
+
+READ_ROWS: Final = 64 * 1024
+READ_BYTES: Final = 8 * 1024 * 1024
+"""What is read of a file at once: so many rows, or bytes, whichever is less."""
+
+READ_AHEAD_BYTES: Final = 1024 * 1024
+"""What is fetched at once of a column of a file that is read."""
+
+ERROR_CHARACTERS_MAX: Final = 300
+"""Of what a library says; all of it is one line."""
+
+_LINK: Final = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
+_COLOURS: Final = re.compile(r"\x1b\[\d*m")
+_ANSWER: Final = re.compile(r"<Code>(\w+)</Code>\s*<Message>([^<]*)</Message>")
+
+COMPRESSION: Final = "zstd"
+COMPRESSION_LEVEL: Final = 1
+
+BOUNDED: Final = (LEDGER, ENTRY, PUBLISH_TIME)
+"""Columns whose least and greatest value the table's log knows: none that may be null (``table``)."""
+
+_MEASURED: Final = (*BOUNDED, EPOCH, SEQUENCE)
+"""Columns of which each row group of a file knows the same: there it is told which have nulls."""
+
+_FEW_VALUES: Final = (TOPIC, PRODUCER, EPOCH, LEDGER, BATCH_INDEX)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a table lies: a folder, or a URL of an object store with what it takes to reach it."""
+
+    location: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder of a file system."""
+        return urlsplit(self.location).scheme in {"", "file"}
+
+    def within(self, name: str) -> Place:
+        """A place below it."""
+        return replace(self, location=f"{self.location.rstrip('/')}/{name}")
+
+    def files(self) -> Any:
+        """Its files, as pyarrow sees them: a file system that begins at this place."""
+        if self.is_local:
+            folder = self.location.removeprefix("file://")
+            return pafs.SubTreeFileSystem(folder, pafs.LocalFileSystem())
+        from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415 - local places do without
+
+        handler = DeltaStorageHandler(self.location, dict(self.options))
+        return pafs.PyFileSystem(handler)
+
+
+def place_of(location: str, options: Mapping[str, str] | None = None) -> Place:
+    """A place as a person names it; folders become absolute, since tasks run elsewhere."""
+    place = Place(location, options or {})
+    if not place.is_local:
+        return place
+    return replace(place, location=str(Path(location.removeprefix("file://")).absolute()))
+
+
+def made_folder(place: Place) -> None:
+    """See to it that a place is there; object stores have no folders. Raises TableError."""
+    if place.is_local:
+        with told(place):
+            Path(place.location.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
+
+
+def synced(place: Place, folder: str) -> None:
+    """See to it that a log's newest commit survives a power failure; for local places."""
+    if not place.is_local:
+        return
+    path = Path(place.location) / folder
+    newest = max(path.glob("*.json"), default=path)
+    for each in (newest, path, path.parent):
+        synced_file(each)
+
+
+def synced_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class FileWriter:
+    """Writes one Parquet file; nobody reads it before it is closed and committed."""
+
+    def __init__(
+        self, place: Place, partition: Mapping[str, str], schema: pa.Schema, run: str = ""
+    ) -> None:
+        self._place = place
+        self._partition = dict(partition)
+        self._path = new_path(partition, run)
+        self._files = place.files()
+        if place.is_local:
+            self._files.create_dir(self._path.rpartition("/")[0] or ".", recursive=True)
+        self._sink = self._files.open_output_stream(self._path)
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            schema,
+            compression=COMPRESSION,
+            compression_level=COMPRESSION_LEVEL,
+            use_dictionary=[name for name in _FEW_VALUES if name in schema.names],
+            write_statistics=[name for name in _MEASURED if name in schema.names],
+            coerce_timestamps="us",
+            store_schema=False,
+        )
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = self._waiting_bytes = 0
+        self._rows = 0
+        self._bounds: dict[str, tuple[int, int]] = {}
+
+    @property
+    def bytes(self) -> int:
+        """What the file has up to now."""
+        return int(self._sink.tell())
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
+        if not batch.num_rows:
+            return
+        for name in BOUNDED:
+            if name in batch.schema.names:
+                self._widen(name, batch.column(name))
+        self._rows += batch.num_rows
+        self._waiting.append(batch)
+        self._waiting_rows += batch.num_rows
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_rows >= GROUP_ROWS or self._waiting_bytes >= GROUP_BYTES:
+            self._flush()
+
+    def _widen(self, name: str, column: pa.Array) -> None:
+        if column.null_count == len(column):
+            return
+        values = column.drop_null() if column.null_count else column
+        numbers = values.cast(pa.int64()).to_numpy(zero_copy_only=False)
+        low, high = int(numbers.min()), int(numbers.max())
+        if name in self._bounds:
+            low, high = min(low, self._bounds[name][0]), max(high, self._bounds[name][1])
+        self._bounds[name] = (low, high)
+
+    def _flush(self) -> None:
+        if self._waiting:
+            table = pa.Table.from_batches(self._waiting)
+            self._writer.write_table(table, row_group_size=GROUP_ROWS)
+        self._waiting = []
+        self._waiting_rows = self._waiting_bytes = 0
+
+    def close(self) -> TableFile:
+        """Finish the file, and tell what it has."""
+        self._flush()
+        self._writer.close()
+        self._sink.close()
+        found = self._files.get_file_info(self._path)
+        if self._place.is_local:
+            root = Path(self._place.location)
+            path = root / self._path
+            while path != root:
+                synced_file(path)
+                path = path.parent
+        modified_ms = int(found.mtime_ns or 0) // 1_000_000
+        return TableFile(
+            self._path, int(found.size), self._rows, self._partition, self._bounds, modified_ms
+        )
+
+    def discard(self) -> None:
+        """Remove what was written of it, as far as that can be done."""
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self._writer.close()
+            self._sink.close()
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self._files.delete_file(self._path)
+
+
+def opened_parquet(
+    place: Place, path: str, *, read_dictionary: Sequence[str] = ()
+) -> pq.ParquetFile:
+    """A file of a table to read in parts: READ_AHEAD_BYTES of each column at a time, not all of them.
+
+    ``read_dictionary``: columns of few values, to be read as such.
+    """
+    return pq.ParquetFile(
+        path,
+        filesystem=place.files(),
+        read_dictionary=list(read_dictionary),
+        pre_buffer=False,
+        buffer_size=READ_AHEAD_BYTES,
+    )
+
+
+def rows_at_once(metadata: pq.FileMetaData) -> int:
+    """Rows of a batch to read of a file: READ_ROWS, or those that have READ_BYTES, by what it says of them."""
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    sizes = (int(group.total_byte_size) // max(1, int(group.num_rows)) for group in groups)
+    return max(1, min(READ_ROWS, READ_BYTES // max(1, max(sizes, default=1))))
+
+
+def by_folder(files: Iterable[TableFile]) -> dict[str, list[TableFile]]:
+    """A table's files by the folders of their logs, each log's in its order."""
+    found: dict[str, list[TableFile]] = {}
+    for file in sorted(files, key=_order):
+        found.setdefault(file.partition.get(TOPIC_PARTITION, ""), []).append(file)
+    return found
+
+
+def _order(file: TableFile) -> tuple[tuple[int, int], tuple[int, int]]:
+    unknown = (0, NUMBER_MAX)
+    return file.bounds.get(LEDGER, unknown), file.bounds.get(ENTRY, unknown)
+
+
+def files_of(
+    files: Iterable[TableFile], log: str, first_ledger: int, last_ledger: int
+) -> list[TableFile]:
+    """Those of a table's files that may hold messages of some ledgers of a log, in the log's order."""
+    folder = folder_of(log)
+    found = []
+    for file in files:
+        low, high = file.bounds.get(LEDGER, (first_ledger, last_ledger))
+        of_log = file.partition.get(TOPIC_PARTITION) == folder
+        if of_log and low <= last_ledger and high >= first_ledger:
+            found.append(file)
+    return sorted(found, key=_order)
+
+
+def check_there(place: Place, files: Sequence[TableFile]) -> None:
+    """Raise TableError where what tasks wrote cannot be seen from here, as they wrote it."""
+    if not files:
+        return
+    with told(place):
+        found = place.files().get_file_info([file.path for file in files])
+    for file, info in zip(files, found, strict=True):
+        if not info.is_file or info.size != file.size:
+            raise TableError(
+                f"{place.location}/{file.path} was written by a task and is not here: executors need"
+                " the same folder as the driver, or an object store"
+            )
+
+
+def discard(place: Place, files: Iterable[TableFile]) -> None:
+    """Remove files that were not committed; what cannot be removed is left to ``vacuum``."""
+    for file in files:
+        with contextlib.suppress(OSError, pa.ArrowException):
+            place.files().delete_file(file.path)
+
+
+def discard_run(place: Place, run: str, folders: Iterable[str]) -> None:
+    """Remove all files of a run, whoever wrote them; as ``discard`` besides. ``folders``: where they are."""
+    files = place.files()
+    for folder in folders:
+        with contextlib.suppress(OSError, pa.ArrowException):
+            selector = pafs.FileSelector(folder, recursive=True, allow_not_found=True)
+            for each in files.get_file_info(selector):
+                if each.is_file and is_of_run(each.path, run):
+                    files.delete_file(each.path)
+
+
+@contextlib.contextmanager
+def told(place: Place) -> Iterator[None]:
+    """What a disk or an object store says becomes a TableError of one sentence."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise TableError(f"{place.location}: {line(error)}") from error
+
+
+def line(error: Exception) -> str:
+    """What went wrong, as one short line: what failed, and why, out of the chain that delta-rs tells."""
+    said = _COLOURS.sub("", str(error)).strip()
+    if not said:
+        return type(error).__name__
+    links = [_link(each) for each in said.removeprefix("Kernel error -> ").split(_LINK)]
+    if len(links) == 1:
+        return said.splitlines()[0][:ERROR_CHARACTERS_MAX]
+    return ": ".join(dict.fromkeys((links[0], *links[-2:])))[:ERROR_CHARACTERS_MAX]
+
+
+def _link(said: str) -> str:
+    """One link of such a chain; of what an object store answers its code and its sentence."""
+    answer = _ANSWER.search(said)
+    return ": ".join(answer.groups()) if answer else " ".join(said.split())
+
+
+def write_rows(place: Place, schema: pa.Schema, rows: Sequence[Mapping[str, object]]) -> TableFile:
+    """A file of a small table, written here. Raises TableError."""
+    with told(place):
+        writer = FileWriter(place, {}, schema)
+        try:
+            writer.write(pa.RecordBatch.from_pylist(list(rows), schema))
+            return writer.close()
+        except (OSError, pa.ArrowException):
+            writer.discard()
+            raise

@@ -1,0 +1,170 @@
+"""The three tables of a place, together: opening them, what was offloaded, foreign files, cleaning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from onewriter_pipeline.errors import Invalid, Overtaken, TableError
+from onewriter_pipeline.schema import DELTA, FORMATS, PARQUET
+from onewriter_pipeline.tables.delta import DeltaLog
+from onewriter_pipeline.tables.files import discard, place_of, told, write_rows
+from onewriter_pipeline.tables.layout import (
+    LAYOUTS,
+    MESSAGES,
+    SEGMENTS,
+    Layout,
+    SegmentRow,
+    is_ours,
+)
+from onewriter_pipeline.tables.parquet import ParquetLog
+from onewriter_pipeline.tables.table import Table
+
+FOREIGN_SHOWN: Final = 20
+"""Foreign files that are named."""
+
+_BATCH: Final = "batch"
+_OPEN: Final[dict[str, Callable[..., Table | None]]] = {
+    DELTA: DeltaLog.opened,
+    PARQUET: ParquetLog.opened,
+}
+
+
+class Tables:
+    """The tables of one place. Raises Invalid for a place that none can be at."""
+
+    def __init__(
+        self, location: str, options: Mapping[str, str] | None = None, kind: str = DELTA
+    ) -> None:
+        self.place = place_of(location, options)
+        if kind not in FORMATS:
+            raise Invalid(f"{kind!r} is no format of tables: {', '.join(FORMATS)}")
+        if kind == PARQUET and not self.place.is_local:
+            raise Invalid("tables without a Delta log are kept on local disks only")
+        self._kind = kind
+
+    def opened(self, layout: Layout) -> Table | None:
+        """A table, None if there is none yet. Raises TableError, Invalid."""
+        return _OPEN[self._kind](self.place.within(layout.name), layout, create=False)
+
+    def existing(self, layout: Layout) -> Table:
+        """The same; raises TableError if there is none."""
+        found = self.opened(layout)
+        if found is None:
+            raise TableError(f"{self.place.location} has no {self._kind} table {layout.name}")
+        return found
+
+    def made(self, layout: Layout) -> Table:
+        """A table, made if there is none."""
+        found = _OPEN[self._kind](self.place.within(layout.name), layout, create=True)
+        if found is None:
+            raise TableError(f"{self.place.location}: {layout.name} could not be made")
+        return found
+
+    # ------------------------------------------------------------ segments
+
+    def catch_up(self) -> int:
+        """Bring ``segments`` up to ``messages``, whose commits carry its rows; answers how many rows.
+
+        Called before and behind what is offloaded: a job that was killed between the two is made up for.
+        """
+        messages, segments = self.existing(MESSAGES), self.made(SEGMENTS)
+        state = segments.state()
+        rows, newest = _rows_behind(messages, _batch_of(state.offsets))
+        if newest is None:
+            return 0
+        said = [row.as_row() for row in rows]
+        files = [write_rows(segments.place, SEGMENTS.columns, said)] if rows else []
+        try:
+            segments.commit(state, files, {_BATCH: str(newest)})
+        except Overtaken:
+            discard(segments.place, files)  # whoever did it has made up for the same commits
+            return 0
+        except TableError:
+            discard(segments.place, files)
+            raise
+        return len(rows)
+
+    def segments(self, logs: Iterable[str] | None = None) -> list[SegmentRow]:
+        """What was offloaded, in the order of commits."""
+        wanted = None if logs is None else set(logs)
+        found, batch = self._stored_segments()
+        found += _rows_behind(self.existing(MESSAGES), batch)[0]
+        kept = [row for row in found if wanted is None or row.topic in wanted]
+        return sorted(kept, key=lambda row: (row.batch, row.topic, row.ledger, row.first))
+
+    def _stored_segments(self) -> tuple[list[SegmentRow], int | None]:
+        """What is in the table, and of which batch that is the last."""
+        table = self.opened(SEGMENTS)
+        if table is None:
+            return [], None
+        state, files = table.snapshot()
+        stored = table.place.files()
+        found: list[SegmentRow] = []
+        for file in files:
+            with told(table.place):
+                rows = pq.ParquetFile(file.path, filesystem=stored).read().to_pylist()
+            found += map(SegmentRow.of_row, rows)
+        return found, _batch_of(state.offsets)
+
+    # ------------------------------------------------------------ files
+
+    def foreign(self) -> list[str]:
+        """Files in the tables' folders that are none of theirs; they are left alone."""
+        found = []
+        for path in self._listed():
+            table, _, rest = path.partition("/")
+            known = table in {layout.name for layout in LAYOUTS}
+            if not (known and is_ours(rest)):
+                found.append(path)
+        return sorted(found)
+
+    def orphans(self, hours: int) -> list[str]:
+        """Files of ours that no commit of the last hours needs: of jobs that were killed, of compaction."""
+        tables = [(layout, self.opened(layout)) for layout in LAYOUTS]
+        return sorted(
+            f"{layout.name}/{path}"
+            for layout, table in tables
+            if table is not None
+            for path in table.unused(hours)
+            if is_ours(path)
+        )
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete files."""
+        files = self.place.files()
+        for path in paths:
+            with told(self.place.within(path)):
+                files.delete_file(path)
+
+    def _listed(self) -> Iterator[str]:
+        """The paths of all files, without those that begin with a dot or an underscore, such as logs."""
+        selector = pafs.FileSelector("", recursive=True, allow_not_found=True)
+        with told(self.place):
+            found = self.place.files().get_file_info(selector)
+        for each in found:
+            if each.is_file and not any(part[0] in "_." for part in each.path.split("/")):
+                yield each.path
+
+
+def _batch_of(offsets: Mapping[str, str]) -> int | None:
+    return int(offsets[_BATCH]) if _BATCH in offsets else None
+
+
+def _rows_behind(messages: Table, batch: int | None) -> tuple[list[SegmentRow], int | None]:
+    """The rows of segments that commits of messages behind one carry, and the newest one's number."""
+    rows: list[SegmentRow] = []
+    newest = None
+    expected = 0 if batch is None else batch + 1
+    for newest, ranges in messages.coverage_since(batch):
+        if newest != expected:
+            raise TableError(
+                f"{messages.place.location}: the log of the table does not go back to batch"
+                f" {expected}; what was offloaded since is not known"
+            )
+        expected += 1
+        rows += [SegmentRow.of_list(said, newest) for said in ranges]
+    return rows, newest

@@ -1,0 +1,333 @@
+"""What a stream has in front of it: where its topics begin and end, runs of entries, and tasks.
+
+``Backlog`` is of the live log alone; ``TieredBacklog`` begins in the tables, and, unless these are all that
+is read, goes on in the log. Offsets are positions in the log either way, so that the rows of a batch do
+not depend on which of the two gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pyspark.sql.datasource import InputPartition
+
+from onewriter_core.ids import EARLIEST, Position
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.frames import BlockFrame
+from onewriter_pipeline.brokers.positions import shown
+from onewriter_pipeline.brokers.segments import Segments
+from onewriter_pipeline.errors import Gap, LogEnds, Trimmed
+from onewriter_pipeline.reading.limiting import (
+    Counts,
+    behind_entries,
+    behind_messages,
+    is_even,
+    shares,
+)
+from onewriter_pipeline.reading.offsets import Run, of_epochs, runs_between, runs_within
+from onewriter_pipeline.reading.planning import (
+    Bound,
+    Kind,
+    check_epochs,
+    check_kept,
+    check_names,
+    ends_of,
+    logs_of,
+    resolved,
+    selected,
+)
+from pyspark_onewriter.options import ReadOptions
+from pyspark_onewriter.source import Task, tasks_of
+from pyspark_onewriter.tiers import counted, divided_pieces
+
+if TYPE_CHECKING:
+    from onewriter_pipeline.tables.reading import Piece
+    from pyspark_onewriter.kept import Kept
+
+Positions = Mapping[str, Position]
+
+
+class Backlog:
+    """Of the live log."""
+
+    def __init__(self, options: ReadOptions, broker: Broker) -> None:
+        self._options = options
+        self._broker = broker
+
+    def initial(self) -> Positions:
+        """Where a new query begins."""
+        selection = self._options.selection
+        logs = logs_of(self._broker, selection)
+        check_names("startingOffsets", selection.starting, logs)
+        return {log: self._begin(log) for log in logs}
+
+    def _begin(self, log: str) -> Position:
+        held, selection = self._broker.segments(log), self._options.selection
+        if self._options.reading.fail_on_loss:
+            check_epochs(self._broker, held, selection.epochs)
+        return resolved(self._broker, held, selection.starting)
+
+    def first(self, log: str) -> Position:
+        """Where a log begins now."""
+        return self._broker.segments(log).first
+
+    def ends(self) -> Positions:
+        """Behind what is there now."""
+        return ends_of(self._broker, logs_of(self._broker, self._options.selection))
+
+    def runs(self, log: str, begin: Position, end: Position) -> list[Run]:
+        """The runs of [begin, end) that are read; what was trimmed is an error unless loss is accepted."""
+        return [run for group in self._groups(self._all_runs(log, begin, end)) for run in group]
+
+    def _all_runs(self, log: str, begin: Position, end: Position) -> list[Run]:
+        """Those of all epochs."""
+        if _is_empty(log, begin, end, fail_on_loss=self._options.reading.fail_on_loss):
+            return []
+        held = self._held(log, begin)
+        runs = runs_between(held.segments, begin, end)
+        if self._options.reading.fail_on_loss:
+            check_kept(self._broker, held, begin)
+            _check_reached(log, runs, begin, end)
+        return runs
+
+    def _held(self, log: str, begin: Position) -> Segments:
+        """What the log has from a position on."""
+        return self._broker.segments(log, after=begin.previous)
+
+    def _groups(self, runs: Sequence[Run]) -> list[list[Run]]:
+        """Those of the epochs that are read, in groups that follow each other in the log."""
+        epochs = self._options.selection.epochs
+        return [list(runs)] if epochs is None else of_epochs(runs, epochs)
+
+    def counts(self, log: str, begin: Position, end: Position) -> Iterator[Counts]:
+        """How many messages the entries of [begin, end) have, in order, perhaps with some around them."""
+        for frame in self._broker.frames(log, begin, end, payload=False):
+            if isinstance(frame, BlockFrame):
+                ones = np.ones(len(frame.lengths), np.int64)
+                messages = ones if frame.counts is None else frame.counts.astype(np.int64)
+                yield Counts(frame.first, messages)
+
+    def tasks(self, begins: Positions, ends: Positions) -> list[InputPartition]:
+        """The tasks that read from one offset to another; nothing of logs that are in the second alone."""
+        parts = [
+            (log, group)
+            for log, end in ends.items()
+            if begins.get(log, end) < end
+            for group in self._groups(self._all_runs(log, begins[log], end))
+        ]
+        return tasks_of([part for part in parts if part[1]], self._options)
+
+
+def _is_empty(log: str, begin: Position, end: Position, *, fail_on_loss: bool) -> bool:
+    if end < begin and fail_on_loss:
+        raise LogEnds(
+            f"{log} ends at {shown(end)}, in front of {shown(begin)}, which was read:"
+            " its tail was lost (failOnDataLoss=false waits until it is there again)",
+            end,
+        )
+    return end <= begin
+
+
+def _check_reached(log: str, runs: Sequence[Run], begin: Position, end: Position) -> None:
+    """Raise LogEnds where what was in front of ``end`` is gone: ledgers lose nothing but their tails.
+
+    ``runs``: all that there is of [begin, end).
+    """
+    at = Position(runs[-1].ledger, runs[-1].end) if runs else begin
+    if end.entry > 1 and at != end:  # entry 0 is the marker
+        raise LogEnds(
+            f"{log} has nothing of {shown(at)} to {shown(end)}, which was there: its tail was lost"
+            " (failOnDataLoss=false leaves it out)",
+            at,
+        )
+
+
+class _BehindTables(Backlog):
+    """Of the log where tables end: what it had when ``lacks`` was asked counts to the end of a plan."""
+
+    def __init__(self, options: ReadOptions, broker: Broker) -> None:
+        super().__init__(options, broker)
+        self._known: dict[str, Segments] = {}
+
+    def lacks(self, log: str, begin: Position) -> bool:
+        """Whether some of what there was from a position on is gone; asked once for each log."""
+        if log in self._known:
+            return False
+        held = self._known[log] = super()._held(log, begin)
+        try:
+            check_kept(self._broker, held, begin)
+        except Trimmed:
+            return True
+        return False
+
+    def _held(self, log: str, begin: Position) -> Segments:
+        return self._known.get(log) or super()._held(log, begin)
+
+    def _all_runs(self, log: str, begin: Position, end: Position) -> list[Run]:
+        """As of the log alone; raises Gap where the log begins behind the tables' end."""
+        try:
+            return super()._all_runs(log, begin, end)
+        except Trimmed as error:
+            begins = "" if error.first is None else f" to {shown(error.first)}"
+            raise Gap(
+                f"{log}: {shown(begin)}{begins} is neither in the table nor in the log: it was trimmed"
+                " before it was offloaded (failOnDataLoss=false leaves it out)"
+            ) from error
+
+
+class TieredBacklog:
+    """Of the tables, and of the live log behind them where there is a broker.
+
+    The cut is where the last commit of the tables ends. A batch that is planned again may find it farther
+    on: the entries between are the same, there and here.
+    """
+
+    def __init__(self, options: ReadOptions, kept: Kept, broker: Broker | None) -> None:
+        self._options = options
+        self._kept = kept
+        self._broker = broker
+        self._hot = None if broker is None else _BehindTables(options, broker)
+
+    def initial(self) -> Positions:
+        """Where a new query begins."""
+        starting = self._options.selection.starting
+        logs = self._logs()
+        check_names("startingOffsets", starting, logs)
+        return {log: self._bound(log, starting) for log in logs}
+
+    def _bound(self, log: str, bound: Bound) -> Position:
+        if self._broker is None:
+            return self._kept.bound(log, bound)
+        held = self._broker.segments(log)
+        if log not in self._kept.offsets:
+            self._kept.renew()
+        return self._kept.bound_with_log(self._broker, held, bound)
+
+    def _logs(self) -> Sequence[str]:
+        selection = self._options.selection
+        if self._broker is None:
+            return selected(selection, self._kept.offsets)
+        return logs_of(self._broker, selection)
+
+    def first(self, log: str) -> Position:
+        """Where a log begins now."""
+        return self._bound(log, Bound(Kind.EARLIEST))
+
+    def ends(self) -> Positions:
+        """Behind what is there now."""
+        if self._hot is not None:
+            return self._hot.ends()
+        return {log: self._kept.offsets[log] for log in self._logs()}
+
+    def _cut(self, log: str, begin: Position, end: Position) -> Position:
+        """Where the table's part of [begin, end) ends.
+
+        Offload and trim go on meanwhile: where the log lacks something there, the tables are looked at again.
+        """
+        cut = self._table_end(log, begin, end)
+        if self._hot is not None and cut < end and self._hot.lacks(log, cut):
+            self._kept.renew()
+            cut = self._table_end(log, begin, end)
+        return cut
+
+    def _table_end(self, log: str, begin: Position, end: Position) -> Position:
+        return min(end, max(begin, self._kept.offsets.get(log, EARLIEST)))
+
+    def runs(self, log: str, begin: Position, end: Position) -> list[Run]:
+        """The runs of [begin, end). Raises Gap, Trimmed, LogEnds."""
+        if _is_empty(log, begin, end, fail_on_loss=self._options.reading.fail_on_loss):
+            return []
+        cut = self._cut(log, begin, end)
+        cold = self._kept.runs(log, begin, cut)
+        if self._options.selection.epochs is not None:
+            cold = [
+                run for group in of_epochs(cold, self._options.selection.epochs) for run in group
+            ]
+        hot = [] if self._hot is None or cut == end else self._hot.runs(log, cut, end)
+        return [*cold, *hot]
+
+    def counts(self, log: str, begin: Position, end: Position) -> Iterator[Counts]:
+        """How many messages the entries of [begin, end) have, in order, perhaps with some around them."""
+        at = self._cut(log, begin, end)
+        yield from counted(self._options, self._kept.pieces(log, begin, at))
+        if self._hot is None or at == end:
+            return
+        try:
+            for each in self._hot.counts(log, at, end):
+                at = Position(each.first.ledger, each.first.entry + len(each.messages))
+                yield each
+        except Trimmed:  # since the cut was found
+            self._kept.renew()
+            cut = self._table_end(log, at, end)
+            if cut == at:
+                raise
+            yield from counted(self._options, self._kept.pieces(log, at, cut))
+            yield from self._hot.counts(log, cut, end)
+
+    def tasks(self, begins: Positions, ends: Positions) -> list[InputPartition]:
+        """The tasks that read from one offset to another; nothing of logs that are in the second alone."""
+        cuts: dict[str, Position] = {}
+        pieces: list[Piece] = []
+        for log, end in ends.items():
+            begin = begins.get(log, end)
+            if begin < end:
+                cuts[log] = self._cut(log, begin, end)
+                pieces += self._pieces(log, begin, cuts[log], end)
+        cold = map(Task, divided_pieces(pieces, self._options.partitions_min))
+        return [*cold, *([] if self._hot is None else self._hot.tasks(cuts, ends))]
+
+    def _pieces(self, log: str, begin: Position, cut: Position, end: Position) -> list[Piece]:
+        """The table's part of [begin, end), up to the cut."""
+        is_last = self._hot is None or cut == end
+        if is_last and self._options.reading.fail_on_loss:
+            _check_reached(log, self._kept.runs(log, begin, cut), begin, end)
+        return self._kept.pieces(log, begin, cut)
+
+
+AnyBacklog = Backlog | TieredBacklog
+
+
+@contextmanager
+def backlog_of(options: ReadOptions) -> Iterator[AnyBacklog]:
+    """What is in front of a stream, while the block lasts. Raises PipelineError."""
+    if not options.reads_table:
+        with Broker(options.access) as broker:
+            yield Backlog(options, broker)
+        return
+    from pyspark_onewriter.kept import kept_of  # noqa: PLC0415 - Arrow, where it is needed
+
+    kept = kept_of(options)
+    if not options.reads_log:
+        yield TieredBacklog(options, kept, None)
+        return
+    with Broker(options.access) as broker:
+        yield TieredBacklog(options, kept, broker)
+
+
+def within_messages(
+    backlog: AnyBacklog,
+    ahead: Mapping[str, Sequence[Run]],
+    reached: Mapping[str, Position],
+    messages: int,
+) -> dict[str, Position]:
+    """How far each log is read so that all together have no more messages than that.
+
+    ``reached``: as far as other limits allow. At least one entry of each log that has something.
+    """
+    bounded = {log: runs_within(runs, EARLIEST, reached[log]) for log, runs in ahead.items()}
+    found = dict(reached)
+    for log, share in shares(bounded, messages).items():
+        runs = bounded[log]
+        if share is None or not runs:
+            continue
+        if is_even(runs):
+            end = behind_entries(runs, share)
+        else:
+            start = Position(runs[0].ledger, runs[0].first)
+            end = behind_messages(backlog.counts(log, start, reached[log]), start, share)
+        if end is not None:
+            found[log] = min(end, reached[log])
+    return found

@@ -1,0 +1,141 @@
+"""The options of writes: parsed, checked, and every mistake named with what to write instead. No Spark, no I/O."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from onewriter_core.ids import NUMBER_MAX
+from onewriter_pipeline.brokers.names import log_name
+from onewriter_pipeline.errors import Invalid
+from onewriter_pipeline.publishing.hashing import SCHEMES
+from onewriter_pipeline.publishing.messages import check_columns
+from onewriter_pipeline.publishing.packing import FRAME_ROWS
+from onewriter_pipeline.publishing.staging import MODES, check_app, check_version
+from onewriter_pipeline.publishing.writing import EXACTLY_ONCE, GUARANTEES, Target
+from onewriter_pipeline.schema import TOPIC
+from pyspark_onewriter.options import ACCESS_OPTIONS, Given, access_of
+
+WRITE_OPTIONS: Final = (
+    *ACCESS_OPTIONS,
+    "topic",
+    "txnAppId",
+    "txnVersion",
+    "epoch",
+    "accessMode",
+    "deliveryGuarantee",
+    "hashingScheme",
+    "rowsPerEntry",
+)
+
+APP_DEFAULT: Final = "spark"
+"""As whom batches are written at least once, unless somebody says it."""
+
+_DRAWN: Final = 10**9
+"""What is staged to be written at least once has a number that is drawn: it only tells jobs apart."""
+
+_OF_STREAMS: Final = ("queryName", "checkpointLocation", "path")
+"""What Spark itself adds to the options of a streaming sink."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """All that a write needs to know; picklable. ``app`` and ``version`` are empty and None where
+    Spark's query and batch say them.
+    """
+
+    target: Target
+    app: str
+    version: int | None
+
+
+def write_options(
+    options: Mapping[str, str], columns: Sequence[str], *, is_stream: bool, overwrites: bool
+) -> WriteOptions:
+    """The options of a write of these columns. Raises Invalid."""
+    added = {name.lower() for name in _OF_STREAMS} if is_stream else set()
+    given = Given(
+        {name: value for name, value in options.items() if name.lower() not in added},
+        WRITE_OPTIONS,
+    )
+    if overwrites:
+        raise Invalid("a topic cannot be overwritten: use mode('append')")
+    check_columns(columns)
+    target = _target(given, columns)
+    app, version = given.text("txnAppId"), given.number("txnVersion", least=0)
+    if is_stream and version is not None:
+        raise Invalid("txnVersion: of a stream it is the number of the batch")
+    if target.guarantee == EXACTLY_ONCE:
+        if not is_stream and (not app or version is None):
+            raise Invalid(
+                "txnAppId and txnVersion are missing: a name for what writes, and a number that rises"
+                " with each batch; a batch that is written again under the same two is there once"
+            )
+    else:
+        if version is not None:
+            raise Invalid(
+                "txnVersion: at least once is written whatever the topic has; leave it out"
+            )
+        if not is_stream:
+            app, version = app or APP_DEFAULT, secrets.randbelow(_DRAWN)
+    check_app(target.app(app or "query"))
+    check_version(version or 0)
+    return WriteOptions(target, app, version)
+
+
+def _target(given: Given, columns: Sequence[str]) -> Target:
+    topic = given.text("topic")
+    if topic:
+        log_name(topic)
+    elif TOPIC not in columns:
+        raise Invalid(
+            f"topic is missing: name the topic to write to, or give each row its own in a column {TOPIC}"
+        )
+    epochs = _epochs(given, topic)
+    if epochs and given.named("accessMode"):
+        raise Invalid(
+            "epoch and accessMode: give one of them; under an epoch the topic is taken already"
+        )
+    return Target(
+        access_of(given),
+        topic,
+        epochs,
+        given.one_of("accessMode", MODES),
+        _scheme(given),
+        given.one_of("deliveryGuarantee", GUARANTEES),
+        given.number("rowsPerEntry") or FRAME_ROWS,
+    )
+
+
+def _scheme(given: Given) -> str:
+    names = {name.lower(): name for name in SCHEMES}
+    text = given.text("hashingScheme", next(iter(SCHEMES)))
+    if text.lower() not in names:
+        raise Invalid(f"hashingScheme: {text[:60]!r} is none of {', '.join(SCHEMES)}")
+    return names[text.lower()]
+
+
+def _epochs(given: Given, topic: str) -> dict[str, int]:
+    """The epoch of each topic by its full name; none: they are taken. Raises Invalid."""
+    text = given.text("epoch")
+    if not text:
+        return {}
+    if topic and not text.startswith("{"):
+        return {str(log_name(topic).base): given.number("epoch") or 0}
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or not all(map(_is_epoch, said.values())):
+        raise Invalid(
+            f"epoch: {text[:60]!r} is no topic epoch"
+            + ("" if topic else ', of each topic that rows name: {"orders": 7}')
+        )
+    return {str(log_name(name).base): epoch for name, epoch in said.items()}
+
+
+def _is_epoch(value: object) -> bool:
+    return type(value) is int and 0 < value <= NUMBER_MAX

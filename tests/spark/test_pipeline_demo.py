@@ -1,0 +1,47 @@
+"""``make pipeline-demo``, over fewer messages and with the Spark that is there: all that it claims holds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from examples import pipeline_demo
+from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+def test_the_tour_holds_and_leaves_what_it_promises(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small = ["--rounds", "1", "--messages", "100"]
+    monkeypatch.setattr(sys, "argv", ["pipeline_demo", "--to", str(tmp_path), *small])
+    pipeline_demo.main()
+    said = capsys.readouterr().out
+    assert "claims held" in said
+    assert "FAILED" not in said
+    (folder,) = tmp_path.iterdir()
+    assert json.loads((folder / "audit.json").read_text())["holds"]
+    assert list((folder / "table" / "messages").glob("**/*.parquet"))
+    assert list((folder / "rates").glob("*.parquet"))
+    assert (folder / "report" / "report.html").stat().st_size > 0
+
+
+def test_a_claim_that_does_not_hold_ends_it_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lied(*_: object) -> pipeline_demo.Findings:
+        findings = pipeline_demo.Findings()
+        findings.check("two is three", holds=False)
+        return findings
+
+    monkeypatch.setattr(sys, "argv", ["pipeline_demo", "--to", str(tmp_path)])
+    monkeypatch.setattr(pipeline_demo, "tour", lied)
+    with pytest.raises(SystemExit, match="two is three"):
+        pipeline_demo.main()
+    assert "FAILED  two is three" in capsys.readouterr().out

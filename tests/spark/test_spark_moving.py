@@ -1,0 +1,133 @@
+"""Reading with a real Spark while brokers die and topics move: all rows, each once, in order."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from tests.integration.conftest import StockClients
+from tests.integration.following import placed, topic_of
+from tests.integration.http_calls import Http
+from tests.servers import running_server
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_core.errors import Unavailable
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+VALUE_BYTES = 40_000
+VALUES = 1_000
+"""40 MB in all: more than sockets and a task keep, so that a read is under way for a while."""
+
+QUERY_SECONDS = 120.0
+POLL_SECONDS = 0.05
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[LocalBrokers]:
+    """Two brokers over one store; who kills one starts it again."""
+    with (
+        running_server() as store,
+        running_brokers(brokers=2, redis_url=store.url, supervised=False) as brokers,
+    ):
+        yield brokers
+
+
+def numbered(first: int, end: int) -> list[bytes]:
+    return [b"%08d" % number + bytes(VALUE_BYTES) for number in range(first, end)]
+
+
+def send(brokers: LocalBrokers, stock: StockClients, topic: str, first: int, end: int) -> None:
+    """More values, by a client that follows the topic to its broker."""
+    client = stock(brokers.service_url)
+    producer = client.create_producer(topic, batching_enabled=False, block_if_queue_full=True)
+    for value in numbered(first, end):
+        producer.send_async(value, None)
+    producer.flush()
+    client.close()
+
+
+def options_of(brokers: LocalBrokers, topic: str) -> dict[str, Any]:
+    return {"admin.url": ",".join(brokers.http_urls), "topic": topic}
+
+
+def streams_open(brokers: LocalBrokers, number: int) -> bool:
+    """Whether blocks are being read from that broker."""
+    status, text = Http(brokers.http_urls[number])("GET", "/metrics")
+    return status == 200 and "onewriter_block_streams 0.0" not in text
+
+
+def heads(rows: Any) -> list[int]:
+    return [int(bytes(row["value"][:8])) for row in rows]
+
+
+def test_a_broker_that_dies_in_the_middle_of_a_read(
+    spark: SparkSession, pair: LocalBrokers, stock: StockClients
+) -> None:
+    topic = topic_of(pair, 0, "dying")
+    placed(pair, topic)
+    send(pair, stock, topic, 0, VALUES)
+    killed: list[int] = []
+
+    def kill_while_it_reads() -> None:
+        wait_until(lambda: streams_open(pair, 0))
+        killed.append(pair.kill(0))
+
+    killer = threading.Thread(target=kill_while_it_reads)
+    killer.start()
+    reader = spark.read.format("onewriter").options(**options_of(pair, topic))
+    frame = reader.schema("value BINARY").option("minPartitions", 2).load()
+    found = heads(frame.collect())
+    killer.join()
+    assert killed
+    assert found == list(range(VALUES))
+    assert pair.owner_of(topic, asked=1) == 1
+    pair.restart(0)
+
+
+def test_a_topic_that_moves_while_a_stream_runs(
+    spark: SparkSession, pair: LocalBrokers, stock: StockClients, tmp_path: Path
+) -> None:
+    topic = topic_of(pair, 1, "moving")
+    placed(pair, topic)
+    send(pair, stock, topic, 0, 300)
+    reader = spark.readStream.format("onewriter").options(**options_of(pair, topic))
+    frame = reader.options(startingOffsets="earliest", maxMessagesPerTrigger=20).load()
+    writer = frame.select("value", "__ledgerId", "__entryId").writeStream.format("parquet")
+    query = writer.options(path=str(tmp_path / "table"), checkpointLocation=str(tmp_path / "c"))
+    running = query.start()
+    try:
+        wait_until(lambda: rows_read(running) > 0)
+        pair.kill(1)
+        wait_until(lambda: pair.owner_of(topic) == 0)
+        send(pair, stock, topic, 300, 400)
+        pair.restart(1)
+        placed(pair, topic)  # it goes back, from one that lives
+        send(pair, stock, topic, 400, 500)
+        running.processAllAvailable()
+    finally:
+        running.stop()
+    table = spark.read.parquet(str(tmp_path / "table")).orderBy("__ledgerId", "__entryId")
+    assert heads(table.select("value").collect()) == list(range(500))
+
+
+def rows_read(query: StreamingQuery) -> int:
+    return sum(int(each["numInputRows"]) for each in query.recentProgress)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Return once it holds; while nobody answers it does not."""
+    until = time.monotonic() + QUERY_SECONDS
+    while True:
+        with contextlib.suppress(OSError, Unavailable):
+            if condition():
+                return
+        assert time.monotonic() < until
+        time.sleep(POLL_SECONDS)

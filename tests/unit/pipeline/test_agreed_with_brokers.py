@@ -1,0 +1,82 @@
+"""What pipelines and brokers have agreed on and each of them writes down: nothing of it differs.
+
+They do not import each other, and most of this is a broker's alone to refuse: whoever changes it on one
+side learns here where the other is.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from onewriter_broker.http import packed
+from onewriter_broker.http import staging as http_staging
+from onewriter_broker.log import blocks as log_blocks
+from onewriter_broker.log import publishing
+from onewriter_broker.log.api import Block
+from onewriter_broker.topic import staged_rows
+from onewriter_broker.topic.staging import PART_BYTES_MAX
+from onewriter_core.ids import Position
+from onewriter_pipeline.auditing import observer
+from onewriter_pipeline.brokers import frames
+from onewriter_pipeline.errors import Invalid
+from onewriter_pipeline.publishing import messages, packing, staging, writing
+
+
+def test_a_part_that_is_packed_is_one_that_is_taken() -> None:
+    assert packing.MAGIC == staged_rows.MAGIC
+    assert packing._FRAME.format == staged_rows._FRAME.format
+    assert packing.PART_FRAMES == staged_rows.PART_FRAMES_MAX
+    assert packing.FRAME_BYTES_MAX == staged_rows.FRAME_BYTES_MAX
+    assert packing.FRAME_ROWS <= staged_rows.FRAME_ROWS_MAX
+    assert (messages._KEY_TAG, messages._SIZE_TAG) == (staged_rows._KEY_TAG, staged_rows._SIZE_TAG)
+    last = packing._FRAME.size + packing.FRAME_BYTES_MAX
+    assert len(packing.MAGIC) + packing.PART_BYTES + last <= PART_BYTES_MAX
+
+
+def test_a_row_with_its_key_and_the_longest_app_is_an_entry() -> None:
+    most = packing.ROW_AND_KEY_BYTES_MAX + packing.ENTRY_HEAD_BYTES + log_blocks.APP_LENGTH_MAX
+    assert most <= publishing.ENTRY_BYTES_MAX
+
+
+def test_a_publish_that_is_asked_for_is_one_that_is_made() -> None:
+    assert writing.PUBLISH_BYTES_MAX == publishing.PUBLISH_BYTES_MAX
+    assert writing.PUBLISH_ENTRIES_MAX == publishing.PUBLISH_ENTRIES_MAX
+    assert staging.VERSION_MAX == http_staging.VERSION_MAX
+    assert http_staging._NUMBER.fullmatch(str(staging.VERSION_MAX - 1))
+    assert not http_staging._NUMBER.fullmatch(str(staging.VERSION_MAX))
+    assert tuple(http_staging._MODE_WORDS) == staging.MODES
+
+
+@pytest.mark.parametrize(
+    "app",
+    ["a", "a" * 200, "a" * 201, "", "A.z_0:9-", "a/b", "a b", "ä", "a\n", "a+b", "a@b", "1"],
+)
+def test_an_app_may_publish_on_both_sides_or_on_none(app: str) -> None:
+    if log_blocks.is_app(app):
+        staging.check_app(app)
+    else:
+        with pytest.raises(Invalid):
+            staging.check_app(app)
+
+
+def test_the_stream_of_blocks_has_the_same_words() -> None:
+    assert frames.HEAD == packed.HEAD
+    kinds = (frames._BLOCK, frames._MARKER, frames._END, frames._ERROR)
+    assert kinds == (packed.BLOCK, packed.MARKER, packed.END, packed.ERROR)
+    flags = (frames._HAS_COUNTS, frames._IS_ATOMIC, frames._ENDS_PUBLISH, frames._NO_PAYLOAD)
+    assert flags == (
+        packed.HAS_COUNTS,
+        packed.IS_ATOMIC,
+        packed.ENDS_PUBLISH,
+        packed.NO_PAYLOAD,
+    )
+
+
+def test_blocks_are_chained_alike() -> None:
+    block = Block(Position(7, 3), [2, 3], b"abcde", None, 1, log_blocks.CHAIN_START)
+    (frame,) = frames.Frames().feed(packed.HEAD + packed.pack([block]))
+    assert isinstance(frame, frames.BlockFrame)
+    assert observer._CHAIN_START == log_blocks.CHAIN_START
+    for previous in (log_blocks.CHAIN_START, b"p" * log_blocks.CHAIN_BYTES):
+        expected = log_blocks.chain(previous, block.position, block.lengths, block.payload)
+        assert observer.chained(previous, frame) == expected

@@ -1,0 +1,140 @@
+"""Options of writes: what they mean, and mistakes that are named."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from onewriter_pipeline.errors import Invalid
+from onewriter_pipeline.publishing.hashing import JAVA, MURMUR
+from onewriter_pipeline.publishing.staging import EXCLUSIVE, WAIT_FOR_EXCLUSIVE, Part
+from onewriter_pipeline.publishing.writing import AT_LEAST_ONCE, EXACTLY_ONCE, StagedLog, publish
+from pyspark_onewriter.sink_options import APP_DEFAULT, WriteOptions, write_options
+
+ORDERS = "persistent://public/default/orders"
+GIVEN = {"admin.url": "http://localhost:1", "topic": "orders"}
+TXN = {"txnAppId": "job", "txnVersion": "7"}
+
+
+def batch(columns: str = "value", **options: str) -> WriteOptions:
+    named = {name.replace("_", "."): value for name, value in options.items()}
+    given = {name: value for name, value in (GIVEN | TXN | named).items() if value}
+    return write_options(given, columns.split(), is_stream=False, overwrites=False)
+
+
+def stream(columns: str = "value", **options: str) -> WriteOptions:
+    return write_options(GIVEN | options, columns.split(), is_stream=True, overwrites=False)
+
+
+def test_what_is_not_given_has_a_meaning() -> None:
+    found = batch()
+    target = found.target
+    assert (found.app, found.version, target.topic, target.epochs) == ("job", 7, "orders", {})
+    assert (target.mode, target.scheme, target.guarantee) == (EXCLUSIVE, JAVA, EXACTLY_ONCE)
+    assert stream(checkpointLocation="/x", queryName="q").version is None
+    assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301 - our own
+
+
+def test_what_is_given_counts() -> None:
+    target = batch(
+        accessMode="Wait-For-Exclusive", hashingScheme="murmur3_32hash", rowsPerEntry="1"
+    ).target
+    assert (target.mode, target.scheme, target.frame_rows) == (WAIT_FOR_EXCLUSIVE, MURMUR, 1)
+
+
+def test_at_least_once_needs_no_names() -> None:
+    found = batch(deliveryGuarantee="at-least-once", txnAppId="", txnVersion="")
+    assert (found.app, found.target.guarantee) == (APP_DEFAULT, AT_LEAST_ONCE)
+    assert found.version is not None
+    assert stream(deliveryGuarantee="at-least-once").version is None
+
+
+@pytest.mark.parametrize(
+    ("text", "epochs"),
+    [
+        ("7", {ORDERS: 7}),
+        ('{"orders": 7}', {ORDERS: 7}),
+        ('{"orders": 7, "tenant/space/more": 9}', {ORDERS: 7, "persistent://tenant/space/more": 9}),
+    ],
+)
+def test_epochs_are_those_of_topics(text: str, epochs: dict[str, int]) -> None:
+    assert batch(epoch=text).target.epochs == epochs
+    assert batch(topic="orders-partition-3", epoch=text).target.epochs == epochs
+
+
+def test_the_epoch_of_a_topic_is_that_of_its_partitions() -> None:
+    target = batch(epoch="7").target
+    assert target.epoch(f"{ORDERS}-partition-3") == target.epoch("orders") == 7
+    with pytest.raises(Invalid, match="whose epoch is not given"):
+        target.epoch("others")
+    assert batch().target.epoch("others") is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"topic": ""}, "topic is missing: name the topic"),
+        ({"topic": "non-persistent://public/default/x"}, "no persistent topic"),
+        ({"txnVersion": ""}, "txnAppId and txnVersion are missing"),
+        ({"txnAppId": "a b"}, "is no app"),
+        ({"txnAppId": "a" * 195, "deliveryGuarantee": "at-least-once", "txnVersion": ""}, "no app"),
+        ({"txnVersion": "9" * 16}, "is no version"),
+        ({"deliveryGuarantee": "at-most-once"}, "none of exactly-once, at-least-once"),
+        ({"deliveryGuarantee": "at-least-once"}, "txnVersion: at least once"),
+        ({"accessMode": "shared"}, "none of exclusive, exclusive-with-fencing, wait-for-exclusive"),
+        ({"accessMode": "exclusive", "epoch": "7"}, "epoch and accessMode: give one"),
+        ({"hashingScheme": "BoostHash"}, "none of JavaStringHash, Murmur3_32Hash"),
+        ({"epoch": "x"}, "epoch: 'x' is no whole number"),
+        ({"epoch": "0"}, "epoch: '0' is no whole number"),
+        ({"epoch": '{"orders": "7"}'}, "is no topic epoch"),
+        ({"epoch": '{"orders": 0}'}, "is no topic epoch"),
+        ({"acessMode": "exclusive"}, "'accessMode'"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_named(options: dict[str, str], said: str) -> None:
+    with pytest.raises(Invalid, match=said):
+        batch(**options)
+
+
+def test_rows_that_name_their_topics_have_epochs_by_topic() -> None:
+    columns = "value __topic"
+    assert batch(columns, topic="").target.topic == ""
+    assert batch(columns, topic="", epoch='{"orders": 7}').target.epochs == {ORDERS: 7}
+    with pytest.raises(Invalid, match="of each topic that rows name"):
+        batch(columns, topic="", epoch="7")
+
+
+def test_what_is_no_write_is_refused() -> None:
+    with pytest.raises(Invalid, match="cannot be overwritten"):
+        write_options(GIVEN | TXN, ["value"], is_stream=False, overwrites=True)
+    with pytest.raises(Invalid, match="of a stream it is the number"):
+        stream(txnVersion="7")
+    with pytest.raises(Invalid, match="no place for the columns other"):
+        stream("value other")
+
+
+@pytest.mark.parametrize(
+    ("logs", "holds", "said"),
+    [
+        ([f"t-{number}" for number in range(101)], (1, 1, 1), "more than 100 topics"),
+        ([f"t-partition-{number}" for number in range(1001)], (1, 1, 1), "more than 1000 partit"),
+        (["a", "b"], (2**28, 1, 1), "at most 268435456 are published"),
+        (["a", "b"], (2**26, 2**17 + 1, 2**26), "262146 entries.* at most 262144 .*rowsPerEntry"),
+        (["a", "b"], (2**26, 1, 2**27), "at most 268435456 are published"),
+        (["a", "b"], (2**26, 2**17, 2**27 - 43 * 2**17 + 1), "268435458 bytes .* at most"),
+    ],
+    ids=["topics", "partitions", "bytes", "entries", "keys", "heads of entries"],
+)
+def test_what_is_too_much_is_published_to_nobody(
+    logs: list[str], holds: tuple[int, int, int], said: str
+) -> None:
+    """There is no broker: nobody is asked."""
+    target = batch("value __topic", topic="").target
+    size, entries, entry_bytes = holds
+    parts = tuple(
+        Part(f"job/7/{number}.0/x", entries, size, "c", entries, entry_bytes) for number in range(2)
+    )
+    with pytest.raises(Invalid, match=said):
+        publish(target, "job", 7, [StagedLog(log, parts) for log in logs])

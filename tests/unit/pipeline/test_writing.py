@@ -1,0 +1,198 @@
+"""What becomes of a batch whose broker refuses or goes away: what is said, and how long it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from urllib.parse import quote
+
+import pyarrow as pa
+import pytest
+from tests.unit.pipeline.scripted_broker import Answer, Request, ScriptedBroker, scripted_broker
+
+from onewriter_broker.topic import staged_rows
+from onewriter_pipeline.brokers import connection
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.errors import (
+    Away,
+    Conflict,
+    Damaged,
+    Invalid,
+    MissingPart,
+    PipelineError,
+)
+from onewriter_pipeline.publishing import staging, writing
+from onewriter_pipeline.publishing.writing import AT_LEAST_ONCE, EXACTLY_ONCE, Target
+
+TOPICS = [f"t{number}" for number in range(5)]
+PATIENCE_SECONDS = 0.2
+
+
+class Script:
+    """A broker that takes everything; ``refuses`` says with which status the requests that end so are."""
+
+    def __init__(self) -> None:
+        self.refuses: dict[str, int] = {}
+        self.knows_before = False
+        self.held: dict[str, int] = {}
+
+    def is_question(self, request: Request) -> bool:
+        """Whether it is a publish of no parts that is not refused."""
+        is_publish = request.path.endswith("/publish")
+        return is_publish and not request.body["parts"] and not self.knows_before
+
+    def __call__(self, request: Request) -> Answer:
+        for end, status in self.refuses.items():
+            if request.path.endswith(end) and not self.is_question(request):
+                return Answer(status, {"reason": "no"})
+        key = request.path.partition("/staged/")[2]
+        match request.method, key.rpartition("/")[2]:
+            case "PUT", _:
+                rows = sum(rows for rows, _ in staged_rows.frames(request.body))
+                size = len(request.body)
+                return Answer(
+                    body={"key": key, "rows": rows, "bytes": size, "checksum": "c"},
+                )
+            case _, "layout":
+                return Answer(body={"partitions": 0})
+            case _, "publish":
+                held = self.held.get(request.path.split("/")[6])
+                if held is not None:
+                    gone = {"first": None, "last": None, "rows": 0, "held": held}
+                    return Answer(body={"outcome": "duplicate"} | gone)
+                return Answer(
+                    body={"outcome": "published", "first": "1:0", "last": "1:0", "rows": 1}
+                )
+            case _:
+                return Answer(body={"dropped": 1})
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def broker(script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedBroker]:
+    monkeypatch.setattr(writing, "PENDING_BYTES_MAX", 0)
+    with scripted_broker(script) as broker:
+        yield broker
+
+
+def target(broker: ScriptedBroker) -> Target:
+    return Target(Access(broker.url, patience_seconds=PATIENCE_SECONDS))
+
+
+def rows() -> pa.RecordBatch:
+    return pa.record_batch({"value": [b"row"] * len(TOPICS), "__topic": TOPICS})
+
+
+def discards(broker: ScriptedBroker) -> set[str]:
+    return {each.path for each in broker.asked if each.path.endswith("/discard")}
+
+
+def test_a_task_that_waited_in_vain_does_not_wait_once_more_for_each_log(
+    script: Script, broker: ScriptedBroker
+) -> None:
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows()
+        script.refuses = {"": 503}
+        yield rows()
+
+    with pytest.raises(Away):
+        writing.stage(target(broker), "job", 1, (0, 0), batches())
+    assert discards(broker) == set()
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_all_that_a_task_has_staged_is_dropped_within_one_deadline(
+    script: Script, broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(staging, "DISCARD_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "BUSY_SECONDS", 3.0)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows()
+        script.refuses = {"/discard": status}
+        raise PipelineError("these rows end here")
+
+    began_at = time.monotonic()
+    with pytest.raises(PipelineError, match="end here"):
+        writing.stage(target(broker), "job", 1, (0, 0), batches())
+    assert time.monotonic() - began_at < 2.5
+    assert len(discards(broker)) == 1, "who waits in vain for one broker stops"
+
+
+def test_all_that_a_task_has_staged_is_dropped(script: Script, broker: ScriptedBroker) -> None:
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows()
+        script.refuses = {"t1/staged/job/1/discard": 403}
+        raise PipelineError("these rows end here")
+
+    with pytest.raises(PipelineError, match="end here"):
+        writing.stage(target(broker), "job", 1, (0, 0), batches())
+    assert len(discards(broker)) == len(TOPICS)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "said"),
+    [
+        (409, Conflict, "written again when that is over, it is finished"),
+        (410, MissingPart, "written again, it is finished"),
+        (413, Invalid, "it is refused again"),
+        (500, Damaged, "it may be refused again"),
+    ],
+)
+def test_it_is_said_whether_a_batch_is_finished_when_it_is_written_again(
+    script: Script, broker: ScriptedBroker, status: int, error: type[PipelineError], said: str
+) -> None:
+    script.refuses = {f"t{each}/staged/job/1/publish": status for each in (1, 3)}
+    staged = writing.stage(target(broker), "job", 1, (0, 0), [rows()])
+    with pytest.raises(error) as refused:
+        writing.publish(target(broker), "job", 1, staged)
+    (note,) = refused.value.__notes__
+    assert "5 logs 3 have their rows" in note
+    assert note.endswith(said)
+
+
+@pytest.mark.parametrize(("guarantee", "version"), [(EXACTLY_ONCE, 1), (AT_LEAST_ONCE, 10**15 - 1)])
+def test_all_logs_are_asked_before_the_first_is_published_to(
+    script: Script, broker: ScriptedBroker, guarantee: str, version: int
+) -> None:
+    epochs = {f"persistent://public/default/{name}": 7 for name in TOPICS}
+    wanted = replace(target(broker), guarantee=guarantee, epochs=epochs)
+    staged = writing.stage(wanted, "job", 1, (0, 0), [rows()])
+    app = quote(wanted.app("job"))
+    script.refuses, script.knows_before = {f"t3/staged/{app}/{version}/publish": 409}, True
+    with pytest.raises(Conflict) as refused:
+        writing.publish(wanted, "job", 1, staged)
+    (note,) = refused.value.__notes__
+    assert note.startswith("That was persistent://public/default/t3, asked before the first")
+    asked = [each for each in broker.asked if each.path.endswith("/publish")]
+    assert len(asked) == len(TOPICS)
+    assert [each.body for each in asked] == [{"epoch": 7, "parts": []}] * len(TOPICS)
+
+
+def test_a_later_version_that_one_log_has_is_found_before_the_first_is_published_to(
+    script: Script, broker: ScriptedBroker
+) -> None:
+    staged = writing.stage(target(broker), "job", 1, (0, 0), [rows()])
+    script.held["t3"] = 2
+    with pytest.raises(Conflict, match="has version 2 of it already"):
+        writing.publish(target(broker), "job", 1, staged)
+    script.held["t3"] = 1
+    assert writing.publish(target(broker), "job", 1, staged)
+    asked = [each.body for each in broker.asked if each.path.endswith("/publish")]
+    assert [body["parts"] for body in asked[: 2 * len(TOPICS)]] == [[]] * 2 * len(TOPICS)
+    assert all(body["parts"] for body in asked[2 * len(TOPICS) :])
+
+
+def test_brokers_are_told_of_a_part_what_they_answered(broker: ScriptedBroker) -> None:
+    staged = writing.stage(target(broker), "job", 1, (0, 0), [rows()])
+    writing.publish(target(broker), "job", 1, staged)
+    asked = [each for each in broker.asked if each.path.endswith("/publish")][-1]
+    assert [sorted(part) for part in asked.body["parts"]] == [["bytes", "checksum", "key", "rows"]]
+    assert all(
+        (part.entries, part.entry_bytes > 0) == (1, True) for log in staged for part in log.parts
+    )
