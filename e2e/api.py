@@ -28,6 +28,8 @@ _GROUPS = {
     "pods": "api/v1",
     "secrets": "api/v1",
     "services": "api/v1",
+    "jobs": "apis/batch/v1",
+    "cronjobs": "apis/batch/v1",
     "deployments": "apis/apps/v1",
     "statefulsets": "apis/apps/v1",
     "endpointslices": "apis/discovery.k8s.io/v1",

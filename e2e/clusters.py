@@ -1,7 +1,8 @@
 """The cluster under test: two nodes on this machine, or whichever a kubeconfig leads to.
 
 ``USE_EXISTING_CLUSTER=true`` (envtest's word) takes the cluster of KUBECONFIG, whose nodes must have
-the archive of ``e2e.images`` loaded: ``make kind`` makes one. Else the lab is started.
+the archives of ``e2e.images`` and of the pipeline's image loaded: ``make kind`` makes one. Else the lab
+is started.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from e2e import images
 from e2e.machines import KindMachines, LabMachines, Machines, UnknownMachines
 from tests.cluster.binaries import exclusively, program
 from tests.cluster.control_plane import Cluster
+from tests.cluster.images import Image
+from tests.cluster.images import archive as image_archive
 from tests.cluster.lab import Lab
 
 Json = dict[str, Any]
 
 STORE_NODE = "lab"
-"""The lab's node with the store's volume; the other one can be lost."""
+"""The lab's node with the volumes, of the store and of others; the other one can be lost."""
 
 
 def uses_existing() -> bool:
@@ -59,12 +62,24 @@ class TestedCluster:
     """``valkey.storage`` of the chart's values."""
     volumes: bool = False
     """Whether volumes are made by hand: there is no StorageClass."""
+    lab: Lab | None = None
+    """The lab, where it is one."""
+
+    @property
+    def node_of_volumes(self) -> dict[str, str]:
+        """The labels of the node that alone has the volumes; none where it does not matter."""
+        return {"kubernetes.io/hostname": STORE_NODE} if self.volumes else {}
+
+    def load(self, image: Image) -> None:
+        """Bring an image to the node that has the volumes; an existing cluster's nodes have it."""
+        if self.lab is not None:
+            self.lab.import_image(image_archive(image), STORE_NODE)
 
     def prepare_volume(self, namespace: str, claim: str) -> None:
-        """Make the store's volume where nobody else does."""
+        """Make a claim's volume where nobody else does."""
         if not self.volumes:
             return
-        path = self.directory / "store"
+        path = self.directory / claim
         path.mkdir()
         path.chmod(0o777)
         node = {"key": "kubernetes.io/hostname", "operator": "In", "values": [STORE_NODE]}
@@ -72,7 +87,7 @@ class TestedCluster:
             {
                 "apiVersion": "v1",
                 "kind": "PersistentVolume",
-                "metadata": {"name": f"{namespace}-store"},
+                "metadata": {"name": f"{namespace}-{claim}"},
                 "spec": {
                     "capacity": {"storage": "1Gi"},
                     "accessModes": ["ReadWriteOnce"],
@@ -114,4 +129,4 @@ def _lab(lab: Lab, archive: Path, directory: Path) -> TestedCluster:
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda node: lab.import_image(archive, node), lab.members))
     storage = {"size": "1Gi", "className": "-"}
-    return TestedCluster(lab, LabMachines(lab), directory, storage, volumes=True)
+    return TestedCluster(lab, LabMachines(lab), directory, storage, volumes=True, lab=lab)

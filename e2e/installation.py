@@ -33,6 +33,28 @@ WORKLOADS = {"broker": "statefulset", "valkey": "statefulset", "operator": "depl
 
 REPOSITORY, TAG = images.TAG.rsplit(":", 1)
 
+CLAIM = "history"
+FOLDER = "/data/onewriter"
+"""Of the pipeline's tables."""
+
+_SMALL: Json = {
+    "suspend": True,
+    "cores": 1,
+    "driverMemory": "512m",
+    "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "1536Mi"}},
+}
+"""A job that a test starts, and the clock does not."""
+
+PIPELINE: Json = {
+    "enabled": True,
+    "image": dict(zip(("repository", "tag"), images.SPARK.tag.rsplit(":", 1), strict=True)),
+    "table": {"uri": FOLDER, "volumeClaim": CLAIM},
+    "topicsPattern": "persistent://pipeline-.*",
+    "jobs": {"offload": {**_SMALL, "args": ["--batch-mb=1"]}, "audit": _SMALL},
+    "retention": {"trim": {"enabled": True, "schedule": "0 0 1 1 *", "keepHours": 0}},
+    "executors": {"instances": 1, "memory": "512m", "memoryOverhead": "512m"},
+}
+
 
 class Installation:
     """The release, its pods, and what can be asked of them."""
@@ -50,6 +72,7 @@ class Installation:
                 "storage": tested.storage,
             },
             "operator": {"resources": {"requests": {"cpu": "20m"}}},
+            "spark": PIPELINE | {"nodeSelector": tested.node_of_volumes},
         }
         """What the chart is told: small enough for two nodes that share two cores."""
 

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from e2e import images
+from tests.cluster import images as product
 from tests.cluster.images import CannotBuild
 
 NAME = "onewriter"
@@ -26,7 +27,7 @@ def main() -> int:
         print(f"make kind needs {', '.join(lacking)}: https://kind.sigs.k8s.io", file=sys.stderr)
         return 1
     try:
-        archive = images.archive()
+        archives = [images.archive(), product.archive(product.SPARK)]
     except CannotBuild as error:
         print(error, file=sys.stderr)
         return 1
@@ -34,7 +35,9 @@ def main() -> int:
     if NAME not in made.stdout.split():
         options = [f"--name={NAME}", f"--config={CONFIGURATION}", "--wait=3m"]
         subprocess.run(["kind", "create", "cluster", *options], check=True)
-    subprocess.run(["kind", "load", "image-archive", str(archive), f"--name={NAME}"], check=True)
+    for archive in archives:
+        load = ["kind", "load", "image-archive", str(archive), f"--name={NAME}"]
+        subprocess.run(load, check=True)
     print("now: USE_EXISTING_CLUSTER=true make e2e")
     return 0
 

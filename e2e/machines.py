@@ -1,7 +1,7 @@
 """The machines that nodes are: for faults that Kubernetes itself cannot be asked for.
 
 Not every cluster lets us do all of it. What cannot be done raises NotPossible, and the test is
-reported as not run, by its name.
+reported as not run, by its name (conftest.py).
 """
 
 from __future__ import annotations

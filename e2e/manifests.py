@@ -89,6 +89,17 @@ def pod(name: str, writer: str, service_url: str, topic: str) -> Json:
     return {"apiVersion": "v1", "kind": "Pod", **found}
 
 
+def history(name: str, service_url: str, topic: str, **settings: str) -> Json:
+    """A pod that writes numbered messages to a topic and ends. ``settings``: its environment."""
+    found = _template(name, STOCK, service_url, topic, settings)
+    found["metadata"]["name"] = name
+    found["spec"]["restartPolicy"] = "Never"
+    (container,) = found["spec"]["containers"]
+    container["command"] = ["python", "/programs/history_writer.py"]
+    del container["readinessProbe"], container["ports"]
+    return {"apiVersion": "v1", "kind": "Pod", **found}
+
+
 def budget(name: str, *, available: int) -> Json:
     """So many of a workload's pods must stay."""
     return {

@@ -22,7 +22,7 @@ def test_it_runs_in_a_namespace_that_enforces_the_restricted_standard(
 
 
 def test_helm_test_proves_the_refusal(installation: Installation) -> None:
-    said = installation.helm("test", "onewriter", "--logs")
+    said = installation.helm("test", "onewriter", "--filter=name=onewriter-test", "--logs")
     assert re.search(r"claimed: epoch \d+", said)
     assert "the former writer is refused" in said
     assert "is not given again" in said

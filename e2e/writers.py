@@ -18,14 +18,18 @@ WAIT_SECONDS = 90.0
 POLL_SECONDS = 0.2
 
 
-def until(holds: Callable[[], Found | None], what: Callable[[], object] = lambda: "") -> Found:
+def until(
+    holds: Callable[[], Found | None],
+    what: Callable[[], object] = lambda: "",
+    seconds: float = WAIT_SECONDS,
+) -> Found:
     """What ``holds`` gives as soon as it is true of anything; fails with what there is instead."""
-    deadline = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + seconds
     while True:
         found = holds()
         if found:
             return found
-        assert time.monotonic() < deadline, f"not within {WAIT_SECONDS:.0f} s; there is {what()}"
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s; there is {what()}"
         time.sleep(POLL_SECONDS)
 
 

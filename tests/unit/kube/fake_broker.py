@@ -29,6 +29,7 @@ def status(epoch: int = 1, state: str = "Held", **more: Any) -> Json:
     """A topic's status, as ``GET /onewriter/v1/topics/...`` shows it."""
     found: Json = {
         "declared": True,
+        "undivided": False,
         "served": True,
         "waitingReason": "",
         "broker": "broker-0/1",
@@ -254,7 +255,11 @@ class FakeBroker:
         return web.json_response(
             {
                 "topics": {
-                    name: {"declared": name in self.topics(), "epoch": known[name]["epoch"]}
+                    name: {
+                        "declared": name in self.topics(),
+                        "epoch": known[name]["epoch"],
+                        "undivided": known[name]["undivided"],
+                    }
                     for name in asked
                     if name in known and name not in self.elsewhere
                 },

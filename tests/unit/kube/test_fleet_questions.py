@@ -83,11 +83,12 @@ async def test_nobody_to_ask() -> None:
 
 async def test_what_is_stored_of_a_topic() -> None:
     broker = FakeBroker()
-    broker.stored[TOPIC] = status(7, "Idle")
+    broker.stored[TOPIC] = status(7, "Idle", undivided=True)
     async with broker.running(), World(broker).running() as world:
         await until(lambda: world.fleet.state().all_synced)
         found = await world.fleet.stored(TOPIC)
         assert (found.exists, found.is_declared, found.epoch) == (True, False, 7)
+        assert found.is_undivided
         assert not (await world.fleet.stored("persistent://shop/default/new")).exists
 
 

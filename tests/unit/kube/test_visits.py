@@ -91,6 +91,7 @@ class OneBroker:
         self.answer: Json | Exception | None = None
         self.fence_answer: Exception | None = None
         self.fences: list[int] = []
+        self.is_undivided = False
 
     def view(self, topic: str) -> View | None:
         return None if self.status is None else View("broker-0", self.status, 0.0)
@@ -111,7 +112,7 @@ class OneBroker:
         return
 
     async def stored(self, topic: str) -> Stored:
-        return Stored()
+        return Stored(exists=self.is_undivided, is_undivided=self.is_undivided)
 
     async def confirm(self, topic: str) -> Json | None:
         if isinstance(self.answer, Exception):
@@ -237,6 +238,16 @@ async def test_it_is_tried_again_as_soon_as_a_person_wants_it() -> None:
     asked["metadata"]["annotations"] = {"onewriter.dev/reconcile-at": "now"}
     world.put(asked)
     await world.visit()
+    assert world.condition("PolicyApplied") == "True/Applied"
+
+
+async def test_a_topic_that_can_have_no_partitions_is_looked_up_again_until_it_can() -> None:
+    world = World({"partitions": 3})
+    world.brokers.is_undivided = True
+    assert await world.visit() == topics.REFUSED_SECONDS
+    assert world.condition("PolicyApplied") == "False/Undivided"
+    world.brokers.is_undivided = False  # it was deleted
+    assert await world.visit() is None
     assert world.condition("PolicyApplied") == "True/Applied"
 
 

@@ -215,12 +215,16 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{/* A pod that Spark completes: (dict "root" . "name" NAME OF THE JOB "container" NAME "account" BOOL). Only
-drivers get the account's token for the API. */}}
+{{/* A pod that Spark completes: (dict "root" . "name" NAME OF THE JOB "container" NAME "account" BOOL
+"timeoutSeconds" NUMBER). Only drivers get the account's token for the API, and a time limit: executors end
+with them. */}}
 {{- define "onewriter.spark.podTemplate" -}}
 metadata:
   {{- include "onewriter.spark.podMetadata" . | nindent 2 }}
 spec:
+  {{- with .timeoutSeconds }}
+  activeDeadlineSeconds: {{ int . }}
+  {{- end }}
   automountServiceAccountToken: {{ .account }}
   enableServiceLinks: false
   {{- include "onewriter.scheduling" (dict "values" .root.Values.spark) | nindent 2 }}

@@ -1,0 +1,20 @@
+"""What the table of messages has of a topic: its values and epochs, as JSON. Run in the pipeline's image."""
+
+import json
+import sys
+
+from deltalake import DeltaTable
+
+
+def main(folder: str, topic: str) -> None:
+    table = DeltaTable(f"{folder}/messages").to_pyarrow_table(
+        columns=["value", "__epoch", "__topic"]
+    )
+    rows = [row for row in table.to_pylist() if row["__topic"] == topic]
+    numbers = sorted(int(row["value"]) for row in rows)
+    epochs = sorted({row["__epoch"] for row in rows})
+    print(json.dumps({"numbers": numbers, "epochs": epochs}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,123 @@
+"""A topic's history goes into tables, is audited, and leaves the store: by the chart's jobs, in pods."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from e2e import manifests
+from e2e.clusters import TestedCluster
+from e2e.faults import Faults
+from e2e.installation import NAMESPACE, Installation
+from e2e.pipeline import Pipeline
+from e2e.world import SERVICE_URL, World
+from e2e.writers import until
+
+MESSAGES = 200
+"""Of one epoch; each has 10 kB, so that one epoch is more than one batch of offload."""
+
+SIZE = 10_000
+TENURES = 3
+
+
+@pytest.fixture(scope="module")
+def pipeline(tested: TestedCluster, installation: Installation) -> Pipeline:
+    found = Pipeline(tested, installation)
+    found.prepare()
+    return found
+
+
+@dataclass
+class History:
+    """A topic, and how many messages it was given: their values are the numbers below that."""
+
+    world: World
+    topic: str
+    written: int = 0
+
+    def write(self, tenures: int) -> None:
+        """Have a pod write more, under so many epochs."""
+        name = f"from-{self.written}"
+        settings = {"TENURES": tenures, "MESSAGES": MESSAGES, "SIZE": SIZE, "FIRST": self.written}
+        given = {name: str(value) for name, value in settings.items()}
+        self.world.apply(manifests.history(name, SERVICE_URL, self.topic, **given))
+
+        def ended() -> str:
+            pod = self.world.api.get("pods", self.world.namespace, name) or {}
+            phase = str(pod.get("status", {}).get("phase"))
+            return phase if phase in {"Succeeded", "Failed"} else ""
+
+        phase = until(ended, self.world.story)
+        said = self.world.api.log(self.world.namespace, name, "writer")
+        assert phase == "Succeeded", said
+        self.written += int(json.loads(said.splitlines()[-1])["written"])
+
+
+@pytest.fixture(scope="module")
+def history(world: World) -> History:
+    """A topic with three epochs, the first two of which nobody can write to any more."""
+    world.apply(manifests.topic("history"), manifests.claim("history"))
+    found = History(world, f"persistent://{world.namespace}/default/history")
+    found.write(TENURES)
+    return found
+
+
+@pytest.fixture(scope="module")
+def executors(installation: Installation) -> Iterator[None]:
+    """Jobs whose drivers make executors."""
+    installation.upgrade(spark=installation.values["spark"] | {"runner": "spark-submit"})
+    yield
+    installation.upgrade()
+
+
+def test_helm_test_takes_ten_rows_to_a_topic_and_back(
+    installation: Installation, pipeline: Pipeline
+) -> None:
+    del pipeline  # which has brought the image
+    said = installation.helm("test", "onewriter", "--filter=name=onewriter-test-pipeline", "--logs")
+    assert "10 rows, each once, of one epoch" in said
+
+
+def test_a_driver_that_is_killed_loses_and_doubles_nothing(
+    history: History, pipeline: Pipeline, faults: Faults
+) -> None:
+    run = pipeline.start("offload")
+    killed = run.kill_behind("batch 0:", faults)
+    run.succeeded()
+    first, second = run.pods()
+    assert first["metadata"]["uid"] == killed["metadata"]["uid"] != second["metadata"]["uid"]
+    table = pipeline.table(history.topic)
+    assert table["numbers"] == list(range(history.written))
+    assert len(table["epochs"]) == TENURES
+
+
+def test_the_audit_finds_one_writer_at_a_time(history: History, pipeline: Pipeline) -> None:
+    said = pipeline.run("audit")
+    assert history.topic in said
+    assert "holds" in said
+
+
+def test_what_the_table_holds_leaves_the_store(history: History, pipeline: Pipeline) -> None:
+    """By an account of its own: what stays is the ledger of the epoch that nobody has ended."""
+    said = pipeline.run("trim")
+    (line,) = [line for line in said.splitlines() if "trimmed below" in line]
+    assert line.startswith(f"{history.topic}: trimmed below ")
+    assert f" {(TENURES - 1) * MESSAGES} messages verified" in line
+    assert "the current ledger stays" in line
+
+
+@pytest.mark.usefixtures("executors")
+def test_executors_do_the_work_and_go_with_their_driver(
+    history: History, pipeline: Pipeline
+) -> None:
+    history.write(1)
+    run = pipeline.start("offload")
+    driver = run.driver()
+    made = until(lambda: run.executors(driver), run.story)
+    assert all(pod["metadata"]["namespace"] == NAMESPACE for pod in made)
+    run.succeeded()
+    until(lambda: run.executors(driver) == [], run.story)
+    table = pipeline.table(history.topic)
+    assert table["numbers"] == list(range(history.written)), "what was trimmed is there still"
