@@ -8,7 +8,7 @@ RUN_STAMP := $(VENV)/.installed-to-run
 DATA ?= var
 SEEDS ?= 300
 
-.PHONY: run test check model sim soak soak-pipeline soak-operator bench bench-sdk bench-pipeline bench-operator compare-pulsar examples pipeline-demo e2e kind image chart reference clean help
+.PHONY: run test check model sim soak soak-pipeline soak-operator bench bench-sdk bench-pipeline bench-operator compare-pulsar examples pipeline-demo e2e kind image spark-image chart reference clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -83,6 +83,9 @@ kind: $(STAMP)  ## A cluster of kind with the images loaded, for make e2e (needs
 
 image: $(STAMP)  ## The container image as dist/onewriter-image.tar, with Docker or without
 	$(BIN)/python -m tests.cluster.images
+
+spark-image: $(STAMP)  ## The image of the pipeline's jobs as dist/onewriter-spark-image.tar, likewise
+	$(BIN)/python -m tests.cluster.images onewriter-spark
 
 chart: $(STAMP)  ## Write what of the chart follows from models
 	$(BIN)/python -m charts.generator

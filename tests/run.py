@@ -2,12 +2,14 @@
 
 ``TIERS=core,check`` picks some; ``core`` and ``check`` pass anywhere, without root and without any
 server installed. A tier that cannot run makes the whole run fail and says how to get what it needs;
-nothing is skipped in silence. What the tiers need is installed and built first. The tiers on a cluster
-mostly wait for its parts: they run beside the tiers that compute, each of the two rows in its order.
+nothing is skipped in silence. What the tiers need is installed and built first. Then two tiers with real
+processes run at a time, from the front of the list and, on a cluster, from its end: half of their time they
+wait for something. In that time the tiers that only compute use the processors, politely.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -15,8 +17,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +42,8 @@ class Tier:
     """A part of the tests: its commands, and what is missing for them, one sentence each.
 
     ``packages`` are Debian packages that it needs, by the program (or file) that shows each;
-    ``builds`` are commands that only fill caches; ``waits`` puts it into the second row.
+    ``builds`` are commands that only fill caches. There is one lab: tiers ``on_lab`` take turns.
+    ``only_computes``: nothing in it minds to be slow.
     """
 
     name: str
@@ -46,7 +51,14 @@ class Tier:
     missing: Callable[[], list[str]] = list
     packages: Mapping[str, str] = field(default_factory=dict)
     builds: tuple[Command, ...] = ()
-    waits: bool = False
+    on_lab: bool = False
+    only_computes: bool = False
+
+
+_LAB = threading.Lock()
+
+POLITELY: Command = ("nice", "-n", "10")
+"""In front of a command that leaves the processors to others."""
 
 
 def tool(name: str, *arguments: str) -> Command:
@@ -54,8 +66,8 @@ def tool(name: str, *arguments: str) -> Command:
 
 
 def pytest(*arguments: str) -> Command:
-    """With the slowest told: make test has to stay within its minutes (CONTRIBUTING.md)."""
-    return (sys.executable, "-m", "pytest", "-q", "--durations=15", *arguments)
+    """With the slowest told, as make test has to stay within its minutes, and whatever is skipped."""
+    return (sys.executable, "-m", "pytest", "-q", "-rs", "--durations=15", *arguments)
 
 
 def build(*programs: str) -> Command:
@@ -69,6 +81,13 @@ def needs_server() -> list[str]:
     return []
 
 
+def needs_redis() -> list[str]:
+    """Debian's Redis is the other store that everything has to hold on."""
+    if lab.is_there(REDIS):
+        return needs_server()
+    return [f"Redis: apt-get install {REDIS}", *needs_server()]
+
+
 def needs_nodes() -> list[str]:
     return [*binaries.missing_tools(), *lab.missing(), *images.missing()]
 
@@ -79,6 +98,14 @@ def programs_of_e2e() -> tuple[Command, ...]:
         return (build(*binaries.NODE),)
     lacking = [name for name in ("kubectl", "helm") if shutil.which(name) is None]
     return (build(*lacking),) if lacking else ()
+
+
+def images_of_e2e() -> tuple[Command, ...]:
+    """The images that e2e brings to nodes; those of an existing cluster have them."""
+    if uses_existing():
+        return ()
+    python = (sys.executable, "-m")
+    return ((*python, "e2e.images"), (*python, "tests.cluster.images", images.SPARK.name))
 
 
 def install_go() -> None:
@@ -96,7 +123,8 @@ def install(packages: Mapping[str, str]) -> None:
     if not lacking or os.geteuid() != 0 or shutil.which("apt-get") is None:
         return
     print(f"== installing {' '.join(lacking)}", flush=True)
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    # A run level of one: what is installed for tests does not start as a service.
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-y", "-q", *lacking]):
         subprocess.run(command, check=False, env=environment, stdout=subprocess.DEVNULL)
 
@@ -129,6 +157,9 @@ REFERENCE_OPTIONS = (
     *("--output-directory", "dist/reference"),
 )
 
+REDIS = "redis-server"
+"""The program and its Debian package."""
+
 JAVA_MIN = 17
 JAVA_PACKAGE = "default-jre-headless"
 
@@ -140,45 +171,41 @@ TIERS = (
         (
             tool("ruff", "format", "--check", "."),
             tool("ruff", "check", "."),
-            tool("mypy"),
+            tool("mypy", "--cache-dir", str(binaries.cache() / "mypy")),
             tool("lint-imports"),
             tool("pdoc", *REFERENCE, *REFERENCE_OPTIONS),
         ),
+        only_computes=True,
     ),
     Tier(
         "core",
-        (
-            pytest("tests/unit", "tests/property", "tests/scenarios", "tests/test_tidy.py", "-n2"),
-            pytest("tests/model", "--timeout", "900", "-n2"),
-        ),
+        (pytest("tests/unit", "tests/property", "tests/scenarios", "tests/test_tidy.py", "-n2"),),
+        only_computes=True,
     ),
+    Tier(
+        "simulation",
+        (pytest("tests/simulation", "--timeout", "900", "-n2"),),
+        only_computes=True,
+    ),
+    Tier("model", (pytest("tests/model", "--timeout", "900", "-n2"),), only_computes=True),
     Tier(
         "conformance",
         (pytest("tests/conformance", "-n2"),),
-        lambda: [*needs_server(), *binaries.missing_tools()],
+        lambda: [*needs_redis(), *binaries.missing_tools()],
+        {REDIS: REDIS},
         builds=(build(*binaries.API),),
     ),
-    Tier("simulation", (pytest("tests/simulation", "--timeout", "900", "-n2"),)),
+    Tier(
+        "spark",
+        (pytest("tests/spark", "--timeout", "900"),),
+        needs_java,
+        {"java": JAVA_PACKAGE},
+    ),
     Tier(
         "integration",
-        (pytest("tests/integration", "--timeout", "600", "-n2", "--dist", "loadfile"),),
-        needs_clients,
-    ),
-    Tier(
-        "nodes",
-        (pytest("tests/cluster", "-m", "nodes", "--timeout", "1800"),),
-        needs_nodes,
-        LAB_PACKAGES,
-        builds=(build(*binaries.NODE),),
-        waits=True,
-    ),
-    Tier(
-        "e2e",
-        (pytest("e2e", "--timeout", "1800"),),
-        lambda: [] if uses_existing() else needs_nodes(),
-        {} if uses_existing() else LAB_PACKAGES,
-        builds=(*programs_of_e2e(), (sys.executable, "-m", "e2e.images")),
-        waits=True,
+        (pytest("tests/integration", "--timeout", "600", "-n3", "--dist", "loadfile"),),
+        lambda: [*needs_clients(), *binaries.missing_tools()],
+        builds=(build("versitygw"),),
     ),
     Tier(
         "cluster",
@@ -190,14 +217,22 @@ TIERS = (
         ),
         lambda: [*binaries.missing_tools(), *promtool.missing()],
         builds=(build(*binaries.CONTROL_PLANE, "helm"),),
-        waits=True,
     ),
     Tier(
-        "spark",
-        (pytest("tests/spark", "--timeout", "900"),),
-        needs_java,
-        {"java": JAVA_PACKAGE},
-        waits=True,
+        "e2e",
+        (*images_of_e2e(), pytest("e2e", "--timeout", "1800")),
+        lambda: [] if uses_existing() else needs_nodes(),
+        {} if uses_existing() else LAB_PACKAGES,
+        builds=programs_of_e2e(),
+        on_lab=True,
+    ),
+    Tier(
+        "nodes",
+        (pytest("tests/cluster", "-m", "nodes", "--timeout", "1800"),),
+        needs_nodes,
+        LAB_PACKAGES,
+        builds=(build(*binaries.NODE),),
+        on_lab=True,
     ),
 )
 
@@ -216,33 +251,56 @@ def prepare(tiers: Iterable[Tier]) -> None:
         run(command, "preparing")
 
 
-def run(command: Command, title: str, output: int | IO[bytes] | None = None) -> int:
+def run(command: Command, title: str, output: IO[bytes] | None = None, prefix: Command = ()) -> int:
     """Run a command to its end, and say so; its exit code."""
     words = " ".join((Path(command[0]).name, *command[1:]))
     print(f"== {title}: {words}", flush=True)
     started = time.monotonic()
     code = subprocess.run(
-        command, cwd=ROOT, check=False, stdout=output, stderr=subprocess.STDOUT
+        (*prefix, *command), cwd=ROOT, check=False, stdout=output, stderr=subprocess.STDOUT
     ).returncode
     print(f"== {title}: {time.monotonic() - started:.0f} s, exit {code}", flush=True)
     return code
 
 
-def run_row(tiers: Sequence[Tier], failures: list[str], *, at_once: bool) -> None:
-    """Run tiers in their order. ``at_once``: their output is shown as it comes, else at their end."""
-    for tier in tiers:
-        missing = tier.missing()
-        failures += [f"{tier.name} cannot run; missing {what}" for what in missing]
-        for command in () if missing else tier.commands:
-            if at_once:
-                code = run(command, tier.name)
-            else:
-                with tempfile.TemporaryFile() as kept:
-                    code = run(command, tier.name, kept)
-                    kept.seek(0)
-                    print(kept.read().decode(errors="replace"), flush=True)
-            if code != 0:
-                failures.append(f"{tier.name}: {' '.join(command[:4])} ... exit {code}")
+def run_tier(tier: Tier, output: IO[bytes] | None, prefix: Command) -> list[str]:
+    """Run its commands, into ``output`` or as they print; what failed, a line each."""
+    missing = tier.missing()
+    if missing:
+        return [f"{tier.name} cannot run; missing {what}" for what in missing]
+    with _LAB if tier.on_lab else contextlib.nullcontext():
+        codes = {each: run(each, tier.name, output, prefix) for each in tier.commands}
+    return [
+        f"{tier.name}: {' '.join(command[:4])} ... exit {code}"
+        for command, code in codes.items()
+        if code != 0
+    ]
+
+
+def taken(take: Callable[[], Tier]) -> Iterator[Tier]:
+    """Tiers, as long as there are some to be taken."""
+    while True:
+        try:
+            tier = take()
+        except IndexError:
+            return
+        yield tier
+
+
+def run_tiers(take: Callable[[], Tier], prefix: Command = ()) -> list[str]:
+    """Run tiers until none is left; what they print is shown as it comes. What failed."""
+    return [line for tier in taken(take) for line in run_tier(tier, None, prefix)]
+
+
+def run_beside(take: Callable[[], Tier], prefix: Command = ()) -> list[str]:
+    """The same; what a tier prints is shown when it is over."""
+    failures = []
+    for tier in taken(take):
+        with tempfile.TemporaryFile() as kept:
+            failures += run_tier(tier, kept, prefix)
+            kept.seek(0)
+            print(kept.read().decode(errors="replace"), flush=True)
+    return failures
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -254,15 +312,17 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     tiers = [tier for tier in TIERS if tier.name in names or not names]
     prepare(tiers)
-    failures: list[str] = []
-    rows = [[tier for tier in tiers if tier.waits is waits] for waits in (False, True)]
-    with ThreadPoolExecutor(len(rows)) as executor:
-        running = [
-            executor.submit(run_row, row, failures, at_once=row is rows[0] or not rows[0])
-            for row in rows
-        ]
-    for row in running:
-        row.result()
+    computing = deque(tier for tier in tiers if tier.only_computes)
+    others = deque(tier for tier in tiers if not tier.only_computes)
+    if not others:
+        failures = run_tiers(computing.popleft)
+    else:
+        with ThreadPoolExecutor() as executor:
+            beside = [executor.submit(run_beside, computing.popleft, POLITELY)]
+            if len(others) > 1:
+                beside.append(executor.submit(run_beside, others.pop))
+            failures = run_tiers(others.popleft)
+            failures += [line for each in beside for line in each.result()]
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)
     return 1 if failures else 0

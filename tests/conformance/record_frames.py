@@ -14,11 +14,16 @@ from typing import ClassVar
 
 import pulsar
 
-from onewriter_core.wire import hot, replies
+from onewriter_core.wire import replies
 from onewriter_core.wire.commands import encode_command
-from onewriter_core.wire.hot import Ack, Flow, MessageId, Send
+from onewriter_core.wire.encoding import (
+    encode_ack_response,
+    encode_message_header,
+    encode_send_receipt,
+)
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.server import ServerConnection
+from onewriter_core.wire.values import Ack, Flow, MessageId, Send
 
 FRAMES = Path(__file__).parent / "frames"
 LEDGER = 7
@@ -61,7 +66,7 @@ class Stub(asyncio.Protocol):
             case Send():
                 assert payload is not None
                 self.log.append((command, bytes(payload)))
-                return hot.encode_send_receipt(
+                return encode_send_receipt(
                     command.producer_id,
                     command.sequence_id,
                     LEDGER,
@@ -73,7 +78,7 @@ class Stub(asyncio.Protocol):
             case Ack():
                 if command.request_id is None:
                     return b""
-                return hot.encode_ack_response(command.consumer_id, command.request_id)
+                return encode_ack_response(command.consumer_id, command.request_id)
             case pb.CommandRedeliverUnacknowledgedMessages():
                 self.delivered[command.consumer_id] = 0
                 return self.deliver(command.consumer_id)
@@ -100,7 +105,7 @@ class Stub(asyncio.Protocol):
         frames = bytearray()
         for index in range(start, len(self.log)):
             entry = self.log[index][1]
-            frames += hot.encode_message_header(consumer_id, LEDGER, index + 1, len(entry))
+            frames += encode_message_header(consumer_id, LEDGER, index + 1, len(entry))
             frames += entry
         return bytes(frames)
 

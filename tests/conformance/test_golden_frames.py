@@ -16,9 +16,9 @@ from onewriter_core.wire.commands import (
 )
 from onewriter_core.wire.connection import Received
 from onewriter_core.wire.frames import FrameReader
-from onewriter_core.wire.hot import Ack, Flow, MessageId, Send
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.server import ServerConnection
+from onewriter_core.wire.values import Ack, Flow, MessageId, Send
 
 RECORDINGS = sorted((Path(__file__).parent / "frames").glob("*.bin"))
 

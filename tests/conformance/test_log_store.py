@@ -274,6 +274,31 @@ async def test_the_current_marker_and_all_behind_it_stay(world: World, store: Lo
     assert await store.trim(newer.binding, OTHER, newer.token, far, {}) is Outcome.LOST
 
 
+async def test_a_trim_that_comes_late_leaves_what_a_farther_one_noted(
+    world: World, store: LogStore
+) -> None:
+    mine = await writer(world, store)
+    await mine.fence(TOPIC)
+    await mine.append(TOPIC, b"1" * 5000)
+    newer = Writer(store, mine.binding, 10)
+    await newer.fence(TOPIC)
+
+    async def cut(before: Position, fields: dict[str, str]) -> dict[str, str]:
+        done = await store.trim(newer.binding, TOPIC, newer.token, before, fields)
+        assert done is Outcome.DONE
+        state = await store.read_state(TOPIC)
+        return {name: state[name] for name in ("trimmed", "ledgerEnds", "cut") if name in state}
+
+    far = {"trimmed": "10-0", "ledgerEnds": "10 5-1", "cut": "1"}
+    assert await cut(Position(5, 1), {"trimmed": "5-1"}) == {"trimmed": "5-1"}
+    assert await cut(Position(10, 0), far) == far
+    for late in ("5-1", "9-99"):
+        fields = {"ledgerEnds": "5 4-1", "trimmed": late, "cut": late}
+        assert await cut(Position.parse(late), fields) == far | {"cut": late}
+    farther = {"trimmed": "10-1", "ledgerEnds": "10 5-1", "cut": "3"}
+    assert await cut(Position(10, 0), farther) == farther
+
+
 async def test_a_fence_outlives_a_trim(world: World, store: LogStore) -> None:
     mine = await writer(world, store, ledger=6)
     await mine.fence(TOPIC)

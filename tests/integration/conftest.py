@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import pulsar
 import pytest
+from bench.machine import LabUnavailable
+from bench.pulsar_lab import PulsarStandalone
+from tests.integration.offloading import EXCLUSIVE, Fill
 from tests.integration.raw import RawClient
 
 from onewriter_broker.testing import RUNNING, LocalBrokers, running_brokers
+from onewriter_pipeline.brokers.connection import Access
 
 ROUNDS = int(os.environ.get("ONEWRITER_ROUNDS", "10"))
 """How often a campaign's round is played: about ten times in CI, hundreds of times in a soak."""
@@ -45,6 +49,16 @@ def broker() -> Iterator[LocalBrokers]:
         yield brokers
 
 
+@pytest.fixture(scope="session")
+def standalone() -> Iterator[PulsarStandalone]:
+    """A real Apache Pulsar, for what must be as it is there; it starts in half a minute."""
+    try:
+        with PulsarStandalone() as started:
+            yield started
+    except LabUnavailable as missing:
+        pytest.fail(str(missing))
+
+
 @pytest.fixture
 def topic() -> str:
     """A topic that nobody has used."""
@@ -75,6 +89,28 @@ def raw() -> Iterator[RawClients]:
             return stack.enter_context(RawClient(address, **options))
 
         yield make
+
+
+@pytest.fixture
+def fill(broker: LocalBrokers, stock: StockClients) -> Fill:
+    """See Fill."""
+    client = stock(broker.service_url)
+
+    def send(topic: str, values: Iterable[bytes], **options: Any) -> None:
+        options = {"batching_enabled": False, "block_if_queue_full": True} | EXCLUSIVE | options
+        producer = client.create_producer(topic, **options)
+        for value in values:
+            producer.send_async(value, None)
+        producer.flush()
+        producer.close()
+
+    return send
+
+
+@pytest.fixture
+def access(broker: LocalBrokers) -> Access:
+    """How pipelines reach the broker that is shared."""
+    return Access(broker.http_url)
 
 
 def _close(client: Any) -> None:

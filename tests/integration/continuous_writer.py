@@ -26,9 +26,9 @@ from onewriter_broker.log.topic_log import last_position, payloads
 from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError, Unavailable
 from onewriter_core.ids import EARLIEST, Position, TopicName
-from onewriter_core.wire.hot import SendReceipt
 from onewriter_core.wire.messages import entry_payload
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import SendReceipt
 
 WINDOW = 16
 """Sends that are not answered yet, at most."""

@@ -11,7 +11,7 @@ from tests.integration.raw import RawClient, RawConsumer, full
 
 from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
-from onewriter_core.wire import hot
+from onewriter_core.wire.encoding import encode_flow
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 Result = pb.CommandOwnResponse.Result
@@ -176,5 +176,5 @@ def subscribe_with(
         )
     )
     client.answer(pb.CommandSuccess, request_id)
-    client.write(hot.encode_flow(consumer_id, permits))
+    client.write(encode_flow(consumer_id, permits))
     return RawConsumer(client, consumer_id)

@@ -14,11 +14,11 @@ from typing import Any
 from tests.integration.raw_connection import SECONDS_MAX, RawConnection, RefusedByBroker
 
 from onewriter_core.ids import TopicName
-from onewriter_core.wire import hot
 from onewriter_core.wire.commands import Command
-from onewriter_core.wire.hot import Delivery, MessageId, SendReceipt
+from onewriter_core.wire.encoding import encode_ack, encode_flow, encode_send_header, encode_varint
 from onewriter_core.wire.messages import build_entry, entry_payload, iterate_batch, parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Delivery, MessageId, SendReceipt
 
 SHARED = pb.SHARED
 EXCLUSIVE = pb.EXCLUSIVE
@@ -75,8 +75,8 @@ class RawClient(RawConnection):
         )
         if priority_field is not None:
             field, value = priority_field
-            tag = hot.encode_varint(field << 3)
-            command.MergeFromString(tag + hot.encode_varint(value & (2**64 - 1)))
+            tag = encode_varint(field << 3)
+            command.MergeFromString(tag + encode_varint(value & (2**64 - 1)))
         self.say(command)
         return RawProducer(self, command)
 
@@ -117,7 +117,7 @@ class RawClient(RawConnection):
         )
         self.answer(pb.CommandSuccess, request_id)
         if permits:
-            self.write(hot.encode_flow(consumer_id, permits))
+            self.write(encode_flow(consumer_id, permits))
         return RawConsumer(self, consumer_id)
 
 
@@ -175,7 +175,7 @@ class RawProducer:
         """Send without waiting; the sequence id."""
         number = next(self._sequence) if sequence_id is None else sequence_id
         entry = self.entry(content, number)
-        self.client.write(hot.encode_send_header(self.producer_id, number, len(entry)) + entry)
+        self.client.write(encode_send_header(self.producer_id, number, len(entry)) + entry)
         return number
 
     def receipt(self, sequence_id: int) -> MessageId:
@@ -222,12 +222,12 @@ class RawConsumer:
         return [bytes(entry_payload(self.receive()[1])) for _ in range(count)]
 
     def flow(self, permits: int) -> None:
-        self.client.write(hot.encode_flow(self.consumer_id, permits))
+        self.client.write(encode_flow(self.consumer_id, permits))
 
     def acknowledge(self, message_id: MessageId) -> None:
         """Acknowledge and wait for the receipt."""
         request_id = self.client.next_request_id()
-        self.client.write(hot.encode_ack(self.consumer_id, 0, [message_id], request_id))
+        self.client.write(encode_ack(self.consumer_id, 0, [message_id], request_id))
         found = self.client.expect(pb.CommandAckResponse, lambda c: c.request_id == request_id)
         if found.HasField("error"):
             raise RefusedByBroker(found.error, found.message)

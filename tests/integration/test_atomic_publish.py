@@ -27,10 +27,10 @@ from onewriter_broker.log.keys import Keys
 from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_broker.verify.cli import verify_command
 from onewriter_core.ids import TopicName
-from onewriter_pipeline.connection import Access
+from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Conflict, Invalid, MissingPart
-from onewriter_pipeline.packing import MAGIC
-from onewriter_pipeline.staging import Part, Publication, Staging
+from onewriter_pipeline.publishing.packing import MAGIC
+from onewriter_pipeline.publishing.staging import Part, Publication, Staging
 
 APP = "0f3a-query"
 
@@ -237,6 +237,7 @@ def test_parts_that_are_gone_or_others_are_never_taken_for_empty(
         MAGIC + b"\xff\xff\xff\x7f\1\0\0\0",
         MAGIC + b"\x0a\0\0\0\2\0\0\0\0\0\0\2\x18\x00",
         MAGIC + b"\x0a\0\0\0\0\0\0\0\0\0\0\2\x18\x00",
+        MAGIC + b"\x0e\0\0\0\1\0\0\0\0\0\0\6\x12\2\xff\xfe\x18\x00",
     ],
     ids=str,
 )
@@ -271,7 +272,12 @@ def test_names_are_checked(broker: LocalBrokers, topic: str, path: str, status: 
         {"epoch": "1", "parts": []},
         {"epoch": 0, "parts": []},
         {"parts": [{"key": "app/1/0/1", "rows": 1, "bytes": 1}]},
-        {"parts": [{"key": "app/2/0/1", "rows": 1, "bytes": 9, "checksum": "x"}]},
+        {"parts": [{"key": "other/1/0/1", "rows": 1, "bytes": 9, "checksum": "x"}]},
+        {"parts": [{"key": "app/1/\ud800", "rows": 1, "bytes": 9, "checksum": "x"}]},
+        {"parts": [{"key": "app/1/0/\ud800", "rows": 1, "bytes": 9, "checksum": "x"}]},
+        {"parts": [{"key": "app/1/0", "rows": 1, "bytes": 9, "checksum": "x"}]},
+        {"parts": [{"key": "app/1/0/1/2", "rows": 1, "bytes": 9, "checksum": "x"}]},
+        {"parts": [{"key": "app/x/0/1", "rows": 1, "bytes": 9, "checksum": "x"}]},
         {"parts": [{"key": "app/1/0/1", "rows": True, "bytes": 9, "checksum": "x"}]},
         {"parts": 2 * [{"key": "app/1/0/1", "rows": 1, "bytes": 9, "checksum": "x"}]},
     ],
@@ -280,6 +286,7 @@ def test_names_are_checked(broker: LocalBrokers, topic: str, path: str, status: 
 def test_bodies_are_checked(broker: LocalBrokers, topic: str, body: object) -> None:
     http = Http(broker.http_url)
     assert http("POST", f"{OWN}/{topic}/staged/app/1/publish", body)[0] == 400
+    assert not broker.events("topic.failed"), "it is no matter to anybody else"
 
 
 def test_a_partitioned_topic_is_published_to_by_the_partition(
@@ -345,6 +352,9 @@ class Story:
     def state(self, field: str) -> bytes | None:
         found: Any = self._store.hget(self._keys.state(self._name), field)
         return found if isinstance(found, bytes) else None
+
+    def note(self, field: str, value: str) -> None:
+        self._store.hset(self._keys.state(self._name), field, value)
 
     def stored(self) -> int:
         found: Any = self._store.xlen(self._keys.log(self._name))

@@ -25,10 +25,10 @@ from tests.integration.raw import (
 
 from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
-from onewriter_core.wire import hot
 from onewriter_core.wire.commands import encode_command
-from onewriter_core.wire.hot import SendReceipt
+from onewriter_core.wire.encoding import encode_ack, encode_flow, encode_send_header
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import MessageId, SendReceipt
 
 FUZZ_EXAMPLES = 20 * ROUNDS
 CONNECTS = 200 * ROUNDS
@@ -86,9 +86,9 @@ OUT_OF_ORDER: dict[str, Callable[[], bytes]] = {
     "a second CONNECT": lambda: encode_command(pb.CommandConnect(client_version="again")),
     "a broker's own command": lambda: encode_command(pb.CommandSuccess(request_id=1)),
     "a SEND for a producer that is not there": lambda: (
-        hot.encode_send_header(77, 0, 8) + b"\x00\x00\x00\x04abcd"
+        encode_send_header(77, 0, 8) + b"\x00\x00\x00\x04abcd"
     ),
-    "a SEND without a payload": lambda: hot.encode_send_header(77, 0, 0),
+    "a SEND without a payload": lambda: encode_send_header(77, 0, 0),
 }
 
 
@@ -129,9 +129,9 @@ def test_requests_for_what_is_not_there_are_answered(broker: LocalBrokers, raw: 
     ):
         client.say(closing)
         client.answer(pb.CommandSuccess, closing.request_id)
-    client.write(hot.encode_flow(5, 100))
-    client.write(hot.encode_ack(5, 0, [hot.MessageId(1, 1)]))
-    client.write(hot.encode_ack(5, 0, [hot.MessageId(1, 1)], 106))
+    client.write(encode_flow(5, 100))
+    client.write(encode_ack(5, 0, [MessageId(1, 1)]))
+    client.write(encode_ack(5, 0, [MessageId(1, 1)], 106))
     answer = client.expect(pb.CommandAckResponse)
     assert answer.error == pb.CONSUMER_NOT_FOUND
     client.say(pb.CommandNewTxn(request_id=107))
@@ -183,7 +183,7 @@ def test_a_wrong_checksum_is_refused_and_the_producer_goes_on(
     producer.publish(b"good", 0)
     entry = bytearray(producer.entry(b"bad", 1))
     entry[-1] ^= 1
-    producer.client.write(hot.encode_send_header(producer.producer_id, 1, len(entry)) + entry)
+    producer.client.write(encode_send_header(producer.producer_id, 1, len(entry)) + entry)
     error = producer.client.expect(pb.CommandSendError)
     assert (error.sequence_id, error.error) == (1, pb.CHECKSUM_ERROR)
     producer.publish(b"better", 1)
@@ -206,7 +206,7 @@ def test_a_damaged_entry_hurts_only_its_sender(
 ) -> None:
     """Stored verbatim, or its connection is closed; either way everybody else goes on."""
     producer = raw(broker.address()).producer(topic, EXCLUSIVE, name="p")
-    header = hot.encode_send_header(producer.producer_id, 0, len(entry), is_chunk=is_chunk)
+    header = encode_send_header(producer.producer_id, 0, len(entry), is_chunk=is_chunk)
     producer.client.write(header + entry)
     with contextlib.suppress(TimeoutError, OSError):
         producer.client.expect(SendReceipt, seconds=1)
@@ -216,7 +216,7 @@ def test_a_damaged_entry_hurts_only_its_sender(
     resumed = back.producer(topic, EXCLUSIVE, name="p", epoch=producer.epoch, reconnects=1)
     with contextlib.suppress(OSError):
         back.write(
-            hot.encode_send_header(resumed.producer_id, 0, len(entry), is_chunk=is_chunk) + entry
+            encode_send_header(resumed.producer_id, 0, len(entry), is_chunk=is_chunk) + entry
         )
         resumed.publish(b"and on", 1)
     taker = raw(broker.address()).producer(topic, FENCING)
@@ -302,7 +302,7 @@ def _frames(topic: str) -> list[bytes]:
                 topic=name, producer_id=2, request_id=2, producer_access_mode=pb.WAIT_FOR_EXCLUSIVE
             )
         ),
-        hot.encode_send_header(1, 0, len(entry)) + entry,
+        encode_send_header(1, 0, len(entry)) + entry,
         encode_command(
             pb.CommandSubscribe(
                 topic=name,
@@ -312,8 +312,8 @@ def _frames(topic: str) -> list[bytes]:
                 request_id=3,
             )
         ),
-        hot.encode_flow(1, 100),
-        hot.encode_ack(1, 0, [hot.MessageId(3, 1)], 4),
+        encode_flow(1, 100),
+        encode_ack(1, 0, [MessageId(3, 1)], 4),
         encode_command(pb.CommandSeek(consumer_id=1, request_id=5, message_publish_time=0)),
         encode_command(pb.CommandGetLastMessageId(consumer_id=1, request_id=6)),
         encode_command(pb.CommandRedeliverUnacknowledgedMessages(consumer_id=1)),

@@ -15,12 +15,17 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from bench.machine import LabUnavailable
 from bench.pulsar_lab import fetch_jars
+from tests.integration.http_calls import Http
 
 from onewriter import EARLIEST, Client, Compression, ProducerOptions
 from onewriter_broker.testing import LocalBrokers
+from onewriter_pipeline.binaries import binaries
+from onewriter_pipeline.publishing.hashing import JAVA, MURMUR, partitions_of
 
 PROGRAM = Path(__file__).parent.parent / "conformance" / "java" / "ClientConformance.java"
 CASES_MIN = 80
@@ -28,6 +33,7 @@ CASES_MIN = 80
 
 
 CHUNKS = PROGRAM.with_name("Chunks.java")
+ROUTING = PROGRAM.with_name("Routing.java")
 LARGE_BYTES = 12 * 1024 * 1024
 
 
@@ -76,3 +82,19 @@ async def test_messages_in_chunks_go_between_java_and_the_sdk(
         message = await reader.next(timeout_seconds=20)
         assert lines[-1] == f"sent {hashlib.sha256(message.content).hexdigest()}"
         assert len(message.chunk_ids) > 1
+
+
+@pytest.mark.timeout(900)
+def test_the_pipeline_sends_a_key_to_the_partition_that_java_does(
+    broker: LocalBrokers, topic: str
+) -> None:
+    path = f"/admin/v2/persistent/public/default/{topic}/partitions"
+    assert Http(broker.http_url)("PUT", path, 7)[0] == 204
+    keys = ["a", "key-1", "a longer key, of several words", "Grüße", "𝄞 clef", "0" * 100]
+    run = run_java(ROUTING, broker.service_url, topic, *keys)
+    assert run.returncode == 0, run.stderr[-4000:]
+    column, counts = binaries(pa.array(keys)), np.full(len(keys), 7)
+    expected = [f"default {each}" for each in partitions_of(column, counts, JAVA)]
+    expected += [f"murmur {each}" for each in partitions_of(column, counts, MURMUR)]
+    found = [line for line in run.stdout.splitlines() if line.startswith(("default ", "murmur "))]
+    assert found == expected

@@ -9,7 +9,8 @@ from tests.integration.raw import SHARED, contents_of, eventually, full
 
 from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
-from onewriter_core.wire import hot, replies
+from onewriter_core.wire import replies
+from onewriter_core.wire.encoding import encode_send_header
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 
@@ -21,7 +22,7 @@ def test_a_send_of_no_messages_ends_its_own_connection_only(
     client = raw(broker.address())
     producer = client.producer(topic, SHARED)
     entry = producer.entry(b"costs no permits", 1)
-    header = hot.encode_send_header(producer.producer_id, 1, len(entry), num_messages=num_messages)
+    header = encode_send_header(producer.producer_id, 1, len(entry), num_messages=num_messages)
     client.write(header + entry)
     client.wait_closed()
     beside.publish(b"undisturbed")

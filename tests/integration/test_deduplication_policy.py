@@ -18,7 +18,7 @@ from tests.integration.raw import EXCLUSIVE, RawClient, RawProducer, contents_of
 from tests.servers import running_server
 
 from onewriter_broker.testing import LocalBrokers, running_brokers
-from onewriter_core.wire.hot import SendReceipt
+from onewriter_core.wire.values import SendReceipt
 
 NOWHERE = (2**64 - 1, 2**64 - 1)
 """The position in the receipt of a duplicate."""

@@ -11,7 +11,7 @@ from typing import Any
 import jwt
 import pytest
 from tests.integration.conftest import RawClients
-from tests.integration.http_calls import OWN, Http
+from tests.integration.http_calls import OWN, PERSISTENT, Http
 from tests.integration.raw import EXCLUSIVE, SHARED, RefusedByBroker, eventually
 
 from onewriter_broker.testing import LocalBrokers, running_brokers
@@ -163,6 +163,33 @@ def test_a_topic_that_is_used_gets_partitions(
     assert client.partitions("wide") == 4
     eventually(lambda: len(status_of(push.http, "wide")["slots"]) == 4)
     client.producer("wide-partition-3", EXCLUSIVE).publish(b"there too")
+
+
+def test_a_topic_that_is_there_without_partitions_gets_none(
+    told: LocalBrokers, push: Pusher, raw: RawClients
+) -> None:
+    """Its messages would be out of reach, and a batch that is played again would be published twice."""
+    push([])
+    client = raw(told.address())
+    producer = client.producer("single", EXCLUSIVE)
+    producer.publish(b"kept")
+    for _ in range(2):
+        push([topic("single", partitions=3, detection={"pingIntervalSeconds": 60})])
+        assert client.partitions("single") == 0
+        found = status_of(push.http, "single")
+        assert (found["partitions"], found["undivided"], len(found["slots"])) == (0, True, 1)
+        name = found["name"]
+        said = push.http("POST", "/onewriter/v1/topics", {"topics": [name]})[1]["topics"][name]
+        assert (said["declared"], said["undivided"]) == (True, True)
+        assert push.http("PUT", f"{PERSISTENT}/single/unload")[0] == 204
+    for method in ("PUT", "POST"):
+        assert push.http(method, f"{PERSISTENT}/single/partitions", 3)[0] == 409
+    stored = push.http("GET", f"{OWN}/single/segments")[1]["segments"]
+    assert sum(each["entries"] for each in stored) == 1
+    assert push.http("DELETE", f"{PERSISTENT}/single?force=true")[0] == 204
+    assert client.partitions("single") == 3
+    raw(told.address()).producer("single-partition-2", EXCLUSIVE).publish(b"new")
+    assert not status_of(push.http, "single")["undivided"]
 
 
 def test_a_holder_is_watched_more_closely(

@@ -18,7 +18,7 @@ def test_it_holds(broker: LocalBrokers, name: str) -> None:
 
 
 OTHERWISE_RUN = {"run", "pipeline_demo"}
-"""What runs them, and the pipeline's tour: it starts brokers and Spark itself (make pipeline-demo)."""
+"""What runs them, and the pipeline's tour, which needs Spark: tests/spark runs it."""
 
 
 def test_no_example_is_left_out() -> None:

@@ -25,8 +25,9 @@ from onewriter_broker.log.keys import Keys
 from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.wire.messages import entry_payload
-from onewriter_pipeline.broker import Broker
-from onewriter_pipeline.connection import Access
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.brokers.frames import BlockFrame, Chunk
 from onewriter_pipeline.errors import (
     Conflict,
     Damaged,
@@ -36,7 +37,6 @@ from onewriter_pipeline.errors import (
     NotFound,
     Trimmed,
 )
-from onewriter_pipeline.frames import BlockFrame, Chunk
 
 __all__ = ["guarded"]
 
@@ -405,12 +405,22 @@ def test_answers_are_as_documented(broker: LocalBrokers, topic: str, raw: RawCli
     said = http("GET", f"{OWN}/{topic}/segments")[1]
     names = "topic epoch ledger first last segments complete next"
     assert list(said) == names.split()
+    remembered = http("GET", f"{OWN}/{topic}/segments?state=true")[1]["state"]
+    assert list(remembered) == ["epoch", "ledger", "bucketLedger", "trimmed", "published"]
+    assert remembered["epoch"] == said["epoch"]
+    assert remembered["bucketLedger"] >= remembered["ledger"] == said["ledger"]
     names = (
         "ledger epoch producer subject cause mode open whole first last entries messages bytes blocks"
         " oldestMs newestMs chain stretches"
     )
     assert list(said["segments"][-1]) == names.split()
-    assert list(said["segments"][-1]["stretches"][0]) == ["first", "entries", "bytes", "newestMs"]
+    assert list(said["segments"][-1]["stretches"][0]) == [
+        "first",
+        "entries",
+        "messages",
+        "bytes",
+        "newestMs",
+    ]
     assert said["epoch"] == http("GET", f"{OWN}/{topic}")[1]["epoch"]
     body = {"before": said["first"], "epoch": said["epoch"]}
     trimmed = http("POST", f"{OWN}/{topic}/trim", body)[1]

@@ -11,7 +11,7 @@ from tests.integration.http_calls import PERSISTENT, Http
 from tests.integration.raw import RawProducer
 
 from onewriter_broker.testing import LocalBrokers
-from onewriter_core.wire import hot
+from onewriter_core.wire.encoding import encode_send_header
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
@@ -93,7 +93,7 @@ def send_entry(
 ) -> tuple[int, int]:
     """Whatever a client makes of an entry; its position."""
     entry = build_entry(metadata, content)
-    header = hot.encode_send_header(producer.producer_id, metadata.sequence_id, len(entry))
+    header = encode_send_header(producer.producer_id, metadata.sequence_id, len(entry))
     producer.client.write(header + entry)
     return tuple(producer.receipt(metadata.sequence_id).position)  # type: ignore[return-value]  # two numbers
 

@@ -11,6 +11,7 @@ from tests.integration.conftest import RawClients
 from tests.integration.http_calls import Http
 from tests.integration.owners import own
 from tests.integration.raw import eventually
+from tests.integration.test_verbs import Said, onewriter
 from tests.servers import running_server
 
 from onewriter import Client, Fenced, ProducerOptions, Refused
@@ -21,6 +22,7 @@ from onewriter_broker.connection.guards import (
 )
 from onewriter_broker.log.keys import BUCKETS_DEFAULT
 from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_core.command import EXIT_USAGE
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.own.names import resource_bucket
 
@@ -155,3 +157,47 @@ def test_whose_must_be_said(brokers: LocalBrokers) -> None:
     status, answer = Http(brokers.http_url)("DELETE", OWNERSHIPS)
     assert status == 400
     assert "group=" in answer["reason"]
+
+
+async def test_the_command_lists_who_owns_what_and_drops_a_groups_records(
+    brokers: LocalBrokers, group: str, topic: str
+) -> None:
+    resource = f"persistent://public/default/{topic}"
+
+    async def said(*words: str) -> Said:
+        at = ("--http-url", brokers.http_url)
+        return await asyncio.to_thread(onewriter, "ownerships", *words, *at)
+
+    async with Client(brokers.service_url) as client:
+        first, _ = await client.own(group, [resource, "other"])
+        listed = await said("--group", group)
+        assert listed.code == 0
+        assert [word for word in listed.out.split() if word in {topic, "other", "owned"}] == [
+            "other",
+            "owned",
+            topic,
+            "owned",
+        ]
+        (row,) = (await said("--resource", resource, "-o", "json")).json["ownerships"]
+        assert (row["group"], row["generation"]) == (group, first.generation)
+        held = await said("--group", group, "--drop", "-o", "json")
+        assert {key: held.json[key] for key in ("dropped", "kept")} == {"dropped": 0, "kept": 2}
+    dropped: list[int] = []
+
+    def all_dropped() -> bool:
+        found = onewriter("ownerships", "--group", group, "--drop", "-o", "json", *_at(brokers))
+        dropped.append(found.json["dropped"])
+        return sum(dropped) == 2
+
+    await asyncio.to_thread(eventually, all_dropped, 30.0)
+    assert (await said("--group", group)).out == "no ownerships\n"
+
+
+async def test_the_command_drops_nothing_unless_it_is_said_whose(brokers: LocalBrokers) -> None:
+    wrong = await asyncio.to_thread(onewriter, "ownerships", "--drop", *_at(brokers))
+    assert (wrong.code, wrong.out) == (EXIT_USAGE, "")
+    assert "--group" in wrong.err
+
+
+def _at(brokers: LocalBrokers) -> tuple[str, str]:
+    return "--http-url", brokers.http_url

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.integration.conftest import RawClients, StockClients
+from tests.integration.http_calls import OWN, PERSISTENT, Http
 from tests.integration.owners import disown, lost, own, subscribe_with
 from tests.integration.raw import (
     RawClient,
@@ -15,9 +16,9 @@ from tests.integration.raw import (
 
 from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
-from onewriter_core.wire import hot
-from onewriter_core.wire.hot import Delivery
+from onewriter_core.wire.encoding import encode_ack
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Delivery
 
 GENERATION, NONCE = "onewriter.own-generation", "onewriter.own-nonce"
 
@@ -73,6 +74,36 @@ def test_readers_of_before_there_was_an_owner_are_closed(
     assert refusal(plain, topic, {}) is ServerError.NOT_ALLOWED_ERROR
     raw(broker.address()).producer(topic).publish(b"for everybody else")
     assert apart.contents(1) == [b"for everybody else"]
+
+
+def test_nobody_moves_a_groups_position_over_http_once_it_owned_the_topic(
+    broker: LocalBrokers, raw: RawClients, topic: str
+) -> None:
+    producer = raw(broker.address()).producer(topic)
+    positions = [producer.publish(b"%d" % number).position for number in range(3)]
+    http, before = Http(broker.http_url), {"before": f"{positions[0].ledger}:2"}
+    path = f"{OWN}/{topic}/acknowledged/"
+    assert http("PUT", path + "group", before)[1]["before"] == before["before"]
+    owner = raw(broker.address())
+    assert own(owner, full(topic)) == 1
+    status, said = http("PUT", path + "group", {"before": "99:1"})
+    assert (status, said["reason"][:28]) == (405, "group group owns its topics:")
+    reader = subscribe_with(owner, topic, "group", {GENERATION: "1"})
+    assert reader.receive()[0].message_id.position == positions[1]
+    disown(owner, full(topic), 1)
+    assert http("PUT", path + "group", {"before": "99:1"})[0] == 405, "its record says whose turn"
+    assert http("PUT", path + "others", {"before": "99:1"})[0] == 200
+
+
+def test_the_record_of_a_topic_covers_its_partitions_over_http_too(
+    broker: LocalBrokers, raw: RawClients, topic: str
+) -> None:
+    http = Http(broker.http_url)
+    assert http("PUT", f"{PERSISTENT}/{topic}/partitions", 2)[0] == 204
+    own(raw(broker.address()), full(topic))
+    path = f"{OWN}/{topic}-partition-1/acknowledged/"
+    assert http("PUT", path + "group", {"before": "0:0"})[0] == 405
+    assert http("PUT", path + "others", {"before": "0:0"})[0] == 200
 
 
 def test_a_group_that_never_owned_the_topic_reads_as_ever(
@@ -140,7 +171,7 @@ def test_a_burst_of_acknowledgements_behind_a_takeover_moves_nothing(
     client = raw(broker.address())
     assert own(client, full(topic), 2) == 2
     for message_id in ids:
-        former.write(hot.encode_ack(reader.consumer_id, 0, [message_id]))
+        former.write(encode_ack(reader.consumer_id, 0, [message_id]))
     former.ping()
     follower = subscribe_with(client, topic, "group", {GENERATION: "2"})
     assert follower.contents(20) == [b"%d" % n for n in range(20)]

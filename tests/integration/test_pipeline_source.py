@@ -15,10 +15,11 @@ from tests.integration.conftest import StockClients
 
 from onewriter_broker.testing import LocalBrokers
 from onewriter_core.ids import Position
-from onewriter_pipeline.broker import Broker, Segments
-from onewriter_pipeline.connection import Access
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import Invalid, NotFound, PipelineError, Trimmed
-from onewriter_pipeline.reading import trimmable_before
+from onewriter_pipeline.reading.spans import trimmable_before
 from onewriter_pipeline.schema import MESSAGE_COLUMNS, column_types
 from pyspark_onewriter.options import read_options, stream_options
 from pyspark_onewriter.source import TopicReader
@@ -221,8 +222,11 @@ def test_what_is_not_there(topic: str, fill: Fill, values: Values, access: Acces
     assert values(topicsPattern="nothing-matches") == []
     fill(topic, [])
     assert values(topic) == []
-    with pytest.raises(PipelineError):
-        rows(Access("http://127.0.0.1:9", patience_seconds=0.1), topic)
+    with (
+        Broker(Access("http://127.0.0.1:9", patience_seconds=0.1)) as nobody,
+        pytest.raises(PipelineError),
+    ):
+        nobody.segments(topic)
 
 
 def test_one_plan_is_one_snapshot(topic: str, fill: Fill, access: Access) -> None:
@@ -282,6 +286,35 @@ def test_what_was_trimmed_is_an_error_unless_loss_is_accepted(
     assert kept == numbered(600, 700)
 
 
+def test_epochs_that_were_trimmed_are_an_error_unless_loss_is_accepted(
+    topic: str, fill: Fill, values: Values, access: Access
+) -> None:
+    exclusive = {"access_mode": pulsar.ProducerAccessMode.Exclusive}
+    fill(topic, numbered(0, 600), **exclusive)
+    fill(topic, numbered(600, 700), **exclusive)
+    with Broker(access) as broker:
+        held = broker.segments(topic)
+        first, last = held.segments[-2:]
+        below = json.dumps({"epochs": f"{(first.epoch or 0) - 1}"})
+        assert values(topic, **json.loads(below)) == []  # there was none, and nothing was trimmed
+        named = [{"epochs": str(first.epoch)}, {"startingEpoch": str(first.epoch)}]
+        for before in (Position(first.ledger, 400), Position(last.ledger, 0)):
+            broker.trim(topic, before, epoch=held.epoch)
+            for given_epochs in named:
+                with pytest.raises(Trimmed, match=rf"was trimmed: .*epoch {first.epoch} "):
+                    values(topic, **given_epochs)
+                starting = given(access, topic, {"startingEpoch": str(first.epoch)})
+                reader = TopicStreamReader(stream_options(starting, TYPES))
+                with pytest.raises(Trimmed, match="was trimmed: "):
+                    reader.initialOffset()
+                found = values(topic, **given_epochs, failOnDataLoss="false")
+                assert len(found) < (600 if "epochs" in given_epochs else 700)
+    for given_epochs in ({"epochs": str(last.epoch)}, {"startingEpoch": str(last.epoch)}):
+        assert values(topic, **given_epochs) == numbered(600, 700)
+    assert values(topic, endingEpoch=str(last.epoch)) == numbered(600, 700)
+    assert values(topic, epochs=str(10**9)) == []
+
+
 # ------------------------------------------------------------ streams
 
 
@@ -295,6 +328,14 @@ def read_stream(reader: TopicStreamReader, start: Any, end: Any) -> list[bytes]:
     return [v for t in tasks for b in reader.read(t) for v in b.column("value").to_pylist()]
 
 
+def begun(reader: TopicStreamReader) -> Any:
+    """Where a new query begins: nothing is in its first batch."""
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ReadAllAvailable()) == start
+    assert not reader.partitions(start, start)
+    return start
+
+
 def test_a_stream_reads_what_comes_in_batches_within_limits(
     topic: str, fill: Fill, access: Access
 ) -> None:
@@ -302,7 +343,7 @@ def test_a_stream_reads_what_comes_in_batches_within_limits(
     reader = stream(access, topic, maxEntriesPerTrigger=10)
     limit = reader.getDefaultReadLimit()
     assert limit == ReadMaxRows(10)
-    offset, batches = reader.initialOffset(), []
+    offset, batches = begun(reader), []
     while (end := reader.latestOffset(offset, limit)) != offset:
         batches.append(read_stream(reader, offset, end))
         offset = end
@@ -318,8 +359,8 @@ def test_a_stream_reads_what_comes_in_batches_within_limits(
 def test_a_stream_that_ends_with_what_is_there(topic: str, fill: Fill, access: Access) -> None:
     fill(topic, numbered(0, 5))
     reader = stream(access, topic, maxBytesPerTrigger=10**9)
-    start = reader.initialOffset()
     reader.prepareForTriggerAvailableNow()
+    start = begun(reader)
     fill(topic, numbered(5, 9))
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
     assert read_stream(reader, start, end) == numbered(0, 5)
@@ -331,8 +372,7 @@ def test_a_stream_begins_at_the_end_unless_it_is_told(
 ) -> None:
     fill(topic, numbered(0, 5))
     reader = stream(access, topic, startingOffsets="latest")
-    start = reader.initialOffset()
-    assert reader.latestOffset(start, ReadAllAvailable()) == start
+    start = begun(reader)
     fill(topic, numbered(5, 9))
     end = reader.latestOffset(start, ReadAllAvailable())
     assert read_stream(reader, start, end) == numbered(5, 9)
@@ -341,7 +381,7 @@ def test_a_stream_begins_at_the_end_unless_it_is_told(
 def test_a_small_batch_waits(topic: str, fill: Fill, access: Access) -> None:
     fill(topic, numbered(0, 5))
     reader = stream(access, topic, minEntriesPerTrigger=3, maxTriggerDelay="1h")
-    first = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    first = reader.latestOffset(begun(reader), ReadAllAvailable())
     fill(topic, numbered(5, 7))
     assert reader.latestOffset(first, ReadAllAvailable()) == first
     fill(topic, numbered(7, 9))
@@ -353,11 +393,13 @@ def test_a_topic_that_comes_to_a_pattern_is_read_from_its_beginning(
 ) -> None:
     fill(f"{topic}-a", numbered(0, 3))
     reader = stream(access, "", topicsPattern=f".*/{topic}-[ab]")
-    first = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    first = reader.latestOffset(begun(reader), ReadAllAvailable())
     fill(f"{topic}-b", numbered(3, 6))
     second = reader.latestOffset(first, ReadAllAvailable())
     assert list(second) == [f"{FULL}{topic}-a", f"{FULL}{topic}-b"]
-    assert read_stream(reader, first, second) == numbered(3, 6)
+    assert read_stream(reader, first, second) == []
+    third = reader.latestOffset(second, ReadAllAvailable())
+    assert read_stream(reader, second, third) == numbered(3, 6)
 
 
 def test_a_stream_behind_a_trim_stops_unless_loss_is_accepted(
@@ -366,7 +408,7 @@ def test_a_stream_behind_a_trim_stops_unless_loss_is_accepted(
     exclusive = {"access_mode": pulsar.ProducerAccessMode.Exclusive}
     fill(topic, numbered(0, 600), **exclusive)
     reader = stream(access, topic)
-    start = reader.initialOffset()
+    start = begun(reader)
     fill(topic, numbered(600, 700), **exclusive)
     trimmed(access, topic)
     with pytest.raises(Trimmed, match="was trimmed"):

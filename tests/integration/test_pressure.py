@@ -23,9 +23,9 @@ from tests.servers import StoreServer, running_server
 
 from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_core.errors import ServerError
-from onewriter_core.wire import hot
-from onewriter_core.wire.hot import Delivery, SendReceipt
+from onewriter_core.wire.encoding import encode_send_header
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Delivery, SendReceipt
 
 MEGABYTE = 1024 * 1024
 PENDING_MAX = 2 * MEGABYTE
@@ -306,7 +306,7 @@ def test_a_frame_that_is_announced_and_never_comes_costs_little(
 ) -> None:
     before = pressed.resident_bytes()
     clients = [raw(pressed.address()) for _ in range(200)]
-    announced = hot.encode_send_header(1, 0, 5_000_000)
+    announced = encode_send_header(1, 0, 5_000_000)
     for client in clients:
         client.write(announced)
     raw(pressed.address()).ping()

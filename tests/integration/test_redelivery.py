@@ -20,7 +20,7 @@ from onewriter_broker.connection.consuming import PARKED_MAX
 from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.commands import encode_command
-from onewriter_core.wire.hot import encode_flow
+from onewriter_core.wire.encoding import encode_flow
 from onewriter_core.wire.messages import entry_payload
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 

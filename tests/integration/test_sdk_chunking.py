@@ -30,7 +30,7 @@ from onewriter import (
     Unreadable,
 )
 from onewriter_broker.testing import LocalBrokers, running_brokers
-from onewriter_core.wire import hot
+from onewriter_core.wire.encoding import encode_send_header
 from onewriter_core.wire.messages import build_entry, parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
@@ -231,7 +231,7 @@ def send_chunk(writer: RawProducer, number: int, count: int) -> None:
         num_chunks_from_msg=count,
     )
     entry = build_entry(said, b"%d" % number)
-    header = hot.encode_send_header(writer.producer_id, 0, len(entry), is_chunk=True)
+    header = encode_send_header(writer.producer_id, 0, len(entry), is_chunk=True)
     writer.client.write(header + entry)
     writer.receipt(0)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
-from bench.machine import LabUnavailable
 from bench.pulsar_lab import PulsarStandalone
 from tests.integration.http_calls import Http
 
@@ -30,15 +29,6 @@ pytestmark = pytest.mark.timeout(900)  # Pulsar's jars are fetched once, which t
 FROM_THE_START = ConsumerOptions(start=EARLIEST)
 
 _topics = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def standalone() -> Iterator[PulsarStandalone]:
-    try:
-        with PulsarStandalone() as started:
-            yield started
-    except LabUnavailable as missing:
-        pytest.fail(str(missing))
 
 
 @pytest.fixture
@@ -112,8 +102,14 @@ async def test_redelivery_filters_by_epoch_though_nobody_answers(
         underway = [await producer.submit(b"%d" % (written + 2 + more)) for more in range(5)]
         await consumer.redeliver_unacknowledged()
         await asyncio.gather(*underway)
-        found = [await consumer.receive(timeout_seconds=60) for _ in range(7)]
-        assert [int(message.content) for message in found] == list(range(written, written + 7))
+        expected = list(range(written, written + 7))
+        found = [await consumer.receive(timeout_seconds=60) for _ in expected]
+        while [int(message.content) for message in found[-7:]] != expected:
+            # Pulsar itself may send what it was about to once more under the new epoch: nothing else
+            # stands in front, and no more than all of it.
+            assert len(found) < 2 * len(expected)
+            assert int(found[len(found) - 7].content) in expected
+            found.append(await consumer.receive(timeout_seconds=60))
         await consumer.acknowledge_cumulative(found[-1])
         written += 7
 

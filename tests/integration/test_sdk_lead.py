@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pulsar
 import pytest
-from bench.machine import LabUnavailable
 from bench.pulsar_lab import PulsarStandalone
 from tests.integration.conftest import StockClients
 from tests.integration.http_calls import PERSISTENT, Http
@@ -51,15 +49,6 @@ class Server(NamedTuple):
 
     url: str
     is_onewriter: bool
-
-
-@pytest.fixture(scope="module")
-def standalone() -> Iterator[PulsarStandalone]:
-    try:
-        with PulsarStandalone() as started:
-            yield started
-    except LabUnavailable as missing:
-        pytest.fail(str(missing))
 
 
 @pytest.fixture(params=["onewriter", "pulsar"])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
-from bench.machine import LabUnavailable
 from bench.pulsar_lab import PulsarStandalone
 from tests.state.broker_world import BrokerWorld
 from tests.state.map_contract import LIMITS, StockMapContract
@@ -19,15 +18,6 @@ pytestmark = pytest.mark.timeout(900)  # Pulsar's jars are fetched once, which t
 NEVER = Checkpoints(writes=10**9)
 
 _topics = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def standalone() -> Iterator[PulsarStandalone]:
-    try:
-        with PulsarStandalone() as started:
-            yield started
-    except LabUnavailable as missing:
-        pytest.fail(str(missing))
 
 
 @pytest.fixture

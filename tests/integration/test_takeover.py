@@ -26,8 +26,8 @@ from tests.integration.raw import (
 
 from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
-from onewriter_core.wire.hot import SendReceipt
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import SendReceipt
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "leader_election.py"
 

@@ -18,8 +18,8 @@ from tests.servers import running_server
 
 from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_core.errors import ServerError
-from onewriter_core.wire.hot import MessageId
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import MessageId
 
 JAVA = "Pulsar-Java-v4.0.7"
 

@@ -21,8 +21,8 @@ from urllib3.exceptions import InsecureRequestWarning
 
 from onewriter import AccessMode, Client, Limits, ProducerOptions, Tls, Unavailable
 from onewriter_broker.testing import LocalBrokers, free_ports, running_brokers
-from onewriter_pipeline.broker import Broker
-from onewriter_pipeline.connection import Access
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Invalid
 
 NAMES = [f"tls-{number}" for number in range(8)]

@@ -24,6 +24,7 @@ MODULES = {
     "fence": "orders",
     "handover": "orders",
     "adopt": "adopt",
+    "ownerships": "ownerships",
 }
 
 

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from tests.servers import StoreServer
-from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, an_eventful_life, entry
+from tests.unit.broker.verify_histories import (
+    BUCKETS,
+    TOPIC,
+    Story,
+    an_eventful_life,
+    entry,
+    nobody,
+)
 
 from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
 from onewriter_broker.log.keys import Keys
@@ -130,7 +137,7 @@ def test_retention_trims_a_real_log_and_the_rest_holds(valkey: StoreServer) -> N
                 await story.publish(entry("carol", 100 + 30 * ledger + number))
             await story.fence(Purpose.ROLL)
         retention, bound = Retention(), Policy(max_entries=50)
-        assert await retention.sweep(story.log, bound, None, story.clock_ms) > 300
+        assert await retention.sweep(story.log, bound, nobody, story.clock_ms) > 300
 
     live(valkey.url, life)
     assert 50 <= valkey.command("XLEN", LOG) < 300  # whole nodes of the stream go
@@ -142,7 +149,7 @@ def test_retention_trims_a_real_log_and_the_rest_holds(valkey: StoreServer) -> N
 def test_a_missing_front_that_no_trim_explains_is_found(valkey: StoreServer) -> None:
     async def life(store: RedisLogStore) -> None:
         story: Story = await an_eventful_life(store)
-        await Retention().sweep(story.log, Policy(max_entries=10), None, story.clock_ms)
+        await Retention().sweep(story.log, Policy(max_entries=10), nobody, story.clock_ms)
         assert story.log.state[TRIMMED] == "7-2"
 
     live(valkey.url, life)

@@ -25,9 +25,9 @@ from tests.servers import running_server
 
 from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_core.errors import Unavailable
-from onewriter_core.wire import hot
-from onewriter_core.wire.hot import SendReceipt
+from onewriter_core.wire.encoding import encode_ack
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import MessageId, SendReceipt
 
 IN_FLIGHT = 200
 """Messages being sent when the broker freezes."""
@@ -69,9 +69,9 @@ def receipts(producer: RawProducer) -> list[int]:
     ]
 
 
-def acknowledge_unheard(consumer: RawConsumer, message_id: hot.MessageId) -> int:
+def acknowledge_unheard(consumer: RawConsumer, message_id: MessageId) -> int:
     request_id = consumer.client.next_request_id()
-    consumer.client.write(hot.encode_ack(consumer.consumer_id, 0, [message_id], request_id))
+    consumer.client.write(encode_ack(consumer.consumer_id, 0, [message_id], request_id))
     return request_id
 
 

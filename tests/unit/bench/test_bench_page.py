@@ -12,7 +12,7 @@ from bench.pod_takeover import Verified
 from bench.report import halves, put_first_half
 from bench.takeover import Fault, Round
 
-CONDITIONS = report.Conditions("2 cores", "python -m bench.operator_run", 0.2, 3.14)
+CONDITIONS = report.Conditions("2 cores", "python -m bench.operator_run", 0.02, 3.14)
 FIRST = "# Benchmarks\n\n## Goals\n\nall of them\n"
 
 
@@ -127,8 +127,10 @@ def test_conditions_are_told_with_every_part() -> None:
     assert "`python -m bench.operator_run`" in text
     assert "up to 3.1" in text
     assert "Others" not in text
-    disturbed = report.Conditions("2 cores", "python", 4.7, 12.8)
-    assert "its load was 4.7" in page.topics_part([[burst(10, 1.0)]], 2, disturbed)
+    disturbed = report.Conditions("2 cores", "python", 0.471, 12.8)
+    assert "Others used 47.1% of the processors" in page.topics_part(
+        [[burst(10, 1.0)]], 2, disturbed
+    )
 
 
 @pytest.mark.parametrize("count", [0, 1])

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from bench import operator_page, pipeline_run, report, sdk_run
 
 FIRST = "# Benchmarks\n\n## Goals\n\nall of them\n"
-SDK = {next(iter(sdk_run.PARTS.values())).title: "fast"}
-PIPELINE = {part.title: f"figures of {name}" for name, part in pipeline_run.PARTS.items()}
+SDK = {next(iter(sdk_run.DIVISION.parts.values())).title: "fast"}
+PIPELINE = {part.title: f"figures of {name}" for name, part in pipeline_run.DIVISION.parts.items()}
 OPERATOR = {operator_page.IDLE: "quiet"}
 
 WRITES: list[Callable[[str], str]] = [
-    lambda page: sdk_run.merged(page, SDK),
-    lambda page: pipeline_run.merged(page, PIPELINE),
+    lambda page: sdk_run.DIVISION.merged(page, SDK),
+    lambda page: pipeline_run.DIVISION.merged(page, PIPELINE),
     lambda page: operator_page.merged(page, OPERATOR),
 ]
 
@@ -36,7 +36,7 @@ def test_four_commands_in_any_order_leave_the_same_page() -> None:
 
 
 def test_a_part_that_was_not_measured_stays() -> None:
-    page = pipeline_run.merged(FIRST, PIPELINE)
-    title = pipeline_run.PARTS["sink"].title
-    anew = pipeline_run.merged(page, {title: "faster"})
+    page = pipeline_run.DIVISION.merged(FIRST, PIPELINE)
+    title = pipeline_run.DIVISION.parts["sink"].title
+    anew = pipeline_run.DIVISION.merged(page, {title: "faster"})
     assert anew == page.replace("figures of sink", "faster")

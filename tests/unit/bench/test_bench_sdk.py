@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from bench import operator_page, report, sdk_handover, sdk_publish, sdk_run
 
-CONDITIONS = report.Conditions("2 cores", "python -m bench.sdk_run", 0.2, 3.14)
+CONDITIONS = report.Conditions("2 cores", "python -m bench.sdk_run", 0.02, 3.14)
 FIRST = "# Benchmarks\n\n## Goals\n\nall of them\n"
-TITLES = [part.title for part in sdk_run.PARTS.values()]
+TITLES = [part.title for part in sdk_run.DIVISION.parts.values()]
 
 
 def test_three_commands_in_any_order_leave_the_same_page() -> None:
     sdk = {TITLES[0]: "fast"}
     operator = {operator_page.IDLE: "quiet"}
-    one = sdk_run.merged(operator_page.merged(FIRST, operator), sdk)
-    other = operator_page.merged(sdk_run.merged(FIRST, sdk), operator)
+    one = sdk_run.DIVISION.merged(operator_page.merged(FIRST, operator), sdk)
+    other = operator_page.merged(sdk_run.DIVISION.merged(FIRST, sdk), operator)
     assert one == other
     first, second, pipeline, last = report.divisions(one)
     assert "all of them" in first
@@ -23,19 +23,21 @@ def test_three_commands_in_any_order_leave_the_same_page() -> None:
 
 
 def test_measuring_the_servers_anew_keeps_the_other_divisions() -> None:
-    page = sdk_run.merged(operator_page.merged(FIRST, {operator_page.IDLE: "q"}), {TITLES[0]: "f"})
+    page = sdk_run.DIVISION.merged(
+        operator_page.merged(FIRST, {operator_page.IDLE: "q"}), {TITLES[0]: "f"}
+    )
     _, *others = report.divisions(page)
     anew = report.joined("# Benchmarks\n\nnewer\n", *others)
     assert report.divisions(anew) == ("# Benchmarks\n\nnewer\n", *others)
 
 
 def test_a_part_is_replaced_and_the_others_stay_in_their_order() -> None:
-    page = sdk_run.merged(FIRST, {TITLES[1]: "second"})
-    page = sdk_run.merged(page, {TITLES[0]: "old"})
-    page = sdk_run.merged(page, {TITLES[0]: "new"})
+    page = sdk_run.DIVISION.merged(FIRST, {TITLES[1]: "second"})
+    page = sdk_run.DIVISION.merged(page, {TITLES[0]: "old"})
+    page = sdk_run.DIVISION.merged(page, {TITLES[0]: "new"})
     assert "old" not in page
     assert page.index("new") < page.index("second")
-    assert sdk_run.merged(page, {TITLES[0]: "new"}) == page
+    assert sdk_run.DIVISION.merged(page, {TITLES[0]: "new"}) == page
 
 
 def test_the_sdk_is_judged_against_the_stock_client() -> None:
@@ -61,7 +63,7 @@ def test_handovers_are_judged_by_their_median() -> None:
 
 
 def _with_conditions(
-    said: sdk_run.Report,
+    said: report.Report,
 ) -> tuple[str, report.Conditions, list[report.Goal], list[str]]:
     text, goals, lines = said
     return text, CONDITIONS, goals, lines

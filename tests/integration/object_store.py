@@ -1,0 +1,75 @@
+"""An object store with S3's API on this machine, and tables in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster import binaries
+
+BUCKET = "history"
+KEY = "an-access-key"
+SECRET = "wJalrXUtnFEMIK7MDENG"  # noqa: S105 - of this server alone
+STARTED_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStore:
+    """A server that runs. ``folder``: where it keeps the objects, as files of the same names."""
+
+    port: int
+    folder: Path
+
+    @property
+    def location(self) -> str:
+        """Of tables."""
+        return f"s3://{BUCKET}/tables"
+
+    def options(self, **changes: str) -> dict[str, str]:
+        """What it takes to reach it, as delta-rs names it."""
+        return {
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+        } | changes
+
+
+@contextlib.contextmanager
+def object_store(folder: Path) -> Iterator[ObjectStore]:
+    """Start one that keeps its objects below a folder. Raises CannotBuild."""
+    program = binaries.program("versitygw")
+    objects, kept = folder / "objects", folder / "metadata"
+    (objects / BUCKET).mkdir(parents=True)
+    kept.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    command = [str(program), "--quiet", "--port", f"127.0.0.1:{port}"]
+    command += ["posix", "--sidecar", str(kept), str(objects)]
+    secrets = {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET}
+    log = folder / "log"
+    with log.open("wb") as said:
+        process = subprocess.Popen(command, env=os.environ | secrets, stdout=said, stderr=said)
+    try:
+        _wait(port, process, log)
+        yield ObjectStore(port, objects / BUCKET)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    ends = time.monotonic() + STARTED_SECONDS
+    while time.monotonic() < ends and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"the object store does not start: {log.read_text()[-500:]}")

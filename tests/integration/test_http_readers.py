@@ -1,0 +1,145 @@
+"""Readers of whole logs over HTTP: how far they are, how many messages lie ahead, and what was cut behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.integration.conftest import RawClients
+from tests.integration.http_calls import OWN, Http, epoch_of
+from tests.integration.raw import EXCLUSIVE, FENCING, eventually, full
+from tests.integration.test_http_own_api import guarded, token
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_core.ids import Position
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.brokers.frames import BlockFrame
+from onewriter_pipeline.errors import Conflict, Invalid, NotAllowed, NotFound, Trimmed
+
+__all__ = ["guarded"]
+
+
+@pytest.fixture
+def pipeline(broker: LocalBrokers) -> Iterator[Broker]:
+    with Broker(Access(broker.http_url)) as client:
+        yield client
+
+
+# ------------------------------------------------------------ how far a reader is
+
+
+def test_a_subscription_follows_a_reader_and_never_goes_back(
+    broker: LocalBrokers, topic: str, raw: RawClients, pipeline: Broker
+) -> None:
+    producer = raw(broker.address()).producer(topic, EXCLUSIVE)
+    for number in range(10):
+        producer.publish(b"%d" % number)
+    ledger, end = pipeline.segments(topic).ledger, pipeline.segments(topic).end
+    middle = Position(ledger, 6)
+    assert pipeline.acknowledge(topic, "reader", middle) == middle
+    for earlier in (Position(0, 0), Position(ledger, 1), middle):
+        assert pipeline.acknowledge(topic, "reader", earlier) == middle
+    assert pipeline.acknowledge(topic, "reader", Position(ledger + 9, 1)) == end
+    assert pipeline.acknowledge(topic, "reader", Position(ledger, 8)) == end
+    consumer = raw(broker.address()).subscribe(topic, "reader")
+    producer.publish(b"new")
+    assert consumer.contents(1) == [b"new"]
+    with pytest.raises(Conflict, match="consumers read with the subscription reader"):
+        pipeline.acknowledge(topic, "reader", end)
+
+
+def test_a_subscription_that_follows_survives_its_broker(raw: RawClients) -> None:
+    with running_brokers() as brokers, Broker(Access(brokers.http_url)) as pipeline:
+        producer = raw(brokers.address()).producer("followed", EXCLUSIVE)
+        for number in range(600):
+            producer.publish(b"%d" % number)
+        old = pipeline.segments("followed").ledger
+        assert pipeline.acknowledge("followed", "reader", Position(old, 301)) == (old, 301)
+        before = brokers.kill()
+        eventually(lambda: brokers.pid() != before)
+        assert pipeline.segments("followed").ledger > old
+        heir = raw(brokers.address()).producer("followed", FENCING)
+        done = pipeline.trim("followed", heir.publish(b"x").position, epoch=epoch_of(heir))
+        assert (done.limited_by, done.name) == ("subscription", "reader")
+        assert done.before == (old, 301)
+        assert pipeline.acknowledge("followed", "reader", Position(old, 3)) == (old, 301)
+
+
+def test_who_may_consume_may_follow(guarded: LocalBrokers, raw: RawClients) -> None:
+    raw(guarded.address(), token=token("writer")).producer("plain", EXCLUSIVE).publish(b"x")
+    with (
+        Broker(Access(guarded.http_url)) as nobody,
+        pytest.raises(NotAllowed, match=r"want another token \(401\)"),
+    ):
+        nobody.acknowledge("plain", "reader", Position(0, 0))
+    with Broker(Access(guarded.http_url, token=token("reader"))) as client:
+        client.acknowledge("plain", "reader", Position(0, 0))
+        with pytest.raises(NotAllowed, match=r"is not enough for this \(403\)"):
+            client.trim("plain", Position(0, 0), epoch=0)
+
+
+def test_what_cannot_be_followed_is_said(
+    broker: LocalBrokers, topic: str, raw: RawClients, pipeline: Broker
+) -> None:
+    raw(broker.address()).producer(topic, EXCLUSIVE).publish(b"x")
+    with pytest.raises(NotFound):
+        pipeline.acknowledge(f"{topic}-none", "reader", Position(0, 0))
+    with pytest.raises(Invalid, match="longer than"):
+        pipeline.acknowledge(topic, "r" * 3_000, Position(0, 0))
+    http = Http(broker.http_url)
+    for body in ({}, {"before": "1-1"}, {"before": 1}):
+        assert http("PUT", f"{OWN}/{topic}/acknowledged/reader", body)[0] == 400
+    said = http("PUT", f"{OWN}/{topic}/acknowledged/a%2Fb", {"before": "0:0"})[1]
+    assert said == {"topic": full(topic), "subscription": "a/b", "before": said["before"]}
+
+
+# ------------------------------------------------------------ blocks without what is in them
+
+
+def test_blocks_may_be_asked_for_without_their_entries(
+    broker: LocalBrokers, topic: str, raw: RawClients, pipeline: Broker
+) -> None:
+    producer = raw(broker.address()).producer(topic, EXCLUSIVE)
+    for number in range(20):
+        producer.publish(b"%d" % number * 100)
+
+    def seen(*, payload: bool) -> list[tuple[Position, list[int], int]]:
+        frames = pipeline.frames(topic, payload=payload)
+        blocks = [frame for frame in frames if isinstance(frame, BlockFrame)]
+        return [(block.first, block.lengths.tolist(), len(block.payload)) for block in blocks]
+
+    whole, heads = seen(payload=True), seen(payload=False)
+    assert [each[:2] for each in heads] == [each[:2] for each in whole]
+    assert {each[2] for each in heads} == {0}
+    assert [each[2] for each in whole] == [sum(each[1]) for each in whole]
+    (segment,) = [each for each in pipeline.segments(topic).segments if each.entries]
+    assert sum(each.messages for each in segment.stretches) == segment.messages == 20
+
+
+# ------------------------------------------------------------ what was cut behind a reader
+
+
+@pytest.mark.parametrize("past", [0, 1], ids=["at the next marker", "behind the next marker"])
+def test_a_reader_at_the_end_of_a_ledger_that_was_cut_reads_on_after_a_restart(
+    raw: RawClients, past: int
+) -> None:
+    with running_brokers() as brokers, Broker(Access(brokers.http_url)) as pipeline:
+        producer = raw(brokers.address()).producer("cut", EXCLUSIVE)
+        for number in range(600):
+            producer.publish(b"%d" % number)
+        had_read = pipeline.segments("cut").end
+        heir = raw(brokers.address()).producer("cut", FENCING)
+        heir.publish(b"new")
+        middle = pipeline.segments("cut").ledger
+        last = raw(brokers.address()).producer("cut", FENCING)
+        last.publish(b"newer")
+        pipeline.trim("cut", Position(middle, past), epoch=epoch_of(last))
+        before = brokers.kill()
+        eventually(lambda: brokers.pid() != before)
+        first = pipeline.segments("cut").first
+        assert first > Position(had_read.ledger, 0)
+        found = [chunk.entry.tolist() for chunk in pipeline.read("cut", had_read)]
+        assert found == [[1, 1]]
+        with pytest.raises(Trimmed):
+            list(pipeline.read("cut", Position(had_read.ledger, 1)))

@@ -1,0 +1,107 @@
+"""What people and accidents do to a read, and the one sentence that they are told: nothing comes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+from tests.integration.conftest import RawClients
+from tests.integration.raw import EXCLUSIVE, FENCING
+from tests.integration.test_http_own_api import guarded, token
+from tests.servers import running_server
+
+from onewriter_broker.log.keys import Keys
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_core.ids import TopicName
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.errors import Away, Damaged, Invalid, NotAllowed, PipelineError
+from onewriter_pipeline.schema import MESSAGE_COLUMNS, column_types
+from pyspark_onewriter.options import read_options, stream_options
+from pyspark_onewriter.source import TopicReader
+from pyspark_onewriter.stream import TopicStreamReader
+
+__all__ = ["guarded"]
+
+TYPES = {
+    name: kind.replace(" ", "").lower()
+    for name, kind in column_types().items()
+    if name in MESSAGE_COLUMNS
+}
+SECRET = "a-token-that-nobody-may-see"  # noqa: S105 - of nobody
+
+
+def batch(**options: Any) -> int:
+    """Read with spark.read's reader; how many rows that gives."""
+    reader = TopicReader(read_options(given(options)))
+    return sum(rows.num_rows for task in reader.partitions() for rows in reader.read(task))
+
+
+def stream(**options: Any) -> object:
+    """Begin a stream."""
+    reader = TopicStreamReader(
+        stream_options(given({"startingOffsets": "earliest"} | options), TYPES)
+    )
+    limit = reader.getDefaultReadLimit()
+    return reader.latestOffset(reader.latestOffset(reader.initialOffset(), limit), limit)
+
+
+def given(options: dict[str, Any]) -> dict[str, str]:
+    names = {"url": "admin.url", "token": "authToken", "ca": "tls.caFile"}
+    return {names.get(name, name): str(value) for name, value in options.items()}
+
+
+READS = pytest.mark.parametrize("read", [batch, stream])
+
+
+@READS
+def test_a_wrong_token(guarded: LocalBrokers, raw: RawClients, read: Any) -> None:
+    raw(guarded.address(), token=token("writer")).producer("plain", EXCLUSIVE).publish(b"x")
+    for wrong in (SECRET, token("reader")[:-3] + "abc", ""):
+        with pytest.raises(NotAllowed, match=r"^the brokers want another token \(401\): ") as told:
+            read(url=guarded.http_url, topic="plain", token=wrong)
+        assert not wrong or wrong not in str(told.value)
+    assert read(url=guarded.http_url, topic="plain", token=token("reader"))
+
+
+@READS
+def test_a_token_file_that_is_not_there(broker: LocalBrokers, topic: str, read: Any) -> None:
+    with pytest.raises(Invalid, match="the token file /nowhere/token cannot be read"):
+        read(url=broker.http_url, topic=topic, authTokenFile="/nowhere/token")
+
+
+@READS
+def test_a_corrupt_block_is_named(raw: RawClients, read: Any) -> None:
+    with (
+        running_server() as store,
+        running_brokers(redis_url=store.url, settings={"tail_bytes_per_log": 1}) as brokers,
+    ):
+        producer = raw(brokers.address()).producer("damaged", EXCLUSIVE)
+        for number in range(5):
+            producer.publish(b"%d" % number)
+        with Broker(Access(brokers.http_url)) as client:
+            ledger = client.segments("damaged").ledger
+        key = Keys().of(TopicName.parse("damaged"))[0]
+        with redis.Redis.from_url(store.url, protocol=2) as direct:
+            direct.xadd(key, {"who": "somebody"}, id=f"{ledger}-6")
+        raw(brokers.address()).producer("damaged", FENCING).publish(b"later")
+        with pytest.raises(Damaged, match=f"the log is damaged: .*{ledger}-6"):
+            read(url=brokers.http_url, topic="damaged")
+
+
+@READS
+def test_a_topic_that_no_broker_has(broker: LocalBrokers, topic: str, read: Any) -> None:
+    with pytest.raises(PipelineError, match=f"{topic}-none does not exist"):
+        read(url=broker.http_url, topic=f"{topic}-none")
+    with pytest.raises(PipelineError, match="not a topic name"):
+        read(url=broker.http_url, topic="a/b")
+
+
+def test_what_is_no_broker_at_all(broker: LocalBrokers) -> None:
+    url = broker.service_url.replace("pulsar://", "http://")  # the port of Pulsar's protocol
+    with (
+        Broker(Access(url, patience_seconds=0.1)) as client,
+        pytest.raises(Away, match=r"127\.0\.0\.1:\d+ closed the connection"),
+    ):
+        client.segments("orders")

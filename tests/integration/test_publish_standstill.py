@@ -1,0 +1,165 @@
+"""A store that stops in the middle of an atomic publish: what is said of it, and what is there in the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+
+import pytest
+import redis
+import urllib3
+from tests.integration.bare_brokers import bare_broker
+from tests.integration.conftest import StockClients
+from tests.integration.http_calls import OWN, Http
+from tests.integration.test_atomic_publish import (
+    APP,
+    Reader,
+    Story,
+    holder,
+    publish,
+    rows,
+    staged,
+    staging,
+)
+from tests.servers import running_server
+
+from onewriter_broker.topic.staging import TOPIC_MEMORY_BYTES
+from onewriter_core.ids import Position
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.errors import Trimmed
+
+STANDSTILL_SECONDS = 1.0
+ROWS, ROW_BYTES = 40_000, 1_000
+
+STOPS: dict[str, Callable[[Story, int], bool]] = {
+    "with its first block": lambda story, before: story.state("open") is not None,
+    "in the middle": lambda story, before: story.stored() > before + 60,
+    "with its last block": lambda story, before: story.state(f"txn:{APP}") == b"2",
+}
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_store_that_stops_in_it_holds_nobody_up_for_ever_and_all_rows_are_there_once(
+    stop: str, topic: str, stock: StockClients
+) -> None:
+    settings = {"publish_standstill_seconds": STANDSTILL_SECONDS}
+    with running_server() as server, bare_broker(server.url, settings=settings) as brokers:
+        client = stock(brokers.service_url)
+        publish(brokers.http_url, topic, 1, rows(0, 5))
+        story = Story(brokers, server.url, topic)
+        with staging(brokers.http_url, topic, 2) as opened:
+            parts = staged(opened, rows(5, ROWS, ROW_BYTES))
+        assert sum(part.bytes for part in parts) > TOPIC_MEMORY_BYTES, "it is a large one"
+        body = {"epoch": None, "parts": [asdict(part) for part in parts]}
+        before = story.stored()
+
+        def ask() -> urllib3.BaseHTTPResponse:
+            url = f"{brokers.http_url}{OWN}/{topic}/staged/{APP}/2/publish"
+            return urllib3.request("POST", url, json=body, retries=False, timeout=30)
+
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(ask)
+            while not STOPS[stop](story, before) and not asking.done():
+                time.sleep(0.0005)
+            server.pause()
+            try:
+                answer = asking.result(timeout=30)
+            finally:
+                server.resume()
+        assert answer.status in {200, 503, 504}, answer.json()
+        if stop == "with its first block":
+            assert answer.status == 503, answer.json()
+        if answer.status == 503:
+            assert "nothing was published" in answer.json()["reason"]
+            assert int(answer.headers["Retry-After"]) > 0
+        with staging(brokers.http_url, topic, 2) as opened:
+            again = opened.publish(parts, None)
+        assert again.is_duplicate or answer.status != 200
+        assert not (again.is_duplicate and answer.status == 503)
+        publish(brokers.http_url, topic, 3, rows(ROWS + 5, 5))
+        assert Reader(client, topic).numbers() == list(range(ROWS + 10))
+        assert story.state("open") is None
+
+
+def test_the_holder_goes_on_behind_a_publish_that_was_given_up(
+    topic: str, stock: StockClients
+) -> None:
+    settings = {"publish_standstill_seconds": STANDSTILL_SECONDS}
+    with running_server() as server, bare_broker(server.url, settings=settings) as brokers:
+        client = stock(brokers.service_url)
+        producer = holder(client, topic)
+        producer.send(b"1000000")
+        story = Story(brokers, server.url, topic)
+        epoch = int(story.state("epoch") or b"0")
+        with staging(brokers.http_url, topic, 1) as opened:
+            parts = staged(opened, rows(0, ROWS, ROW_BYTES))
+        before = story.stored()
+        with ThreadPoolExecutor(2) as pool:
+
+            def ask() -> bool:
+                with staging(brokers.http_url, topic, 1) as opened:
+                    return opened.publish(parts, epoch).is_duplicate
+
+            asking = pool.submit(ask)
+            while not story.stored() > before + 30 and not asking.done():
+                time.sleep(0.0005)
+            server.pause()
+            try:
+                sending = pool.submit(producer.send, b"2000000")
+                time.sleep(2 * STANDSTILL_SECONDS)
+            finally:
+                server.resume()
+            sending.result(timeout=30)
+            asking.result(timeout=60)
+        producer.send(b"3000000")
+        found = Reader(client, topic).numbers()
+        assert sorted(found) == [*range(ROWS), 1_000_000, 2_000_000, 3_000_000]
+        assert [n for n in found if n < ROWS] == list(range(ROWS)), "one behind the other"
+        at = found.index(0)
+        assert found[at : at + ROWS] == list(range(ROWS)), "nothing between"
+        assert int(story.state("epoch") or b"0") == epoch
+
+
+def test_while_the_store_may_take_it_yet_nobody_is_told_that_it_did_not(
+    topic: str, stock: StockClients
+) -> None:
+    settings = {"publish_standstill_seconds": STANDSTILL_SECONDS}
+    with running_server() as server, bare_broker(server.url, settings=settings) as brokers:
+        http, pipeline = Http(brokers.http_url), Broker(Access(brokers.http_url))
+        publish(brokers.http_url, topic, 1, rows(0, 5))
+        story = Story(brokers, server.url, topic)
+        producer = holder(stock(brokers.service_url), topic)
+        producer.send(b"1000000")
+        had_read = pipeline.segments(topic).end
+        with staging(brokers.http_url, topic, 2) as opened:
+            parts = [asdict(part) for part in staged(opened, rows(5, 5))]
+        epoch = int(story.state("epoch") or b"0")
+        store = redis.Redis.from_url(server.url, protocol=2)
+        path, known = f"{OWN}/{topic}/staged/{APP}/2/publish", f"{OWN}/{topic}/published/{APP}"
+        store.client_pause(60_000, all=False)
+        try:
+            for by in (epoch, epoch, None, epoch + 1):
+                status, answer = http("POST", path, {"epoch": by, "parts": parts})
+                assert (status, "nobody can tell" in answer["reason"]) == (504, True)
+            assert http("DELETE", known)[0] == 503
+        finally:
+            store.client_unpause()
+        status, answer = http("POST", path, {"epoch": epoch + 1, "parts": parts})
+        assert (status, answer["outcome"], answer["held"]) == (200, "duplicate", 2)
+        assert http("POST", path.replace("/2/", "/3/"), {"epoch": epoch + 1, "parts": []})[0] == 409
+        producer.close()
+        producer = holder(stock(brokers.service_url), topic)
+        producer.send(b"2000000")
+        held = pipeline.segments(topic)
+        pipeline.trim(topic, Position(held.ledger, 0), epoch=held.epoch)
+        with pytest.raises(Trimmed):
+            list(pipeline.frames(topic, had_read))
+        assert http("DELETE", known) == (200, {"app": APP, "version": 2})
+        assert story.state(f"txn:{APP}") is None
+        story.note(f"txn:{APP}", "7")  # another broker's: this one's memory does not have it
+        assert http("DELETE", known) == (200, {"app": APP, "version": 7})
+        assert story.state(f"txn:{APP}") is None
+        assert http("DELETE", known)[0] == 404

@@ -1,0 +1,441 @@
+"""The sink without Spark: attempts, drivers and restarts in the worst order, with a real broker.
+
+Then the stories are tested themselves: a sink that is broken on purpose has to fail them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+from tests.integration.conftest import StockClients
+from tests.integration.http_calls import OWN, Http
+from tests.integration.test_atomic_publish import Reader, epoch_of, holder, rows
+
+from onewriter_broker.testing import LocalBrokers
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.errors import Conflict, MissingPart, PipelineError
+from onewriter_pipeline.publishing import staging
+from pyspark_onewriter import sink
+
+APP: Final = "job"
+QUERY: Final = "0f3a-query"
+
+Messages = list[WriterCommitMessage | None]
+
+
+@contextlib.contextmanager
+def as_task(partition: int, attempt: int, batch: int) -> Iterator[None]:
+    """What Spark tells the tasks of a batch of a stream; of another one it tells less."""
+    before, context = TaskContext.get(), object.__new__(TaskContext)
+    properties = {"sql.streaming.queryId": QUERY, "streaming.sql.batchId": str(batch)}
+    named = {"partitionId": partition, "taskAttemptId": attempt, "localProperties": properties}
+    TaskContext.__init__(context, **named)
+    TaskContext._setTaskContext(context)
+    try:
+        yield
+    finally:
+        TaskContext._setTaskContext(before)
+
+
+class Driver:
+    """A program that writes one batch after the other; as Spark does, it hands out copies of its sink."""
+
+    def __init__(self, log: Log, options: dict[str, Any], *, is_stream: bool) -> None:
+        self._is_stream = is_stream
+        named = {"admin.url": log.broker.http_url, "topic": log.name} | options
+        given = {name: str(value) for name, value in named.items()}
+        columns = rows(0, 1).schema.names
+        written = sink.write_options(given, columns, is_stream=is_stream, overwrites=False)
+        made = sink.TopicStreamWriter(written) if is_stream else sink.TopicWriter(written)
+        self._pickled = pickle.dumps(made)
+
+    def write(
+        self, partition: int, *batches: pa.RecordBatch, batch: int = 0
+    ) -> WriterCommitMessage:
+        """An attempt of a task."""
+        return self.attempt(partition, iter(batches), batch)
+
+    def attempt(
+        self, partition: int, batches: Iterator[pa.RecordBatch], batch: int = 0
+    ) -> WriterCommitMessage:
+        """The same, of rows that come by and by."""
+        with as_task(partition, next(_attempts), batch):
+            message = self._copy().write(batches)
+        assert isinstance(message, WriterCommitMessage)
+        return message
+
+    def commit(self, messages: Messages, batch: int = 0) -> None:
+        self._end("commit", messages, batch)
+
+    def abort(self, messages: Messages, batch: int = 0) -> None:
+        self._end("abort", messages, batch)
+
+    def _end(self, how: str, messages: Messages, batch: int) -> None:
+        more = (batch,) if self._is_stream else ()
+        getattr(self._copy(), how)(messages, *more)
+
+    def _copy(self) -> Any:
+        return pickle.loads(self._pickled)  # noqa: S301 - our own
+
+
+_attempts = itertools.count()
+
+
+class Log:
+    """A topic, who writes to it, and what it holds."""
+
+    def __init__(self, broker: LocalBrokers, name: str, client: Any) -> None:
+        self.broker, self.name, self.client = broker, name, client
+        self.http = Http(broker.http_url)
+        client.create_producer(name).close()
+
+    def driver(self, version: int, **options: Any) -> Driver:
+        """Of a batch."""
+        return Driver(self, {"txnAppId": APP, "txnVersion": version} | options, is_stream=False)
+
+    def stream(self, **options: Any) -> Driver:
+        """Of a query."""
+        return Driver(self, options, is_stream=True)
+
+    def stored(self) -> list[int]:
+        """Its rows, in its order."""
+        return Reader(self.client, self.name).numbers()
+
+
+# ------------------------------------------------------------ stories
+
+
+def attempts_that_end_before_and_behind_the_commit(log: Log) -> None:
+    """Rows of one attempt count, though others see them in another order, and end at any time."""
+    driver = log.driver(1)
+    messages: Messages = []
+    turned = [rows(50, 50), rows(0, 50)]
+
+    def ends_before_the_commit() -> Iterator[pa.RecordBatch]:
+        yield turned[0]
+        messages.append(driver.write(0, rows(0, 100)))
+        yield turned[1]
+
+    def ends_behind_the_commit() -> Iterator[pa.RecordBatch]:
+        yield turned[0]
+        driver.attempt(0, ends_before_the_commit())
+        messages.append(driver.write(1, rows(100, 100)))
+        driver.commit(messages)
+        yield turned[1]
+
+    driver.attempt(0, ends_behind_the_commit())
+    assert log.stored() == list(range(200))
+
+
+def partitions_stand_in_their_order(log: Log) -> None:
+    """Whichever ends first; one without rows, too."""
+    driver = log.driver(1)
+    last = driver.write(3, rows(200, 100))
+    empty = driver.write(1, rows(0, 0))
+    middle = driver.write(2, rows(100, 60), rows(160, 40))
+    driver.commit([driver.write(0, rows(0, 100)), empty, middle, last])
+    assert log.stored() == list(range(300))
+
+
+def a_batch_is_played_again(log: Log) -> None:
+    """As Spark does it where a commit failed behind its work: abort, and the batch again."""
+    for restarted in range(3):
+        driver = log.driver(1)
+        messages: Messages = [driver.write(0, rows(0, 10)), driver.write(1, rows(10, 10))]
+        driver.commit(messages)
+        if restarted:
+            driver.commit(messages)
+        driver.abort(messages)
+        assert log.stored() == list(range(20))
+
+
+def drivers_beside_one_another(log: Log) -> None:
+    """One gives up while another one still stages; who is behind is told so."""
+    one, other = log.driver(1), log.driver(1)
+    first: Messages = [one.write(0, rows(0, 10))]
+    second: Messages = [other.write(0, rows(0, 10)), None]
+    other.abort(second)
+    one.commit(first)
+    assert log.stored() == list(range(10))
+    newer = log.driver(3)
+    newer.commit([newer.write(0, rows(10, 10))])
+    behind = log.driver(2)
+    with expected(Conflict):
+        behind.commit([behind.write(0, rows(90, 10))])
+    assert log.stored() == list(range(20))
+
+
+def a_task_told_nothing(log: Log) -> None:
+    """Then nothing is published; the batch may be written again."""
+    driver = log.driver(1)
+    messages: Messages = [driver.write(0, rows(0, 10)), None, driver.write(2, rows(20, 10))]
+    with expected(PipelineError):
+        driver.commit(messages)
+    assert log.stored() == []
+    driver.abort(messages)
+    driver.commit([driver.write(n, rows(n * 10, 10)) for n in range(3)])
+    assert log.stored() == list(range(30))
+
+
+def a_part_is_lost(log: Log) -> None:
+    """What was staged is there no more: never is it taken for no rows."""
+    driver = log.driver(1)
+    messages: Messages = [driver.write(0, rows(0, 10))]
+    status, _ = log.http("DELETE", f"{OWN}/{log.name}/staged/{APP}/1")
+    assert status == 200
+    messages.append(driver.write(1, rows(10, 10)))
+    with expected(MissingPart):
+        driver.commit(messages)
+    assert log.stored() == []
+    driver.commit([driver.write(0, rows(0, 10)), driver.write(1, rows(10, 10))])
+    assert log.stored() == list(range(20))
+
+
+def an_epoch_is_over(log: Log) -> None:
+    """Nothing is published under it, though nobody else holds the topic just now."""
+    former = holder(log.client, log.name)
+    old = epoch_of(log.broker, log.name)
+    holder(log.client, log.name).close()
+    former.close()
+    driver = log.driver(1, epoch=old)
+    with expected(Conflict):
+        driver.commit([driver.write(0, rows(0, 10))])
+    assert log.stored() == []
+
+
+def an_epoch_passes_on(log: Log) -> None:
+    """Its driver publishes while its holder has the topic, then the driver of the next one."""
+    holder(log.client, log.name)
+    old = epoch_of(log.broker, log.name)
+    driver = log.driver(1, epoch=old)
+    driver.commit([driver.write(0, rows(0, 10))])
+    holder(log.client, log.name)
+    successor = log.driver(2, epoch=epoch_of(log.broker, log.name))
+    successor.commit([successor.write(0, rows(10, 10))])
+    stale = log.driver(3, epoch=old)
+    with expected(Conflict):
+        stale.commit([stale.write(0, rows(90, 10))])
+    assert log.stored() == list(range(20))
+
+
+def a_query_is_restarted(log: Log) -> None:
+    """In the middle of its second batch, and with a batch that is not the one its tasks are of."""
+    query = log.stream()
+    query.commit([query.write(0, rows(0, 10))])
+    query.commit([query.write(0, rows(10, 10), batch=1)], batch=1)
+    again = log.stream()
+    again.commit([again.write(0, rows(10, 10), batch=1)], batch=1)
+    third: Messages = [again.write(0, rows(20, 10), batch=2)]
+    with expected(PipelineError):
+        again.commit(third, batch=3)
+    assert log.stored() == list(range(20))
+    again.commit(third, batch=2)
+    assert log.stored() == list(range(30))
+
+
+@contextlib.contextmanager
+def expected(error: type[Exception]) -> Iterator[None]:
+    """An AssertionError unless it is raised."""
+    try:
+        yield
+    except error:
+        return
+    raise AssertionError(f"no {error.__name__}")
+
+
+Story = Callable[[Log], None]
+
+STORIES: Final[tuple[Story, ...]] = (
+    attempts_that_end_before_and_behind_the_commit,
+    partitions_stand_in_their_order,
+    a_batch_is_played_again,
+    drivers_beside_one_another,
+    a_task_told_nothing,
+    a_part_is_lost,
+    an_epoch_is_over,
+    an_epoch_passes_on,
+    a_query_is_restarted,
+)
+
+
+@pytest.fixture
+def log(broker: LocalBrokers, topic: str, stock: StockClients) -> Log:
+    return Log(broker, topic, stock(broker.service_url))
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_every_row_is_there_once(log: Log, story: Story) -> None:
+    story(log)
+
+
+# ------------------------------------------------------------ sinks that are broken on purpose
+
+WRITERS: Final = (sink.TopicWriter, sink.TopicStreamWriter)
+
+
+@contextlib.contextmanager
+def instead(method: str, other: Callable[..., Any]) -> Iterator[None]:
+    """Both kinds of sink do another thing; it is given the method itself in front of the arguments."""
+    with contextlib.ExitStack() as stack:
+        for writer in WRITERS:
+            right = getattr(writer, method)
+            wrong = functools.partialmethod(lambda self, right, *a: other(right, self, *a), right)
+            stack.enter_context(patch.object(writer, method, wrong))
+        yield
+
+
+def names_without_attempt(_: Log) -> Mutation:
+    """All attempts of a task stage under one name."""
+    right = staging.Staging.stager
+
+    def stager(self: staging.Staging, partition: int, _: int, **more: Any) -> staging.Stager:
+        with patch("onewriter_pipeline.publishing.staging.secrets.token_hex", lambda _: "same"):
+            return right(self, partition, 0, **more)
+
+    return patch.object(staging.Staging, "stager", stager)
+
+
+def an_app_for_each_driver(_: Log) -> Mutation:
+    """What is published is compared with nothing: each driver begins anew."""
+    right, drivers = sink.write_options, itertools.count()
+
+    def options(given: dict[str, str], *words: Any, **more: Any) -> Any:
+        return right(given | {"txnAppId": f"driver-{next(drivers)}"}, *words, **more)
+
+    return patch.object(sink, "write_options", options)
+
+
+def any_version_is_a_duplicate(_: Log) -> Mutation:
+    """It does not look at which version is held."""
+    right = staging.Staging.try_to_publish
+
+    def publish(self: staging.Staging, *words: Any) -> staging.Publication:
+        found = right(self, *words)
+        return replace(found, held=0) if found.is_duplicate else found
+
+    return patch.object(staging.Staging, "try_to_publish", publish)
+
+
+def the_epoch_is_not_passed(_: Log) -> Mutation:
+    """Every publish takes the topic for itself."""
+    right = staging.Staging.try_to_publish
+
+    def publish(self: staging.Staging, parts: Any, _: object, *more: Any) -> Any:
+        return right(self, parts, None, *more)
+
+    return patch.object(staging.Staging, "try_to_publish", publish)
+
+
+def abort_undoes_what_is_published(log: Log) -> Mutation:
+    """The log forgets the version, which would be published again."""
+
+    def abort(right: Any, *words: Any) -> None:
+        log.http("DELETE", f"{OWN}/{log.name}/published/{APP}")
+        right(*words)
+
+    return instead("abort", abort)
+
+
+def abort_drops_what_others_staged(log: Log) -> Mutation:
+    """All of the batch, instead of its own parts."""
+
+    def abort(*_: Any) -> None:
+        log.http("DELETE", f"{OWN}/{log.name}/staged/{APP}/1")
+
+    return instead("abort", abort)
+
+
+def what_no_task_told_is_left_out(_: Log) -> Mutation:
+    """A task that told nothing had no rows."""
+
+    def commit(right: Any, self: Any, messages: Messages, *batch: int) -> None:
+        right(self, [each for each in messages if each is not None], *batch)
+
+    return instead("commit", commit)
+
+
+def a_lost_part_is_left_out(_: Log) -> Mutation:
+    """What is there is published."""
+
+    def commit(right: Any, self: Any, messages: Messages, *batch: int) -> None:
+        try:
+            right(self, messages, *batch)
+        except MissingPart:
+            right(self, messages[1:], *batch)
+
+    return instead("commit", commit)
+
+
+def tasks_append_themselves(log: Log) -> Mutation:
+    """What a task has is published at once, as an app of its own."""
+
+    def write(_: Any, self: Any, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None
+        number = context.taskAttemptId()
+        app, access = f"task-{number}", Access(log.broker.http_url)
+        with staging.Staging(access, log.name, app, 1) as opened:
+            opened.publish(opened.stage(context.partitionId(), number, batches), None)
+        return WriterCommitMessage()
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(instead("write", write))
+    stack.enter_context(instead("commit", lambda *_: None))
+    return stack
+
+
+def parts_are_turned_round(_: Log) -> Mutation:
+    """The last partition is published first."""
+
+    def commit(right: Any, self: Any, messages: Messages, *batch: int) -> None:
+        right(self, messages[::-1], *batch)
+
+    return instead("commit", commit)
+
+
+def another_batch_is_committed(_: Log) -> Mutation:
+    """The number that Spark names is compared with nothing."""
+
+    def commit(right: Any, self: Any, messages: Any, _: int) -> None:
+        right(self, messages, messages[0].version)
+
+    return instead("commit", commit)
+
+
+Mutation = contextlib.AbstractContextManager[Any]
+Mutant = Callable[[Log], Mutation]
+
+MUTANTS: Final[tuple[tuple[Mutant, tuple[Story, ...]], ...]] = (
+    (names_without_attempt, (attempts_that_end_before_and_behind_the_commit,)),
+    (an_app_for_each_driver, (a_batch_is_played_again, a_query_is_restarted)),
+    (any_version_is_a_duplicate, (drivers_beside_one_another,)),
+    (abort_undoes_what_is_published, (a_batch_is_played_again,)),
+    (abort_drops_what_others_staged, (drivers_beside_one_another,)),
+    (what_no_task_told_is_left_out, (a_task_told_nothing,)),
+    (a_lost_part_is_left_out, (a_part_is_lost,)),
+    (the_epoch_is_not_passed, (an_epoch_is_over, an_epoch_passes_on)),
+    (tasks_append_themselves, (attempts_that_end_before_and_behind_the_commit,)),
+    (parts_are_turned_round, (partitions_stand_in_their_order,)),
+    (another_batch_is_committed, (a_query_is_restarted,)),
+)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "story"),
+    [(mutant, story) for mutant, stories in MUTANTS for story in stories],
+    ids=lambda each: each.__name__,
+)
+def test_a_sink_that_is_broken_is_found_out(log: Log, mutant: Mutant, story: Story) -> None:
+    with mutant(log), pytest.raises((AssertionError, PipelineError)):
+        story(log)

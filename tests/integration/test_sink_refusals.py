@@ -1,0 +1,189 @@
+"""Batches for several logs of which one takes none, and batches behind others that were begun: real brokers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from tests.integration.conftest import StockClients
+from tests.integration.http_calls import OWN, PERSISTENT, Http
+from tests.integration.sinks import (
+    full,
+    half_published,
+    partitioned,
+    rows,
+    staged,
+    stored,
+    target_of,
+    write,
+)
+from tests.integration.test_atomic_publish import Reader, epoch_of, holder
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.topic import staged_rows
+from onewriter_pipeline.errors import Conflict, Invalid
+from onewriter_pipeline.publishing import writing
+from onewriter_pipeline.publishing.packing import ENTRY_HEAD_BYTES, ROW_AND_KEY_BYTES_MAX, pack
+from onewriter_pipeline.publishing.staging import VERSION_MAX, WAIT_FOR_EXCLUSIVE
+
+LONG_APP = "a" * 200
+
+
+def test_what_one_topic_does_not_take_is_published_to_none(
+    broker: LocalBrokers, topic: str, stock: StockClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "PUBLISH_ENTRIES_MAX", 100)
+    small, large = f"{topic}-a", f"{topic}-b"
+    target = target_of(broker, frame_rows=1)
+    batches = [rows(range(10), [small]), rows(range(101), [large])]
+    with pytest.raises(Invalid, match=r"101 entries .*rowsPerEntry") as refused:
+        write(target, 1, *batches)
+    assert not hasattr(refused.value, "__notes__")
+    client = stock(broker.service_url)
+    assert Reader(client, small).numbers() == []
+    write(replace(target, frame_rows=2), 1, *batches)
+    assert [len(Reader(client, each).numbers()) for each in (small, large)] == [10, 101]
+
+
+@pytest.mark.parametrize("frame_rows", [1, 3, 1000])
+@pytest.mark.parametrize("app", ["a", LONG_APP], ids=["short", "long"])
+async def test_what_becomes_of_a_part_is_known_before_it_is_published(
+    frame_rows: int, app: str
+) -> None:
+    keys = [None if number % 7 == 0 else "k" * (number * 40) for number in range(100)]
+    batch = pa.record_batch({"value": pa.array([b"v" * 100] * 100), "__key": keys})
+    (part,) = pack([batch], frame_rows=frame_rows)
+    now, latest = 1_800_000_000_000, VERSION_MAX - 1
+    made = [len(entry) async for _, entry in staged_rows.entries(part.body, app, latest, now)]
+    assert len(made) == part.entries
+    most = part.entry_bytes + part.entries * (ENTRY_HEAD_BYTES + len(app))
+    assert most - 12 * part.entries <= sum(made) <= most
+
+
+def test_the_largest_row_with_a_key_is_published(
+    broker: LocalBrokers, topic: str, stock: StockClients
+) -> None:
+    key = "k" * 10_000
+    room = ROW_AND_KEY_BYTES_MAX - 2 * len(key) - 20
+    batch = pa.record_batch({"value": [b"1".zfill(room)], "__key": [key]})
+    target, version = target_of(broker, topic), VERSION_MAX - 1
+    logs = writing.stage(target, LONG_APP, version, (0, 0), [batch])
+    assert ROW_AND_KEY_BYTES_MAX - 10 < logs[0].parts[0].entry_bytes <= ROW_AND_KEY_BYTES_MAX
+    writing.publish(target, LONG_APP, version, logs)
+    (message,) = Reader(stock(broker.service_url), topic).all()
+    assert (len(message.data()), message.partition_key()) == (room, key)
+
+
+def test_a_batch_is_finished_though_a_later_one_was_begun(
+    broker: LocalBrokers, topic: str, stock: StockClients
+) -> None:
+    client = stock(broker.service_url)
+    target, batch = half_published(broker, topic, client, 6)
+    staged(target, 7, rows(range(200, 210), keys=5))  # and its driver dies
+    found = write(target, 6, batch)
+    assert [each.is_duplicate for each in found.values()] == [True, False]
+    assert sorted(n for numbers in stored(client, topic, 5) for n in numbers) == list(range(200))
+    write(target, 7, rows(range(200, 400), keys=50))
+    with pytest.raises(Conflict, match="has version 7 of it already"):
+        write(target, 6, batch)
+    assert sum(map(len, stored(client, topic, 5))) == 400
+
+
+REFUSING = """
+apiVersion: onewriter.dev/v1alpha1
+kind: ExclusiveTopic
+metadata: {name: waits}
+spec: {access: {modes: [WaitForExclusive], requireClaim: false}}
+---
+apiVersion: onewriter.dev/v1alpha1
+kind: ExclusiveTopic
+metadata: {name: ends}
+spec: {access: {requireClaim: false}}
+"""
+
+
+def test_what_one_topic_refuses_for_ever_is_published_to_none(stock: StockClients) -> None:
+    with running_brokers(manifests=REFUSING) as brokers:
+        http, client = Http(brokers.http_url), stock(brokers.service_url)
+        holder(client, "ends").close()
+        assert http("POST", f"{PERSISTENT}/ends/terminate")[0] == 200
+        for guarantee in writing.GUARANTEES:
+            target = target_of(brokers, guarantee=guarantee)
+            for name, error, why in (
+                ("ends", Conflict, "was terminated"),
+                ("waits", Invalid, "does not allow access mode Exclusive"),
+            ):
+                with pytest.raises(error, match=why) as refused:
+                    write(target, 1, rows(range(20), ["a-good-one", name]))
+                (note,) = refused.value.__notes__
+                assert "asked before the first" in note
+        assert Reader(client, "a-good-one").numbers() == []
+        assert http("POST", f"{OWN}/ends/staged/job/1/publish", {"parts": []})[0] == 409
+        waiting = target_of(brokers, mode=WAIT_FOR_EXCLUSIVE)
+        write(waiting, 1, rows(range(20), ["a-good-one", "waits"]))
+        assert len(Reader(client, "a-good-one").numbers()) == 10
+
+
+@pytest.mark.parametrize("guarantee", writing.GUARANTEES)
+def test_an_epoch_goes_on_over_the_partitions_that_it_leads(
+    broker: LocalBrokers, topic: str, stock: StockClients, guarantee: str
+) -> None:
+    """Partitions that are added while a topic is held go to its holder under other epochs."""
+    partitioned(broker, topic, 2)
+    client = stock(broker.service_url)
+    holder(client, topic)
+    held = target_of(broker, topic, guarantee=guarantee)
+    held = replace(held, epochs={full(topic): epoch_of(broker, topic)})
+    write(held, 1, rows(range(100), keys=50))
+    partitioned(broker, topic, 5, "POST")
+    assert len(write(held, 2, rows(range(100, 200), keys=50))) == 2
+    half = staged(held, 3, rows(range(200, 300), keys=50))
+    writing.publish(held, "job", 3, half[:1])
+    if guarantee == writing.EXACTLY_ONCE:
+        staged(target_of(broker, topic), 4, rows(range(5), keys=50))  # over all five
+        with pytest.raises(Conflict, match="does not lead") as refused:
+            write(held, 4, rows(range(5), keys=50))
+        assert "asked before the first" in refused.value.__notes__[0]
+    holder(client, topic)
+    with pytest.raises(Conflict, match="does not lead"):
+        write(held, 5, rows(range(5), keys=50))
+    now = replace(held, epochs={full(topic): epoch_of(broker, topic)})
+    if guarantee == writing.EXACTLY_ONCE:
+        finished = write(now, 3, rows(range(200, 300), keys=50))
+        assert [each.is_duplicate for each in finished.values()] == [True, False]
+    assert len(write(now, 6, rows(range(300, 400), keys=50))) == 5
+    found = stored(client, topic, 5)
+    numbers = sorted(number for each in found for number in each)
+    if guarantee == writing.EXACTLY_ONCE:
+        assert numbers == list(range(400))
+    assert all(number >= 300 for each in found[2:] for number in each)
+
+
+@pytest.mark.parametrize("body", [{"epoch": 0}, {"epoch": "7"}, {"noted": 1}, []], ids=str)
+def test_a_question_for_partitions_is_checked(
+    broker: LocalBrokers, topic: str, body: object
+) -> None:
+    partitioned(broker, topic, 2)
+    http = Http(broker.http_url)
+    assert http("POST", f"{OWN}/{topic}/staged/app/1/layout", body)[0] == 400
+    assert http("POST", f"{OWN}/{topic}/staged/app/1/layout") == (200, {"partitions": 2})
+
+
+def test_of_partitions_that_an_epoch_does_not_lead_nothing_is_noted(
+    broker: LocalBrokers, topic: str, stock: StockClients
+) -> None:
+    partitioned(broker, topic, 3)
+    client, http = stock(broker.service_url), Http(broker.http_url)
+    path = f"{OWN}/{topic}/staged/app/1/layout"
+    second = holder(client, f"{topic}-partition-1")
+    epoch = epoch_of(broker, topic)
+    assert http("POST", path, {"epoch": epoch})[0] == 409
+    second.close()
+    first = holder(client, f"{topic}-partition-0")
+    epoch = epoch_of(broker, topic)
+    assert http("POST", path, {"epoch": epoch, "noted": False}) == (200, {"partitions": 1})
+    first.close()
+    assert http("POST", path) == (200, {"partitions": 3})
+    holder(client, topic)
+    assert http("POST", path, {"epoch": epoch}) == (200, {"partitions": 3}), "it was noted"

@@ -1,0 +1,383 @@
+"""Batches for several logs, without Spark: by topic and by key, once each, with real brokers."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import jwt
+import numpy as np
+import pyarrow as pa
+import pytest
+from pulsar import ProducerAccessMode as Mode
+from tests.integration.conftest import RawClients, StockClients
+from tests.integration.http_calls import OWN, Http
+from tests.integration.raw import WAIT, eventually
+from tests.integration.sinks import (
+    APP,
+    full,
+    half_published,
+    partitioned,
+    rows,
+    staged,
+    stored,
+    target_of,
+    write,
+)
+from tests.integration.test_atomic_publish import Reader, epoch_of, holder, number_of
+
+from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.topic.publishing_turn import TURN_SECONDS
+from onewriter_pipeline.binaries import binaries
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.errors import Conflict, Invalid
+from onewriter_pipeline.publishing import writing
+from onewriter_pipeline.publishing.hashing import JAVA, MURMUR, partition_of, partitions_of
+from onewriter_pipeline.publishing.staging import (
+    EXCLUSIVE_WITH_FENCING,
+    WAIT_FOR_EXCLUSIVE,
+)
+from onewriter_pipeline.publishing.writing import AT_LEAST_ONCE, Target
+
+ATTEMPTS_MAX = 50
+
+
+# ------------------------------------------------------------ by topic
+
+
+def test_each_row_goes_to_the_topic_that_it_names_once(
+    broker: LocalBrokers, topic: str, stock: StockClients
+) -> None:
+    topics = [f"{topic}-{number}" for number in range(3)]
+    target = target_of(broker)
+    found = write(target, 1, rows(range(3000), topics), rows(range(3000, 3010), topics[:1]))
+    assert sorted(found) == [full(name) for name in topics]
+    again = write(target, 1, rows(range(3000), topics))
+    assert all(each.is_duplicate for each in again.values())
+    client = stock(broker.service_url)
+    more: list[int] = list(range(3000, 3010))
+    for number, name in enumerate(topics):
+        assert Reader(client, name).numbers() == [
+            *range(number, 3000, 3),
+            *([] if number else more),
+        ]
+
+
+def test_the_option_beats_the_column(broker: LocalBrokers, topic: str, stock: StockClients) -> None:
+    write(target_of(broker, topic), 1, rows(range(10), ["elsewhere"]))
+    assert Reader(stock(broker.service_url), topic).numbers() == list(range(10))
+
+
+def test_a_batch_that_was_published_to_some_topics_is_finished(
+    broker: LocalBrokers, topic: str, stock: StockClients
+) -> None:
+    topics = [f"{topic}-{number}" for number in range(3)]
+    client, target = stock(broker.service_url), target_of(broker)
+    producer = holder(client, topics[1])
+    with pytest.raises(Conflict) as refused:
+        write(target, 1, rows(range(30), topics))
+    assert "2 have their rows" in refused.value.__notes__[0]
+    producer.close()
+    found = write(target, 1, rows(range(30), topics))
+    assert [found[full(name)].is_duplicate for name in topics] == [True, False, True]
+    for number, name in enumerate(topics):
+        assert Reader(client, name).numbers() == list(range(number, 30, 3))
+
+
+def test_each_topic_has_its_own_epoch(
+    broker: LocalBrokers, topic: str, stock: StockClients
+) -> None:
+    topics = [f"{topic}-{number}" for number in range(2)]
+    client = stock(broker.service_url)
+    holders = [holder(client, name) for name in topics]
+    epochs = {full(name): epoch_of(broker, name) for name in topics}
+    target = target_of(broker, epochs=epochs)
+    write(target, 1, rows(range(10), topics))
+    with pytest.raises(Invalid, match="whose epoch is not given"):
+        write(target, 2, rows(range(10), [*topics, f"{topic}-other"]))
+    holders.append(holder(client, topics[0]))
+    with pytest.raises(Conflict, match="does not lead"):
+        write(target, 2, rows(range(10, 20), topics))
+    assert Reader(client, topics[0]).numbers() == list(range(0, 10, 2))
+
+
+def test_what_waits_for_several_topics_is_bounded(
+    broker: LocalBrokers, topic: str, stock: StockClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "PENDING_BYTES_MAX", 2_000)
+    topics = [f"{topic}-{number}" for number in range(3)]
+    target = target_of(broker)
+    batches = [rows(range(first, first + 60), topics) for first in range(0, 600, 60)]
+    logs = writing.stage(target, APP, 1, (0, 0), batches)
+    assert sum(len(log.parts) for log in logs) > len(topics)
+    writing.publish(target, APP, 1, logs)
+    client = stock(broker.service_url)
+    for number, name in enumerate(topics):
+        assert Reader(client, name).numbers() == list(range(number, 600, 3))
+
+
+def test_rows_that_end_in_an_error_leave_nothing_staged_for_any_topic(
+    broker: LocalBrokers, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "PENDING_BYTES_MAX", 0)
+    topics = [f"{topic}-{number}" for number in range(2)]
+
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield rows(range(10), topics)
+        yield rows(range(10), [None])  # type: ignore[list-item]
+
+    with pytest.raises(Invalid, match="names no topic"):
+        writing.stage(target_of(broker), APP, 1, (0, 0), broken())
+    for name in topics:
+        dropped = Http(broker.http_url)("DELETE", f"{OWN}/{name}/staged/{APP}/1")
+        assert dropped == (200, {"dropped": 0})
+
+
+# ------------------------------------------------------------ by partition
+
+
+@pytest.mark.parametrize("scheme", [JAVA, MURMUR])
+def test_a_key_has_one_partition_and_a_batch_without_keys_too(
+    broker: LocalBrokers, topic: str, stock: StockClients, scheme: str
+) -> None:
+    partitioned(broker, topic, 4)
+    target = target_of(broker, topic, scheme=scheme)
+    found = write(target, 1, rows(range(500), keys=50), rows(range(500, 1000), keys=50))
+    assert len(found) == 4
+    client = stock(broker.service_url)
+    keys = pa.array([f"key-{number % 50}" for number in range(1000)])
+    chosen = partitions_of(binaries(keys), np.full(1000, 4), scheme).tolist()
+    expected = [[n for n in range(1000) if chosen[n] == each] for each in range(4)]
+    assert stored(client, topic, 4) == expected
+    assert all(each.is_duplicate for each in write(target, 1, rows(range(1000), keys=50)).values())
+    without = [write(target, version, rows([version])) for version in range(2, 40)]
+    assert all(len(each) == 1 for each in without)
+    assert len({log for each in without for log in each}) == 4, "they take turns"
+
+
+def test_a_batch_is_finished_over_the_partitions_that_it_began_with(
+    broker: LocalBrokers, topic: str, stock: StockClients
+) -> None:
+    client = stock(broker.service_url)
+    target, batch = half_published(broker, topic, client, 1)
+    found = write(target, 1, batch)
+    assert [found[f"{full(topic)}-partition-{each}"].is_duplicate for each in (0, 1)] == [
+        True,
+        False,
+    ]
+    assert sorted(n for numbers in stored(client, topic, 5) for n in numbers) == list(range(200))
+    assert stored(client, topic, 5)[2:] == [[], [], []]
+    assert len(write(target, 2, rows(range(200, 400), keys=50))) == 5
+
+
+def test_an_older_batch_is_refused_before_it_reaches_any_partition(
+    broker: LocalBrokers, topic: str, stock: StockClients
+) -> None:
+    partitioned(broker, topic, 3)
+    target = target_of(broker, topic)
+    write(target, 7, rows([1], keys=1))
+    with pytest.raises(Conflict, match=r"has version 7 of it already.*txnAppId"):
+        write(target, 6, rows(range(100), keys=50))
+    with pytest.raises(Conflict, match="has version 7"):
+        write(target, 6)
+    assert sorted(map(len, stored(stock(broker.service_url), topic, 3))) == [0, 0, 1]
+    assert write(target, 8) != {}, "no rows, but this driver may go on"
+    http, path = Http(broker.http_url), f"{OWN}/{topic}/published/{APP}"
+    assert http("DELETE", path) == (200, {"app": APP, "version": 8})
+    assert http("DELETE", path)[0] == 404
+    assert not any(each.is_duplicate for each in write(target, 6, rows([2], keys=1)).values())
+
+
+def test_one_partition_is_written_by_its_name(
+    broker: LocalBrokers, topic: str, stock: StockClients
+) -> None:
+    partitioned(broker, topic, 2)
+    write(target_of(broker, f"{topic}-partition-1"), 1, rows(range(10), keys=5))
+    both = rows(range(10, 20), [f"{topic}-partition-1", topic], keys=5)
+    found = write(target_of(broker), 2, both)
+    assert found[f"{full(topic)}-partition-1"].rows >= 5
+    numbers = stored(stock(broker.service_url), topic, 2)
+    assert numbers[1][:10] == list(range(10))
+    assert sorted(numbers[0] + numbers[1]) == list(range(20))
+
+
+def test_who_leads_a_topic_leads_all_of_its_partitions(
+    broker: LocalBrokers, topic: str, stock: StockClients
+) -> None:
+    partitioned(broker, topic, 3)
+    client = stock(broker.service_url)
+    producer = holder(client, topic)
+    epoch = epoch_of(broker, topic)
+    target = target_of(broker, topic, epochs={full(topic): epoch})
+    assert len(write(target, 1, rows(range(100), keys=50))) == 3
+    producer.close()
+    holder(client, topic)
+    with pytest.raises(Conflict, match=f"epoch {epoch} does not lead"):
+        write(target, 2, rows(range(100), keys=50))
+    assert sum(map(len, stored(client, topic, 3))) == 100
+
+
+def test_a_python_producer_that_is_told_how_sends_a_key_to_the_same_partition(
+    broker: LocalBrokers, topic: str, stock: StockClients
+) -> None:
+    partitioned(broker, topic, 5)
+    client = stock(broker.service_url)
+    producer = client.create_producer(
+        topic, message_router=lambda message, count: partition_of(message.partition_key(), count)
+    )
+    for number in range(30):
+        producer.send(b"%d" % number, partition_key=f"key-{number}")
+    producer.close()
+    sent = stored(client, topic, 5)
+    write(target_of(broker, topic), 1, rows(range(30), keys=30))
+    assert stored(client, topic, 5) == [2 * numbers for numbers in sent]
+
+
+# ------------------------------------------------------------ how a topic is taken
+
+
+def test_a_topic_is_taken_from_whoever_has_it_where_that_is_asked_for(
+    broker: LocalBrokers, topic: str, stock: StockClients
+) -> None:
+    client = stock(broker.service_url)
+    producer = holder(client, topic)
+    producer.send(b"1")
+    before = epoch_of(broker, topic)
+    target = target_of(broker, topic)
+    with pytest.raises(Conflict):
+        write(target, 1, rows([2]))
+    write(replace(target, mode=EXCLUSIVE_WITH_FENCING), 1, rows([2]))
+    assert epoch_of(broker, topic) == before + 1
+    assert Reader(client, topic).numbers() == [1, 2]
+
+
+def test_it_waits_for_the_topic_where_that_is_asked_for(
+    broker: LocalBrokers, topic: str, stock: StockClients
+) -> None:
+    client = stock(broker.service_url)
+    producer = client.create_producer(topic, access_mode=Mode.Exclusive)
+    target = target_of(broker, topic, mode=WAIT_FOR_EXCLUSIVE)
+    parts = staged(target, 1, rows([2]))
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(writing.publish, target, APP, 1, parts)
+        for number in (0, 1):
+            producer.send(b"%d" % number)
+        assert not answer.done()
+        producer.close()
+        assert not answer.result(30)[full(topic)].is_duplicate
+    assert Reader(client, topic).numbers() == [0, 1, 2]
+
+
+def test_its_place_in_the_line_is_kept_while_it_asks_again(
+    broker: LocalBrokers, topic: str, raw: RawClients
+) -> None:
+    http = Http(broker.http_url)
+
+    def waiters() -> list[str]:
+        return [waiter["producerName"] for waiter in http("GET", f"{OWN}/{topic}")[1]["waiters"]]
+
+    has_it = raw(broker.address()).producer(topic, WAIT)
+    target = target_of(broker, topic, mode=WAIT_FOR_EXCLUSIVE)
+    parts = staged(target, 1, rows([2]))
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(writing.publish, target, APP, 1, parts)
+        eventually(lambda: waiters() == [APP])
+        behind = raw(broker.address()).waiter(topic, name="behind")
+        time.sleep(TURN_SECONDS + 1)  # it is told to ask again, and does
+        assert waiters() == [APP, "behind"]
+        has_it.close()
+        found = answer.result(30)[full(topic)]
+    assert (found.is_duplicate, found.first is None) == (False, False)
+    behind.ready()
+
+
+def test_it_waits_with_the_priority_of_its_claim(raw: RawClients, tmp_path: Path) -> None:
+    manifest = (
+        "apiVersion: onewriter.dev/v1alpha1\nkind: ExclusiveTopic\nmetadata: {name: queued}\n"
+        "---\napiVersion: onewriter.dev/v1alpha1\nkind: ProducerClaim\nmetadata: {name: first}\n"
+        "spec: {topicRef: {name: queued}, subject: {tokenSubject: writer},\n"
+        " mode: WaitForExclusive, priority: 10, defaultPriority: 10}\n"
+    )
+    secret = secrets.token_hex(32)
+    (tmp_path / "secret").write_text(secret)
+    settings = {"authentication_required": True, "token_secret_file": tmp_path / "secret"}
+    token = jwt.encode({"sub": "writer"}, secret, algorithm="HS256")
+    with running_brokers(manifests=manifest, settings=settings) as brokers:
+        http = Http(brokers.http_url, token)
+        holder = raw(brokers.address(), token=token).producer("queued", WAIT)
+        target = Target(Access(brokers.http_url, token=token), "queued")
+        parts = [asdict(part) for log in staged(target, 1, rows([0])) for part in log.parts]
+        body = {"epoch": None, "mode": "wait-for-exclusive", "parts": parts}
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(http, "POST", f"{OWN}/queued/staged/{APP}/1/publish", body)
+            eventually(lambda: http("GET", f"{OWN}/queued")[1]["waiters"])
+            (waiter,) = http("GET", f"{OWN}/queued")[1]["waiters"]
+            holder.close()
+            assert answer.result()[1]["outcome"] == "published"
+        assert (waiter["producerName"], waiter["priority"]) == (APP, 10)
+
+
+def test_drivers_that_depose_each_other_leave_every_row_once(
+    broker: LocalBrokers, topic: str, stock: StockClients
+) -> None:
+    """Each of them goes on with the next batch once this one is published, by whomever."""
+    partitioned(broker, topic, 3)
+    target = target_of(broker, topic, mode=EXCLUSIVE_WITH_FENCING)
+    batches = {
+        version: rows(range(100 * version, 100 * version + 100), keys=50) for version in range(8)
+    }
+
+    def drive(_number: int) -> None:
+        for version, batch in batches.items():
+            for _ in range(ATTEMPTS_MAX):
+                try:
+                    write(target, version, batch)
+                    break
+                except Conflict as error:
+                    if "has version" in str(error):  # the other driver is ahead
+                        break
+            else:
+                pytest.fail(f"version {version} was not published")
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(drive, range(2)))
+    found = [number for each in stored(stock(broker.service_url), topic, 3) for number in each]
+    assert sorted(found) == list(range(800))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"epoch": 1, "mode": "exclusive", "parts": []},
+        {"mode": "shared", "parts": []},
+        {"mode": 1, "parts": []},
+        {"mode": ["exclusive"], "parts": []},
+    ],
+    ids=str,
+)
+def test_modes_are_checked(broker: LocalBrokers, topic: str, body: object) -> None:
+    http = Http(broker.http_url)
+    assert http("POST", f"{OWN}/{topic}/staged/app/1/publish", body)[0] == 400
+
+
+# ------------------------------------------------------------ at least once
+
+
+def test_what_is_written_at_least_once_is_there_as_often_as_it_is_written(
+    broker: LocalBrokers, topic: str, stock: StockClients
+) -> None:
+    target = target_of(broker, topic, guarantee=AT_LEAST_ONCE)
+    for version in (5, 5, 0):
+        assert not write(target, version, rows(range(10)))[full(topic)].is_duplicate
+    write(replace(target, guarantee=writing.EXACTLY_ONCE), 1, rows([77]))
+    client = stock(broker.service_url)
+    messages = Reader(client, topic).all()
+    assert [number_of(each) for each in messages] == [*list(range(10)) * 3, 77]
+    assert [each.producer_name() for each in messages[::10]] == [f"{APP}:at-least-once"] * 3 + [APP]
+    assert Http(broker.http_url)("DELETE", f"{OWN}/{topic}/staged/{APP}:at-least-once/5")[1] == {
+        "dropped": 0
+    }, "what is published is staged no more"
