@@ -20,6 +20,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+LOOK_SECONDS = 2.0
+"""For so long a run looks at what others do before it begins."""
+
 _CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PROCESS_ENDED = (FileNotFoundError, ProcessLookupError)
@@ -180,6 +183,13 @@ class OtherWork:
         ticks = [int(field) for field in line.split()[1:]]
         busy = (sum(ticks[:3]) + ticks[7]) / _CLOCK_TICKS_PER_SECOND
         return time.monotonic(), busy, process_usage([os.getpid()]).cpu_seconds
+
+
+def others_share_now(seconds: float = LOOK_SECONDS) -> float:
+    """The part of all processors' time that others use, while this process waits and looks."""
+    others = OtherWork()
+    time.sleep(seconds)
+    return others.share()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,20 +9,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
+from bench import report
 from bench.operator_scale import Burst, Idle
 from bench.pod_takeover import Verified
-from bench.report import (
-    OPERATOR_HEADING,
-    Conditions,
-    Value,
-    division_of,
-    divisions,
-    joined,
-    number,
-    part,
-    parts_of,
-    table,
-)
+from bench.report import Conditions, Value, number, part, table
 from bench.scenarios import Latencies
 from bench.takeover import Fault, Round
 
@@ -40,18 +30,10 @@ GOAL_CRASH_MS, GOAL_PLANNED_MS, GOAL_SILENT_MS = 250, 200, 3_000
 
 OURS, LEASE = "onewriter", "Lease"
 
-_INTRODUCTION = (
-    "Written by `make bench-operator`; do not edit. What is measured how is in\n"
-    "[bench/README.md](../bench/README.md)."
-)
-
 
 def merged(page: str, measured: Mapping[str, str]) -> str:
     """The page with these parts in it, by title; everything else stays."""
-    first, sdk, pipeline, operator = divisions(page)
-    parts = {**parts_of(operator), **measured}
-    division = division_of(OPERATOR_HEADING, _INTRODUCTION, parts, TITLES)
-    return joined(first.strip() or "# Benchmarks", sdk, pipeline, division)
+    return report.merged(page, report.OPERATOR_HEADING, "bench-operator", TITLES, measured)
 
 
 # ---- the parts ----------------------------------------------------------------------------------

@@ -21,14 +21,14 @@ from pathlib import Path
 from bench import operator_page as page
 from bench import operator_scale as scale
 from bench import pod_lab, pod_takeover, report
-from bench.machine import LabUnavailable, describe_machine
+from bench.machine import LabUnavailable, describe_machine, others_share_now
+from bench.report import OUTPUT, command_line
 from bench.takeover import Fault, Round
 from tests.cluster import binaries, images
 from tests.cluster.control_plane import ClusterError
 
 PARTS = ("scale", "idle", "takeover", "lease")
 ON_PODS = {"takeover", "lease"}
-OUTPUT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 TOPIC = "seat"
 
 Rounds = dict[tuple[str, Fault], Sequence[Round]]
@@ -60,6 +60,7 @@ class Run:
         self._given = given
         self._command = command
         self._say = Teller()
+        self._others_share = others_share_now()
         self._machine = describe_machine()
         self._say(str(self._machine))
 
@@ -116,9 +117,8 @@ class Run:
                 self._say(f"{arm}, {fault.value}: {page.percentiles(found)}")
 
     def _conditions(self) -> report.Conditions:
-        before = self._machine.load_average_1_minute
         return report.Conditions(
-            str(self._machine), self._command, before, self._say.highest_load()
+            str(self._machine), self._command, self._others_share, self._say.highest_load()
         )
 
     def _write(self, title: str, text: str) -> None:
@@ -193,14 +193,10 @@ def main() -> int:
     if lacking:
         print("bench-operator cannot run here; missing:", *lacking, sep="\n  ", file=sys.stderr)
         return 1
-    words = sys.argv[1:]
-    if "--output" in words:  # where it was written says nothing about what was measured
-        at = words.index("--output")
-        del words[at : at + 2]
     # Asked to end, it still ends what it has started: a lab is many processes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))
     try:
-        run = Run(given, " ".join(["python -m bench.operator_run", *words]))
+        run = Run(given, command_line("bench.operator_run"))
         if set(given.parts) - ON_PODS:
             run.scale()
         if set(given.parts) & ON_PODS:

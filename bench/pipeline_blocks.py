@@ -1,6 +1,6 @@
 """How fast whole logs are read as blocks, what that costs, and what it costs the others.
 
-Unbatched entries of 100 bytes and of 1 KiB, read by ``onewriter_pipeline.broker`` into arrays; then
+Unbatched entries of 100 bytes and of 1 KiB, read by ``onewriter_pipeline.brokers.broker`` into arrays; then
 the publish latency of another topic, one message at a time, while nobody reads, while one reader in
 a process of its own reads for ever, and while as many readers as are let in take nothing at all.
 
@@ -24,8 +24,8 @@ from bench.onewriter_lab import Onewriter
 from bench.raw_client import publish
 
 from onewriter_broker.http.blocks import STREAMS_MAX
-from onewriter_pipeline.broker import Broker
-from onewriter_pipeline.connection import Access
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.connection import Access
 
 MEGABYTES_DEFAULT = 200
 SIZES = {"100 B": 100, "1 KiB": 1024}
@@ -37,8 +37,8 @@ SETTLE_SECONDS = 1.0
 
 _READER = """
 import sys
-from onewriter_pipeline.broker import Broker
-from onewriter_pipeline.connection import Access
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.connection import Access
 with Broker(Access(sys.argv[1])) as client:
     while True:
         for _ in client.read(sys.argv[2]):

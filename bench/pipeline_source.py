@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 import pulsar
 from bench.machine import OtherWork, describe_machine, process_usage
 from bench.onewriter_lab import Onewriter
-from bench.report import Goal, Value, number, table
+from bench.report import Goal, Report, Value, number, table
 from pyspark.sql import SparkSession
 
-from onewriter_pipeline.broker import Broker
-from onewriter_pipeline.connection import Access
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.brokers.frames import Chunk
 from onewriter_pipeline.decode import Decoder
 from onewriter_pipeline.engine import LOCAL_SETTINGS
-from onewriter_pipeline.frames import Chunk
 
 MEGA = 1e6
 BATCH_MESSAGES = 1_000
@@ -209,7 +209,7 @@ def _readings(
         yield what, seconds, process_usage([os.getpid()]).since(used).cpu_seconds
 
 
-def report(samples: Samples, messages: int, repetitions: int) -> tuple[str, list[Goal], list[str]]:
+def report(samples: Samples, messages: int, repetitions: int) -> Report:
     """What was done, the goals, and the figures."""
     text = (
         f"Whole topics of up to {messages:,} messages into Spark's `noop` sink, `local[2]`, broker and"

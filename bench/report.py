@@ -7,21 +7,24 @@ which leaves the others alone: ``make bench``, ``bench-sdk``, ``bench-pipeline``
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+OUTPUT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+
 SDK_HEADING = "## The SDK"
 PIPELINE_HEADING = "## The pipeline"
 OPERATOR_HEADING = "## The operator"
+HEADINGS = (SDK_HEADING, PIPELINE_HEADING, OPERATOR_HEADING)
 """They begin the second, the third and the fourth division."""
 
-LOAD_OF_OTHERS_MAX = 1.0
+OTHERS_SHARE_MAX = 0.05
+"""Of the processors, that others may use before the page warns of it. Not the load average: that is still
+high from what ended a minute ago, and disturbs nobody any more."""
 
 _MISSING = "-"
-
-_OTHERS_SHARE_MAX = 0.05
-"""Of the processors, that others may use before the page warns of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +124,32 @@ def division_of(
     return "\n".join([f"{heading}\n", f"{introduction}\n", *blocks])
 
 
+def merged(
+    page: str, heading: str, target: str, order: Sequence[str], measured: Mapping[str, str]
+) -> str:
+    """The page with these parts of one division in it, by title; everything else stays.
+
+    ``target`` of the Makefile writes that division, ``order`` is that of its titles.
+    """
+    first, *others = divisions(page)
+    introduction = (
+        f"Written by `make {target}`; do not edit. What is measured how is in\n"
+        "[bench/README.md](../bench/README.md)."
+    )
+    at = HEADINGS.index(heading)
+    parts = {**parts_of(others[at]), **measured}
+    others[at] = division_of(heading, introduction, parts, order)
+    return joined(first.strip() or "# Benchmarks", *others)
+
+
 @dataclass(frozen=True, slots=True)
 class Conditions:
     """Under which a part was measured."""
 
     machine: str
     command: str
-    load_before: float
-    """When nothing of this run was started yet: what others cause."""
+    others_share: float
+    """Of the processors, used by others when nothing of this run was started yet; from 0 to 1."""
     load_highest: float
     """While it was measured, by the measured processes themselves as well."""
 
@@ -141,15 +162,27 @@ class Conditions:
                 "the machine."
             ),
         ]
-        if self.load_before > LOAD_OF_OTHERS_MAX:
+        if self.others_share > OTHERS_SHARE_MAX:
             found.append(
-                f"  **Others used the machine, too: its load was {self.load_before:.1f} before this "
-                "run began. Times are too long.**"
+                f"  **Others used {self.others_share:.1%} of the processors when this run began. Times "
+                "are too long.**"
             )
         return found
 
 
+def command_line(module: str) -> str:
+    """The command as it was given; where it writes to says nothing about what was measured."""
+    words = sys.argv[1:]
+    if "--output" in words:
+        at = words.index("--output")
+        del words[at : at + 2]
+    return " ".join([f"python -m {module}", *words])
+
+
 Goal = tuple[str, Value | Ratio]
+
+Report = tuple[str, list[Goal], list[str]]
+"""What a part did, its goals, and its figures."""
 
 
 def part(text: str, conditions: Conditions, goals: Sequence[Goal], lines: Sequence[str]) -> str:
@@ -195,7 +228,7 @@ class Page:
     def disturbed(self, others_share: float) -> None:
         """How much of the processors others used meanwhile, which says how far to trust it."""
         self._head.append(f"- Others used {others_share:.1%} of the processors meanwhile.")
-        if others_share > _OTHERS_SHARE_MAX:
+        if others_share > OTHERS_SHARE_MAX:
             self._head.append(
                 "  **That is much: rates and latencies of this run are too low and too high; CPU per "
                 "message and memory are touched less.**"

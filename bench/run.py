@@ -24,11 +24,10 @@ from bench.idle_topics import TOPICS_DEFAULT, measure_idle_topics
 from bench.machine import LabUnavailable, OtherWork, describe_machine, process_usage
 from bench.onewriter_lab import Onewriter
 from bench.pulsar_lab import PULSAR_VERSION, PulsarStandalone
-from bench.report import Page, Ratio, Value, put_first_half
+from bench.report import OUTPUT, Page, Ratio, Value, command_line, put_first_half
 from bench.restart import measure_restart
 
 PARTS = ("publish", "read", "takeover", "memory", "topics")
-OUTPUT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 
 OURS, OURS_EVERYSEC, THEIRS = "onewriter", "onewriter, everysec", f"Pulsar {PULSAR_VERSION}"
 
@@ -403,11 +402,7 @@ def main() -> int:
         pulsar_silent_rounds=arguments.pulsar_silent_rounds,
         topics=arguments.topics,
     )
-    words = sys.argv[1:]
-    if "--output" in words:  # where it was written says nothing about what was measured
-        at = words.index("--output")
-        del words[at : at + 2]
-    run(options, arguments.output, " ".join(["python -m bench.run", *words]))
+    run(options, arguments.output, command_line("bench.run"))
     return 0
 
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from bench.report import Goal, Value, number, table
+from bench.report import Goal, Report, Value, number, table
 from bench.scenarios import MESSAGE_BYTES, Latencies, new_topic
 
 from onewriter import Client, Leadership
@@ -72,7 +72,7 @@ def measure_handovers(service_url: str, rounds: int) -> Handovers:
     return asyncio.run(whole())
 
 
-def report(found: Handovers) -> tuple[str, list[Goal], list[str]]:
+def report(found: Handovers) -> Report:
     """What was done, the goals, and the figures."""
     text = (
         "Two leaders (`client.lead`), each with a client and connections of its own, hand one topic "

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from bench.report import Goal, Value, number, table
+from bench.report import Goal, Report, Value, number, table
 from bench.scenarios import Latencies, Rate, new_topic
 
 from onewriter import Client
@@ -125,7 +125,7 @@ async def _open_large(client: Client, operations: int) -> tuple[float, float]:
     return checkpoint_seconds, opening_seconds
 
 
-def report(found: Figures) -> tuple[str, list[Goal], list[str]]:
+def report(found: Figures) -> Report:
     """What was done, the goals, and the figures."""
     text = (
         "`SharedMap` of one process on our broker, values of about 90 bytes, `appendfsync always`. "

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from bench import scenarios
-from bench.report import Goal, Ratio, number, table
+from bench.report import Goal, Ratio, Report, number, table
 from bench.scenarios import MESSAGE_BYTES, Latencies, Rate, new_topic
 
 from onewriter import Batching, Client, MessageId, ProducerOptions
@@ -135,7 +135,7 @@ def measure(service_url: str, repetitions: int, messages: int) -> Samples:
     return samples
 
 
-def report(samples: Samples, repetitions: int, messages: int) -> tuple[str, list[Goal], list[str]]:
+def report(samples: Samples, repetitions: int, messages: int) -> Report:
     """What was done, the goals, and the figures."""
     text = (
         f"1 KiB messages to our broker by `import onewriter` and by the stock Python client, in "

@@ -7,6 +7,7 @@ across both tiers, snapshot, replay, report. ``--to FOLDER`` keeps what comes ou
 as JSON, an HTML page with its pictures.
 
 Each step says what it found, and what it claims is checked: it ends with an error unless all of it holds.
+Spark is started once for all of them; ``--rounds 1 --messages 200`` is the same tour, over fewer messages.
 It needs Java 17 and ``pip install 'onewriter[broker,client,embedded,examples,spark]'``.
 """
 
@@ -26,7 +27,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pulsar
 from pulsar import ProducerAccessMode as Mode
@@ -34,20 +35,25 @@ from pulsar import ProducerAccessMode as Mode
 from onewriter.testing import RunningBrokers, running_brokers
 from onewriter_pipeline.cli import run
 from onewriter_pipeline.engine import running
-from onewriter_pipeline.table_files import FileWriter
-from onewriter_pipeline.table_layout import MESSAGES
-from onewriter_pipeline.tables import Tables
-from onewriter_pipeline.verbs import EXIT_VIOLATION
+from onewriter_pipeline.jobs.options import EXIT_VIOLATION
+from onewriter_pipeline.tables.files import FileWriter
+from onewriter_pipeline.tables.layout import MESSAGES
+from onewriter_pipeline.tables.tables import Tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 TOPICS = ("orders", "payments", "rates")
 WRITERS = ("alice", "bob", "carol")
 KEYS = 50
+ORDER = ("__topic", "__ledgerId", "__entryId", "__batchIndex")
+"""The order in which topics hold their messages."""
+
 VERSION = 1
 """Of the snapshot and the replay that are published."""
 
 GRANTED_SECONDS = 60.0
 IN_LINE_SECONDS = 0.2
-MASTER = ("--master", "local[2]")
 
 _processes = multiprocessing.get_context("spawn")
 
@@ -199,11 +205,17 @@ def play_all(writers: Iterable[Writers], rounds: int) -> None:
 
 
 class Tour:
-    """The verbs of ``onewriter-pipeline``, one after the other, over one folder."""
+    """The verbs of ``onewriter-pipeline``, one after the other, over one folder, with one Spark."""
 
     def __init__(
-        self, brokers: RunningBrokers, folder: Path, writers: list[Writers], findings: Findings
+        self,
+        spark: SparkSession,
+        brokers: RunningBrokers,
+        folder: Path,
+        writers: list[Writers],
+        findings: Findings,
     ) -> None:
+        self._spark = spark
         self._folder = folder
         self._table = folder / "table"
         self._access = ("--admin-url", brokers.http_url)
@@ -216,9 +228,8 @@ class Tour:
         """Run ``onewriter-pipeline`` with these words; its JSON document."""
         began = time.monotonic()
         print(f"== onewriter-pipeline {' '.join(words)}", flush=True)
-        spark = () if words[0] == "trim" else MASTER
         with contextlib.redirect_stdout(io.StringIO()) as said:
-            ended = run([*words, *self._access, "-o", "json", *spark])
+            ended = run([*words, *self._access, "-o", "json"])
         seconds = time.monotonic() - began
         self._findings.check(f"exit code {ended}, {seconds:.1f} s", holds=ended == code)
         return json.loads(said.getvalue())
@@ -269,23 +280,26 @@ class Tour:
                 f" {topic['trimmedBefore']}, further not because of: {topic['limitedBy']}"
             )
             self._check(told, not topic["differences"] and topic["messagesVerified"] > 0)
-        with running("onewriter demo", MASTER[1]) as spark:
-            for name, writers in self._writers.items():
-                reader = spark.read.format("onewriter").option("admin.url", self._url)
-                left = reader.option("topic", name).load().count()
-                both = reader.options(topic=name, tier="all", table=str(self._table)).load()
-                found = both.orderBy("__ledgerId", "__entryId", "__batchIndex").select("value")
-                values = [bytes(row["value"]) for row in found.toLocalIterator()]
-                sent = [content(name, number) for number in range(writers.sent)]
-                told = f"{name}: {left:,} messages in the brokers, {len(values):,} in both tiers as sent"
-                self._check(told, values == sent and left < len(sent))
+        left = self._rows().groupBy("__topic").count().collect()
+        in_brokers = {row["__topic"].rpartition("/")[2]: row["count"] for row in left}
+        rows = self._rows(tier="all", table=str(self._table)).select(*ORDER, "value").toArrow()
+        values = rows.sort_by([(name, "ascending") for name in ORDER])["value"].to_pylist()
+        sent = [content(name, n) for name in TOPICS for n in range(self._writers[name].sent)]
+        told = f"{in_brokers} in the brokers, {len(values):,} messages in both tiers, as sent"
+        self._check(told, values == sent and sum(in_brokers.values()) < len(sent))
+
+    def _rows(self, **options: str) -> DataFrame:
+        """The topics, as Spark reads them."""
+        reader = self._spark.read.format("onewriter").option("admin.url", self._url)
+        return reader.options(topics=",".join(TOPICS), **options).load()
 
     def snapshot(self) -> None:
         """The newest message of each key, into a file and a topic; a replay of an epoch."""
         tiers = ("--topic", "rates", "--tier", "all", "--table", str(self._table))
         newest = ("--publish-to", "rates-newest", "--app", "demo", "--version", str(VERSION))
         found = self.verb("snapshot", *tiers, "--to", str(self._folder / "rates"), *newest)
-        self._check(f"{found['keys']} keys, published: {found['isNew']}", found["keys"] == KEYS)
+        told = f"{found['keys']} keys, published: {found['isNew']}"
+        self._check(told, found["keys"] == KEYS and found["isNew"])
         replayed = ("replay", "--topic", "orders", "--tier", "all", "--table", str(self._table))
         again = ("--publish-to", "orders-again", "--app", "demo", "--version", str(VERSION))
         first, second = (self.verb(*replayed, *again)["isNew"] for _ in range(2))
@@ -329,17 +343,14 @@ def tour(folder: Path, rounds: int, messages: int) -> Findings:
         writers = [Writers(brokers, topic, messages) for topic in TOPICS]
         for each in writers:
             stack.callback(each.close)
-        client = connected(brokers.service_url)
-        for name in ("rates-newest", "orders-again"):
-            client.create_producer(name).close()
-        client.close()
         began = time.monotonic()
         play_all(writers, rounds)
         sent = sum(each.sent for each in writers)
         seconds = time.monotonic() - began
         takeovers = 3 * rounds * len(writers)
         print(f"  {sent:,} messages, {takeovers} takeovers, {seconds:.1f} s", flush=True)
-        steps = Tour(brokers, folder, writers, findings)
+        spark = stack.enter_context(running("onewriter demo", "local[2]"))
+        steps = Tour(spark, brokers, folder, writers, findings)
         steps.offload()
         steps.audit()
         steps.trim()

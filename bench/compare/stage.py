@@ -23,10 +23,10 @@ from tests.integration.raw import (
     RefusedByBroker,
 )
 
-from onewriter_core.wire import hot
-from onewriter_core.wire.hot import MessageId, SendReceipt
+from onewriter_core.wire.encoding import encode_send_header
 from onewriter_core.wire.messages import entry_payload, parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import MessageId, SendReceipt
 
 HTTP_TIMEOUT_SECONDS = 10.0
 RECEIPT_SECONDS = 5.0
@@ -183,7 +183,7 @@ def send_burst(producer: RawProducer, count: int, first: int = 0) -> None:
     frames = []
     for number in range(first, first + count):
         entry = producer.entry(b"%d;" % number + bytes(MESSAGE_BYTES), number)
-        frames += [hot.encode_send_header(producer.producer_id, number, len(entry)), entry]
+        frames += [encode_send_header(producer.producer_id, number, len(entry)), entry]
     producer.client.write(b"".join(frames))
 
 
