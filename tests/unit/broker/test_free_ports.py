@@ -1,0 +1,47 @@
+"""Ports for tests: processes that run beside each other are never given the same one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from onewriter_broker import testing
+from onewriter_broker.testing import PORTS_OF_A_PROCESS, free_ports
+
+ASK = """
+import sys
+from onewriter_broker.testing import free_ports
+print(*(free_ports(2) for _ in range(100)), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_no_two_processes_are_given_the_same_ports() -> None:
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-c", ASK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
+    try:
+        told = [other.stdout.readline() for other in others if other.stdout]  # while all live
+    finally:
+        for other in others:
+            other.communicate()
+    given = [{port + n for port in map(int, line.split()) for n in range(2)} for line in told]
+    given.append({free_ports(1) for _ in range(100)})
+    assert len(set().union(*given)) == sum(map(len, given)) == 3 * 200 + 100
+
+
+def test_a_port_is_given_again_only_when_all_others_were() -> None:
+    given = [free_ports(1) for _ in range(PORTS_OF_A_PROCESS // 2)]
+    assert len(set(given)) == len(given)
+
+
+def test_a_forked_process_takes_a_part_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    free_ports(1)
+    before = testing._PORTS.first
+    monkeypatch.setattr(testing._PORTS, "process_id", 0)  # as if this were another one
+    assert not before <= free_ports(1) < before + PORTS_OF_A_PROCESS
