@@ -119,7 +119,8 @@ class Catalogs:
         raw = await self._store.read_catalog(bucket, replid=replid)
         entries = {name: CatalogEntry.decode(text) for name, text in raw.items()}
         if is_owned and forgotten == self._forgotten.get(bucket, 0):
-            self._cached[bucket] = entries
+            # Another's answer may have come first, and what was written since stands in that one.
+            return self._cached.setdefault(bucket, entries)
         return entries
 
     async def under(self, prefix: str, owned: Container[int]) -> dict[str, CatalogEntry]:
@@ -157,10 +158,15 @@ class Catalogs:
                 await self._check_not_elsewhere(base)
             elif not present.is_deleted:
                 _check_follows(base, present, entry)
-            fields = {str(base): entry.encode()}
-            outcome = await self._store.set_catalog(binding, fields)
+            fields, outcome = {str(base): entry.encode()}, None
+            try:
+                outcome = await self._store.set_catalog(binding, fields)
+            finally:
+                if (
+                    outcome is not Outcome.DONE
+                ):  # not answered, or cut off: it may be stored all the same
+                    self.forget(bucket)
             if outcome is not Outcome.DONE:
-                self.forget(bucket)
                 raise Unavailable(f"the catalog of bucket {bucket} has moved on: {outcome.value}")
             entries = await self.bucket(bucket, is_owned=True, replid=binding.replid)
             entries[str(base)] = entry

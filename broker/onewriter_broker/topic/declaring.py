@@ -39,6 +39,13 @@ def asks_too_much(declared: ExclusiveTopic, promises: frozenset[Durability]) -> 
     )
 
 
+def durability_of(declared: ExclusiveTopic | None, promises: frozenset[Durability]) -> Durability:
+    """What a topic's acknowledgements promise; undeclared as much as Local, where the store keeps that much."""
+    if declared is not None:
+        return Durability(declared.spec.durability.value)
+    return Durability.LOCAL if Durability.LOCAL in promises else Durability.NONE
+
+
 def promotion_of(declared: ExclusiveTopic | None) -> PromotionPolicy:
     """The order in which a topic's waiters are promoted."""
     if declared is None:

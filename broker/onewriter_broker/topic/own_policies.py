@@ -23,7 +23,8 @@ async def set_own(
     """
     topic = await topics.serve_existing(base)
     async with topic.growing:
-        entry = topic.entry.with_policy(name, change(topic.entry.policies.get(name)))
+        present = await topics.entry_now(topic)
+        entry = present.with_policy(name, change(present.policies.get(name)))
         if len(entry.policies) > OWN_MAX:
             text = f"{base} has {OWN_MAX} policies already"
             raise Refused(ServerError.NOT_ALLOWED_ERROR, text)

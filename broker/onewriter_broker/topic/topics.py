@@ -24,6 +24,7 @@ from onewriter_broker.topic import declaring
 from onewriter_broker.topic.broken import BrokenTopics
 from onewriter_broker.topic.catalog import CatalogEntry, Catalogs
 from onewriter_broker.topic.fencing import Shell
+from onewriter_broker.topic.leaving import remember_acknowledged
 from onewriter_broker.topic.loaded import LoadedTopic, Settling
 from onewriter_broker.topic.policies import (
     NamespacePolicies,
@@ -91,20 +92,8 @@ class Topics:
         self.broken.forget(lambda base: self.bucket_of(base) == bucket)
         for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
             is_in_doubt = reason is not LostReason.GIVEN_BACK
-            self._remember_acknowledged(topic, is_in_doubt=is_in_doubt)
+            remember_acknowledged(topic.runner, self._shell, is_in_doubt=is_in_doubt)
             self._drop(topic, "the topic is moving to another broker")
-
-    def _remember_acknowledged(self, topic: LoadedTopic, *, is_in_doubt: bool) -> None:
-        """What was acknowledged in a bucket that leaves together with its dataset, perhaps.
-
-        Also of one that is given back in order: this broker may still follow an old primary.
-        """
-        for topic_log in topic.runner.logs.values():
-            binding, ends = topic_log.binding, topic_log.kept_ends
-            if binding is not None and ends:
-                self._shell.left(topic_log.name, binding, ends)
-                if is_in_doubt:
-                    log.warning("entries.in_doubt", topic=str(topic_log.name), last=str(ends[-1]))
 
     def dataset_changed(self, bucket: int, holding: Holding) -> None:
         """The store failed over: fence every loaded topic of the bucket again."""
@@ -125,7 +114,7 @@ class Topics:
         topics = [t for t in self.loaded.values() if t.bucket == bucket]
         for topic in topics:
             await self._save_notes(topic)
-            self._remember_acknowledged(topic, is_in_doubt=False)
+            remember_acknowledged(topic.runner, self._shell, is_in_doubt=False)
             self._drop(topic, "the topic is moving to another broker")
         for topic in topics:
             await topic.runner.settled()
@@ -279,12 +268,13 @@ class Topics:
     async def _add_slot(self, topic: LoadedTopic, slot: int) -> None:
         """A partition by name of a topic without declared partitions, or one that was added."""
         async with topic.growing:
-            partitions = topic.entry.partitions
+            entry = await self.entry_now(topic)
+            partitions = entry.partitions
             if slot == WHOLE or (partitions and slot >= partitions):
                 text = f"{topic.name} has {partitions} partitions"
                 raise Refused(ServerError.TOPIC_NOT_FOUND, text)
             if slot not in topic.subscriptions:  # else somebody else was quicker
-                await self._add_slots(topic, topic.entry.with_slot(slot))
+                await self._add_slots(topic, entry.with_slot(slot))
 
     async def _add_slots(self, topic: LoadedTopic, entry: CatalogEntry) -> None:
         """Open the logs that the topic lacks; the caller holds ``topic.growing``."""
@@ -352,11 +342,7 @@ class Topics:
 
     def _new_log(self, base: TopicName, slot: int, declared: ExclusiveTopic | None) -> TopicLog:
         name = base if slot == WHOLE else base.with_partition(slot)
-        if declared is not None:
-            durability = Durability(declared.spec.durability.value)
-        else:  # as much as Local, where the store keeps that much
-            is_kept = Durability.LOCAL in self.promises
-            durability = Durability.LOCAL if is_kept else Durability.NONE
+        durability = declaring.durability_of(declared, self.promises)
         return TopicLog(name, self._shell.store, self._settings.tail_bytes_per_log, durability)
 
     # ------------------------------------------------------------ administration
@@ -385,6 +371,9 @@ class Topics:
 
     async def set_partitions(self, base: TopicName, partitions: int) -> None:
         """Create a partitioned topic, or add partitions to it. Raises Refused, Unavailable."""
+        loading = self._loading.get(str(base))
+        if loading is not None:  # or being deleted: what the catalog says is about to change
+            await asyncio.shield(loading)
         holding = self._holding(self.bucket_of(base))
         known = await self._catalogs.entry(base, is_owned=True, replid=holding.binding.replid)
         entry = known or CatalogEntry()
@@ -395,7 +384,7 @@ class Topics:
             await self._catalogs.write(holding.binding, base, entry.grown(partitions))
         else:
             async with topic.growing:
-                await self._add_slots(topic, topic.entry.grown(partitions))
+                await self._add_slots(topic, (await self.entry_now(topic)).grown(partitions))
 
     @asynccontextmanager
     async def shut(self, topic: LoadedTopic, reason: str) -> AsyncIterator[TopicRunner]:
@@ -434,6 +423,19 @@ class Topics:
         if await runner.open(slots) is None:
             raise Unavailable(f"bucket {topic.bucket} has moved on")
         return runner
+
+    async def entry_now(self, topic: LoadedTopic) -> CatalogEntry:
+        """What the catalog says of a loaded topic; the caller holds ``topic.growing``.
+
+        A write of it may have crossed the loading, or have been stored without an answer. Raises
+        Unavailable, Undecided.
+        """
+        holding = self._holding(topic.bucket)
+        found = await self._catalogs.entry(topic.name, is_owned=True, replid=holding.binding.replid)
+        self._check_serves(topic, holding)
+        if found is not None:
+            topic.entry = found
+        return topic.entry
 
     async def write_entry(self, topic: LoadedTopic, entry: CatalogEntry) -> None:
         """Change what the catalog says of a topic; the caller holds ``topic.growing``, or shut it.
