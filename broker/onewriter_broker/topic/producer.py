@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -158,6 +158,7 @@ class Producer:
     """A registered producer, waiting or writing."""
 
     __slots__ = (
+        "_elsewhere",
         "_has_published",
         "_last_progress_at",
         "_on_idle",
@@ -218,6 +219,7 @@ class Producer:
         self.pending = 0
         self._on_idle: tuple[Callable[[], None], ...] = ()
         self._has_published = False
+        self._elsewhere = 0
         self._last_progress_at = 0.0
         self.lineage = Lineage(self)
         self.resends: Resends | None = None
@@ -275,6 +277,16 @@ class Producer:
     def answered(self) -> None:
         """What ``handed_in`` announced is answered."""
         self._answered(1)
+
+    @contextlib.contextmanager
+    def progressing(self) -> Iterator[None]:
+        """Inside, something is published in its turn that it has not sent."""
+        self._elsewhere += 1
+        try:
+            yield
+        finally:
+            self._elsewhere -= 1
+            self._has_published = True
 
     def stored(self, entries: Sequence[PendingEntry], first: Position, size: int) -> None:
         lineage = self.lineage
@@ -374,7 +386,8 @@ class Producer:
 
     def idle_seconds(self, now: float) -> float:
         """How long it has not published, as seen by whoever asks regularly."""
-        if self._has_published or self.pending > 0 or self._last_progress_at == 0.0:
+        is_publishing = self._has_published or self.pending > 0 or self._elsewhere > 0
+        if is_publishing or self._last_progress_at == 0.0:
             self._has_published = False
             self._last_progress_at = now
         return now - self._last_progress_at

@@ -32,7 +32,7 @@ from onewriter_broker.topic.layouts import Layouts
 from onewriter_broker.topic.leading import check_leads, count_led, leads
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.publish_requests import FORGOTTEN_SECONDS, Answer, Asked, PublishRequest
-from onewriter_broker.topic.publishing_turn import TURN_SECONDS, Line, Turn
+from onewriter_broker.topic.publishing_turn import TURN_SECONDS, Line, Turn, progress
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_broker.topic.staging import MissingPart, Staging, check_size
 from onewriter_core.errors import (
@@ -278,9 +278,8 @@ class Publishing:
                 answer = await self._without_rows(runner, slot, asked)  # after a long time, perhaps
                 if answer is not None:
                     return answer
-                async with self._staging.loading_soon(topic_log.name, asked.parts):
-                    entries = await self._entries(topic_log.name, request)
-                    return await self._append(runner, slot, asked, entries, own.may_write)
+                with progress(runner, slot):
+                    return await self._publish_in_turn(runner, slot, request, own)
         with self._staging.loading(topic_log.name, asked.parts):
             entries = await self._entries(topic_log.name, request)
             if asked.epoch is None:
@@ -290,6 +289,15 @@ class Publishing:
             return await self._append(
                 runner, slot, asked, entries, lambda: leads(runner.topic, slot, epoch)
             )
+
+    async def _publish_in_turn(
+        self, runner: TopicRunner, slot: int, request: PublishRequest, own: Turn
+    ) -> Answer:
+        """Publish what has waited for its topic: in memory from here on only."""
+        name, asked = runner.logs[slot].name, request.asked
+        async with self._staging.loading_soon(name, asked.parts):
+            entries = await self._entries(name, request)
+            return await self._append(runner, slot, asked, entries, own.may_write)
 
     async def _check_epoch(self, runner: TopicRunner, slot: int, asked: Asked) -> None:
         if asked.epoch is not None:
@@ -362,7 +370,7 @@ class Publishing:
     ) -> Answer:
         topic_log = runner.logs[slot]
         publish = Publish(asked.app, asked.version, entries, may_write)
-        with runner.changing():
+        with runner.changing(), progress(runner, slot):
             topic_log.publish(publish)
             self._appender.gathered(topic_log)
             await self._watch(runner, topic_log, publish)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from typing import Final
 
 from onewriter_broker.log.api import Outcome
@@ -34,6 +34,16 @@ def kept_for(topic: Topic, slot: int, app: str, identity: Identity) -> int | Non
     tenure = found.ownership.tenure
     is_own = (tenure.producer_name, tenure.identity) == (app, identity)
     return tenure.epoch if is_own else None
+
+
+@contextlib.contextmanager
+def progress(runner: TopicRunner, slot: int) -> Iterator[None]:
+    """Inside, something is published in the turn of whoever writes a slot: no deadline passes for it."""
+    with contextlib.ExitStack() as writing:
+        for producer in list(runner.producers.values()):
+            if producer.is_active and producer.request.slot == slot:
+                writing.enter_context(producer.progressing())
+        yield
 
 
 class Turn:
