@@ -105,6 +105,7 @@ class Maintenance:
 
     async def sweep(self) -> None:
         """Trim every log that has a declared bound."""
+        self._retention.forget_closed()
         for topic in list(self._topics.loaded.values()):
             policy = _policy(topic)
             if policy is None and not self._retention.has_measured:

@@ -254,6 +254,11 @@ class Retention:
         """The log is not served here any more, or no longer bounded."""
         self._measured.pop(str(topic_log.name), None)
 
+    def forget_closed(self) -> None:
+        """Logs are served elsewhere: keep nothing of them."""
+        for name in [name for name, each in self._measured.items() if each.topic_log.is_closed]:
+            del self._measured[name]
+
 
 async def measure(measured: Measured) -> None:
     """Go on measuring, out of the tail in memory where it reaches back far enough.

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.broker.verify_histories import BUCKETS, an_eventful_life
 
 from onewriter_broker.log.api import Block
 from onewriter_broker.log.memory import MemoryLogStore
@@ -147,3 +148,22 @@ async def test_a_store_that_does_not_answer_the_sweep_holds_up_no_look(
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
+
+
+async def test_of_a_topic_that_left_no_measurements_are_kept() -> None:
+    """A broker that serves ever other topics would keep all of them in memory."""
+    story = await an_eventful_life(MemoryLogStore(MemoryServer().resolve, buckets=BUCKETS))
+    subscriptions = SimpleNamespace(lowest_retained_position=lambda: None)
+    topic = SimpleNamespace(
+        runner=SimpleNamespace(logs={-1: story.log}),
+        subscriptions={-1: subscriptions},
+        declared=declared(maxEntries=1_000),
+        compaction_threshold=0,
+    )
+    looking = maintenance(topic)
+    await looking.sweep()
+    assert looking._retention.has_measured
+    looking._topics.loaded.clear()
+    story.log.close()
+    await looking.sweep()
+    assert not looking._retention.has_measured
