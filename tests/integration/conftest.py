@@ -14,6 +14,8 @@ from bench.machine import LabUnavailable
 from bench.pulsar_lab import PulsarStandalone
 from tests.integration.offloading import EXCLUSIVE, Fill
 from tests.integration.raw import RawClient
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling, Scheduling
 
 from onewriter_broker.testing import RUNNING, LocalBrokers, running_brokers
 from onewriter_pipeline.brokers.connection import Access
@@ -22,12 +24,37 @@ ROUNDS = int(os.environ.get("ONEWRITER_ROUNDS", "10"))
 """How often a campaign's round is played: about ten times in CI, hundreds of times in a soak."""
 
 os.environ.setdefault("ONEWRITER_FROZEN_AFTER_SECONDS", "30")
-# On a slow machine a broker may get no processor for a while; who tests that says what he wants.
+os.environ.setdefault("ONEWRITER_SILENT_AFTER_SECONDS", "30")
+# On a slow machine a broker, or a client, may get no processor for a while; who tests that says what
+# he wants.
+
+ATTENTIVE = {"silent_after_seconds": 5.0}
+"""Settings for stories about somebody who is silent: all others in them have so long to answer."""
 
 StockClients = Callable[..., Any]
 RawClients = Callable[..., RawClient]
 
 _topics = itertools.count(1)
+
+
+FILES_WITH_PULSAR = (
+    "test_sdk_lead.py",
+    "test_sdk_consumer_pulsar.py",
+    "test_shared_state_pulsar.py",
+)
+"""Those that ask for ``standalone``: one worker gets them all, so that it starts once."""
+
+
+class ByFile(LoadFileScheduling):  # type: ignore[misc]  # it comes without types
+    """Which tests stay together: those of a file, and all that need a real Pulsar."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "pulsar" if file.endswith(FILES_WITH_PULSAR) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)
