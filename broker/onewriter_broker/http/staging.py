@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from aiohttp import web
@@ -174,13 +174,16 @@ def _add_dropping(router: web.UrlDispatcher, site: Site) -> None:
     async def forget(request: web.Request) -> web.Response:
         name, app = topic_of(request), _app(request)
         await site.require_owned(request, name)
-        topic = await site.topics.serve_existing(name.base)
+        await site.topics.serve_existing(name.base)
         partitions = 0 if name.partition is not None else await site.topics.partitions_of(name) or 0
         names = [name.with_partition(number) for number in range(partitions)] or [name]
         served = [(each, await site.topics.serve(each)) for each in names]
         prefixes = [VERSION_PREFIX] + ([] if name.partition is not None else [LAYOUT_PREFIX])
         fields = [f"{each}{app}" for each in prefixes]
-        with ExitStack() as stillness:
+        topic = served[0][1]
+        first = topic.runner.logs[topic.slot_of(names[0])]
+        async with AsyncExitStack() as stillness:
+            await stillness.enter_async_context(site.publishing.layouts.turn(first, app))
             for each, topic in served:  # all of them, before the first forgets
                 topic_log = topic.runner.logs[topic.slot_of(each)]
                 stillness.enter_context(site.publishing.keeping_still(topic_log, app))
@@ -207,6 +210,8 @@ async def _forgotten(
     if not found:
         return -1
     version = state[found[0]].partition(" ")[0]
+    if not version.isdecimal():
+        version = "0"  # what must be repaired is forgotten like any other
     await topic_log.save_state({}, found)
     if found[0].startswith(VERSION_PREFIX):
         topic.runner.story.audit(
@@ -289,6 +294,8 @@ def _asked(body: bytes, prefix: str) -> tuple[int | None, AccessMode, list[Claim
     try:
         asked = json.loads(body)
         epoch, mode, parts = _epoch(asked.get("epoch")), asked.get("mode"), asked["parts"]
+        if not isinstance(parts, list):
+            raise TypeError(parts)
         if mode is not None and (mode not in _MODE_WORDS or epoch is not None):
             raise Refusal(400, f"mode, without an epoch, is one of {', '.join(_MODE_WORDS)}")
         if len(parts) > PARTS_MAX:

@@ -79,7 +79,7 @@ class Layouts:
         them has. Raises Overtaken, Refused for one app too many and for a state that must be repaired,
         Unavailable and Undecided: ask again; and what ``counted`` raises.
         """
-        async with self._turns.setdefault((first, app), asyncio.Lock()):
+        async with self.turn(first, app):
             noted = await self._noted(first, app)
             over = await _overtaken(noted, version, held)
             found = next((each for each in noted if each.version == version), None)
@@ -93,6 +93,10 @@ class Layouts:
             if over or found is None:
                 raise Overtaken(over)
             return found.partitions
+
+    def turn(self, first: TopicLog, app: str) -> asyncio.Lock:
+        """Held, nobody else notes anything of this app."""
+        return self._turns.setdefault((first, app), asyncio.Lock())
 
     async def _noted(self, first: TopicLog, app: str) -> list[Layout]:
         """As the store has it: another broker may have served the topic since it was loaded here."""
