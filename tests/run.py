@@ -216,7 +216,10 @@ TIERS = (
             ),
         ),
         lambda: [*binaries.missing_tools(), *promtool.missing()],
-        builds=(build(*binaries.CONTROL_PLANE, "helm"),),
+        builds=(
+            build(*binaries.CONTROL_PLANE, "helm"),
+            (sys.executable, "-m", "tests.cluster.kstatus.program"),
+        ),
     ),
     Tier(
         "e2e",

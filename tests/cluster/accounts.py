@@ -14,6 +14,9 @@ from onewriter_broker.kubernetes_api import ApiServer
 
 AUDIENCE = "onewriter"
 
+TOKEN_SECONDS = 3_600
+"""A pod's token lives longer than any test."""
+
 BROKER_RULES = [
     {
         "apiGroups": ["onewriter.dev"],
@@ -49,6 +52,10 @@ def broker_account(cluster: ControlPlane, namespace: str, directory: Path) -> Ap
         rbac("ClusterRole", cluster_name, rules=REVIEW_RULES),
         rbac("ClusterRoleBinding", cluster_name, roleRef=role, subjects=[subject]),
     )
+    user = f"system:serviceaccount:{namespace}:{name}"
+    anchors, reviews = "bucketanchors.onewriter.dev", "tokenreviews.authentication.k8s.io"
+    cluster.until_allowed(user, "update", anchors, namespace=namespace)
+    cluster.until_allowed(user, "create", reviews)
     directory.mkdir(parents=True, exist_ok=True)
     token = directory / f"{name}.token"
     token.write_text(cluster.kubectl("create", "token", name, namespace=namespace).stdout)
@@ -119,7 +126,7 @@ def pod_token(
     pod: Pod,
     *,
     audience: str = AUDIENCE,
-    seconds: int = 600,
+    seconds: int = TOKEN_SECONDS,
 ) -> str:
     """The token that a kubelet would project into the pod."""
     return cluster.kubectl(

@@ -14,7 +14,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,8 +24,14 @@ from tests.cluster.pki import SERVICE_ADDRESS, Authority
 
 from onewriter_broker.testing import free_ports
 
-START_SECONDS = float(os.environ.get("KUBEBUILDER_CONTROLPLANE_START_TIMEOUT", "60").rstrip("s"))
-STOP_SECONDS = float(os.environ.get("KUBEBUILDER_CONTROLPLANE_STOP_TIMEOUT", "20").rstrip("s"))
+START_SECONDS = float(os.environ.get("KUBEBUILDER_CONTROLPLANE_START_TIMEOUT", "240").rstrip("s"))
+STOP_SECONDS = float(os.environ.get("KUBEBUILDER_CONTROLPLANE_STOP_TIMEOUT", "60").rstrip("s"))
+WAIT_SECONDS = 240
+"""Until what was applied has come into force."""
+
+ETCD_SERVES = "ready to serve client requests"
+"""What etcd's log says then. An API server that comes long before gives up."""
+
 HOST = "127.0.0.1"
 API_NAMES = (
     "kubernetes",
@@ -89,7 +95,61 @@ class Cluster:
         """Apply definitions of custom resources and wait until they are served."""
         arguments = [f"--filename={file}" for file in files]
         self.kubectl("apply", "--server-side", *arguments)
-        self.kubectl("wait", "--for=condition=Established", "--timeout=30s", *arguments)
+        wait = ("wait", "--for=condition=Established", f"--timeout={WAIT_SECONDS}s")
+        self.kubectl(*wait, *arguments)
+        for file in files:
+            definition = yaml.safe_load(file.read_text())
+            self.until_served(definition["spec"]["group"], definition["spec"]["names"]["plural"])
+
+    def until_served(self, group: str, plural: str) -> None:
+        """Wait until a kind is found by whoever asks: that comes a moment behind Established."""
+        self.until(
+            lambda: (
+                f"{plural}.{group}"
+                in self.kubectl(
+                    "api-resources",
+                    f"--api-group={group}",
+                    "--cached=false",
+                    "-o=name",
+                    check=False,
+                ).stdout.split()
+                and self.kubectl("get", f"{plural}.{group}", "-A", check=False).returncode == 0
+            ),
+            f"{plural}.{group} is not served",
+        )
+
+    def make_namespace(self, name: str, labels: Mapping[str, str] | None = None) -> str:
+        """Make a namespace that pods can be made in: their account comes a moment later."""
+        about = {"name": name, "labels": dict(labels or {})}
+        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": about})
+        if self.makes_accounts:
+            account = ("get", "serviceaccount", "default")
+            self.until(
+                lambda: self.kubectl(*account, namespace=name, check=False).returncode == 0,
+                f"namespace {name} gets no account",
+            )
+        return name
+
+    @property
+    def makes_accounts(self) -> bool:
+        """Whether a controller gives each namespace its account."""
+        return True
+
+    def until_allowed(self, user: str, verb: str, resource: str, *, namespace: str = "") -> None:
+        """Wait until rights count: the API server learns of them a moment after they are stored."""
+        asked = ("auth", "can-i", verb, resource, f"--as={user}")
+        self.until(
+            lambda: self.kubectl(*asked, namespace=namespace, check=False).returncode == 0,
+            f"{user} may not {verb} {resource}",
+        )
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Wait until it holds. Raises ClusterError with ``what`` there is instead."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not holds():
+            if time.monotonic() > deadline:
+                raise ClusterError(f"after {WAIT_SECONDS} s {what}")
+            time.sleep(0.05)
 
 
 class ControlPlane(Cluster):
@@ -102,6 +162,10 @@ class ControlPlane(Cluster):
         self._existing = os.environ.get("USE_EXISTING_CLUSTER", "").lower() == "true"
         self.port = 0
         self.kubeconfig = Path(os.environ.get("KUBECONFIG", "~/.kube/config")).expanduser()
+
+    @property
+    def makes_accounts(self) -> bool:
+        return self.workloads or self._existing
 
     @property
     def url(self) -> str:
@@ -150,6 +214,7 @@ class ControlPlane(Cluster):
             f"--initial-cluster=default={peer}",
             "--unsafe-no-fsync",
         )
+        self._wait("etcd", lambda: ETCD_SERVES in self.log("etcd", lines=1_000))
 
     def start_api(self) -> None:
         """Start the API server and wait until it is ready."""

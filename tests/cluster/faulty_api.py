@@ -11,7 +11,7 @@ import contextlib
 import re
 import ssl
 import threading
-import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,6 @@ import aiohttp
 import yaml
 from aiohttp import web
 from tests.cluster.control_plane import ControlPlane
-
-QUIET_SECONDS_MAX = 60.0
 
 
 @dataclass
@@ -42,7 +40,7 @@ class Fault:
 
 
 class FaultyApi:
-    """The proxy; every write that went through it is in ``writes``."""
+    """The proxy; every write that went through it is in ``writes``, and ``reads`` counts by path."""
 
     def __init__(self, cluster: ControlPlane, directory: Path) -> None:
         self._cluster = cluster
@@ -51,6 +49,7 @@ class FaultyApi:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self.faults: list[Fault] = []
         self.writes: list[tuple[str, str, int]] = []
+        self.reads: Counter[str] = Counter()
         self.is_down = False
         self._streams: set[asyncio.Task[Any]] = set()
         self._serving = self._served()
@@ -107,23 +106,9 @@ class FaultyApi:
 
     def counted(self, ignoring: str = "/leases") -> list[tuple[str, str, int]]:
         """The writes since the last time, less some."""
-        found = self._written(ignoring)
+        found = [each for each in self.writes if ignoring not in each[1]]
         self.writes.clear()
         return found
-
-    def until_quiet(self, seconds: float = 1.5, ignoring: str = "/leases") -> None:
-        """Wait until nobody has written anything, less some, for so long. Raises TimeoutError."""
-        deadline = time.monotonic() + QUIET_SECONDS_MAX
-        seen, since = -1, time.monotonic()
-        while time.monotonic() - since < seconds:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"still writing: {self._written(ignoring)[-5:]}")
-            count = len(self._written(ignoring))
-            seen, since = (seen, since) if count == seen else (count, time.monotonic())
-            time.sleep(0.05)
-
-    def _written(self, ignoring: str) -> list[tuple[str, str, int]]:
-        return [each for each in self.writes if ignoring not in each[1]]
 
     def _do(self, action: Callable[[], Any]) -> None:
         async def done() -> None:
@@ -182,7 +167,9 @@ class FaultyApi:
             headers=headers,
             timeout=timeout,
         ) as answer:
-            if request.method not in {"GET", "HEAD"}:
+            if request.method in {"GET", "HEAD"}:
+                self.reads[request.path] += 1
+            else:
                 self.writes.append((request.method, request.path, answer.status))
             response = web.StreamResponse(
                 status=answer.status,

@@ -28,9 +28,7 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlan
 @pytest.fixture
 def namespace(api_server: ControlPlane) -> str:
     """A namespace for one test. (This API server deletes none: nobody would finish it.)"""
-    name = f"test-{uuid.uuid4().hex[:10]}"
-    api_server.kubectl("create", "namespace", name)
-    return name
+    return api_server.make_namespace(f"test-{uuid.uuid4().hex[:10]}")
 
 
 @pytest.fixture(scope="session")

@@ -58,7 +58,7 @@ class Reader:
             self._context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
             self._context.load_cert_chain(str(pki / "admin.crt"), str(pki / "admin.key"))
         connection = http.client.HTTPSConnection(
-            HOST, self._cluster.port, timeout=30, context=self._context
+            HOST, self._cluster.port, timeout=120, context=self._context
         )
         with contextlib.closing(connection):
             connection.request("GET", path)

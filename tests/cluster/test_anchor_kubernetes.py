@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from tests.cluster.accounts import broker_account
-from tests.cluster.control_plane import ControlPlane
+from tests.cluster.control_plane import WAIT_SECONDS, ControlPlane
 
+from onewriter_broker import kubernetes_api
 from onewriter_broker.anchor.api import Addresses, Record
 from onewriter_broker.anchor.kubernetes import KubernetesAnchor
 from onewriter_broker.kubernetes_api import Answer, ApiServer, KubernetesApi
@@ -39,6 +40,13 @@ class CountingApi(KubernetesApi):
     async def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
         self.sent.append(method)
         return await super().send(method, path, body)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An API server that is slow is not one that is away."""
+    monkeypatch.setattr(kubernetes_api, "REQUEST_SECONDS", float(WAIT_SECONDS))
+    monkeypatch.setattr(kubernetes_api, "CONNECT_SECONDS", float(WAIT_SECONDS))
 
 
 @pytest.fixture
@@ -131,6 +139,10 @@ async def test_without_our_kinds_nothing_is_taken_for_empty(
     cluster = another_api_server()
     account = broker_account(cluster, "default", tmp_path)
     cluster.kubectl("delete", "crd", "bucketanchors.onewriter.dev")
+    listed = ("get", "--raw", "/apis/onewriter.dev/v1alpha1/bucketanchors")
+    cluster.until(
+        lambda: cluster.kubectl(*listed, check=False).returncode != 0, "the kind is still served"
+    )
     anchor = KubernetesAnchor(KubernetesApi(account), "shard-0")
     try:
         with pytest.raises(Unavailable, match="CustomResourceDefinitions"):

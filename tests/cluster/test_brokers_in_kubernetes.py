@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.accounts import Pod, broker_account, delete_pod, make_pod, pod_token
-from tests.cluster.control_plane import ControlPlane
+from tests.cluster.control_plane import WAIT_SECONDS, ControlPlane
 from tests.cluster.plugin import CRDS
 from tests.integration.http_calls import Http
 from tests.integration.raw import EXCLUSIVE, RawClient, RawProducer, RefusedByBroker, eventually
@@ -26,11 +26,15 @@ from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
+Json = dict[str, Any]
+
+PATIENT: Json = {"pingIntervalSeconds": 20}
+"""A holder that gets no processor for a while is not given up: few stories are about that."""
+
 DESIRED = "/onewriter/v1/desired"
 TOPIC = "persistent://shop/default/orders"
 STATUS = "/onewriter/v1/topics/shop/default/orders"
 WAIT = 2
-Json = dict[str, Any]
 
 
 def topic(**spec: Any) -> Json:
@@ -100,8 +104,15 @@ class Lab:
     def http(self) -> Http:
         return Http(self.brokers.http_url, self.operator_token)
 
-    def push(self, *claims: Json, pods: Json | None = None, number: int = 0) -> None:
-        body = {"revision": "r", "topics": [topic()], "claims": claims, "pods": pods or {}}
+    def push(
+        self,
+        *claims: Json,
+        pods: Json | None = None,
+        number: int = 0,
+        detection: Json = PATIENT,
+    ) -> None:
+        topics = [topic(detection=detection)]
+        body = {"revision": "r", "topics": topics, "claims": claims, "pods": pods or {}}
         http = Http(self.brokers.http_urls[number], self.operator_token)
         code, said = http("PUT", DESIRED, body)
         assert code == 200, said
@@ -144,7 +155,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """An API server of this module's own: its tests take it away."""
     with ControlPlane(tmp_path_factory.mktemp("cluster")) as cluster:
         cluster.establish(*CRDS)
-        cluster.kubectl("create", "namespace", "shop")
+        cluster.make_namespace("shop")
         yield cluster
 
 
@@ -181,7 +192,7 @@ def promoted(waiter: RawProducer) -> int:
 
 def test_who_may_write_and_what_is_seen_of_them(lab: Lab) -> None:
     """From a broker that was told nothing to pods that wait, take over, and are gone."""
-    eventually(lambda: Http(lab.brokers.http_url)("GET", "/healthz")[0] == 200, 60)
+    eventually(lambda: Http(lab.brokers.http_url)("GET", "/healthz")[0] == 200, WAIT_SECONDS)
     assert not lab.is_ready()
     first, second = (make_pod(lab.cluster, "shop") for _ in range(2))
     early = lab.connect(pod_token(lab.cluster, "shop", first))
@@ -190,7 +201,7 @@ def test_who_may_write_and_what_is_seen_of_them(lab: Lab) -> None:
     assert (untold.code, "not been told" in untold.text) == (ServerError.SERVICE_NOT_READY, True)
 
     lab.push(BY_ACCOUNT)
-    eventually(lab.is_ready, 60)
+    eventually(lab.is_ready, WAIT_SECONDS)
     early.lookup(TOPIC)
     holder = early.producer(TOPIC, EXCLUSIVE, name="w1")
     holder.publish(b"one")
@@ -219,6 +230,7 @@ def test_who_may_write_and_what_is_seen_of_them(lab: Lab) -> None:
     )
     assert code == 403
 
+    lab.push(BY_ACCOUNT, detection={"pingIntervalSeconds": 2})
     early.freeze()
     eventually(lambda: lab.status()["transitions"][-1]["cause"] == "Silent")
     last = lab.status()["transitions"][-1]
@@ -234,7 +246,7 @@ def test_a_pod_selector_selects_the_pods_it_is_said_to_select(lab: Lab) -> None:
     chosen, other = (make_pod(lab.cluster, "shop") for _ in range(2))
     by_label = claim("labelled", {"podSelector": {"matchLabels": {"app": "writer"}}})
     lab.push(by_label, pods={"shop/labelled": [chosen.uid]})
-    eventually(lab.is_ready, 60)
+    eventually(lab.is_ready, WAIT_SECONDS)
     lab.writer(chosen).producer(TOPIC, EXCLUSIVE).close()
     later = lab.writer(other)
     not_yet = refusal(lambda: later.producer(TOPIC, EXCLUSIVE))
@@ -247,7 +259,7 @@ def test_a_pod_selector_selects_the_pods_it_is_said_to_select(lab: Lab) -> None:
 def test_without_the_api_server_writing_and_taking_over_go_on(lab: Lab) -> None:
     pods = [make_pod(lab.cluster, "shop") for _ in range(4)]
     lab.push(BY_ACCOUNT)
-    eventually(lab.is_ready, 60)
+    eventually(lab.is_ready, WAIT_SECONDS)
     tokens = [pod_token(lab.cluster, "shop", pod) for pod in pods]
     first = lab.writer(pods[0])
     holder = first.producer(TOPIC, EXCLUSIVE, name="w0")
@@ -287,14 +299,14 @@ def test_without_the_api_server_writing_and_taking_over_go_on(lab: Lab) -> None:
             return True
         return False
 
-    eventually(waits, 60)
+    eventually(waits, WAIT_SECONDS)
     back.publish(b"and nobody noticed")
 
 
 def test_a_broker_that_starts_without_the_api_server_waits_and_says_why(lab: Lab) -> None:
     pod = make_pod(lab.cluster, "shop")
     lab.push(BY_ACCOUNT)
-    eventually(lab.is_ready, 60)
+    eventually(lab.is_ready, WAIT_SECONDS)
     lab.writer(pod).producer(TOPIC, EXCLUSIVE).publish(b"before")
     token = pod_token(lab.cluster, "shop", pod)
     lab.cluster.stop_api()
@@ -307,9 +319,9 @@ def test_a_broker_that_starts_without_the_api_server_waits_and_says_why(lab: Lab
             return code == 503 and "API server" in str(found["buckets"]["waiting"].get("0"))
         return False
 
-    eventually(says_why, 60)
+    eventually(says_why, WAIT_SECONDS)
     lab.cluster.start_api()
-    eventually(lab.is_ready, 60)
+    eventually(lab.is_ready, WAIT_SECONDS)
     client = lab.connect(token)
     eventually(lambda: bool(client.lookup(TOPIC).broker_service_url))
     client.ask_producer(TOPIC, WAIT).ready_at_last()
@@ -317,14 +329,14 @@ def test_a_broker_that_starts_without_the_api_server_waits_and_says_why(lab: Lab
 
 def test_an_emptied_store_is_refused_until_a_person_adopts_it(lab: Lab) -> None:
     lab.push(BY_ACCOUNT)
-    eventually(lab.is_ready, 60)
+    eventually(lab.is_ready, WAIT_SECONDS)
     pod = make_pod(lab.cluster, "shop")
     before = lab.writer(pod).producer(TOPIC, EXCLUSIVE)
     before.publish(b"will be lost")
     lab.brokers.stop()
     lab.store.command("FLUSHALL")
     lab.brokers.start(wait=False)
-    lab.brokers.wait_for_event("bucket.waiting", seconds=60)
+    lab.brokers.wait_for_event("bucket.waiting", seconds=WAIT_SECONDS)
 
     program = "from onewriter_broker.verbs.adopt import adopt; adopt()"
     done = subprocess.run(
@@ -335,7 +347,7 @@ def test_an_emptied_store_is_refused_until_a_person_adopts_it(lab: Lab) -> None:
         check=False,
     )
     assert "1 of 64 buckets adopted" in done.stdout, done.stdout + done.stderr
-    eventually(lab.is_ready, 60)
+    eventually(lab.is_ready, WAIT_SECONDS)
     client = lab.connect(pod_token(lab.cluster, "shop", pod))
     eventually(lambda: bool(client.lookup(TOPIC).broker_service_url))
     after = client.producer(TOPIC, EXCLUSIVE)
@@ -347,7 +359,7 @@ def test_an_emptied_store_is_refused_until_a_person_adopts_it(lab: Lab) -> None:
 def test_a_deleted_pod_does_not_come_back(lab: Lab) -> None:
     pod = make_pod(lab.cluster, "shop")
     lab.push(BY_ACCOUNT)
-    eventually(lab.is_ready, 60)
+    eventually(lab.is_ready, WAIT_SECONDS)
     token = pod_token(lab.cluster, "shop", pod)
     delete_pod(lab.cluster, "shop", pod)
 
@@ -358,7 +370,7 @@ def test_a_deleted_pod_does_not_come_back(lab: Lab) -> None:
             return error.code is ServerError.AUTHENTICATION_ERROR
         return False
 
-    eventually(is_refused, 30)
+    eventually(is_refused, WAIT_SECONDS)
 
 
 def test_buckets_move_in_order_and_after_a_crash(cluster: ControlPlane, tmp_path: Path) -> None:
@@ -377,7 +389,7 @@ def test_buckets_move_in_order_and_after_a_crash(cluster: ControlPlane, tmp_path
             return [int(found["buckets"]["held"]) for _, found in answers]
 
         # Not while they move: what becomes of a bucket then is another story.
-        eventually(lambda: sum(shares()) == 64 and all(shares()), 60)
+        eventually(lambda: sum(shares()) == 64 and all(shares()), WAIT_SECONDS)
         assert owners() == {"broker-0", "broker-1"}
         writer = lab.writer(make_pod(cluster, "shop"))
         target = lab.brokers.target_of(TOPIC)
@@ -393,7 +405,7 @@ def test_buckets_move_in_order_and_after_a_crash(cluster: ControlPlane, tmp_path
         assert beside.lookup(TOPIC).broker_service_url == lab.brokers.service_urls[target]
         cluster.start_api()
         lab.brokers.kill(target)
-        eventually(lambda: owners() == {f"broker-{survivor}"}, 60)
+        eventually(lambda: owners() == {f"broker-{survivor}"}, WAIT_SECONDS)
         successor = lab.connect(pod_token(cluster, "shop", make_pod(cluster, "shop")), survivor)
         successor.lookup(TOPIC)
         after = successor.ask_producer(TOPIC, WAIT, name="s")

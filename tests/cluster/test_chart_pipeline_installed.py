@@ -28,7 +28,8 @@ CHART = ROOT / "charts" / "onewriter"
 ENTRYPOINT = ROOT / "pipeline" / "image" / "entrypoint.sh"
 NAMESPACE = "system"
 LOOPBACK = "127.0.0.1"
-SECONDS_MAX = 90.0
+SECONDS_MAX = 600.0
+"""A Spark starts, on two cores that others use too."""
 VALUES = (
     "spark.enabled=true",
     "spark.table.uri=s3://history/t",
@@ -85,8 +86,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
         f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "audit", "warn")
     }
     with ControlPlane(tmp_path_factory.mktemp("pipeline"), workloads=True) as cluster:
-        metadata = {"name": NAMESPACE, "labels": restricted}
-        cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        cluster.make_namespace(NAMESPACE, restricted)
         yield Release(cluster)
 
 
@@ -119,8 +119,7 @@ def test_it_is_installed_where_what_it_needs_is_there(release: Release, runner: 
         assert refused.returncode != 0
         assert f"has no {kind} of {group}/{version}" in refused.stderr
         release.cluster.apply(definition(group, version, kind))
-        name = f"crd/{kind.lower()}s.{group}"
-        release.cluster.kubectl("wait", "--for=condition=Established", name)
+        release.cluster.until_served(group, f"{kind.lower()}s")
     done = release.install(runner)
     assert done.returncode == 0, done.stderr
     jobs = set(release.cluster.names("cronjob", namespace=NAMESPACE))
@@ -166,7 +165,7 @@ def executors(release: Release) -> list[Json]:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(1_500)
 def test_a_driver_makes_executors_with_its_own_rights_and_they_work(
     release: Release, tmp_path: Path
 ) -> None:
@@ -224,7 +223,7 @@ def test_a_driver_makes_executors_with_its_own_rights_and_they_work(
                 each.kill()
                 each.wait()
     assert "sum 9900" in (tmp_path / "driver.log").read_text()
-    assert executors(release) == [], "the driver takes away what it made"
+    release.cluster.until(lambda: executors(release) == [], "executors are there: the driver's")
 
 
 def start_executor(

@@ -156,8 +156,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
 @pytest.fixture(scope="session")
 def playground(api_server: ControlPlane) -> str:
     """A namespace for requests that change nothing."""
-    api_server.kubectl("create", "namespace", "playground")
-    return "playground"
+    return api_server.make_namespace("playground")
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
@@ -305,5 +304,11 @@ def test_the_files_are_those_of_the_models(kind: crd.Kind) -> None:
 
 
 def test_kubectl_explains_a_field(api_server: ControlPlane) -> None:
-    said = api_server.kubectl("explain", "exclusivetopic.spec.durability").stdout
-    assert "What an acknowledgement promises" in said
+    explain = ("explain", "exclusivetopic.spec.durability")
+
+    def is_explained() -> bool:
+        """Schemas are published a moment after the kinds are served."""
+        said = api_server.kubectl(*explain, check=False).stdout
+        return "What an acknowledgement promises" in said
+
+    api_server.until(is_explained, "the field is not explained")

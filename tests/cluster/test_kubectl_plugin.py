@@ -25,7 +25,7 @@ from tests.cluster.accounts import (
     service_account,
 )
 from tests.cluster.binaries import program
-from tests.cluster.control_plane import ControlPlane
+from tests.cluster.control_plane import WAIT_SECONDS, ControlPlane
 from tests.cluster.operators import OperatorProcess, running, wait_until
 from tests.integration.http_calls import Http
 from tests.integration.raw import EXCLUSIVE, RawClient
@@ -45,6 +45,10 @@ OPERATOR = "onewriter-operator"
 ROLES = {"viewer": ("view",), "editor": ("view", "edit")}
 """People of the namespace, and the roles that they are given. What a cluster aggregates into
 ``view`` and ``edit`` comes from its own roles of these names and from the chart's."""
+
+
+IN_TIME = ("--timeout-seconds", str(WAIT_SECONDS))
+"""The operator is waited for as long as anything is."""
 
 
 class Said:
@@ -173,8 +177,10 @@ def _people(cluster: ControlPlane, namespace: str) -> None:
 @pytest.fixture(scope="module")
 def stage(api_server: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     namespace = f"plugin-{uuid.uuid4().hex[:8]}"
-    api_server.kubectl("create", "namespace", namespace)
+    api_server.make_namespace(namespace)
     _people(api_server, namespace)
+    for user, verb in (("viewer", "get"), ("editor", "patch")):
+        api_server.until_allowed(user, verb, "exclusivetopics.onewriter.dev", namespace=namespace)
     with running_server() as store, contextlib.ExitStack() as stack:
         found = Stage(api_server, namespace, tmp_path_factory.mktemp("plugin"), store.url)
         stack.callback(found.brokers.stop)
@@ -191,14 +197,22 @@ class Play:
         self.name = name
         self.topic = f"persistent://{stage.namespace}/default/{name}"
         self._clients = clients
+        # Clients that get no processor for a while are not given up: no story here is about that.
+        spec = {"detection": {"pingIntervalSeconds": 20}}
         claim = {"topicRef": {"name": name}, "subject": {"serviceAccountName": "writer"}}
         stage.cluster.apply(
-            {"apiVersion": API, "kind": "ExclusiveTopic", "metadata": {"name": name}, "spec": {}},
+            {"apiVersion": API, "kind": "ExclusiveTopic", "metadata": {"name": name}, "spec": spec},
             {"apiVersion": API, "kind": "ProducerClaim", "metadata": {"name": name}, "spec": claim},
             namespace=stage.namespace,
         )
         stage.cluster.kubectl(
-            *("wait", "--for=condition=Ready", f"xt/{name}", f"pclaim/{name}", "--timeout=60s"),
+            *(
+                "wait",
+                "--for=condition=Ready",
+                f"xt/{name}",
+                f"pclaim/{name}",
+                f"--timeout={WAIT_SECONDS}s",
+            ),
             namespace=stage.namespace,
         )
         wait_until(lambda: stage.is_served_by_its_broker(self.topic))
@@ -209,6 +223,19 @@ class Play:
         wait_until(
             lambda: stage.has_writer(name, "one") and stage.status(name).get("waiting") == 1,
             explain=lambda: stage.status(name),
+        )
+        stage.cluster.kubectl(
+            *("wait", "--for=condition=Granted", f"pclaim/{name}", f"--timeout={WAIT_SECONDS}s"),
+            namespace=stage.namespace,
+        )
+        wait_until(lambda: "EpochAdvanced" in self._events())  # they come behind status
+
+    def _events(self) -> set[str]:
+        """Why there are Events about the topic."""
+        reasons = ("-o", f'jsonpath={{.items[?(@.regarding.name=="{self.name}")].reason}}')
+        events = ("get", "events.events.k8s.io", *reasons)
+        return set(
+            self.stage.cluster.kubectl(*events, namespace=self.stage.namespace).stdout.split()
         )
 
     def _client(self, name: str) -> RawClient:
@@ -328,7 +355,7 @@ def test_an_editor_fences_and_a_viewer_does_not(stage: Stage, play: Play) -> Non
     assert stage.has_writer(play.name, "one")
     over = stage("fence", play.name, "--yes", "--if-epoch", str(epoch + 1), user="editor")
     assert over.code == EXIT_REFUSED
-    done = stage("fence", play.name, "--yes", user="editor")
+    done = stage("fence", play.name, "--yes", *IN_TIME, user="editor")
     assert done.code == 0, done.err
     assert done.out.startswith(f"done: epoch {epoch} of {stage.namespace}/{play.name} has ended")
     play.holder.closed_by_broker()
@@ -341,10 +368,10 @@ def test_an_editor_fences_and_a_viewer_does_not(stage: Stage, play: Play) -> Non
 
 def test_an_editor_hands_over(stage: Stage, play: Play) -> None:
     epoch = stage.status(play.name)["epoch"]
-    nobody = stage("handover", play.name, "--yes", "--to", "three", user="editor")
+    nobody = stage("handover", play.name, "--yes", "--to", "three", *IN_TIME, user="editor")
     assert nobody.code == EXIT_REFUSED
     assert "nobody named 'three' is waiting" in nobody.err
-    done = stage("handover", play.name, "--yes", "--to", "two", user="editor")
+    done = stage("handover", play.name, "--yes", "--to", "two", *IN_TIME, user="editor")
     assert done.code == 0, done.err
     assert f"{play.pods['two'].name} (producer two) writes, epoch" in done.out
     assert stage.status(play.name)["epoch"] > epoch

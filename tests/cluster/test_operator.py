@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.cluster.control_plane import ControlPlane
+from tests.cluster.control_plane import WAIT_SECONDS, ControlPlane
 from tests.cluster.operators import wait_until
 from tests.cluster.worlds import API, World, endpoints, leads_to, one_world, pod
 from tests.unit.kube.fake_broker import contender, status
@@ -51,7 +51,8 @@ def test_a_topic_and_its_claim_reach_the_broker_and_its_story_comes_back(world: 
     wait_until(lambda: world.events("EpochAdvanced"))
     wait_until(lambda: world.events("ClaimGranted"))
     world.cluster.kubectl(
-        "wait", "--for=condition=Ready", "xt/orders", "--timeout=5s", namespace=world.namespace
+        *("wait", "--for=condition=Ready", "xt/orders", f"--timeout={WAIT_SECONDS}s"),
+        namespace=world.namespace,
     )
 
 
@@ -84,7 +85,7 @@ def test_a_field_that_is_taken_out_again_counts_no_more(world: World) -> None:
 def test_a_deleted_topic_leaves_the_broker_and_its_log_stays(world: World) -> None:
     world.topic()
     world.until("Ready", "True/Ready")
-    world.cluster.kubectl("delete", "xt", "orders", "--timeout=10s", namespace=world.namespace)
+    world.delete("xt")
     wait_until(lambda: world.broker.fake.topics() == [])
     assert world.broker.fake.deletions == []
 
@@ -124,7 +125,7 @@ def test_of_two_objects_for_one_topic_the_older_wins_and_the_younger_follows(wor
     assert f"{world.namespace}/older" in message[0]
     assert world.broker.fake.topics() == [name]
     wait_until(lambda: world.events("ResourceConflict"))
-    world.cluster.kubectl("delete", "xt", "older", namespace=world.namespace)
+    world.delete("xt", "older")
     world.until("Ready", "True/Ready", name="younger")
     world.until("Conflict", "False/NoConflict", name="younger")
 
@@ -218,7 +219,7 @@ def test_an_unmanaged_topic_is_left_alone_and_deleted_without_its_log(world: Wor
     world.annotate("onewriter.dev/unmanaged=true")
     world.until("Ready", "Unknown/Unmanaged")
     wait_until(lambda: not world.get("xt")["metadata"].get("finalizers"))
-    world.cluster.kubectl("delete", "xt", "orders", "--timeout=10s", namespace=world.namespace)
+    world.delete("xt")
     assert world.broker.fake.deletions == []
 
 
@@ -226,14 +227,14 @@ def test_a_person_fences_an_epoch_and_no_later_one(world: World) -> None:
     world.topic()
     world.writes(epoch=3)
     world.until("WriterActive", "True/Held")
-    world.annotate("onewriter.dev/fence=2")
-    time.sleep(0.5)
+    world.noticed(fence="2")
     assert world.broker.fake.fences == []
     world.annotate("onewriter.dev/fence=3")
     wait_until(lambda: world.broker.fake.fences == [(world.name("orders"), 3)])
     wait_until(lambda: world.events("FencedByOrder"))
     world.writes(epoch=4)
     wait_until(lambda: world.status().get("epoch") == 4)
+    world.noticed()
     assert world.broker.fake.fences == [(world.name("orders"), 3)]
     assert world.operator.metric("onewriter_fence_annotations") == 1
 
@@ -248,21 +249,13 @@ def test_an_order_that_is_refused_again_is_answered_again_at_once(world: World) 
     world.writes(epoch=3)
     world.until("WriterActive", "True/Held")
 
-    def forgotten() -> bool:
-        """The operator has seen that there is no order."""
-        visits = world.operator.metric("onewriter_reconcile_seconds_count")
-        world.annotate("onewriter.dev/handover-", f"onewriter.dev/reconcile-at={visits}")
-        return bool(
-            wait_until(lambda: world.operator.metric("onewriter_reconcile_seconds_count") > visits)
-        )
-
     def is_answered(times: int) -> bool:
         return len(world.broker.fake.handovers) == said_times(refusals(world)) == times
 
     for times in (1, 2, 3):
         world.annotate("onewriter.dev/handover=3")
         wait_until(partial(is_answered, times), explain=lambda: refusals(world))
-        assert forgotten()
+        world.noticed(handover=None)
     (event,) = refusals(world)
     assert event["type"] == "Warning"
     assert "(annotation): nobody is waiting" in event["note"]
@@ -309,7 +302,7 @@ def test_a_log_goes_with_its_object_after_the_door_is_closed(world: World) -> No
     world.claim()
     world.writes(epoch=2)
     world.until("WriterActive", "True/Held")
-    world.cluster.kubectl("delete", "xt", "orders", "--timeout=15s", namespace=world.namespace)
+    world.delete("xt")
     assert world.broker.fake.deletions == [(world.name("orders"), True)]
     closed = [body for body in world.broker.fake.bodies if body["topics"] and not body["claims"]]
     assert closed[-1]["topics"][0]["spec"]["access"]["requireClaim"] is True
@@ -320,7 +313,7 @@ def test_a_log_that_is_not_empty_stays_if_so_wanted(world: World) -> None:
     world.topic(deletionPolicy="DeleteIfEmpty")
     world.until("Ready", "True/Ready")
     wait_until(lambda: world.get("xt")["metadata"].get("finalizers"))
-    world.cluster.kubectl("delete", "xt", "orders", "--timeout=15s", namespace=world.namespace)
+    world.delete("xt")
     assert world.broker.fake.deletions == []
     wait_until(lambda: world.events("TopicRetained"))
 

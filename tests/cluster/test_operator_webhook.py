@@ -6,6 +6,7 @@ import base64
 import json
 import socket
 import ssl
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ Json = dict[str, Any]
 
 HOST = "127.0.0.1"
 NAME = "inject.onewriter.dev"
+VERSION_NAME = "version.onewriter.dev"
+VERSION_LABEL = "version"
 
 
 class Admission:
@@ -47,6 +50,7 @@ class Admission:
         )
         self.port = self.operator.http_port + 1
         self._pods = 0
+        self._versions = 0
 
     def renew(self, authority: Authority, *, is_expired: bool = False) -> None:
         """Put another certificate where the operator reads it."""
@@ -58,8 +62,22 @@ class Admission:
             new.replace(self.served / name)
 
     def trust(self, *authorities: Authority) -> None:
-        """Have the API server believe these, by the webhook's configuration."""
+        """Have the API server believe these, by the webhook's configuration; wait until it counts.
+
+        It comes into force a moment after it is stored. A second webhook in it, which nobody serves,
+        tells: a pod that asks for it by the configuration's version is refused then.
+        """
+        self._versions += 1
+        version = {VERSION_LABEL: f"v{self._versions}"}
         bundle = b"".join(each.certificate.read_bytes() for each in authorities)
+        mine = {"matchLabels": {"kubernetes.io/metadata.name": self.namespace}}
+        pods = {
+            "apiGroups": [""],
+            "apiVersions": ["v1"],
+            "operations": ["CREATE"],
+            "resources": ["pods"],
+            "scope": "Namespaced",
+        }
         self.cluster.apply(
             {
                 "apiVersion": "admissionregistration.k8s.io/v1",
@@ -71,35 +89,36 @@ class Admission:
                         "admissionReviewVersions": ["v1"],
                         "sideEffects": "None",
                         "failurePolicy": "Fail",
-                        "timeoutSeconds": 5,
+                        "timeoutSeconds": 30,
                         "objectSelector": {"matchLabels": {INJECT_LABEL: "true"}},
-                        "namespaceSelector": {
-                            "matchLabels": {"kubernetes.io/metadata.name": self.namespace}
-                        },
-                        "rules": [
-                            {
-                                "apiGroups": [""],
-                                "apiVersions": ["v1"],
-                                "operations": ["CREATE"],
-                                "resources": ["pods"],
-                                "scope": "Namespaced",
-                            }
-                        ],
+                        "namespaceSelector": mine,
+                        "rules": [pods],
                         "clientConfig": {
                             "url": f"https://{HOST}:{self.port}/inject",
                             "caBundle": base64.b64encode(bundle).decode(),
                         },
-                    }
+                    },
+                    {
+                        "name": VERSION_NAME,
+                        "admissionReviewVersions": ["v1"],
+                        "sideEffects": "None",
+                        "failurePolicy": "Fail",
+                        "objectSelector": {"matchLabels": version},
+                        "namespaceSelector": mine,
+                        "rules": [pods],
+                        "clientConfig": {"url": f"https://{HOST}:1/nobody"},
+                    },
                 ],
             }
         )
+        wait_until(lambda: VERSION_NAME in self._tried(version).stderr)
 
     def serial(self) -> bytes:
         """The certificate that a new connection is shown."""
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         with (
-            socket.create_connection((HOST, self.port), timeout=10) as raw,
+            socket.create_connection((HOST, self.port), timeout=60) as raw,
             context.wrap_socket(raw) as connection,
         ):
             found = connection.getpeercert(binary_form=True)
@@ -108,13 +127,24 @@ class Admission:
 
     def refusal(self) -> str:
         """Why a pod that asks for a sidecar is not let in; empty when it is, with its sidecar."""
+        done = self._tried({INJECT_LABEL: "true"}, "--dry-run=none")
+        if done.returncode:
+            return done.stderr
+        spec = json.loads(done.stdout)["spec"]
+        assert [each["restartPolicy"] for each in spec["initContainers"]] == ["Always"]
+        return ""
+
+    def _tried(
+        self, labels: dict[str, str], way: str = "--dry-run=server"
+    ) -> subprocess.CompletedProcess[str]:
+        """Have a pod made, or have the API server say what would come of it."""
         self._pods += 1
         document: Json = {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {
                 "name": f"app-{self._pods}",
-                "labels": {INJECT_LABEL: "true"},
+                "labels": labels,
                 "annotations": {TOPIC_ANNOTATION: "orders"},
             },
             "spec": {
@@ -122,15 +152,10 @@ class Admission:
                 "containers": [{"name": "app", "image": "app"}],
             },
         }
-        done = self.cluster.kubectl(
-            "create", "--filename=-", "--output=json",
+        return self.cluster.kubectl(
+            "create", "--filename=-", "--output=json", way,
             stdin=json.dumps(document), namespace=self.namespace, check=False,
         )  # fmt: skip
-        if done.returncode:
-            return done.stderr
-        spec = json.loads(done.stdout)["spec"]
-        assert [each["restartPolicy"] for each in spec["initContainers"]] == ["Always"]
-        return ""
 
     def until_injected(self) -> None:
         wait_until(lambda: not self.refusal(), explain=self.refusal)

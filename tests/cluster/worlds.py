@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.control_plane import ControlPlane
+from tests.cluster.control_plane import WAIT_SECONDS, ControlPlane
 from tests.cluster.operators import PROGRAM, OperatorProcess, running, wait_until
 from tests.cluster.reading import Reader
 from tests.unit.kube.fake_broker import ThreadedBroker, contender, status, transition
@@ -55,6 +55,7 @@ class World:
         self.broker = broker
         self.operator = operator
         self._reader = Reader(cluster)
+        self._generations = 0
 
     def name(self, topic: str) -> str:
         return f"persistent://{self.namespace}/default/{topic}"
@@ -105,6 +106,31 @@ class World:
             "annotate", "--overwrite", kind, name, *annotations, namespace=self.namespace
         )
 
+    def noticed(self, name: str = "orders", **annotations: str | None) -> None:
+        """Annotate a topic (None: take it away), and wait until the operator has seen it so.
+
+        In the same write its spec gets another generation, which status then names.
+        """
+        self._generations += 1
+        change = {
+            "metadata": {"annotations": {f"onewriter.dev/{k}": v for k, v in annotations.items()}},
+            "spec": {"retention": {"maxEntries": 1_000_000 + self._generations}},
+        }
+        done = self.cluster.kubectl(
+            "patch", "xt", name, "--type=merge", "-o", "json", "-p", json.dumps(change),
+            namespace=self.namespace,
+        )  # fmt: skip
+        generation = json.loads(done.stdout)["metadata"]["generation"]
+        wait_until(
+            lambda: self.status(name=name).get("observedGeneration", 0) >= generation,
+            explain=lambda: self.status(name=name),
+        )
+
+    def delete(self, kind: str, name: str = "orders") -> None:
+        """Delete an object, and wait until it is gone."""
+        gone = ("delete", kind, name, f"--timeout={WAIT_SECONDS}s")
+        self.cluster.kubectl(*gone, namespace=self.namespace)
+
     def writes(self, topic: str = "orders", *, claim: str = "primary", **more: Any) -> None:
         """The broker serves a topic with a writer under a claim."""
         epoch = more.pop("epoch", 1)
@@ -121,7 +147,9 @@ class World:
         """Leave nothing behind for the next test: no object, nothing that the broker serves or said."""
         self.broker.do(self.broker.fake.reset)
         self._delete_all(DECLARED)
-        wait_until(lambda: self.names("xt") == self.names("pclaim") == [], 60, self.operator.log)
+        wait_until(
+            lambda: self.names("xt") == self.names("pclaim") == [], explain=self.operator.log
+        )
         wait_until(lambda: self.broker.fake.topics() == self.broker.fake.claims() == [])
         self._delete_all(DEPENDENT)
         self.broker.do(self.broker.fake.forget)
@@ -136,8 +164,7 @@ class World:
 @contextlib.contextmanager
 def one_world(cluster: ControlPlane, directory: Path, program: str = PROGRAM) -> Iterator[World]:
     """An operator and a broker that many tests use, one after the other; each clears it."""
-    namespace = f"test-{uuid.uuid4().hex[:10]}"
-    cluster.kubectl("create", "namespace", namespace)
+    namespace = cluster.make_namespace(f"test-{uuid.uuid4().hex[:10]}")
     with ThreadedBroker() as broker:
         brokers = {"broker-0": broker.url}
         operator = OperatorProcess(directory, cluster, namespace, brokers, program=program)
@@ -187,8 +214,9 @@ def leads_to(world: World, addresses: list[str], epoch: int) -> None:
     """Wait until the Service leads there, and Service and slice say so."""
 
     def labelled(kind: str, name: str) -> bool:
-        labels = world.get(kind, name)["metadata"]["labels"]
-        return bool(labels["onewriter.dev/epoch"] == str(epoch))
+        found = [each["metadata"] for each in world.all(kind) if each["metadata"]["name"] == name]
+        labels = [each.get("labels") or {} for each in found]
+        return [each.get("onewriter.dev/epoch") for each in labels] == [str(epoch)]
 
     wait_until(lambda: endpoints(world) == addresses, explain=lambda: endpoints(world))
     wait_until(lambda: labelled("endpointslice", "leader-leader-ipv4"))
