@@ -25,6 +25,8 @@ from onewriter_broker.log.redis_store import RedisLogStore
 from onewriter_core.ids import EARLIEST, Position, TopicName
 
 BUCKETS = 4
+PATIENCE_SECONDS = 30.0
+"""For an answer of a server that runs: on a busy machine its disk, or this process, may be slow."""
 WORLD_KINDS = ["memory", *SERVER_PROGRAMS]
 
 
@@ -154,8 +156,8 @@ class ServerWorld:
             url=f"unix://{self._link}",
             buckets=BUCKETS,
             replicas=1,
-            connect_timeout_seconds=2.0,
-            call_timeout_seconds=2.0,
+            connect_timeout_seconds=PATIENCE_SECONDS,
+            call_timeout_seconds=PATIENCE_SECONDS,
             commit_timeout_seconds=0.2,
         )
 

@@ -298,7 +298,7 @@ def test_processes_that_hammer_one_bucket_never_share_an_increment(tmp_path: Pat
         )
         for _ in range(4)
     ]
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4
     won = [pair for output in outputs for pair in json.loads(output.translate({40: 91, 41: 93}))]
     assert len({version for version, _ in won}) == 100, "a version was given to two"

@@ -212,7 +212,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(appender, "CALL_BYTES_MAX", 200)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("waits", [False, True], ids=["at once", "in line"])
 def test_publishes_are_whole_and_once(*, waits: bool) -> None:
     met: dict[str, int] = {}
@@ -237,7 +237,7 @@ def asks_for_no_version(state: Mapping[str, str], item: Append) -> Outcome | Non
     return None
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("module", "name", "mutant"),
     [

@@ -104,14 +104,14 @@ def judged(seed: int) -> History:
     return history
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("chunk", chunks(), ids=lambda chunk: f"seeds-{chunk[0]}-{chunk[-1]}")
 def test_nothing_is_violated(chunk: list[int]) -> None:
     for seed in chunk:
         judged(seed)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_everything_interesting_happens_sometimes() -> None:
     """Runs of its own, because those of the other tests may be in other processes."""
     seen: Counter[str] = Counter()
