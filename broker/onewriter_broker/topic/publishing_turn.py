@@ -25,6 +25,9 @@ from onewriter_core.topic.model import Departure, Request, Reserved, Topic
 TURN_SECONDS: Final = 10.0
 """How long whoever asks waits for the topic to be its own, until it is told to ask again."""
 
+MOMENT_SECONDS: Final = 0.001
+"""Less than this is not waited for: a loop's timers may be early by as much as its clock cannot tell."""
+
 
 def kept_for(topic: Topic, slot: int, app: str, identity: Identity) -> int | None:
     """The epoch of an earlier turn of this app for which the topic is kept, since its broker died."""
@@ -109,7 +112,7 @@ class Turn:
                 if request.askers and not self.is_used:
                     return
             left = request.seconds_left
-            if left <= 0:
+            if left < MOMENT_SECONDS:
                 text = f"nobody has asked for it for {FORGOTTEN_SECONDS:g} s; nothing was published"
                 raise Unavailable(text)
             with contextlib.suppress(TimeoutError):

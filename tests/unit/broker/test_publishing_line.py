@@ -15,9 +15,14 @@ from onewriter_broker.log.publishing import PUBLISHES_WAITING_MAX, TooLarge
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.topic import staging
 from onewriter_broker.topic.producer import Producer
-from onewriter_broker.topic.publish_requests import FORGOTTEN_SECONDS, Answer, Asked
+from onewriter_broker.topic.publish_requests import (
+    FORGOTTEN_SECONDS,
+    Answer,
+    Asked,
+    PublishRequest,
+)
 from onewriter_broker.topic.publishing import Publishing
-from onewriter_broker.topic.publishing_turn import TURN_SECONDS
+from onewriter_broker.topic.publishing_turn import TURN_SECONDS, Turn
 from onewriter_broker.topic.staging import Claimed, MissingPart
 from onewriter_core.errors import Refused, Unavailable, Undecided
 from onewriter_core.ids import TopicName
@@ -408,3 +413,26 @@ async def test_deposed_in_its_turn_while_nobody_asks_it_publishes_nothing() -> N
             await waited(room, parts)
         assert names(room) == [APP]
         assert await room.entries() == 0
+
+
+async def test_what_is_left_of_a_moment_is_not_waited_for_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A timer may be early by as much as the clock cannot tell; looked at anew, that much is left still."""
+    async with serving() as world:
+        room = await room_of(world)
+        await taken(room)
+        asked = Asked(APP, 1, None, await room.staged(), mode=AccessMode.WAIT_FOR_EXCLUSIVE)
+        turn = Turn(room.runner, WHOLE, asked, world.appender.gathered)
+        looks = 0
+
+        def left(_request: PublishRequest) -> float:
+            nonlocal looks
+            looks += 1
+            assert looks < 10
+            return 3e-15
+
+        monkeypatch.setattr(PublishRequest, "seconds_left", property(left))
+        with pytest.raises(Unavailable, match="nobody has asked"):
+            await turn.come(PublishRequest(asked))
+        turn.give_back()
