@@ -24,6 +24,7 @@ from tests.cluster.control_plane import ControlPlane
 from onewriter_core.errors import Unavailable
 from onewriter_operator.configuration import Configuration
 from onewriter_operator.installation import created_once, objects
+from onewriter_operator.release import clean_up
 from onewriter_operator.release.cli import release
 
 Json = dict[str, Any]
@@ -438,8 +439,9 @@ def test_nothing_is_stuck_after_an_uninstallation_and_nothing_is_lost(
 
 
 def test_where_definitions_go_the_objects_are_deleted_first(
-    onewriter: Installation, tmp_path: Path
+    onewriter: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(clean_up, "DELETION_SHARE", 0.02)  # no operator is there to be waited for
     cluster = onewriter.cluster
     topic = copy.deepcopy(TOPIC)
     topic["metadata"] = {
