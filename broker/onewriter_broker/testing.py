@@ -254,7 +254,7 @@ class LocalBrokers:
         matches: Callable[[dict[str, object]], bool] = lambda _event: True,
         *,
         count: int = 1,
-        seconds: float = 60.0,
+        seconds: float = START_SECONDS_MAX,
     ) -> dict[str, object]:
         """The ``count``-th such line, once it is there. Raises TimeoutError."""
         deadline = time.monotonic() + seconds
