@@ -18,6 +18,9 @@ __all__ = ["broker", "stock", "topic"]  # fixtures of the stories with real brok
 
 Fill = Callable[..., None]
 
+PATIENT_SENDING: dict[str, Any] = {"block_if_queue_full": True, "send_timeout_millis": 0}
+"""Of a stock producer: only an answer ends a send."""
+
 LOOPBACK = "127.0.0.1"
 TUNED = {
     "spark.ui.enabled": "false",
@@ -57,7 +60,7 @@ def fill(broker: LocalBrokers, stock: StockClients) -> Fill:
     client = stock(broker.service_url)
 
     def send(name: str, values: Iterable[bytes], **options: Any) -> None:
-        producer = client.create_producer(name, block_if_queue_full=True, **options)
+        producer = client.create_producer(name, **PATIENT_SENDING, **options)
         for value in values:
             producer.send_async(value, None)
         producer.flush()

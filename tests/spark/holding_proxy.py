@@ -12,7 +12,8 @@ from typing import Self
 
 import urllib3
 
-HELD_SECONDS_MAX = 65.0
+HELD_SECONDS_MAX = 600.0
+"""Longer than any test waits for what it does meanwhile."""
 
 
 class Point(Enum):
@@ -30,6 +31,7 @@ class Hold:
         self._taken = threading.Lock()
         self.point = point
         self.held, self._released = threading.Event(), threading.Event()
+        self._answered = threading.Event()
         self.answers: list[int] = []
         """What the broker said to each hand-in of the partition, in order."""
 
@@ -50,6 +52,15 @@ class Hold:
         """Let it go on."""
         self._released.set()
 
+    def release_and_answer(self) -> None:
+        """The same; who was held has its answer then, though it may stand still."""
+        self._released.set()
+        assert self._answered.wait(HELD_SECONDS_MAX)
+
+    def is_answered(self) -> None:
+        """Note that it went on."""
+        self._answered.set()
+
 
 class HoldingProxy:
     """Runs while it is entered; ``url`` is where tasks write to."""
@@ -65,6 +76,7 @@ class HoldingProxy:
                 if hold is not None and point is Point.NOT_STAGED:
                     hold.wait()
                     self.answer(307, b"", "Location", proxy.url + self.path)
+                    hold.is_answered()
                     return
                 said = pool.request(
                     self.command, target + self.path, body=body, headers=dict(self.headers)
@@ -76,6 +88,8 @@ class HoldingProxy:
                 self.answer(
                     said.status, said.data, "Content-Type", said.headers.get("Content-Type", "")
                 )
+                if hold is not None and point is not None:
+                    hold.is_answered()
 
             def answer(self, status: int, data: bytes, name: str, value: str) -> None:
                 with contextlib.suppress(ConnectionError):  # the zombie may be gone

@@ -10,7 +10,7 @@ import pytest
 from examples import pipeline_demo
 from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 def test_the_tour_holds_and_leaves_what_it_promises(

@@ -42,7 +42,7 @@ from onewriter_pipeline.tables.files import FileWriter
 from onewriter_pipeline.tables.layout import MESSAGES, SegmentRow
 from onewriter_pipeline.tables.tables import Tables
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 FENCING = {"access_mode": pulsar.ProducerAccessMode.ExclusiveWithFencing}
 LARGE = b"x" * 300_000

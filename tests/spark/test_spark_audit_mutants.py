@@ -30,7 +30,7 @@ from onewriter_pipeline.brokers.frames import BlockFrame, MarkerFrame
 from onewriter_pipeline.brokers.positions import position_of
 from onewriter_pipeline.brokers.segments import LogState
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 def frame_of(block: StoredBlock) -> BlockFrame | MarkerFrame:

@@ -39,11 +39,11 @@ ROWS_FED = 6 * ROWS_PER_BATCH_MAX
 ROWS_AHEAD_MIN = 3 * ROWS_PER_BATCH_MAX
 """More are fed where there may be fewer than these to copy: no kill comes while there is nothing to do."""
 
-PROGRESS_SECONDS = 150.0
+PROGRESS_SECONDS = 600.0
 PAUSE_SECONDS_MAX = 0.5
 """A batch of this stream takes about as long."""
 
-pytestmark = [pytest.mark.spark, pytest.mark.campaign, pytest.mark.timeout(300 + 60 * ROUNDS)]
+pytestmark = [pytest.mark.spark, pytest.mark.campaign, pytest.mark.timeout(1_200 + 60 * ROUNDS)]
 
 
 class Stream:

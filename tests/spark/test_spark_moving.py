@@ -5,29 +5,32 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import Row, SparkSession
 from tests.integration.conftest import StockClients
 from tests.integration.following import placed, topic_of
 from tests.integration.http_calls import Http
 from tests.servers import running_server
+from tests.spark.conftest import PATIENT_SENDING
+from tests.spark.queries import reading
 
 from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_core.errors import Unavailable
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 VALUE_BYTES = 40_000
 VALUES = 1_000
 """40 MB in all: more than sockets and a task keep, so that a read is under way for a while."""
 
-QUERY_SECONDS = 120.0
+QUERY_SECONDS = 600.0
 POLL_SECONDS = 0.05
+ROWS_BEFORE_KILL = 20
+"""Of each task; it keeps some hundred."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +50,7 @@ def numbered(first: int, end: int) -> list[bytes]:
 def send(brokers: LocalBrokers, stock: StockClients, topic: str, first: int, end: int) -> None:
     """More values, by a client that follows the topic to its broker."""
     client = stock(brokers.service_url)
-    producer = client.create_producer(topic, batching_enabled=False, block_if_queue_full=True)
+    producer = client.create_producer(topic, batching_enabled=False, **PATIENT_SENDING)
     for value in numbered(first, end):
         producer.send_async(value, None)
     producer.flush()
@@ -69,22 +72,33 @@ def heads(rows: Any) -> list[int]:
 
 
 def test_a_broker_that_dies_in_the_middle_of_a_read(
-    spark: SparkSession, pair: LocalBrokers, stock: StockClients
+    spark: SparkSession, pair: LocalBrokers, stock: StockClients, tmp_path: Path
 ) -> None:
     topic = topic_of(pair, 0, "dying")
     placed(pair, topic)
     send(pair, stock, topic, 0, VALUES)
     killed: list[int] = []
+    goes_on = tmp_path / "killed"
 
     def kill_while_it_reads() -> None:
-        wait_until(lambda: streams_open(pair, 0))
-        killed.append(pair.kill(0))
+        try:
+            wait_until(lambda: streams_open(pair, 0))
+            killed.append(pair.kill(0))
+        finally:
+            goes_on.touch()
+
+    def waiting_for_the_kill(rows: Iterable[Row]) -> Iterator[int]:
+        """What comes behind these rows is neither in a socket nor in a task yet."""
+        for number, row in enumerate(rows):
+            while number == ROWS_BEFORE_KILL and not goes_on.exists():
+                time.sleep(POLL_SECONDS)
+            yield int(bytes(row["value"][:8]))
 
     killer = threading.Thread(target=kill_while_it_reads)
     killer.start()
     reader = spark.read.format("onewriter").options(**options_of(pair, topic))
     frame = reader.schema("value BINARY").option("minPartitions", 2).load()
-    found = heads(frame.collect())
+    found = frame.rdd.mapPartitions(waiting_for_the_kill).collect()
     killer.join()
     assert killed
     assert found == list(range(VALUES))
@@ -102,9 +116,8 @@ def test_a_topic_that_moves_while_a_stream_runs(
     frame = reader.options(startingOffsets="earliest", maxMessagesPerTrigger=20).load()
     writer = frame.select("value", "__ledgerId", "__entryId").writeStream.format("parquet")
     query = writer.options(path=str(tmp_path / "table"), checkpointLocation=str(tmp_path / "c"))
-    running = query.start()
+    running = reading(query.start)
     try:
-        wait_until(lambda: rows_read(running) > 0)
         pair.kill(1)
         wait_until(lambda: pair.owner_of(topic) == 0)
         send(pair, stock, topic, 300, 400)
@@ -116,10 +129,6 @@ def test_a_topic_that_moves_while_a_stream_runs(
         running.stop()
     table = spark.read.parquet(str(tmp_path / "table")).orderBy("__ledgerId", "__entryId")
     assert heads(table.select("value").collect()) == list(range(500))
-
-
-def rows_read(query: StreamingQuery) -> int:
-    return sum(int(each["numInputRows"]) for each in query.recentProgress)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

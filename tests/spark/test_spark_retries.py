@@ -13,7 +13,7 @@ from onewriter_broker.testing import LocalBrokers
 
 ROWS_BEFORE_FAILURE = 100
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 def test_a_task_that_is_tried_again_reads_the_same_rows(

@@ -10,10 +10,11 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from tests.integration.conftest import StockClients
 from tests.integration.http_calls import OWN, Http
+from tests.spark.queries import through
 
 from onewriter_broker.testing import LocalBrokers
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 def rows(spark: SparkSession, count: int, partitions: int = 3) -> DataFrame:
@@ -99,13 +100,14 @@ def test_nothing_is_written_under_an_epoch_that_is_over(
 
     http = Http(broker.http_url)
     client = stock(broker.service_url)
-    client.create_producer(topic, access_mode=Mode.ExclusiveWithFencing)
+    former = client.create_producer(topic, access_mode=Mode.ExclusiveWithFencing)
     epoch = http("GET", f"{OWN}/{topic}")[1]["epoch"]
     write(rows(spark, 10), broker, topic, 1, epoch=epoch)
-    client.create_producer(topic, access_mode=Mode.ExclusiveWithFencing)
+    later = client.create_producer(topic, access_mode=Mode.ExclusiveWithFencing)
     with pytest.raises(PySparkException, match=f"epoch {epoch} does not lead"):
         write(rows(spark, 10), broker, topic, 2, epoch=epoch)
     assert stored(spark, broker, topic) == list(range(10))
+    assert later.producer_name() != former.producer_name()  # both were there until now
 
 
 def test_a_task_that_fails_behind_its_rows_leaves_none_of_them(
@@ -126,7 +128,7 @@ def test_a_stream_goes_on_where_it_was(
     source, target = f"{topic}-source", f"{topic}-target"
 
     def run() -> None:
-        query = (
+        writer = (
             spark.readStream.format("onewriter")
             .option("admin.url", broker.http_url)
             .option("topic", source)
@@ -138,9 +140,8 @@ def test_a_stream_goes_on_where_it_was(
             .option("topic", target)
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
-            .start()
         )
-        assert query.awaitTermination(60)
+        through(writer.start)
 
     write(rows(spark, 100, 1), broker, source, 1)
     run()
@@ -164,7 +165,7 @@ def test_a_stream_that_begins_anew_under_an_old_name_fails(
     source = f"{topic}-source"
     write(rows(spark, 10, 1), broker, source, 1)
     write(rows(spark, 5, 1), broker, topic, 5)
-    query = (
+    writer = (
         spark.readStream.format("onewriter")
         .option("admin.url", broker.http_url)
         .option("topic", source)
@@ -177,10 +178,9 @@ def test_a_stream_that_begins_anew_under_an_old_name_fails(
         .option("txnAppId", "job")
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
-        .start()
     )
     with pytest.raises(PySparkException, match="has version 5 of it already"):
-        query.awaitTermination(60)
+        through(writer.start)
     assert stored(spark, broker, topic) == list(range(5))
 
 

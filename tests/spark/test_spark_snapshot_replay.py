@@ -24,7 +24,7 @@ from onewriter_pipeline.reading.planning import Selection
 from onewriter_pipeline.schema import FORMATS, PARQUET
 from onewriter_pipeline.tables.tables import Tables
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 def keyed(

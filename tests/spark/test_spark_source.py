@@ -12,6 +12,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.spark.conftest import Fill
+from tests.spark.queries import through
 
 from onewriter_broker.testing import LocalBrokers
 from onewriter_core.ids import Position
@@ -19,9 +20,7 @@ from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.schema import MESSAGE_COLUMNS
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-
-QUERY_SECONDS = 120
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 def numbered(first: int, end: int) -> list[bytes]:
@@ -154,8 +153,7 @@ def start(
 
 def run(spark: SparkSession, broker: LocalBrokers, directory: Path, **options: Any) -> list[int]:
     """The rows of each micro-batch of a query that reads all there is."""
-    query = start(spark, broker, directory, **options)
-    assert query.awaitTermination(QUERY_SECONDS)
+    query = through(lambda: start(spark, broker, directory, **options))
     return [each["numInputRows"] for each in query.recentProgress if each["numInputRows"]]
 
 
@@ -188,7 +186,6 @@ def test_a_stream_whose_next_entries_were_trimmed_fails(
         last = client.segments(topic).segments[-1]
         epoch = int(client.topic(topic)["epoch"])
         client.trim(topic, Position(last.ledger, 0), epoch=epoch)
-    query = start(spark, broker, tmp_path, topic=topic)
     with pytest.raises(StreamingQueryException, match="was trimmed"):
-        query.awaitTermination(QUERY_SECONDS)
+        through(lambda: start(spark, broker, tmp_path, topic=topic))
     assert run(spark, broker, tmp_path, topic=topic, failOnDataLoss="false") == [10]

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.integration.offloading import numbered, offload, trim
 from tests.spark.conftest import Fill
+from tests.spark.queries import through
 
 from onewriter_broker.testing import LocalBrokers
 from onewriter_core.ids import Position
@@ -17,9 +18,8 @@ from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.tables.tables import Tables
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
-QUERY_SECONDS = 120
 EXCLUSIVE = {"access_mode": pulsar.ProducerAccessMode.Exclusive, "batching_enabled": False}
 
 
@@ -29,8 +29,7 @@ def run(spark: SparkSession, broker: LocalBrokers, folder: Path, **options: Any)
     frame = spark.readStream.format("onewriter").options(**given).load()
     writer = frame.writeStream.format("parquet").option("path", str(folder / "table"))
     writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
-    query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(QUERY_SECONDS)
+    query = through(writer.trigger(availableNow=True).start)
     return [each["numInputRows"] for each in query.recentProgress if each["numInputRows"]]
 
 

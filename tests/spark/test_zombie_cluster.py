@@ -1,8 +1,8 @@
 """Tasks that wake behind the commit: their rows are in the topic once all the same.
 
-Two executors, each a Java process with Python processes. In the first batch an executor's Java is stopped
-when a task has handed in its rows and does not know it yet: Spark takes it for lost, tries the task again on
-the other executor, and commits; then the zombie goes on. In the second batch the Python process of a task
+Two executors, each a Java process with Python processes. In the first batch an executor's Java, and the
+Python of its task, are stopped when the task has handed in its rows and does not know it yet: Spark takes it
+for lost, tries the task again on the other executor, and commits; then the zombie goes on, and hears of it. In the second batch the Python process of a task
 is stopped before it has handed in its rows, and its executor is killed. It does so when it wakes, behind
 the commit.
 """
@@ -27,10 +27,10 @@ from tests.spark.zombie_write import ROWS, ROWS_MORE, Attempt
 from onewriter_broker.testing import LocalBrokers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-HELD_SECONDS = 120.0
+HELD_SECONDS = 600.0
 """Until Spark has started, and a task hands in its rows."""
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 class Driver:
@@ -54,7 +54,7 @@ class Driver:
 
     def end(self) -> int:
         """Its exit code."""
-        return self._process.wait(60)
+        return self._process.wait(HELD_SECONDS)
 
     def held(self, hold: Hold) -> None:
         """Wait until that holds something."""
@@ -99,20 +99,22 @@ def test_rows_of_tasks_that_wake_behind_the_commit_are_there_once(
         program.held(staged)
         stopped = program.attempt(0, 0, 0)
         assert stopped.executor in cluster.executors()
-        os.kill(stopped.executor, signal.SIGSTOP)
+        for process in (stopped.executor, stopped.python):  # Python would not wait for ever
+            os.kill(process, signal.SIGSTOP)
         assert program.told() == b"committed\n"
         assert program.attempt(0, 0, 1).executor != stopped.executor
         assert staged.answers == [200, 200]
         assert stored(client, topic) == list(range(ROWS))
-        staged.release()
-        os.kill(stopped.executor, signal.SIGCONT)
+        staged.release_and_answer()
+        for process in (stopped.executor, stopped.python):
+            os.kill(process, signal.SIGCONT)
 
         program.go_on()
         program.held(not_staged)
         frozen = program.attempt(1, 0, 0)
         os.kill(frozen.python, signal.SIGSTOP)
         os.kill(frozen.executor, signal.SIGKILL)
-        not_staged.release()
+        not_staged.release_and_answer()
         assert program.told() == b"committed\n"
         assert program.attempt(1, 0, 1).python != frozen.python
         assert not_staged.answers == [200]
