@@ -10,14 +10,11 @@ from tests.integration.continuous_writer import ContinuousWriter, check, reporte
 
 from onewriter_broker.testing import LocalBrokers, running_brokers
 
-SILENT_SECONDS = 30.0
-"""No story here is about a silent writer; on a slow machine one may be held up for seconds."""
-
 
 @contextlib.contextmanager
 def bare_broker(url: str, **options: Any) -> Iterator[LocalBrokers]:
     """One broker on a store of ours, without a supervisor."""
-    settings = {"store_timeout_seconds": 1.0, "silent_after_seconds": SILENT_SECONDS}
+    settings = {"store_timeout_seconds": 1.0}
     options["settings"] = settings | options.get("settings", {})
     with running_brokers(redis_url=url, supervised=False, **options) as brokers:
         yield brokers

@@ -125,6 +125,8 @@ def fill(broker: LocalBrokers, stock: StockClients) -> Fill:
 
     def send(topic: str, values: Iterable[bytes], **options: Any) -> None:
         options = {"batching_enabled": False, "block_if_queue_full": True} | EXCLUSIVE | options
+        # A batch ends when it is full, or with the last message: never because time has passed.
+        options.setdefault("batching_max_publish_delay_ms", 60_000)
         producer = client.create_producer(topic, **options)
         for value in values:
             producer.send_async(value, None)

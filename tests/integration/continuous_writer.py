@@ -36,10 +36,14 @@ WINDOW = 16
 PAUSE_SECONDS = 0.002
 RECONNECT_SECONDS = 0.05
 
-REST_SECONDS = 0.5
-"""Without an acknowledgement for so long, what had been on its way has arrived."""
+REST_SECONDS = 0.1
+RESTING_LOOKS = 10
+"""Without an acknowledgement from one look to the next so often, what had been on its way has arrived.
 
-WAIT_SECONDS = 60.0
+One long look would not do: this process may stand still itself meanwhile.
+"""
+
+WAIT_SECONDS = 120.0
 
 
 class ContinuousWriter:
@@ -93,15 +97,17 @@ class ContinuousWriter:
 
     def at_rest(self) -> int:
         """How many are acknowledged, once no more come because something stands in the way."""
-        found: list[int] = [-1]
+        found, looks = -1, 0
 
         def is_at_rest() -> bool:
-            before, found[0] = found[0], len(self.acked)
+            nonlocal found, looks
+            before, found = found, len(self.acked)
+            looks = looks + 1 if before == found else 0
             time.sleep(REST_SECONDS)
-            return before == found[0]
+            return looks >= RESTING_LOOKS
 
         eventually(is_at_rest, WAIT_SECONDS, what="it is acknowledged on and on")
-        return found[0]
+        return found
 
     def _run(self) -> None:
         try:

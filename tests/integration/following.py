@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from tests.integration.conftest import RawClients
@@ -11,7 +13,7 @@ from tests.integration.raw import RawClient, RawProducer, RefusedByBroker
 from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError, Unavailable
 
-FOLLOW_SECONDS = 60.0
+FOLLOW_SECONDS = 120.0
 PAUSE_SECONDS = 0.05
 
 
@@ -27,16 +29,21 @@ def follow(
     mode: Any,
     *,
     asked: int = 0,
-    waits: bool = False,
+    waits: bool | None = False,
     seconds: float = FOLLOW_SECONDS,
     **options: Any,
 ) -> RawProducer:
-    """A producer at whoever serves the topic, asked for again while it moves or nobody does."""
+    """A producer at whoever serves the topic, asked for again while it moves or nobody does.
+
+    ``waits``: it is to wait, or not; None: if it has to, it is waited for.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:
             client = at_owner(brokers, raw, topic, asked=asked)
             producer = client.ask_producer(topic, mode, **options)
+            if waits is None:
+                return producer.ready_at_last()
             return producer.waits() if waits else producer.ready()
         except RefusedByBroker as refused:
             if refused.code is not ServerError.SERVICE_NOT_READY or time.monotonic() > deadline:
@@ -51,6 +58,13 @@ def topic_of(brokers: LocalBrokers, number: int, stem: str) -> str:
     """A topic that placement gives to that broker."""
     candidates = (f"{stem}-{n}" for n in range(1000))
     return next(topic for topic in candidates if brokers.target_of(topic) == number)
+
+
+@contextlib.contextmanager
+def settled(brokers: LocalBrokers, *topics: str) -> Iterator[None]:
+    """``placed``, in the line of contexts of a story."""
+    placed(brokers, *topics)
+    yield
 
 
 def placed(brokers: LocalBrokers, *topics: str, seconds: float = FOLLOW_SECONDS) -> None:

@@ -14,6 +14,9 @@ ADMIN = "/admin/v2"
 PERSISTENT = "/admin/v2/persistent/public/default"
 OWN = "/onewriter/v1/topics/public/default"
 
+CALL_SECONDS_MAX = 120.0
+"""For an answer: a machine may be slow, and a call that waits for something takes a minute."""
+
 
 def epoch_of(producer: RawProducer) -> int:
     """The topic epoch of a granted exclusive producer."""
@@ -51,7 +54,7 @@ class Http:
         for name, value in headers.items():
             request.add_header(name.replace("_", "-"), value)
         try:
-            with _OPENER.open(request, timeout=30) as answer:
+            with _OPENER.open(request, timeout=CALL_SECONDS_MAX) as answer:
                 self.headers = answer.headers
                 return answer.status, _read(answer.read())
         except urllib.error.HTTPError as error:

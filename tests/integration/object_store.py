@@ -13,10 +13,12 @@ from pathlib import Path
 
 from tests.cluster import binaries
 
+from onewriter_broker.testing import free_ports
+
 BUCKET = "history"
 KEY = "an-access-key"
 SECRET = "wJalrXUtnFEMIK7MDENG"  # noqa: S105 - of this server alone
-STARTED_SECONDS = 30.0
+STARTED_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,7 @@ def object_store(folder: Path) -> Iterator[ObjectStore]:
     objects, kept = folder / "objects", folder / "metadata"
     (objects / BUCKET).mkdir(parents=True)
     kept.mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    port = free_ports(1)
     command = [str(program), "--quiet", "--port", f"127.0.0.1:{port}"]
     command += ["posix", "--sidecar", str(kept), str(objects)]
     secrets = {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET}

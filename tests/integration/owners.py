@@ -16,7 +16,7 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 Result = pb.CommandOwnResponse.Result
 
-FOLLOW_SECONDS = 60.0
+FOLLOW_SECONDS = 120.0
 PAUSE_SECONDS = 0.05
 
 _consumer_ids = itertools.count(1_000)

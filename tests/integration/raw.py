@@ -144,17 +144,19 @@ class RawProducer:
         """Hear that it may write."""
         found = self.client.answer(pb.CommandProducerSuccess, self.command.request_id)
         assert found.producer_ready, "it waits"
-        self.name = found.producer_name
-        self.last_sequence_id = found.last_sequence_id
-        self.epoch = found.topic_epoch if found.HasField("topic_epoch") else None
-        return self
+        return self._granted(found)
 
     def ready_at_last(self) -> RawProducer:
         """Hear that it may write, whether or not it had to wait."""
-        request_id = self.command.request_id
-        self.client.expect(
-            pb.CommandProducerSuccess, lambda c: c.request_id == request_id and c.producer_ready
-        )
+        while True:
+            found = self.client.answer(pb.CommandProducerSuccess, self.command.request_id)
+            if found.producer_ready:
+                return self._granted(found)
+
+    def _granted(self, found: pb.CommandProducerSuccess) -> RawProducer:
+        self.name = found.producer_name
+        self.last_sequence_id = found.last_sequence_id
+        self.epoch = found.topic_epoch if found.HasField("topic_epoch") else None
         return self
 
     @property

@@ -21,7 +21,7 @@ from onewriter_core.wire.client import ClientConnection
 from onewriter_core.wire.commands import EXTENSIONS_VERSION
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 120.0
 """How long an expected answer is waited for: a machine may be slow, and a test that fails is not."""
 
 Kind = TypeVar("Kind")

@@ -19,7 +19,7 @@ from tests.integration.http_calls import Http
 
 from onewriter_broker.testing import free_ports
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 PROGRAM = "from onewriter.sidecar.cli import sidecar; sidecar()"
 
 
@@ -89,7 +89,7 @@ class Sidecar:
             f"Onewriter-Session: {session}\r\nContent-Type: {kind}\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         ).encode()
-        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as link:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS_MAX) as link:
             link.sendall(request + body)
             received = b"".join(iter(lambda: link.recv(65536), b""))
         head, _, rest = received.partition(b"\r\n\r\n")

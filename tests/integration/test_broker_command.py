@@ -31,7 +31,8 @@ class Container:
     """The command as a container's first process would be: settings in the environment only."""
 
     def __init__(self, directory: Path, **settings: str) -> None:
-        self.port, self.http_port = free_ports(1), free_ports(1)
+        self.port = free_ports(2)
+        self.http_port = self.port + 1
         self.log = directory / "log"
         chosen = {
             "PORT": str(self.port),
@@ -77,22 +78,22 @@ class Container:
 def test_it_serves_is_restarted_and_stops_cleanly(valkey: StoreServer, tmp_path: Path) -> None:
     container = Container(tmp_path, REDIS_URL=valkey.url)
     try:
-        eventually(container.is_ready, 60)
+        eventually(container.is_ready)
         (before,) = container.children()
         with RawClient(("127.0.0.1", container.port)) as client:
             client.lookup("t")  # waits for the bucket
             producer = client.producer("t", EXCLUSIVE, name="w")
             position = producer.publish(b"one")
         os.kill(before, signal.SIGKILL)
-        eventually(lambda: container.children() not in ([], [before]), 60)
-        eventually(container.is_ready, 60)
+        eventually(lambda: container.children() not in ([], [before]))
+        eventually(container.is_ready)
         with RawClient(("127.0.0.1", container.port)) as client:
             client.lookup("t")
             again = client.producer("t", EXCLUSIVE, name="w", epoch=producer.epoch)
             assert again.epoch == producer.epoch, "the store and the epoch are as they were"
             assert again.publish(b"two") != position
         container.process.send_signal(signal.SIGTERM)
-        assert container.process.wait(30) == 0
+        assert container.process.wait(60) == 0
         assert '"broker.stopping"' in container.said
     finally:
         container.end()
@@ -128,7 +129,7 @@ def test_the_first_process_is_small(valkey: StoreServer, tmp_path: Path) -> None
     """It waits for months: what a broker needs is not loaded into it."""
     container = Container(tmp_path, REDIS_URL=valkey.url)
     try:
-        eventually(container.is_ready, 60)
+        eventually(container.is_ready)
         maps = Path(f"/proc/{container.process.pid}/maps").read_text()
         assert "uvloop" not in maps
         assert "_rust" not in maps, "cryptography is the broker's"

@@ -68,7 +68,7 @@ def nearly_filled(valkey: StoreServer, brokers: LocalBrokers) -> int:
         time.sleep(1)
         return brokers.events("store.nearly_full") != []
 
-    eventually(is_full, seconds=60)
+    eventually(is_full)
     return limit
 
 
@@ -92,9 +92,9 @@ def test_retention_frees_a_store_that_is_nearly_full(
     nearly_filled(valkey, brokers)
     bounded(brokers)
     producer.send(b"behind it", partition_key="key-0")
-    brokers.wait_for_event("compaction.done", seconds=60)
-    brokers.wait_for_event("store.has_room", seconds=60)
-    assert brokers.events("retention.trimmed") != []
+    brokers.wait_for_event("compaction.done")
+    brokers.wait_for_event("store.has_room")
+    brokers.wait_for_event("retention.trimmed")
     assert read(client, "kept") == state | {"key-0": b"behind it"}
     producer.send(b"goes on", partition_key="key-1")
     assert holds(valkey, "kept")
@@ -109,7 +109,7 @@ def test_a_view_that_does_not_fit_is_told_and_no_key_is_lost(
     limit = nearly_filled(valkey, brokers)
     bounded(brokers)
     producer.send(b"behind it", partition_key="key-0")
-    failed = brokers.wait_for_event("compaction.failed", seconds=60)
+    failed = brokers.wait_for_event("compaction.failed")
     assert "give it more memory" in str(failed["reason"])
     answer = Http(brokers.http_url)("GET", f"{PERSISTENT}/kept/compaction")[1]
     assert answer["status"] == "ERROR"
@@ -118,8 +118,8 @@ def test_a_view_that_does_not_fit_is_told_and_no_key_is_lost(
     assert brokers.events("retention.trimmed") == []
 
     valkey.command("CONFIG", "SET", "maxmemory", 3 * limit)  # what an operator does about it
-    brokers.wait_for_event("compaction.done", seconds=60)
-    eventually(lambda: brokers.events("retention.trimmed") != [], seconds=60)
-    assert not held_back(brokers)
+    brokers.wait_for_event("compaction.done")
+    eventually(lambda: brokers.events("retention.trimmed") != [])
+    eventually(lambda: not held_back(brokers))
     assert read(client, "kept") == state | {"key-0": b"behind it"}
     assert holds(valkey, "kept")

@@ -5,25 +5,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+from bench.compare import deposing, stage, waiting
 from bench.compare.deposing import DEPOSING
 from bench.compare.returning import RETURNING
 from bench.compare.scenario import Scenario, play
 from bench.compare.stage import Side
 from bench.compare.waiting import FROZEN_HOLDER, WAITING
+from tests.integration.conftest import ATTENTIVE
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing import LocalBrokers, running_brokers
 
 ROUNDS = 3
+
+SECONDS_MAX = 120.0
+
+PATIENCE = (
+    (deposing, "TOLD_SECONDS"),
+    (stage, "HTTP_TIMEOUT_SECONDS"),
+    (stage, "RECEIPT_SECONDS"),
+    (waiting, "PROMOTION_SECONDS"),
+    (waiting, "UNLOAD_SECONDS"),
+    (waiting, "GROUP_SECONDS"),
+)
+"""How long the scenarios wait for what has to come here: what does not may not be the machine's fault."""
+
+
+@pytest.fixture(scope="module")
+def attentive() -> Iterator[LocalBrokers]:
+    """A broker that soon notices who is silent."""
+    with running_brokers(settings=ATTENTIVE) as brokers:
+        yield brokers
 
 
 @pytest.mark.parametrize(
     "scenario", [*DEPOSING, *RETURNING, *WAITING], ids=lambda scenario: str(scenario.key)
 )
 def test_no_round_of_the_comparison_goes_wrong_here(
-    broker: LocalBrokers, scenario: Scenario
+    attentive: LocalBrokers, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    side = Side("onewriter", broker.address(), broker.http_url)
+    for module, name in PATIENCE:
+        monkeypatch.setattr(module, name, SECONDS_MAX)
+    side = Side("onewriter", attentive.address(), attentive.http_url)
     rounds = 1 if scenario is FROZEN_HOLDER else ROUNDS
     tally = play(scenario, side, rounds)
     assert tally.unfinished == []

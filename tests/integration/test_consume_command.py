@@ -15,7 +15,7 @@ from tests.integration.raw import eventually
 from onewriter_broker.testing import LocalBrokers
 from onewriter_core.command import EXIT_REFUSED, EXIT_USAGE
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 120.0
 PROGRAM = str(Path(sys.executable).with_name("onewriter"))
 
 

@@ -13,6 +13,7 @@ import pulsar
 import pytest
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import RawClients, StockClients
+from tests.integration.following import placed
 from tests.integration.http_calls import ADMIN, Http
 from tests.integration.raw import EXCLUSIVE, RawClient, RawProducer, contents_of, eventually
 from tests.servers import running_server
@@ -122,7 +123,7 @@ def test_replays_of_every_shape_leave_each_message_once(
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     read = []
     while reader.has_message_available():
-        read.append(reader.read_next(10_000).data())
+        read.append(reader.read_next(60_000).data())
     assert read == contents
 
 
@@ -165,7 +166,7 @@ def test_the_policy_reaches_topics_on_every_broker(raw: RawClients, topic: str) 
         names = [f"{topic}-{number}" for number in range(20)]
         targets = {name: brokers.target_of(name) for name in names}
         assert set(targets.values()) == {0, 1}
-        eventually(lambda: all(brokers.owner_of(name) == targets[name] for name in names))
+        placed(brokers, *names)
         open_producers = {}
         for name in names:
             client = raw(brokers.address(targets[name]))

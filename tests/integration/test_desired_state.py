@@ -11,6 +11,7 @@ from typing import Any
 import jwt
 import pytest
 from tests.integration.conftest import RawClients
+from tests.integration.following import placed
 from tests.integration.http_calls import OWN, PERSISTENT, Http
 from tests.integration.raw import EXCLUSIVE, SHARED, RefusedByBroker, eventually
 
@@ -202,7 +203,7 @@ def test_a_holder_is_watched_more_closely(
     frozen.producer("watched", EXCLUSIVE)
     waiter = other.waiter("watched")
     frozen.freeze()
-    push([topic("watched", detection={"pingIntervalSeconds": 0.3, "pingFailures": 2})])
+    push([topic("watched", detection={"pingIntervalSeconds": 1, "pingFailures": 5})])
     waiter.ready_at_last()
     assert status_of(push.http, "watched")["transitions"][-1]["cause"] == "Silent"
 
@@ -304,6 +305,7 @@ def hang_up(brokers: LocalBrokers) -> None:
 
 def test_files_are_read_again_on_sighup(raw: RawClients) -> None:
     with running_brokers(manifests=MANIFEST.format(partitions=2), brokers=2) as brokers:
+        placed(brokers, "filed")
         client = raw(brokers.address(brokers.owner_of("filed")))
         writer = client.producer("filed-partition-0", EXCLUSIVE)
         file = brokers.directory / "manifests.yaml"
@@ -330,7 +332,7 @@ def test_broken_files_do_not_keep_a_broker_from_coming_back(raw: RawClients) -> 
         (brokers.directory / "manifests.yaml").write_text(MANIFEST.format(partitions="lots"))
         process_id = brokers.kill()
         brokers.wait_for_event("child.started", lambda event: event["process_id"] != process_id)
-        refused = brokers.wait_for_event("desired.refused", seconds=30)
+        refused = brokers.wait_for_event("desired.refused")
         assert "spec.partitions" in str(refused["reason"])
         brokers.wait_ready()
         assert raw(brokers.address()).partitions("filed") == 2

@@ -20,7 +20,7 @@ from onewriter.testing import RunningBrokers, running_brokers
 
 ROOT = Path(__file__).resolve().parents[2]
 URL = "pulsar://127.0.0.1:6650"
-PROGRAM_SECONDS = 60.0
+PROGRAM_SECONDS = 180.0
 """A program of the documentation ends by itself, long before."""
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

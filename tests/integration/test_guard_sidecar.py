@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.integration.conftest import RawClients
+from tests.integration.conftest import ATTENTIVE, RawClients
 from tests.integration.raw import FENCING, contents_of, eventually
 from tests.integration.sidecars import Sidecar, sidecars
 
@@ -30,7 +30,7 @@ def test_a_frozen_leader_wakes_up_and_writes_nowhere(
     """In the same bucket and in another one, where the guard takes two steps."""
     other = target % topic
     with (
-        running_brokers() as brokers,
+        running_brokers(settings=ATTENTIVE) as brokers,
         sidecars(tmp_path, brokers.service_url, topic, "a", "b") as (frozen, waiter),
     ):
         session = frozen.lead()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 
 import pulsar
 import pytest
@@ -131,10 +132,14 @@ async def test_of_many_messages_under_way_a_prefix_enters(broker: LocalBrokers, 
         guarded = await guarded_producer(client, target, leader)
         unguarded = await client.create_producer(target)
 
+        over = asyncio.Event()
+
         async def stream() -> tuple[list[bytes], int]:
             sent: list[bytes] = []
             receipts: list[asyncio.Future[MessageId]] = []
-            for number in range(2_000):
+            for number in itertools.count():
+                if over.is_set() and number >= 2_000:
+                    break
                 with contextlib.suppress(Fenced):
                     receipts.append(await guarded.submit(b"g%d" % number))
                 sent.append(b"u%d" % number)
@@ -149,6 +154,7 @@ async def test_of_many_messages_under_way_a_prefix_enters(broker: LocalBrokers, 
         async def take_over() -> None:
             await asyncio.sleep(0.05)
             await other.create_producer(topic, FENCING)
+            over.set()
 
         (sent, stored), _ = await asyncio.gather(stream(), take_over())
     contents = await asyncio.to_thread(contents_of, broker.address(), target)

@@ -11,6 +11,7 @@ import pulsar
 import pytest
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import RawClients, StockClients
+from tests.integration.following import placed
 from tests.integration.http_calls import ADMIN, PERSISTENT, Http
 from tests.integration.raw import eventually
 
@@ -250,7 +251,7 @@ def test_subscriptions_are_made_moved_and_removed(
     assert backlog("new") == 5
     third = {"ledgerId": sent[2].ledger_id(), "entryId": sent[2].entry_id(), "partitionIndex": -1}
     assert http("POST", f"{path}/new/resetcursor", third)[0] == 204
-    assert client.subscribe(topic, "new").receive(5000).data() == b"2"
+    assert client.subscribe(topic, "new").receive(60_000).data() == b"2"
     assert http("POST", f"{path}/old/resetcursor", third | {"excluded": True})[0] == 204
     assert backlog("old") == 2
     assert http("POST", f"{path}/old/skip_all")[0] == 204
@@ -270,7 +271,7 @@ def test_a_stock_client_looks_up_over_http(
     consumer = client.subscribe(topic, "all")
     producer = client.create_producer(f"{topic}-partition-1")
     producer.send(b"found")
-    assert consumer.receive(5000).data() == b"found"
+    assert consumer.receive(60_000).data() == b"found"
 
 
 def test_names_with_a_slash_are_one_topic(http: Http, topic: str) -> None:
@@ -328,7 +329,7 @@ def test_requests_reach_the_owner_whichever_broker_is_asked(stock: StockClients)
     with running_brokers(brokers=2) as brokers:
         first, second = (Http(url) for url in brokers.http_urls)
         foreign = next(f"t-{n}" for n in range(100) if brokers.target_of(f"t-{n}") == 1)
-        eventually(lambda: brokers.owner_of(foreign) == 1)
+        placed(brokers, foreign)
         path = f"{PERSISTENT}/{foreign}"
         assert first("PUT", f"{path}/partitions", 2)[0] == 307
         assert first.location == f"{second.url}{path}/partitions"

@@ -59,7 +59,9 @@ def test_a_message_is_shown_uncompressed(
 def test_a_batch_is_shown_whole(
     broker: LocalBrokers, http: Http, stock: StockClients, topic: str
 ) -> None:
-    producer = stock(broker.service_url).create_producer(topic, batching_enabled=True)
+    producer = stock(broker.service_url).create_producer(
+        topic, batching_enabled=True, batching_max_publish_delay_ms=60_000
+    )
     ids: list[Any] = []
     for content in (b"one", b"two"):
         producer.send_async(content, lambda _, message_id: ids.append(message_id))

@@ -20,7 +20,7 @@ from tests.integration.raw import FENCING, contents_of, eventually
 
 from onewriter_broker.testing import LocalBrokers, running_brokers
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 PROGRAM = str(Path(sys.executable).with_name("onewriter"))
 
 CHILD = """

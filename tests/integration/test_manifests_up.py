@@ -116,7 +116,7 @@ def test_a_store_that_comes_late_is_waited_for(tmp_path: Path, raw: RawClients) 
     brokers = LocalBrokers(tmp_path / "brokers", redis_url=store.url)
     try:
         brokers.start(wait=False)
-        brokers.wait_for_event("store.waiting", seconds=30)
+        brokers.wait_for_event("store.waiting")
         store.start()
         brokers.wait_ready()
         raw(brokers.address()).producer("t", EXCLUSIVE).publish(b"fine")

@@ -51,7 +51,7 @@ def dropped(http: Http, group: str, query: str = "") -> tuple[int, int]:
 async def gone(brokers: LocalBrokers, group: str, query: str = "") -> None:
     """Drop one record, when nobody can act as its owner any more."""
     http = Http(brokers.http_url)
-    await asyncio.to_thread(eventually, lambda: dropped(http, group, query) == (1, 0), 30.0)
+    await asyncio.to_thread(eventually, lambda: dropped(http, group, query) == (1, 0))
 
 
 async def test_generations_go_on_behind_a_record_that_was_dropped(
@@ -189,7 +189,7 @@ async def test_the_command_lists_who_owns_what_and_drops_a_groups_records(
         dropped.append(found.json["dropped"])
         return sum(dropped) == 2
 
-    await asyncio.to_thread(eventually, all_dropped, 30.0)
+    await asyncio.to_thread(eventually, all_dropped)
     assert (await said("--group", group)).out == "no ownerships\n"
 
 

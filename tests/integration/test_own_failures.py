@@ -45,9 +45,25 @@ def broker_of(brokers: LocalBrokers, client: RawClient) -> int:
     return ports.index(client.socket.getpeername()[1])
 
 
+@pytest.fixture
+def patient() -> Iterator[LocalBrokers]:
+    """They wait for owners of a broker that died for longer than any machine takes to come back."""
+    with (
+        running_server() as store,
+        running_brokers(
+            brokers=2,
+            redis_url=store.url,
+            supervised=False,
+            settings={"resume_window_seconds": 300.0},
+        ) as brokers,
+    ):
+        yield brokers
+
+
 def test_an_owner_goes_on_after_its_broker_died(
-    bare: LocalBrokers, raw: RawClients, resource: str
+    patient: LocalBrokers, raw: RawClients, resource: str
 ) -> None:
+    bare = patient
     owner, generation = own_anywhere(bare, raw, resource, nonce="mine", identity="one")
     dead = broker_of(bare, owner)
     bare.kill(dead)
@@ -174,9 +190,7 @@ def test_a_broker_tells_a_lagging_replica_what_it_has_forgotten(
 ) -> None:
     with running_pair() as (primary, replica):
         link = Link(folder, primary)
-        with running_brokers(
-            redis_url=link.url, supervised=False, settings={"store_timeout_seconds": 1.0}
-        ) as brokers:
+        with running_brokers(redis_url=link.url, supervised=False) as brokers:
             owner = raw(brokers.address())
             assert own(owner, resource, nonce="mine", identity="one") == 1
             replica.promote()  # from here on it gets nothing any more
@@ -206,9 +220,7 @@ def test_a_generation_that_nobody_remembers_does_not_come_again(
     """Broker and primary die together; the replica has never heard of the last grant."""
     with running_pair() as (primary, replica):
         link = Link(folder, primary)
-        with running_brokers(
-            redis_url=link.url, supervised=False, settings={"store_timeout_seconds": 1.0}
-        ) as brokers:
+        with running_brokers(redis_url=link.url, supervised=False) as brokers:
             owner = raw(brokers.address())
             assert own(owner, resource, nonce="mine", identity="one") == 1
             replica.promote()

@@ -7,12 +7,12 @@ import urllib.parse
 import urllib.request
 
 import pytest
-from tests.integration.conftest import RawClients
+from tests.integration.conftest import ATTENTIVE, RawClients
 from tests.integration.http_calls import Http
 from tests.integration.owners import DeniedByBroker, disown, lost, own, own_all
 from tests.integration.raw import RawClient, RefusedByBroker, eventually
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_core.errors import ServerError
 from onewriter_core.own.names import RESOURCE_BYTES_MAX
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -232,15 +232,14 @@ def test_other_texts_have_bounds_too(
     assert found.value.code is ServerError.NOT_ALLOWED_ERROR
 
 
-def test_an_owner_that_is_silent_has_none_after_a_while(
-    broker: LocalBrokers, raw: RawClients, resource: str
-) -> None:
-    silent = raw(broker.address())
-    own(silent, resource, identity="silent")
-    silent.freeze()
-    client = raw(broker.address())
-    eventually(lambda: _owns(client, resource, "next"))
-    silent.thaw()
+def test_an_owner_that_is_silent_has_none_after_a_while(raw: RawClients, resource: str) -> None:
+    with running_brokers(settings=ATTENTIVE) as brokers:
+        silent = raw(brokers.address())
+        own(silent, resource, identity="silent")
+        silent.freeze()
+        client = raw(brokers.address())
+        eventually(lambda: _owns(client, resource, "next"))
+        silent.thaw()
 
 
 def test_people_see_who_owns_what(broker: LocalBrokers, raw: RawClients, resource: str) -> None:

@@ -132,7 +132,7 @@ def test_killed_in_the_middle(
     )
     options = " ".join(f"{name}={value}" for name, value in store.options().items())
     arguments = [access.url, tables.place.location, options, topic, step.value]
-    killed = subprocess.run([sys.executable, "-c", program, *arguments], check=False, timeout=60)
+    killed = subprocess.run([sys.executable, "-c", program, *arguments], check=False, timeout=240)
     assert killed.returncode == -signal.SIGKILL
     offload(access, tables, topic)
     assert stored(tables) == numbered(0, 300)

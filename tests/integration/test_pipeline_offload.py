@@ -156,7 +156,7 @@ def test_killed_at_any_step_nothing_is_lost_or_doubled(
         "job.run(in_process, 2, observe)\n"
     )
     arguments = [sys.executable, "-c", program, access.url, str(tmp_path), topic, step.value]
-    killed = subprocess.run(arguments, check=False, timeout=60)
+    killed = subprocess.run(arguments, check=False, timeout=240)
     assert killed.returncode == -signal.SIGKILL
     tables = Tables(str(tmp_path))
     offload(access, tables, topic)

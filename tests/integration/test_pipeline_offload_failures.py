@@ -75,7 +75,7 @@ def test_a_full_disk(access: Access, topic: str, fill: Fill, tmp_path: Path, kin
 
     arguments = [sys.executable, "-c", program, access.url, str(tmp_path), kind, topic]
     full = subprocess.run(
-        arguments, preexec_fn=small, check=False, timeout=60, capture_output=True, text=True
+        arguments, preexec_fn=small, check=False, timeout=240, capture_output=True, text=True
     )
     assert full.returncode == 1
     (line,) = full.stderr.splitlines()

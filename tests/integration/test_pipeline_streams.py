@@ -307,7 +307,7 @@ def test_a_subscription_that_consumers_use_is_left_to_them(
     reader = stream(access, topic, ackSubscription="taken")
     with pytest.raises(Conflict, match="consumers read with the subscription taken"):
         reader.latestOffset(begun(reader), ReadAllAvailable())
-    assert consumer.receive(5_000).data() == b"0"
+    assert consumer.receive(60_000).data() == b"0"
 
 
 def test_a_move_that_fails_is_made_up_for(

@@ -115,7 +115,7 @@ def test_a_producer_faster_than_the_store_is_held_back_alone(
     finally:
         store.resume()
     pusher.join()
-    eventually(lambda: len(receipts(producer.client)) == pusher.sent, 60)
+    eventually(lambda: len(receipts(producer.client)) == pusher.sent)
     assert receipts(producer.client) == list(range(pusher.sent))
     producer.close()
 
@@ -151,13 +151,13 @@ def test_a_slow_reader_is_not_buffered_for(
     producer = follow(pressed, raw, topic, EXCLUSIVE)
     pusher = Pusher(producer, size, count * size)
     pusher.join()
-    eventually(lambda: len(receipts(producer.client)) == pusher.sent, 60)
+    eventually(lambda: len(receipts(producer.client)) == pusher.sent)
     assert pressed.resident_bytes() - before < GROWTH_MAX
     quick = raw(pressed.address()).subscribe(topic, "quick", permits=pusher.sent)
     for _ in range(pusher.sent):
         quick.receive()
     slow.thaw()
-    eventually(lambda: sum(isinstance(c, Delivery) for c, _ in slow.heard) == pusher.sent, 60)
+    eventually(lambda: sum(isinstance(c, Delivery) for c, _ in slow.heard) == pusher.sent)
 
 
 def test_a_consumer_that_never_acknowledges_gets_what_it_asked_for_and_no_more(
@@ -190,7 +190,7 @@ def test_a_store_that_is_killed_and_comes_back_loses_nothing(
     assert not producer.client.is_closed
     store.start()
     pusher.join()
-    eventually(lambda: len(receipts(producer.client)) == pusher.sent, 60)
+    eventually(lambda: len(receipts(producer.client)) == pusher.sent)
     stored = [int(text.split(b";")[0]) for text in contents_of(pressed.address(), topic)]
     assert stored == list(range(pusher.sent))
     producer.publish(b"0;the same producer goes on", pusher.sent)

@@ -23,7 +23,7 @@ from tests.integration.test_atomic_publish import (
     staged,
     staging,
 )
-from tests.servers import running_server
+from tests.servers import StoreServer, running_server
 
 from onewriter_broker.topic.staging import TOPIC_MEMORY_BYTES
 from onewriter_core.ids import Position
@@ -33,6 +33,10 @@ from onewriter_pipeline.errors import Trimmed
 
 STANDSTILL_SECONDS = 1.0
 ROWS, ROW_BYTES = 40_000, 1_000
+ANSWER_SECONDS_MAX = 120.0
+
+ATTEMPTS_MAX = 10
+"""Whoever looks at the store from outside may come too late, on a machine that has much to do."""
 
 STOPS: dict[str, Callable[[Story, int], bool]] = {
     "with its first block": lambda story, before: story.state("open") is not None,
@@ -50,38 +54,55 @@ def test_a_store_that_stops_in_it_holds_nobody_up_for_ever_and_all_rows_are_ther
         client = stock(brokers.service_url)
         publish(brokers.http_url, topic, 1, rows(0, 5))
         story = Story(brokers, server.url, topic)
-        with staging(brokers.http_url, topic, 2) as opened:
-            parts = staged(opened, rows(5, ROWS, ROW_BYTES))
-        assert sum(part.bytes for part in parts) > TOPIC_MEMORY_BYTES, "it is a large one"
-        body = {"epoch": None, "parts": [asdict(part) for part in parts]}
-        before = story.stored()
-
-        def ask() -> urllib3.BaseHTTPResponse:
-            url = f"{brokers.http_url}{OWN}/{topic}/staged/{APP}/2/publish"
-            return urllib3.request("POST", url, json=body, retries=False, timeout=30)
-
-        with ThreadPoolExecutor(1) as pool:
-            asking = pool.submit(ask)
-            while not STOPS[stop](story, before) and not asking.done():
-                time.sleep(0.0005)
-            server.pause()
-            try:
-                answer = asking.result(timeout=30)
-            finally:
-                server.resume()
-        assert answer.status in {200, 503, 504}, answer.json()
-        if stop == "with its first block":
-            assert answer.status == 503, answer.json()
-        if answer.status == 503:
-            assert "nothing was published" in answer.json()["reason"]
-            assert int(answer.headers["Retry-After"]) > 0
-        with staging(brokers.http_url, topic, 2) as opened:
-            again = opened.publish(parts, None)
-        assert again.is_duplicate or answer.status != 200
-        assert not (again.is_duplicate and answer.status == 503)
-        publish(brokers.http_url, topic, 3, rows(ROWS + 5, 5))
-        assert Reader(client, topic).numbers() == list(range(ROWS + 10))
+        for version in range(2, 2 + ATTEMPTS_MAX):
+            first = 5 + (version - 2) * ROWS
+            status = stopped_publish(story, server, version, first, STOPS[stop])
+            if status == 503 or stop != "with its first block":
+                break  # else this machine stopped the store too late: nearly all was there
+        else:
+            pytest.fail("the store was never stopped in time")
+        publish(brokers.http_url, topic, version + 1, rows(first + ROWS, 5))
+        assert Reader(client, topic).numbers() == list(range(first + ROWS + 5))
         assert story.state("open") is None
+
+
+def stopped_publish(
+    story: Story,
+    server: StoreServer,
+    version: int,
+    first: int,
+    is_time: Callable[[Story, int], bool],
+) -> int:
+    """Publish rows, stop the store when it is time, ask again behind that; the first answer's status."""
+    url, topic = story.brokers.http_url, story.topic
+    with staging(url, topic, version) as opened:
+        parts = staged(opened, rows(first, ROWS, ROW_BYTES))
+    assert sum(part.bytes for part in parts) > TOPIC_MEMORY_BYTES, "it is a large one"
+    body = {"epoch": None, "parts": [asdict(part) for part in parts]}
+    before = story.stored()
+
+    def ask() -> urllib3.BaseHTTPResponse:
+        path = f"{url}{OWN}/{topic}/staged/{APP}/{version}/publish"
+        return urllib3.request("POST", path, json=body, retries=False, timeout=ANSWER_SECONDS_MAX)
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        while not is_time(story, before) and not asking.done():
+            time.sleep(0.0005)
+        server.pause()
+        try:
+            answer = asking.result(timeout=ANSWER_SECONDS_MAX)
+        finally:
+            server.resume()
+    assert answer.status in {200, 503, 504}, answer.json()
+    if answer.status == 503:
+        assert "nothing was published" in answer.json()["reason"]
+        assert int(answer.headers["Retry-After"]) > 0
+    with staging(url, topic, version) as opened:
+        again = opened.publish(parts, None)
+    assert again.is_duplicate or answer.status != 200
+    assert not (again.is_duplicate and answer.status == 503)
+    return answer.status
 
 
 def test_the_holder_goes_on_behind_a_publish_that_was_given_up(
@@ -112,8 +133,8 @@ def test_the_holder_goes_on_behind_a_publish_that_was_given_up(
                 time.sleep(2 * STANDSTILL_SECONDS)
             finally:
                 server.resume()
-            sending.result(timeout=30)
-            asking.result(timeout=60)
+            sending.result(timeout=ANSWER_SECONDS_MAX)
+            asking.result(timeout=ANSWER_SECONDS_MAX)
         producer.send(b"3000000")
         found = Reader(client, topic).numbers()
         assert sorted(found) == [*range(ROWS), 1_000_000, 2_000_000, 3_000_000]
@@ -139,7 +160,7 @@ def test_while_the_store_may_take_it_yet_nobody_is_told_that_it_did_not(
         epoch = int(story.state("epoch") or b"0")
         store = redis.Redis.from_url(server.url, protocol=2)
         path, known = f"{OWN}/{topic}/staged/{APP}/2/publish", f"{OWN}/{topic}/published/{APP}"
-        store.client_pause(60_000, all=False)
+        store.client_pause(600_000, all=False)
         try:
             for by in (epoch, epoch, None, epoch + 1):
                 status, answer = http("POST", path, {"epoch": by, "parts": parts})

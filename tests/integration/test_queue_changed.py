@@ -10,7 +10,7 @@ from onewriter import AccessMode, Client, ProducerOptions
 from onewriter_broker.testing import LocalBrokers
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-SECONDS = 10
+SECONDS = 120
 
 
 async def test_a_holder_hears_of_stock_clients_that_wait(

@@ -76,7 +76,7 @@ def publish_through_cuts(
             time.sleep(pause)
     producer.flush()
     for _ in range(count):
-        assert left.acquire(timeout=60)
+        assert left.acquire(timeout=120)
     producer.close()
     return results
 

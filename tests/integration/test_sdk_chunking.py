@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,9 @@ from onewriter import (
     Batching,
     Client,
     Compression,
+    Consumer,
     Fenced,
+    MessageId,
     NoMessage,
     NotSent,
     OutcomeUnknown,
@@ -34,7 +36,7 @@ from onewriter_core.wire.encoding import encode_send_header
 from onewriter_core.wire.messages import build_entry, parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-RECEIVE_MS = 20_000
+RECEIVE_MS = 60_000
 SMALL_ENTRY_BYTES_MAX = 64 * 1024
 CHUNKING = ProducerOptions(chunking=True)
 FENCING = replace(CHUNKING, access_mode=AccessMode.EXCLUSIVE_WITH_FENCING)
@@ -42,6 +44,7 @@ LARGE_BYTES = 12 * 1024 * 1024
 """Three entries of the default size."""
 
 TAKEOVERS = 12
+LAST = b"nothing comes behind it"
 
 
 def large(number: int, size: int) -> bytes:
@@ -194,6 +197,7 @@ async def test_a_takeover_in_the_middle_leaves_nothing_that_is_read(
                 unknown.add(number)
             else:
                 answered.add(number)
+        await successor.send(LAST)
     read = await read_all(narrow, topic)
     assert [content for content in read if content.endswith(b"small")] == [
         b"%d;small" % number for number in range(TAKEOVERS)
@@ -209,15 +213,13 @@ async def test_a_takeover_in_the_middle_leaves_nothing_that_is_read(
 
 
 async def read_all(brokers: LocalBrokers, topic: str) -> list[bytes]:
-    """All that comes to a reader, until nothing does."""
+    """All that comes to a reader in front of the last message."""
     found: list[bytes] = []
     async with Client(brokers.service_url) as client:
         reader = await client.create_reader(topic, EARLIEST)
-        while True:
-            try:
-                found.append((await reader.next(timeout_seconds=2)).content)
-            except NoMessage:
-                return found
+        while (content := (await reader.next(timeout_seconds=60)).content) != LAST:
+            found.append(content)
+    return found
 
 
 def send_chunk(writer: RawProducer, number: int, count: int) -> None:
@@ -238,21 +240,33 @@ def send_chunk(writer: RawProducer, number: int, count: int) -> None:
 
 @pytest.mark.parametrize("acknowledges", [False, True], ids=["kept", "acknowledged"])
 async def test_a_message_whose_next_chunk_is_late_is_given_up(
-    broker: LocalBrokers, raw: RawClients, topic: str, *, acknowledges: bool
+    broker: LocalBrokers,
+    raw: RawClients,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    acknowledges: bool,
 ) -> None:
     """Loudly, should it be completed; and it comes again, unless that was not wanted."""
+    is_given_up, given_up = asyncio.Event(), Consumer.chunks_given_up
+
+    def noted(self: Consumer, chunk_ids: Sequence[MessageId]) -> None:
+        given_up(self, chunk_ids)
+        is_given_up.set()
+
+    monkeypatch.setattr(Consumer, "chunks_given_up", noted)
     options = replace(FROM_THE_START, chunks_expire_seconds=0.1, acknowledge_given_up=acknowledges)
     writer = await asyncio.to_thread(lambda: raw(broker.address()).producer(topic, name="w"))
     async with Client(broker.service_url) as client:
         consumer = await client.subscribe(topic, "s", options)
         await asyncio.to_thread(send_chunk, writer, 0, 2)
-        await asyncio.sleep(1.0)
+        await asyncio.wait_for(is_given_up.wait(), 60)
         await asyncio.to_thread(send_chunk, writer, 1, 2)
         with pytest.raises(Unreadable, match="given up"):
-            await consumer.receive(timeout_seconds=20)
+            await consumer.receive(timeout_seconds=60)
         await consumer.redeliver_unacknowledged()
         if acknowledges:
             with pytest.raises(NoMessage):
                 await consumer.receive(timeout_seconds=0.5)
         else:
-            assert (await consumer.receive(timeout_seconds=20)).content == b"01"
+            assert (await consumer.receive(timeout_seconds=60)).content == b"01"

@@ -111,7 +111,7 @@ async def test_a_stock_client_reads_it_and_waits(
     await write(client, topic, b"0", b"1")
     terminate(broker, topic)
     reader = stock(broker.service_url).create_reader(topic, pulsar.MessageId.earliest)
-    assert [reader.read_next(10_000).data() for _ in range(2)] == [b"0", b"1"]
+    assert [reader.read_next(60_000).data() for _ in range(2)] == [b"0", b"1"]
     assert not reader.has_message_available()
     with pytest.raises(pulsar.Timeout):
         reader.read_next(300)

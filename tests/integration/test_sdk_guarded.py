@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -285,8 +286,14 @@ async def test_refused_blocks_leave_no_hole_that_verify_would_find(
             for _ in range(3):
                 leader = await other.create_producer(topic, FENCING)
                 guarded = await guarded_producer(client, audit, leader)
-                stream = _stream(guarded, plain)
-                refused += (await asyncio.gather(stream, take_over(brokers, topic)))[0]
+                over = asyncio.Event()
+
+                async def take_over_at_last(over: asyncio.Event = over) -> None:
+                    await take_over(brokers, topic)
+                    over.set()
+
+                stream = _stream(guarded, plain, over)
+                refused += (await asyncio.gather(stream, take_over_at_last()))[0]
             assert refused > 0
             async with (
                 client.lead(topic, announce=False) as leadership,
@@ -301,10 +308,12 @@ async def test_refused_blocks_leave_no_hole_that_verify_would_find(
             assert "holds" in result.output
 
 
-async def _stream(guarded: Producer, plain: Producer) -> int:
-    """Both write; how many of the guarded ones were refused."""
+async def _stream(guarded: Producer, plain: Producer, over: asyncio.Event) -> int:
+    """Both write, beyond the takeover's end; how many of the guarded ones were refused."""
     receipts = []
-    for _ in range(2_000):
+    for number in itertools.count():
+        if over.is_set() and number >= 2_000:
+            break
         with contextlib.suppress(Fenced):
             receipts.append(await guarded.submit(b"guarded"))
         receipts.append(await plain.submit(b"plain"))

@@ -37,8 +37,8 @@ from onewriter_broker.testing import LocalBrokers
 
 pytestmark = pytest.mark.timeout(900)  # Pulsar's jars are fetched once, which takes minutes
 
-SECONDS_MAX = 30.0
-RECEIVE_MS = 20_000
+SECONDS_MAX = 120.0
+RECEIVE_MS = 60_000
 FENCING = ProducerOptions(access_mode=AccessMode.EXCLUSIVE_WITH_FENCING)
 
 _topics = itertools.count(1)

@@ -33,7 +33,7 @@ from onewriter import (
 from onewriter.sync import Candidacy, Client, Leadership, SharedMap, SharedState, Standing
 from onewriter.testing import InProcessBroker, in_process_broker
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 FROM_THE_START = ConsumerOptions(start=EARLIEST)
 
 
@@ -196,12 +196,16 @@ def test_an_interrupt_ends_a_call_and_loses_nothing(client: Client, topic: str) 
     consumer = client.subscribe(topic, "books")
     main = threading.get_ident()
     timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
+
+    def is_interrupted() -> None:
+        timer.start()
+        consumer.receive()
+
     # Workers of pytest-xdist ignore the signal.
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
-            consumer.receive()
+            is_interrupted()
         timer.join()
     finally:
         signal.signal(signal.SIGINT, former)
@@ -225,8 +229,9 @@ def test_what_a_leader_may_do(client: Client, other: Client, topic: str) -> None
     options = ProducerOptions(serve_seconds=1.0)
     beside = f"{{{topic}}}-audit"
     with client.lead(topic, metadata={"next": 1}, options=options) as leadership:
+        begun = time.monotonic()
         until(leadership.may_serve)
-        assert leadership.serve_until > time.monotonic() - 1.0
+        assert leadership.serve_until > begun
         assert leadership.check().is_current
         leadership.check_held()
         guarded = leadership.guarded(beside)
@@ -270,7 +275,7 @@ def test_a_deposed_leader_writes_nowhere(
         guarded.send(b"mine")
         local.fence(topic)
         assert isinstance(leadership.lost.wait(SECONDS_MAX), Fenced)
-        assert [type(each) for each in told] == [Fenced]
+        until(lambda: [type(each) for each in told] == [Fenced])
         for write in (leadership.send, guarded.send):
             with pytest.raises((Fenced, Closed)):
                 write(b"too late")
@@ -460,4 +465,4 @@ def test_leaving_by_an_interrupt_ends_everything(local: InProcessBroker, topic: 
     before = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    until(lambda: threading.active_count() == before)
+    until(lambda: threading.active_count() <= before)

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import pytest
+from tests.integration.following import placed
 
 from onewriter import AccessMode, Client, Leadership, ProducerOptions
 from onewriter_broker.testing import LocalBrokers, running_brokers
@@ -13,7 +14,8 @@ from onewriter_broker.testing import LocalBrokers, running_brokers
 SECONDS = 1.0
 OPTIONS = ProducerOptions(serve_seconds=SECONDS)
 FENCING = ProducerOptions(access_mode=AccessMode.EXCLUSIVE_WITH_FENCING)
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 240
+ATTEMPTS_MAX = 5
 
 
 async def serves(leadership: Leadership) -> None:
@@ -31,8 +33,9 @@ async def test_a_takeover_waits_until_the_former_leader_cannot_serve(
         client.lead(topic, options=OPTIONS, announce=False) as leadership,
     ):
         await serves(leadership)
-        await asyncio.sleep(SECONDS)
-        assert leadership.may_serve(), "it is renewed"
+        first = leadership.serve_until
+        while leadership.serve_until <= first:  # noqa: ASYNC110 - it is renewed
+            await asyncio.sleep(0.01)
         latest = leadership.serve_until
         taking_over = other.start_producer(topic, FENCING)
         await leadership.lost
@@ -43,21 +46,30 @@ async def test_a_takeover_waits_until_the_former_leader_cannot_serve(
 
 
 async def test_handing_over_is_not_waited_for(broker: LocalBrokers, topic: str) -> None:
+    """Otherwise three seconds would have to pass each time, on a machine of any speed."""
     async with asyncio.timeout(PATIENCE_SECONDS), Client(broker.service_url) as client:
-        options = ProducerOptions(serve_seconds=3.0)
-        async with client.lead(topic, options=options, announce=False) as leadership:
-            await serves(leadership)
-            successor = client.start_producer(
-                topic, ProducerOptions(access_mode=AccessMode.WAIT_FOR_EXCLUSIVE)
-            )
-            await leadership.producer.waited_for()
-            begun = time.monotonic()
-            await leadership.handover()
-            assert not leadership.may_serve()
-            await successor.ready()
-            # Not a matter of speed: three seconds would have had to pass.
-            assert time.monotonic() - begun < 2.0
-            await successor.close()
+        for _ in range(ATTEMPTS_MAX):
+            if await handover_seconds(client, topic) < 2.0:
+                return
+    pytest.fail("a handover was waited for each time")
+
+
+async def handover_seconds(client: Client, topic: str) -> float:
+    """How long it takes until the successor of a leader that may serve for three seconds leads."""
+    options = ProducerOptions(serve_seconds=3.0)
+    async with client.lead(topic, options=options, announce=False) as leadership:
+        await serves(leadership)
+        successor = client.start_producer(
+            topic, ProducerOptions(access_mode=AccessMode.WAIT_FOR_EXCLUSIVE)
+        )
+        await leadership.producer.waited_for()
+        begun = time.monotonic()
+        await leadership.handover()
+        assert not leadership.may_serve()
+        await successor.ready()
+        took = time.monotonic() - begun
+        await successor.close()
+    return took
 
 
 @pytest.mark.parametrize("brokers", [1, 2])
@@ -66,6 +78,7 @@ async def test_a_leader_cut_off_from_a_dying_broker_stops_before_its_successor_b
 ) -> None:
     """The next broker knows from the store what the last one had granted."""
     with running_brokers(brokers=brokers) as local:
+        placed(local, topic)
         async with (
             asyncio.timeout(PATIENCE_SECONDS),
             Client(local.service_url) as client,
@@ -76,7 +89,7 @@ async def test_a_leader_cut_off_from_a_dying_broker_stops_before_its_successor_b
             await serves(leadership)
             await asyncio.to_thread(local.kill, local.owner_of(topic))
             latest = leadership._serving._until if leadership._serving else 0.0
-            taking_over = await other.create_producer(topic, FENCING, timeout_seconds=50)
+            taking_over = await other.create_producer(topic, FENCING, timeout_seconds=120)
             assert time.monotonic() > latest
             assert not leadership.may_serve()
             assert taking_over.epoch is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -125,12 +126,14 @@ async def test_two_clients_write_one_map_for_long_and_none_is_fenced(
     loop = asyncio.get_running_loop()
     until = loop.time() + ROUNDS
     async with Client(broker.service_url) as one, Client(broker.service_url) as other:
+        turns: dict[str, int] = {}
 
         async def keep_writing(client: Client, key: str) -> tuple[int, int]:
-            count = 0
+            count = turns[key] = 0
             async with SharedMap(client, topic, str, int, checkpoints=NEVER) as shared:
-                while loop.time() < until:
+                while loop.time() < until or min(turns.values()) <= ROUNDS:
                     count += 1
+                    turns[key] = shared.state.grants
                     await shared.put(key, count)
                 return count, shared.state.grants
 
@@ -166,7 +169,9 @@ async def test_opening_in_mid_takeover_gives_the_fold_of_the_log(
 
         async def open_again_and_again() -> int:
             from_checkpoints = 0
-            for _ in range(ROUNDS):
+            for number in itertools.count():
+                if number >= ROUNDS and from_checkpoints:
+                    break
                 await asyncio.sleep(0.15)
                 await asyncio.to_thread(_take_over, broker, raw, topic)
                 async with opened(one, NEVER) as again:

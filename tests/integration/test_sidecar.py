@@ -18,7 +18,8 @@ import jwt
 import pulsar
 import pytest
 from pulsar import ProducerAccessMode as Mode
-from tests.integration.conftest import ROUNDS, RawClients, StockClients
+from tests.integration.conftest import ATTENTIVE, ROUNDS, RawClients, StockClients
+from tests.integration.following import settled
 from tests.integration.raw import EXCLUSIVE, FENCING, contents_of, entries_of, eventually
 from tests.integration.sidecars import Events, Sidecar, sidecars
 from tests.servers import running_server
@@ -34,7 +35,10 @@ Record = Callable[[str, object], None]
 @pytest.fixture
 def verified() -> Iterator[tuple[LocalBrokers, Callable[[str], None]]]:
     """A broker on a store of its own, and ``onewriter verify`` of a topic straight from that store."""
-    with running_server() as store, running_brokers(redis_url=store.url) as brokers:
+    with (
+        running_server() as store,
+        running_brokers(redis_url=store.url, settings=ATTENTIVE) as brokers,
+    ):
 
         def verify(topic: str) -> None:
             program = "from onewriter_broker.verify.cli import verify_command; verify_command()"
@@ -62,7 +66,7 @@ def test_consumers_see_what_a_sidecar_publishes(
         )
         assert status == 200
         reader = stock(broker.service_url).create_reader(topic, pulsar.MessageId.earliest)
-        message = reader.read_next(10_000)
+        message = reader.read_next(60_000)
         assert (message.data(), message.partition_key()) == (b"hello", "k")
         assert message.properties() == {"a": "b"}
         position = message.message_id()
@@ -76,7 +80,7 @@ def test_a_stream_across_the_death_of_the_broker_is_stored_once_each(
     contents = [b"%d" % number for number in range(5_000)]
     with (
         running_brokers() as brokers,
-        sidecars(tmp_path, brokers.service_url, topic, "writer-0", publish_timeout_seconds=30) as (
+        sidecars(tmp_path, brokers.service_url, topic, "writer-0", publish_timeout_seconds=100) as (
             writer,
         ),
     ):
@@ -99,7 +103,8 @@ def test_two_brokers_and_the_owner_dies(topic: str, tmp_path: Path) -> None:
     with (
         running_server() as store,
         running_brokers(brokers=2, redis_url=store.url, supervised=False) as brokers,
-        sidecars(tmp_path, brokers.service_url, topic, "writer-0", publish_timeout_seconds=30) as (
+        settled(brokers, topic),
+        sidecars(tmp_path, brokers.service_url, topic, "writer-0", publish_timeout_seconds=100) as (
             writer,
         ),
     ):
@@ -139,7 +144,7 @@ def test_a_planned_handover(
         assert status == 200
         assert answer["epoch"] > int(session.partition("-")[0])
         if how == "SIGTERM":
-            assert leader.process.wait(20) == 0
+            assert leader.process.wait(120) == 0
         else:
             assert leader.publish(b"late", session)[0] == 409
             assert leader.standing()["phase"] == "standing-aside"
@@ -197,9 +202,9 @@ def test_a_frozen_sidecar_wakes_up_and_publishes_nothing(
         session = frozen.lead()
         assert frozen.publish(b"before", session)[0] == 200
         events = Events(frozen)
-        eventually(lambda: events.phases() == [("leading", True)])
+        eventually(lambda: ("leading", True) in events.phases())
         frozen.signal(signal.SIGSTOP)
-        successor = waiter.lead()  # silent for 2.5 s
+        successor = waiter.lead()
         assert waiter.publish(b"successor", successor)[0] == 200
         answers: list[tuple[int, Any]] = []
         zombies = [
@@ -387,7 +392,7 @@ def test_a_stock_clients_takeover_is_told_at_once(
     with sidecars(tmp_path, broker.service_url, topic, "a") as (writer,):
         session = writer.lead()
         events = Events(writer)
-        eventually(lambda: len(events.seen) == 1)
+        eventually(lambda: len(events.seen) > 0)
         usurper = stock(broker.service_url).create_producer(
             topic, access_mode=Mode.ExclusiveWithFencing
         )
@@ -474,7 +479,6 @@ def test_the_examples_lead_and_step_back(
             options = ["--port", str(writer.port), "--name", "example", "--interval", "0.05"]
             process = run_example(sys.executable, "-u", str(program), *options)
         try:
-            assert process.stdout is not None
             _read_until(process, "wrote 3")
             usurper = raw(broker.address()).producer(topic, FENCING)
             _read_until(process, "not in the log", "queueing")

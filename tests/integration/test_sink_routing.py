@@ -268,7 +268,7 @@ def test_it_waits_for_the_topic_where_that_is_asked_for(
             producer.send(b"%d" % number)
         assert not answer.done()
         producer.close()
-        assert not answer.result(30)[full(topic)].is_duplicate
+        assert not answer.result(120)[full(topic)].is_duplicate
     assert Reader(client, topic).numbers() == [0, 1, 2]
 
 
@@ -290,7 +290,7 @@ def test_its_place_in_the_line_is_kept_while_it_asks_again(
         time.sleep(TURN_SECONDS + 1)  # it is told to ask again, and does
         assert waiters() == [APP, "behind"]
         has_it.close()
-        found = answer.result(30)[full(topic)]
+        found = answer.result(120)[full(topic)]
     assert (found.is_duplicate, found.first is None) == (False, False)
     behind.ready()
 

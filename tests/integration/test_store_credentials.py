@@ -58,7 +58,7 @@ def test_a_missing_password_is_waited_for_and_said(
     brokers = LocalBrokers(tmp_path / "brokers", redis_url=url, settings=settings(file))
     try:
         brokers.start(wait=False)
-        waiting = brokers.wait_for_event("store.waiting", seconds=30)
+        waiting = brokers.wait_for_event("store.waiting")
         assert "password: No such file" in str(waiting["reason"])
         file.write_text("wrong")
         brokers.wait_for_event(

@@ -71,10 +71,12 @@ def test_a_lagging_replica_is_promoted_under_a_writer(folder: Path, topic: str) 
         servers = list(pair)
         link = Link(folder, "primary", servers[0])
         with bare_broker(link.url) as brokers, ContinuousWriter(topic, brokers) as writer:
-            for _ in range(ROUNDS):
+            for number in range(ROUNDS):
                 writer.has_acked(50)
                 # Cut off now and promoted later: the same as a replica that lags by so much.
                 servers[1].promote()
+                if number % 2:
+                    writer.has_acked(1)
                 time.sleep(chance.uniform(0.0, 0.15))
                 link.lead_to(servers[1])
                 drop_connections(servers[0])

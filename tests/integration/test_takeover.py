@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from pulsar import ProducerAccessMode as Mode
-from tests.integration.conftest import ROUNDS, RawClients, StockClients
+from tests.integration.conftest import ATTENTIVE, ROUNDS, RawClients, StockClients
 from tests.integration.raw import (
     BROKERS_OWN_REQUEST,
     EXCLUSIVE,
@@ -24,7 +24,7 @@ from tests.integration.raw import (
     eventually,
 )
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import SendReceipt
@@ -68,13 +68,20 @@ class Candidate:
         self.process.wait()
 
 
+@pytest.fixture(scope="module")
+def attentive() -> Iterator[LocalBrokers]:
+    """A broker that soon notices who is silent."""
+    with running_brokers(settings=ATTENTIVE) as brokers:
+        yield brokers
+
+
 @pytest.fixture
-def candidates(broker: LocalBrokers, topic: str, tmp_path: Path) -> Iterator[list[Candidate]]:
+def candidates(attentive: LocalBrokers, topic: str, tmp_path: Path) -> Iterator[list[Candidate]]:
     """Two processes of the example: the first one leads, the second one waits."""
     found: list[Candidate] = []
     try:
         for name in ("ada", "bob"):
-            found.append(Candidate(broker, topic, name, tmp_path))
+            found.append(Candidate(attentive, topic, name, tmp_path))
             eventually(lambda: found[0].is_leading)
         eventually(lambda: "waiting to lead" in found[1].said)
         time.sleep(0.3)
@@ -86,18 +93,18 @@ def candidates(broker: LocalBrokers, topic: str, tmp_path: Path) -> Iterator[lis
 
 
 def test_the_leader_is_killed(
-    broker: LocalBrokers, topic: str, candidates: list[Candidate]
+    attentive: LocalBrokers, topic: str, candidates: list[Candidate]
 ) -> None:
     leader, other = candidates
     leader.signal(signal.SIGKILL)
     eventually(lambda: other.is_leading)
-    stored = [text.decode() for text in contents_of(broker.address(), topic)]
+    stored = [text.decode() for text in contents_of(attentive.address(), topic)]
     assert set(stored) >= {f"ada {n}" for n in leader.wrote}
     assert len(stored) == len(set(stored))
 
 
 def test_the_leader_is_frozen_and_wakes_up(
-    broker: LocalBrokers, topic: str, candidates: list[Candidate]
+    attentive: LocalBrokers, topic: str, candidates: list[Candidate]
 ) -> None:
     leader, other = candidates
     leader.signal(signal.SIGSTOP)
@@ -106,7 +113,7 @@ def test_the_leader_is_frozen_and_wakes_up(
     leader.signal(signal.SIGCONT)
     eventually(lambda: "fenced, somebody else leads" in leader.said)
     time.sleep(0.3)
-    stored = [text.decode() for text in contents_of(broker.address(), topic)]
+    stored = [text.decode() for text in contents_of(attentive.address(), topic)]
     of_leader = [int(text.split()[1]) for text in stored if text.startswith("ada ")]
     # What it was sending when it froze is there once or not at all; nothing after that.
     assert of_leader in (wrote, [*wrote, len(wrote) + 1])
@@ -164,24 +171,24 @@ def test_receipts_of_what_was_appended_come_before_the_close(
 
 
 def test_what_a_woken_writer_invokes_is_refused_and_not_in_the_log(
-    broker: LocalBrokers, raw: RawClients, topic: str
+    attentive: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     """A frozen raw client: silent for long enough, it loses the topic; then it sends."""
-    frozen = raw(broker.address()).producer(topic, EXCLUSIVE)
+    frozen = raw(attentive.address()).producer(topic, EXCLUSIVE)
     frozen.publish(b"before")
+    waiter = raw(attentive.address()).waiter(topic)
     frozen.client.freeze()
-    waiter = raw(broker.address()).waiter(topic)
     waiter.ready().publish(b"after")
     with contextlib.suppress(OSError):
         for _ in range(10):
             frozen.send(b"zombie")
     frozen.client.thaw()
     frozen.client.wait_closed()
-    back = raw(broker.address())
+    back = raw(attentive.address())
     with pytest.raises(RefusedByBroker) as found:
         back.producer(topic, EXCLUSIVE, name=frozen.name, epoch=frozen.epoch, reconnects=1)
     assert found.value.code is ServerError.PRODUCER_FENCED
-    assert contents_of(broker.address(), topic) == [b"before", b"after"]
+    assert contents_of(attentive.address(), topic) == [b"before", b"after"]
 
 
 def test_a_stale_fencer_evicts_nobody(broker: LocalBrokers, raw: RawClients, topic: str) -> None:

@@ -68,7 +68,7 @@ def test_what_was_acknowledged_in_the_midst_of_a_stream_is_in_front_of_the_end(
     mortal: LocalBrokers, stock: StockClients, topic: str
 ) -> None:
     producer = stock(mortal.service_url).create_producer(
-        topic, max_pending_messages=200, block_if_queue_full=True, send_timeout_millis=3_000
+        topic, max_pending_messages=200, block_if_queue_full=True, send_timeout_millis=60_000
     )
     acknowledged: list[bytes] = []
     flowing = threading.Event()
@@ -92,7 +92,7 @@ def test_what_was_acknowledged_in_the_midst_of_a_stream_is_in_front_of_the_end(
 
     writing = threading.Thread(target=publish)
     writing.start()
-    assert flowing.wait(20)
+    assert flowing.wait(120)
     last = id_of(Http(mortal.http_url)("POST", f"{PERSISTENT}/{topic}/terminate"))
     stop.set()
     writing.join()
@@ -129,7 +129,7 @@ def test_clients_that_do_not_know_the_end_of_a_topic_are_spared_it(
     consumer = stock(mortal.service_url).subscribe(
         topic, "audit", initial_position=pulsar.InitialPosition.Earliest
     )
-    message = consumer.receive(10_000)
+    message = consumer.receive(60_000)
     consumer.acknowledge(message)
     with pytest.raises(pulsar.Timeout):
         consumer.receive(300)

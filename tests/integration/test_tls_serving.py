@@ -15,8 +15,8 @@ import pytest
 from cryptography import x509
 from tests.cluster.pki import Authority
 from tests.integration.conftest import RawClients, StockClients
-from tests.integration.following import follow
-from tests.integration.raw import EXCLUSIVE, FENCING, contents_of, eventually
+from tests.integration.following import follow, placed
+from tests.integration.raw import EXCLUSIVE, FENCING, contents_of
 from urllib3.exceptions import InsecureRequestWarning
 
 from onewriter import AccessMode, Client, Limits, ProducerOptions, Tls, Unavailable
@@ -49,7 +49,7 @@ class Site:
         """The certificate that a newcomer sees."""
         context = ssl.create_default_context(cafile=str(self.authority.certificate))
         with (
-            socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+            socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
             context.wrap_socket(plain, server_hostname="127.0.0.1") as link,
         ):
             found = link.getpeercert(binary_form=True)
@@ -72,7 +72,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 @pytest.fixture(scope="module")
 def secured(site: Site) -> Iterator[LocalBrokers]:
     with running_brokers(brokers=2, settings=site.settings) as brokers:
-        eventually(lambda: {brokers.owner_of(name) for name in NAMES} == {0, 1}, 60)
+        placed(brokers, *NAMES, *(f"sdk-{name}" for name in NAMES))
+        assert {brokers.target_of(name) for name in NAMES} == {0, 1}
         yield brokers
 
 
@@ -89,7 +90,7 @@ def test_a_stock_client_stays_on_tls_from_broker_to_broker(
         producer = client.create_producer(name, access_mode=pulsar.ProducerAccessMode.Exclusive)
         consumer = client.subscribe(name, "test", initial_position=pulsar.InitialPosition.Earliest)
         producer.send(b"over tls")
-        assert consumer.receive(timeout_millis=20_000).data() == b"over tls"
+        assert consumer.receive(timeout_millis=60_000).data() == b"over tls"
     found = raw(secured.address()).lookup(NAMES[0])
     assert found.broker_service_url in secured.service_urls
     assert found.broker_service_url_tls == (
@@ -114,7 +115,7 @@ async def test_the_sdk_stays_on_tls_from_broker_to_broker(
 async def test_the_sdk_that_trusts_nobody_does_not_get_in(
     site: Site, secured: LocalBrokers
 ) -> None:
-    limits = Limits(operation_timeout_seconds=3)
+    limits = Limits(operation_timeout_seconds=6)
     async with Client(f"pulsar+ssl://127.0.0.1:{site.port}", limits=limits) as client:
         with pytest.raises(Unavailable, match="certificate"):
             await client.create_producer("tls-0", ALONE)
@@ -143,7 +144,7 @@ def test_https_answers_as_http_does_and_redirects_to_https(
 
 def test_what_is_no_tls_is_turned_away(site: Site, secured: LocalBrokers) -> None:
     for port in (site.port, site.https_port):
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as link:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as link:
             link.sendall(b"GET / HTTP/1.0\r\n\r\n")
             answer = link.recv(1000)
             assert not answer.startswith(b"HTTP")
@@ -165,7 +166,7 @@ def test_a_renewed_certificate_is_shown_to_newcomers_and_disturbs_nobody(
     (value,) = [line.split()[1] for line in metrics if line.startswith(f"{name} ")]
     assert float(value) == before.not_valid_after_utc.timestamp()
     site.authority.server("broker", ["127.0.0.1", "localhost"])
-    secured.wait_for_event("tls.renewed", count=2, seconds=30)
+    secured.wait_for_event("tls.renewed", count=2)
     after = site.shown(site.port)
     assert after.serial_number != before.serial_number
     assert site.shown(site.https_port).serial_number == after.serial_number
@@ -179,7 +180,7 @@ def test_files_that_do_not_fit_together_change_nothing_and_are_said(
     certificate = Path(str(site.settings["tls_cert_file"]))
     good = certificate.read_bytes()
     certificate.write_bytes(site.authority.certificate.read_bytes())  # not the key's
-    refused = secured.wait_for_event("tls.unusable", count=2, seconds=30)
+    refused = secured.wait_for_event("tls.unusable", count=2)
     assert "broker.crt" in str(refused["reason"])
     assert site.shown(site.port).serial_number == before
     certificate.write_bytes(good)
@@ -190,7 +191,7 @@ def test_wrong_files_are_refused_at_the_start(tmp_path: Path, site: Site) -> Non
     brokers = LocalBrokers(tmp_path / "brokers", settings=settings)
     try:
         brokers.start(wait=False)
-        refused = brokers.wait_for_event("broker.refused", seconds=30)
+        refused = brokers.wait_for_event("broker.refused")
         assert "none: No such file" in str(refused["reason"])
     finally:
         brokers.stop()

@@ -11,6 +11,9 @@ import pulsar
 from onewriter_broker.testing import running_brokers
 
 SECRET = b"a secret of at least thirty-two bytes"
+LIFE_SECONDS = 4.0
+"""Of a token, and for a client to say which one it has."""
+TOKENS = 4
 
 
 def token(seconds: float) -> str:
@@ -24,7 +27,7 @@ def test_a_fresh_token_keeps_the_writer(tmp_path: Path) -> None:
     handed_out: list[str] = []
 
     def supply() -> str:
-        handed_out.append(token(2))
+        handed_out.append(token(LIFE_SECONDS))
         return handed_out[-1]
 
     with running_brokers(
@@ -37,11 +40,11 @@ def test_a_fresh_token_keeps_the_writer(tmp_path: Path) -> None:
             producer = client.create_producer(
                 "refreshed", access_mode=pulsar.ProducerAccessMode.Exclusive
             )
-            positions = []
-            for _ in range(10):  # five seconds: two tokens expire meanwhile
+            positions = [producer.send(b"still me")]
+            while len(handed_out) < TOKENS:  # all but the last one have expired
                 positions.append(producer.send(b"still me"))
-                time.sleep(0.5)
+                time.sleep(0.1)
+            positions.append(producer.send(b"still me"))
         finally:
             client.close()
-    assert len(handed_out) >= 3
     assert len({position.ledger_id() for position in positions}) == 1, "it was fenced in between"

@@ -19,7 +19,7 @@ from tests.unit.kube.installation_configurations import configured
 from onewriter_broker.testing import free_ports
 from onewriter_operator.installation import valkey_configuration
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 
 
 class Store:

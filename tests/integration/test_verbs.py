@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import RawClients
+from tests.integration.following import placed
 from tests.integration.http_calls import epoch_of
-from tests.integration.raw import EXCLUSIVE, eventually
+from tests.integration.raw import EXCLUSIVE
 
 from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_core.command import EXIT_REFUSED, EXIT_UNKNOWN, EXIT_USAGE
@@ -123,7 +124,7 @@ def test_a_topic_that_does_not_exist_is_a_definite_no(broker: LocalBrokers) -> N
 def test_any_broker_can_be_asked_about_any_topic(raw: RawClients) -> None:
     with running_brokers(brokers=2) as brokers:
         topic = next(f"t-{n}" for n in range(100) if brokers.target_of(f"t-{n}") == 1)
-        eventually(lambda: brokers.owner_of(topic) == 1)
+        placed(brokers, topic)
         producer = raw(brokers.address(1)).producer(topic, EXCLUSIVE, name="far")
         shown = onewriter("status", topic, "-o", "json", *at(brokers))
         assert shown.json["holder"]["producerName"] == "far"

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import jwt
 import pytest
-from tests.integration.conftest import RawClients
+from tests.integration.conftest import ATTENTIVE, RawClients
 from tests.integration.http_calls import ADMIN, OWN, Http, epoch_of
 from tests.integration.raw import EXCLUSIVE, FENCING, eventually
 
@@ -174,15 +174,17 @@ def test_a_watch_ends_with_its_token_and_with_the_broker(
     settings = {"token_secret_file": str(secret), "authentication_required": True}
     with running_brokers(settings=settings) as brokers:
         assert watch(brokers.http_url).answer.status == 401
-        brief, lasting = watch(brokers.http_url, token(3)), watch(brokers.http_url, token(600))
+        lasting = watch(brokers.http_url, token(600))
         lasting.wait(is_synced)
-        brief.wait(is_synced)
-        eventually(lambda: brief.is_ended)
+        for seconds in (3, 12, 48):  # long enough for this machine to begin in time
+            brief = watch(brokers.http_url, token(seconds))
+            eventually(lambda: brief.is_ended)  # noqa: B023 - called here
+            if is_synced(brief.lines):
+                break
+        assert is_synced(brief.lines)
         assert not lasting.is_ended
-        started = time.monotonic()
-        brokers.stop()
+        assert brokers.stop() == 0, "the stop did not wait for the watcher"
         lasting.wait(lambda _: lasting.is_ended)
-        assert time.monotonic() - started < 20, "the stop did not wait for the watcher"
 
 
 # The story.
@@ -193,25 +195,27 @@ def causes(broker: LocalBrokers, topic: str) -> list[str]:
     return [each["cause"] for each in told["transitions"]]
 
 
-def test_a_takeover_that_the_loser_answers_is_no_force(
-    broker: LocalBrokers, topic: str, raw: RawClients
-) -> None:
-    loser = raw(broker.address()).producer(topic, EXCLUSIVE, name="loser")
-    raw(broker.address()).producer(topic, FENCING, name="winner")
-    loser.closed_by_broker()
-    time.sleep(3.5)  # longer than a silence is waited for
-    assert causes(broker, topic) == ["Initial", "TakenOver"]
+@pytest.fixture(scope="module")
+def attentive() -> Iterator[LocalBrokers]:
+    """A broker that soon notices who is silent."""
+    with running_brokers(settings=ATTENTIVE) as brokers:
+        yield brokers
 
 
-def test_a_takeover_that_the_loser_does_not_answer_is_one_by_force(
-    broker: LocalBrokers, topic: str, raw: RawClients, watch: Callable[..., Watching]
+def test_a_takeover_is_one_by_force_if_the_loser_does_not_answer_and_else_none(
+    attentive: LocalBrokers, topic: str, raw: RawClients, watch: Callable[..., Watching]
 ) -> None:
-    frozen = raw(broker.address())
+    answering = raw(attentive.address()).producer(f"{topic}-answered", EXCLUSIVE, name="loser")
+    raw(attentive.address()).producer(f"{topic}-answered", FENCING, name="winner")
+    answering.closed_by_broker()
+    frozen = raw(attentive.address())
     loser = frozen.producer(topic, EXCLUSIVE, name="loser")
+    watching = watch(attentive.http_url)
     frozen.freeze()
-    watching = watch()
-    raw(broker.address()).producer(topic, FENCING, name="winner")
-    eventually(lambda: causes(broker, topic) == ["Initial", "Forced"])
+    raw(attentive.address()).producer(topic, FENCING, name="winner")
+    eventually(lambda: causes(attentive, topic) == ["Initial", "Forced"])
+    # The other loser was told earlier, so that its silence would have been long enough by now, too.
+    assert causes(attentive, f"{topic}-answered") == ["Initial", "TakenOver"]
     watching.wait(lambda _: watching.status(topic)["transitions"][-1]["cause"] == "Forced")
     last = watching.status(topic)["transitions"][-1]
     assert (last["previous"]["producerName"], last["previous"]["epoch"]) == (
@@ -222,7 +226,7 @@ def test_a_takeover_that_the_loser_does_not_answer_is_one_by_force(
 
 def test_the_story_outlives_the_broker(topic: str, raw: RawClients) -> None:
     """Everything that was told before the broker died is told after it, who was forced included."""
-    with running_brokers() as brokers:
+    with running_brokers(settings=ATTENTIVE) as brokers:
         client = raw(brokers.address())
         for name in ("a", "b"):
             client.producer(topic, EXCLUSIVE, name=name).close()

@@ -78,7 +78,7 @@ def acknowledge_unheard(consumer: RawConsumer, message_id: MessageId) -> int:
 def ask_to_delete(brokers: LocalBrokers, number: int, topic: str) -> http.client.HTTPConnection:
     """Tell a broker to trim the topic to nothing; its answer is read later."""
     address = brokers.http_urls[number].removeprefix("http://")
-    connection = http.client.HTTPConnection(address, timeout=20)
+    connection = http.client.HTTPConnection(address, timeout=120)
     connection.request("DELETE", f"/admin/v2/persistent/public/default/{topic}?force=true")
     return connection
 
