@@ -19,9 +19,15 @@ from tests.cluster.control_plane import Cluster, ClusterError
 
 Json = dict[str, Any]
 
-ANSWER_SECONDS = 20.0
+ANSWER_SECONDS = 120.0
+"""For one request, and for reading again where the API server says that it cannot just now."""
+
 LOG_SECONDS = 3.0
-START_SECONDS = 20.0
+"""For what a container has said: its node may be gone."""
+
+START_SECONDS = 120.0
+RETRY_SECONDS = 0.5
+TOO_BUSY = frozenset({429, 500, 502, 503, 504})
 
 _GROUPS = {
     "nodes": "api/v1",
@@ -102,16 +108,25 @@ class Api:
         finally:
             connection.close()
 
+    def _read(self, where: str) -> tuple[int, str]:
+        """A GET, again where the server was too busy. Raises OSError."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while True:
+            status, text = self.ask("GET", where)
+            if status not in TOO_BUSY or time.monotonic() > deadline:
+                return status, text
+            time.sleep(RETRY_SECONDS)
+
     def get(self, kind: str, namespace: str, name: str) -> Json | None:
         """An object; None when there is none. Raises ClusterError, OSError."""
-        status, text = self.ask("GET", path(kind, namespace, name))
+        status, text = self._read(path(kind, namespace, name))
         return None if status == 404 else _judged(status, text)
 
     def list(self, kind: str, namespace: str = "", **labels: str) -> list[Json]:
         """All objects of a kind that have these labels. Raises ClusterError, OSError."""
         wanted = ",".join(f"{name}={value}" for name, value in labels.items())
         query = f"?{urlencode({'labelSelector': wanted})}" if wanted else ""
-        found = _judged(*self.ask("GET", path(kind, namespace) + query))
+        found = _judged(*self._read(path(kind, namespace) + query))
         return list(found["items"])
 
     def patch(self, kind: str, namespace: str, name: str, change: Json) -> Json:
@@ -123,12 +138,20 @@ class Api:
         """Delete an object; its going is not waited for. Raises ClusterError, OSError."""
         _judged(*self.ask("DELETE", path(kind, namespace, name), options or None))
 
-    def log(self, namespace: str, pod: str, container: str, *, previous: bool = False) -> str:
-        """What a container has printed; nothing when its node cannot tell."""
+    def log(
+        self,
+        namespace: str,
+        pod: str,
+        container: str,
+        *,
+        previous: bool = False,
+        seconds: float = LOG_SECONDS,
+    ) -> str:
+        """What a container has printed; nothing when its node cannot tell within ``seconds``."""
         query = urlencode({"container": container, "previous": str(previous).lower()})
         where = f"{path('pods', namespace, pod)}/log?{query}"
         try:
-            status, text = self.ask("GET", where, seconds=LOG_SECONDS)
+            status, text = self.ask("GET", where, seconds=seconds)
         except OSError:
             return ""
         return text if status == 200 else ""

@@ -18,6 +18,9 @@ from e2e.writers import until
 
 TALLY = pytest.StashKey[Tally]()
 
+PATIENT_BROKERS = {"resumeWindowSeconds": 15}
+"""A holder whose topic has moved may take so long to come back: its pod may get no processor."""
+
 INCOMPLETE = "ONEWRITER_E2E_INCOMPLETE"
 """``true`` in this variable: what cannot be done to the cluster may be left out. Else the run fails."""
 
@@ -44,6 +47,7 @@ def api(tested: TestedCluster) -> Iterator[Api]:
 def installation(tested: TestedCluster, api: Api) -> Iterator[Installation]:
     """onewriter, installed by its chart."""
     found = Installation(tested, api)
+    found.values["brokers"]["settings"] = PATIENT_BROKERS
     found.install()
     yield found
     if uses_existing():

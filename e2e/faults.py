@@ -17,6 +17,10 @@ BROKER_PORTS = "6650,6651"
 STORE_PORTS = "6379"
 """Where brokers reach the store."""
 
+SAID_SECONDS = 0.02
+SAID_TRIES_MAX = 30_000
+"""How often, and how many times, it is looked whether a container has said something."""
+
 API_PORTS = "443,6443"
 """Where pods reach the API server: its Service's port, and what stands behind it."""
 
@@ -45,6 +49,16 @@ class Faults:
         """kill -9 every process of a container; the kubelet starts it again."""
         self._machines.shell(_node(pod), _signal("KILL", [_container(pod, container)]))
 
+    def kill_behind(self, words: str, pod: Json, container: str) -> None:
+        """The same as soon as the container has printed these words: its own node looks out for it."""
+        logs = f"{self._logs(pod)}/{container}/*.log"
+        patience = f"test $((tries += 1)) -lt {SAID_TRIES_MAX}"
+        said = (
+            f"tries=0; until grep -qsF '{words}' {logs}; do {patience}; sleep {SAID_SECONDS}; done"
+        )
+        signal = _signal("KILL", [_container(pod, container)])
+        self._machines.shell(_node(pod), f"{said}; {signal}")
+
     def freeze(self, pod: Json) -> None:
         """Stop every process of the pod; only SIGKILL ends it."""
         going_on = _signal("CONT", _containers(pod), is_needed=False)
@@ -62,12 +76,16 @@ class Faults:
 
     def said(self, pod: Json, container: str) -> str:
         """What a container has printed so far, as its node has it: no API server is asked."""
-        about = pod["metadata"]
-        logs = self._machines.pod_logs(_node(pod))
-        name = f"{about['namespace']}_{about['name']}_{about['uid']}"
-        printed = self._machines.shell(_node(pod), f"cat {logs}/{name}/{container}/*.log")
+        logs = self._logs(pod)
+        printed = self._machines.shell(_node(pod), f"cat {logs}/{container}/*.log")
         # Each line begins with its time, its stream, and whether it is whole.
         return "\n".join(line.split(" ", 3)[-1] for line in printed.splitlines())
+
+    def _logs(self, pod: Json) -> str:
+        """Where the pod's node keeps what its containers print."""
+        about = pod["metadata"]
+        name = f"{about['namespace']}_{about['name']}_{about['uid']}"
+        return f"{self._machines.pod_logs(_node(pod))}/{name}"
 
     def cut_off(self, pod: Json, ports: str = BROKER_PORTS) -> Callable[[], None]:
         """Drop what the pod and those who listen on ``ports`` say to each other.

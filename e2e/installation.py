@@ -14,7 +14,7 @@ from e2e.api import Api, path
 from e2e.clusters import TestedCluster
 from e2e.manifests import PROGRAMS
 from tests.cluster import images
-from tests.cluster.control_plane import ClusterError
+from tests.cluster.control_plane import WAIT_SECONDS, ClusterError
 
 from onewriter_broker.ownership.placement import rendezvous
 from onewriter_core.ids import TopicName, bucket_of
@@ -100,7 +100,7 @@ class Installation:
     def upgrade(self, chart: Path = CHART, **values: Any) -> str:
         """Install this chart with these values in place of those that are told as a rule."""
         self._values.write_text(json.dumps(self.values | values))
-        options = ("--install", f"--values={self._values}", "--timeout=5m")
+        options = ("--install", f"--values={self._values}", "--timeout=15m")
         return self.helm("upgrade", RELEASE, str(chart), *options)
 
     def restart(self, *components: str) -> None:
@@ -168,7 +168,7 @@ class Installation:
         there = self.api.get("deployments", NAMESPACE, OPERATOR) or {}
         self._scale_operator(0)
         try:
-            until_gone = (f"--selector={COMPONENT}=operator", "--timeout=60s")
+            until_gone = (f"--selector={COMPONENT}=operator", f"--timeout={WAIT_SECONDS}s")
             self.cluster.kubectl("wait", "--for=delete", "pod", *until_gone, namespace=NAMESPACE)
             yield
         finally:

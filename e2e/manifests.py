@@ -21,6 +21,10 @@ KINDS = (STOCK, SIDECAR)
 """With Pulsar's own client, and through the injected sidecar."""
 
 
+PATIENT: Json = {"detection": {"pingIntervalSeconds": 10}}
+"""Of a topic whose story is not about silence: who gets no processor for a while is not deposed."""
+
+
 def account() -> Json:
     """The ServiceAccount that writers run under."""
     return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT}}

@@ -6,6 +6,7 @@ import json
 import uuid
 from typing import Any
 
+from e2e.api import ANSWER_SECONDS
 from e2e.clusters import TestedCluster
 from e2e.faults import Faults
 from e2e.installation import CLAIM, FOLDER, NAMESPACE, RELEASE, Installation
@@ -15,7 +16,7 @@ from tests.cluster import images
 
 Json = dict[str, Any]
 
-RUN_SECONDS = 240.0
+RUN_SECONDS = 900.0
 """A run of a job, on two cores that others use too."""
 
 CONTAINER = "pipeline"
@@ -109,15 +110,14 @@ class Run:
         ]
 
     def said(self) -> str:
-        """What its newest pod has printed so far."""
-        pods = self.pods()
-        return self._api.log(NAMESPACE, pods[-1]["metadata"]["name"], CONTAINER) if pods else ""
+        """What its newest pod has printed; waits until that is something."""
+        name = self.pods()[-1]["metadata"]["name"]
+        return until(lambda: self._api.log(NAMESPACE, name, CONTAINER, seconds=ANSWER_SECONDS))
 
     def kill_behind(self, words: str, faults: Faults) -> Json:
         """kill -9 the pod that runs, as soon as it has said this; answers it."""
         driver = self.driver()
-        until(lambda: words in self.said(), self.story)
-        faults.kill(driver, CONTAINER)
+        faults.kill_behind(words, driver, CONTAINER)
         return driver
 
     def succeeded(self) -> str:

@@ -9,6 +9,7 @@ from e2e.installation import NAMESPACE, Installation
 from e2e.world import World
 from e2e.writers import until
 from tests.cluster import images
+from tests.cluster.control_plane import WAIT_SECONDS
 
 EXAMPLES = sorted((images.ROOT / "examples").glob("*.yaml"))
 
@@ -33,7 +34,7 @@ def test_the_examples_are_ready_and_kubectl_shows_them(world: World) -> None:
         world.cluster.kubectl("apply", f"--filename={example}", namespace="default")
     try:
         for name in ("orders", "payments"):
-            ready = ("wait", "--for=condition=Ready", f"xt/{name}", "--timeout=30s")
+            ready = ("wait", "--for=condition=Ready", f"xt/{name}", f"--timeout={WAIT_SECONDS}s")
             world.cluster.kubectl(*ready, namespace="default")
         table = world.cluster.kubectl("get", "xt,pclaim", namespace="default").stdout
         assert re.search(r"NAME +EPOCH +HOLDER +STATE +READY +AGE", table)

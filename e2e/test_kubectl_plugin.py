@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 from e2e.installation import NAMESPACE, RELEASE, Installation
-from e2e.manifests import STOCK
+from e2e.manifests import PATIENT, STOCK
 from e2e.world import World
 from e2e.writers import Writers
+from tests.cluster.control_plane import WAIT_SECONDS
+
+IN_TIME = ("--timeout-seconds", str(WAIT_SECONDS))
+"""The operator is waited for as long as anything is."""
 
 PLUGIN = "from onewriter_kubectl.cli import main; main()"
 
@@ -50,7 +54,7 @@ def plugin(world: World) -> Plugin:
 
 @pytest.fixture(scope="module")
 def writers(world: World) -> Writers:
-    return world.writers(STOCK, "asked")
+    return world.writers(STOCK, "asked", spec=PATIENT)
 
 
 def test_the_brokers_answer_through_port_forwards(plugin: Plugin, writers: Writers) -> None:
@@ -67,7 +71,7 @@ def test_the_brokers_answer_through_port_forwards(plugin: Plugin, writers: Write
 
 def test_orders_through_the_operator_and_past_it(plugin: Plugin, writers: Writers) -> None:
     reign = writers.settled()
-    assert f"done: epoch {reign.epoch} " in plugin("handover", writers.name, "--yes")
+    assert f"done: epoch {reign.epoch} " in plugin("handover", writers.name, "--yes", *IN_TIME)
     after = writers.succeeded(reign)
     writers.settled()
     assert f"done: epoch {after.epoch} " in plugin("handover", writers.name, "--yes", "--direct")

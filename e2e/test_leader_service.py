@@ -6,15 +6,17 @@ import json
 from functools import partial
 
 import pytest
+from e2e.manifests import PATIENT
 from e2e.world import World
 from e2e.writers import Reign, Writers, until
+from tests.cluster.control_plane import WAIT_SECONDS
 
-ASK = "import urllib.request as r, sys; print(r.urlopen(sys.argv[1], timeout=5).read().decode())"
+ASK = "import urllib.request as r, sys; print(r.urlopen(sys.argv[1], timeout=30).read().decode())"
 
 
 @pytest.fixture(scope="module")
 def writers(world: World) -> Writers:
-    return world.writers(name="orders")
+    return world.writers(name="orders", spec=PATIENT)
 
 
 def answers(world: World, writers: Writers, asking: str) -> str:
@@ -54,7 +56,7 @@ def test_nobody_waits_for_it_in_a_rollout(world: World, writers: Writers) -> Non
     writers.settled()
     roll = ("rollout", "restart", "deployment/orders")
     world.cluster.kubectl(*roll, namespace=world.namespace)
-    done = ("rollout", "status", "deployment/orders", "--timeout=60s")
+    done = ("rollout", "status", "deployment/orders", f"--timeout={WAIT_SECONDS}s")
     world.cluster.kubectl(*done, namespace=world.namespace)
     leads_to(world, writers, writers.settled())
     assert writers.outcomes() == {}

@@ -9,6 +9,7 @@ from e2e.faults import Faults
 from e2e.manifests import KINDS, SIDECAR, STOCK
 from e2e.world import World
 from e2e.writers import until
+from tests.cluster.control_plane import WAIT_SECONDS
 
 SPARED = {"fencing": {"podPolicy": "None", "minIntervalSeconds": 0}}
 
@@ -96,7 +97,7 @@ def test_a_leader_on_a_drained_node_hands_over(world: World, faults: Faults) -> 
 @contextmanager
 def drained(world: World, node: str) -> Iterator[None]:
     """Everything leaves the node, our own parts too."""
-    options = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s")
+    options = ("--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={WAIT_SECONDS}s")
     try:
         world.cluster.kubectl("drain", node, *options)
         yield

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 from e2e import manifests
+from e2e.api import ANSWER_SECONDS
 from e2e.clusters import TestedCluster
 from e2e.faults import Faults
 from e2e.installation import NAMESPACE, Installation
@@ -50,7 +51,9 @@ class History:
             return phase if phase in {"Succeeded", "Failed"} else ""
 
         phase = until(ended, self.world.story)
-        said = self.world.api.log(self.world.namespace, name, "writer")
+        said = until(
+            lambda: self.world.api.log(self.world.namespace, name, "writer", seconds=ANSWER_SECONDS)
+        )
         assert phase == "Succeeded", said
         self.written += int(json.loads(said.splitlines()[-1])["written"])
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 
 import pytest
@@ -48,8 +49,30 @@ def test_a_silent_leader_is_fenced_and_then_evicted(
         fenced_then_evicted(writers, former)
 
 
-def test_who_wakes_in_time_is_refused_and_stays(cast: list[Writers], faults: Faults) -> None:
-    formers = [writers.settled() for writers in cast]
+@contextmanager
+def nobody_evicted(world: World, *cast: Writers) -> Iterator[None]:
+    """Budgets that forbid it: what has to be in time is so, however slow the machine is."""
+    for writers in cast:
+        world.apply(manifests.budget(writers.name, available=2))
+    try:
+        yield
+    finally:
+        for writers in cast:
+            world.api.delete("poddisruptionbudgets", world.namespace, writers.name)
+
+
+def test_who_wakes_in_time_is_refused_and_stays(
+    world: World, cast: list[Writers], faults: Faults
+) -> None:
+    with nobody_evicted(world, *cast):
+        formers = [writers.settled() for writers in cast]
+        wakes_in_time(cast, formers, faults)
+    for writers, former in zip(cast, formers, strict=True):
+        assert writers.is_there(former.uid)
+
+
+def wakes_in_time(cast: list[Writers], formers: list[Reign], faults: Faults) -> None:
+    """Each is frozen until another leads."""
     for former in formers:
         faults.freeze(former.pod)
     for writers, former in zip(cast, formers, strict=True):
@@ -58,7 +81,6 @@ def test_who_wakes_in_time_is_refused_and_stays(cast: list[Writers], faults: Fau
     for writers, former in zip(cast, formers, strict=True):
         writers.until_outcome(former, "CameBack")
         writers.refused(former)
-        assert writers.is_there(former.uid)
 
 
 def test_a_budget_blocks_the_eviction_until_it_lets_go(world: World, faults: Faults) -> None:
@@ -79,10 +101,11 @@ def test_a_budget_blocks_the_eviction_until_it_lets_go(world: World, faults: Fau
 def test_a_successor_of_the_same_name_is_never_evicted(world: World, faults: Faults) -> None:
     writers = world.writers(name="stateful", stateful=True)
     former = writers.settled()
-    faults.freeze(former.pod)
-    writers.succeeded(former)
-    world.api.delete("pods", world.namespace, former.name, gracePeriodSeconds=0)
-    writers.until_outcome(former, "PodGone")
+    with nobody_evicted(world, writers):
+        faults.freeze(former.pod)
+        writers.succeeded(former)
+        world.api.delete("pods", world.namespace, former.name, gracePeriodSeconds=0)
+        writers.until_outcome(former, "PodGone")
     writers.settled()
     (namesake,) = [pod for pod in writers.pods() if pod["metadata"]["name"] == former.name]
     assert namesake["metadata"]["uid"] != former.uid

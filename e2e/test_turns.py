@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from e2e.manifests import KINDS
+from e2e.manifests import KINDS, PATIENT
 from e2e.world import World
 from e2e.writers import Reign, Writers, until
 
@@ -16,7 +16,10 @@ def first_reign(writers: Writers) -> Reign:
 
 def test_two_pods_that_take_turns_are_left_alone(world: World) -> None:
     """One pair closes its producers and waits again, the other has its sidecars hand over."""
-    cast = [world.writers(kind, TURN_SECONDS="0.2", INTERVAL_SECONDS="0.05") for kind in KINDS]
+    cast = [
+        world.writers(kind, spec=PATIENT, TURN_SECONDS="0.2", INTERVAL_SECONDS="0.05")
+        for kind in KINDS
+    ]
     firsts = [first_reign(writers) for writers in cast]
     pods = [{pod["metadata"]["uid"] for pod in writers.pods()} for writers in cast]
     for writers, first in zip(cast, firsts, strict=True):

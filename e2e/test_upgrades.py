@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import pytest
 from e2e import manifests
 from e2e.installation import COMPONENT, NAMESPACE, WORKLOADS, Installation
-from e2e.manifests import SIDECAR, STOCK
+from e2e.manifests import PATIENT, SIDECAR, STOCK
 from e2e.world import World
 from e2e.writers import Writers, until
+from tests.cluster.control_plane import WAIT_SECONDS
 
 ROLLOUTS = int(os.environ.get("ONEWRITER_ROLLOUTS", "1"))
 
@@ -94,7 +95,8 @@ def cast(world: World) -> list[Writers]:
     """For each broker a topic that it serves, written with the stock client; one by sidecars."""
     brokers = [pod["metadata"]["name"] for pod in world.installation.pods("broker")]
     names = [world.name_served_by(name, f"topic-of-{name[-1]}") for name in brokers]
-    return [*(world.writers(STOCK, name) for name in names), world.writers(SIDECAR)]
+    stock = [world.writers(STOCK, name, spec=PATIENT) for name in names]
+    return [*stock, world.writers(SIDECAR, spec=PATIENT)]
 
 
 def test_replacing_the_brokers_fails_no_send(world: World, cast: list[Writers]) -> None:
@@ -163,7 +165,7 @@ def test_uninstalled_and_installed_again_under_writers(world: World, cast: list[
     installation.helm("uninstall", "onewriter")
     until(lambda: remains(world) == [], lambda: (remains(world), installation.story()))
     # Nobody is there to do what its finalizer asked for: it must not have one any more.
-    gone = ("delete", "exclusivetopic/doomed", "--timeout=30s")
+    gone = ("delete", "exclusivetopic/doomed", f"--timeout={WAIT_SECONDS}s")
     world.cluster.kubectl(*gone, namespace=world.namespace)
     installation.upgrade()
     until(lambda: installation.is_ready() and installation.is_placed(), installation.story)

@@ -14,7 +14,9 @@ from e2e.installation import Installation, is_ready
 Json = dict[str, Any]
 Found = TypeVar("Found")
 
-WAIT_SECONDS = 90.0
+WAIT_SECONDS = 300.0
+"""How long anything is waited for: two cores may have other things to do."""
+
 POLL_SECONDS = 0.2
 
 

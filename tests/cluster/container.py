@@ -18,6 +18,9 @@ from tests.cluster import images
 
 USER = 65532
 
+SECONDS_MAX = 180.0
+"""How long any end is waited for."""
+
 
 def missing() -> list[str]:
     """Why no container can be run here, one sentence each."""
@@ -73,7 +76,7 @@ class Container:
         """All that it has said."""
         return self._log.read_text(errors="replace")
 
-    def wait(self, seconds: float = 60) -> int:
+    def wait(self, seconds: float = SECONDS_MAX) -> int:
         """Its exit code."""
         assert self.process is not None
         return self.process.wait(seconds)
@@ -83,7 +86,7 @@ class Container:
         subprocess.run(self._runc("kill", self.name, "TERM"), check=False, capture_output=True)
         assert self.process is not None
         try:
-            return self.process.wait(30)
+            return self.process.wait(SECONDS_MAX)
         finally:
             subprocess.run(
                 self._runc("delete", "--force", self.name), check=False, capture_output=True

@@ -27,7 +27,7 @@ from typing import Self
 import yaml
 from tests.cluster import image_archive
 from tests.cluster.binaries import NODE, program
-from tests.cluster.control_plane import API_NAMES, Cluster, ClusterError
+from tests.cluster.control_plane import API_NAMES, ETCD_SERVES, WAIT_SECONDS, Cluster, ClusterError
 from tests.cluster.lab_node import (
     CONTAINERD,
     Node,
@@ -44,8 +44,11 @@ API_ADDRESS = "10.88.0.1"
 SERVICES = "10.96.0.0/16"
 NODE2_ADDRESS = "10.87.0.2"
 CABLE_ADDRESS = "10.87.0.1"
-START_SECONDS = 120.0
-STOP_SECONDS = 20.0
+START_SECONDS = 300.0
+STOP_SECONDS = 60.0
+
+NODE_GRACE_SECONDS = 20
+"""A node counts as lost when it has said nothing for so long: no kubelet only because it is slow."""
 
 PACKAGES = {
     "containerd": "containerd",
@@ -125,7 +128,7 @@ class Lab(Cluster):
         self._start_dns()
         for name in self.members:
             for sign in ("create", "condition=Ready"):
-                self.kubectl("wait", f"--for={sign}", f"node/{name}", "--timeout=60s")
+                self.kubectl("wait", f"--for={sign}", f"node/{name}", f"--timeout={WAIT_SECONDS}s")
 
     def stop(self) -> None:
         """End everything: the API server first, which outlives its etcd otherwise."""
@@ -229,6 +232,7 @@ class Lab(Cluster):
             "--initial-advertise-peer-urls=http://127.0.0.1:2380",
             "--initial-cluster=default=http://127.0.0.1:2380", "--unsafe-no-fsync",
         ])  # fmt: skip
+        self.wait("etcd", lambda: ETCD_SERVES in self.log("etcd", lines=1_000))
         self.run("kube-apiserver", [
             program("kube-apiserver"), f"--etcd-servers={etcd}", "--bind-address=0.0.0.0",
             f"--advertise-address={API_ADDRESS}", "--secure-port=6443",
@@ -255,7 +259,7 @@ class Lab(Cluster):
             f"--service-account-private-key-file={pki}/sa.key", f"--root-ca-file={pki}/ca.crt",
             f"--cluster-signing-cert-file={pki}/ca.crt", f"--cluster-signing-key-file={pki}/ca.key",
             "--bind-address=127.0.0.1", "--leader-elect=false", "--allocate-node-cidrs=false",
-            "--node-monitor-period=1s", "--node-monitor-grace-period=8s",
+            "--node-monitor-period=1s", f"--node-monitor-grace-period={NODE_GRACE_SECONDS}s",
         ])  # fmt: skip
         self.run("kube-scheduler", [
             program("kube-scheduler"), f"--kubeconfig={pki}/scheduler.kubeconfig",

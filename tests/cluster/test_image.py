@@ -19,7 +19,7 @@ from onewriter_operator.installation import valkey_configuration
 
 pytestmark = pytest.mark.nodes
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_nothing_can_be_written(run: Run) -> None:
 
 
 def ready(port: int) -> dict[str, object]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         connection.request("GET", "/readyz")
         found: dict[str, object] = json.loads(connection.getresponse().read())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from e2e.faults import Faults
@@ -82,3 +85,37 @@ def test_what_a_container_said_is_read_on_its_node() -> None:
     with Faults(machines) as faults:
         assert faults.said(POD, "writer") == '{"event": "wrote it"}'
     assert machines.asked == ["lab: cat /logs/lab/shop_writer_11-22/writer/*.log"]
+
+
+class ThisMachine(RecordedMachines):
+    """Runs what may be run here: the looking out, and no killing."""
+
+    def __init__(self, logs: Path) -> None:
+        super().__init__()
+        self._logs = logs
+
+    def shell(self, node: str, script: str) -> str:
+        waiting, _, killing = script.partition("; found=")
+        self.asked.append(killing)
+        subprocess.run(["sh", "-ec", waiting], check=True)
+        return ""
+
+    def pod_logs(self, node: str) -> str:
+        return str(self._logs)
+
+
+def test_a_container_is_killed_behind_its_words_and_not_before(tmp_path: Path) -> None:
+    folder = tmp_path / "shop_writer_11-22" / "writer"
+    folder.mkdir(parents=True)
+    machines = ThisMachine(tmp_path)
+    with Faults(machines) as faults:
+        killing = threading.Thread(target=faults.kill_behind, args=("batch 0:", POD, "writer"))
+        killing.start()
+        (folder / "0.log").write_text("batch 1 is planned\n")
+        killing.join(0.2)
+        assert killing.is_alive(), "nothing of the kind was said"
+        (folder / "0.log").write_text("x stdout F batch 0: 20 messages\n")
+        killing.join()
+    (killed,) = machines.asked
+    assert "kill -KILL" in killed
+    assert "c0ffee" in killed
