@@ -362,6 +362,8 @@ class Connection(asyncio.BufferedProtocol):
     async def _shake_hands(self) -> None:
         source = self._options.token
         token = b"" if source is None else await token_of(source)
+        if self.is_closed:  # the broker has gone while it was read
+            raise Unavailable(f"the connection to {self.address} was lost at once")
         target = self._proxied_to
         begun_at = self.now()
         self.write(

@@ -191,6 +191,29 @@ async def test_a_token_that_is_just_being_replaced_is_waited_for(
         assert not link.is_lost
 
 
+async def test_a_connection_that_is_lost_while_the_token_is_read_is_tried_again(
+    broker: FakeBroker,
+) -> None:
+    reads = 0
+
+    async def token() -> str:
+        nonlocal reads
+        reads += 1
+        if reads == 2:  # the holder comes back, and the broker goes once more
+            while len(broker.links) < 2:  # noqa: ASYNC110 - the broker's doing
+                await asyncio.sleep(0)
+            broker.links[-1].cut()
+            await asyncio.sleep(0.05)
+        return "fresh"
+
+    async with client_of(broker, token=token) as client:
+        producer = await client.create_producer("orders", EXCLUSIVE)
+        broker.links[-1].cut()
+        await broker.heard_of(pb.CommandConnect, 2)
+        await producer.send(b"goes on")
+        assert (reads, producer.state) == (3, ProducerState.READY)
+
+
 async def test_refused_credentials_are_a_definite_no(broker: FakeBroker) -> None:
     broker.answers[pb.CommandConnect] = lambda link, _command: link.write(
         link.wire.refuse(ServerError.AUTHENTICATION_ERROR, "who are you?")
