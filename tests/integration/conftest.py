@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -33,6 +34,9 @@ ATTENTIVE = {"silent_after_seconds": 5.0}
 
 StockClients = Callable[..., Any]
 RawClients = Callable[..., RawClient]
+
+SECONDS_MAX = 120
+"""For what a stock client is to get done, though brokers die in the story: one may be slow to start."""
 
 _topics = itertools.count(1)
 
@@ -98,9 +102,12 @@ def stock() -> Iterator[StockClients]:
     with contextlib.ExitStack() as stack:
 
         def make(url: str, **options: Any) -> Any:
-            options.setdefault("operation_timeout_seconds", 60)
+            options.setdefault("operation_timeout_seconds", SECONDS_MAX)
             quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
             client = pulsar.Client(url, logger=quiet, **options)
+            client.create_producer = functools.partial(
+                client.create_producer, send_timeout_millis=1000 * SECONDS_MAX
+            )
             stack.callback(_close, client)
             return client
 

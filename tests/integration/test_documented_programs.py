@@ -8,6 +8,7 @@ that a later one may read what an earlier one wrote.
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +23,11 @@ ROOT = Path(__file__).resolve().parents[2]
 URL = "pulsar://127.0.0.1:6650"
 PROGRAM_SECONDS = 180.0
 """A program of the documentation ends by itself, long before."""
+
+USERS_ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if not name.startswith("ONEWRITER_")
+}
+"""A program's own brokers have their defaults, as at its users': it may wait until one is silent."""
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _BEGINS = re.compile(r"(import|from) ")
@@ -64,6 +70,7 @@ def test_it_runs_as_it_stands_there(page: Path, brokers: RunningBrokers, tmp_pat
         program.write_text(text.replace(URL, brokers.service_url))
         done = subprocess.run(
             [sys.executable, "-W", "error", str(program)],
+            env=USERS_ENVIRONMENT,
             capture_output=True,
             text=True,
             timeout=PROGRAM_SECONDS,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.integration.patience import PATIENT
 from tests.integration.raw import contents_of, full
 from tests.servers import running_server
 
@@ -18,7 +20,6 @@ from onewriter import (
     ConfigurationError,
     ConsumerOptions,
     Fenced,
-    Limits,
     Refused,
     ServerError,
     Unavailable,
@@ -95,7 +96,7 @@ async def test_what_cannot_be_asked_is_said_at_once(
 
 
 async def test_ten_thousand_resources(broker: LocalBrokers, resource: str) -> None:
-    async with Client(broker.service_url) as client:
+    async with Client(broker.service_url, limits=PATIENT) as client:
         owned = await client.own("many", [f"{resource}/{n}" for n in range(10_000)])
         assert {each.generation for each in owned} == {1}
         await owned[9_999].check()
@@ -130,7 +131,7 @@ async def test_the_groups_single_reader_and_writer(broker: LocalBrokers, topic: 
 
 
 async def test_an_owner_goes_on_when_its_broker_is_killed(tmp_path: Path, resource: str) -> None:
-    limits = Limits(request_timeout_seconds=5.0)
+    limits = replace(PATIENT, request_timeout_seconds=5.0)
     with (
         running_server() as store,
         running_brokers(brokers=2, redis_url=store.url, supervised=False) as brokers,

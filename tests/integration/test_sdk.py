@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import ROUNDS, RawClients
 from tests.integration.cutting_proxy import PROXY_HOST, CuttingProxy
+from tests.integration.patience import SECONDS
 from tests.integration.raw import FENCING, contents_of
 
 from onewriter import (
@@ -28,7 +29,7 @@ from onewriter_broker.testing import LocalBrokers, running_brokers
 MESSAGES = 3_000
 CUTS = 6
 
-EXCLUSIVE = ProducerOptions(access_mode=AccessMode.EXCLUSIVE, send_timeout_seconds=60.0)
+EXCLUSIVE = ProducerOptions(access_mode=AccessMode.EXCLUSIVE, send_timeout_seconds=SECONDS)
 
 
 @pytest.mark.parametrize("mode", AccessMode)

@@ -9,6 +9,7 @@ import pulsar
 import pytest
 from tests.integration.conftest import RawClients, StockClients
 from tests.integration.cutting_proxy import PROXY_HOST, CuttingProxy
+from tests.integration.patience import SECONDS
 
 from onewriter import (
     EARLIEST,
@@ -41,7 +42,7 @@ CODECS = [
 
 async def take(source: Reader | Consumer, count: int) -> list[Message]:
     receive = source.next if isinstance(source, Reader) else source.receive
-    return [await receive(timeout_seconds=60) for _ in range(count)]
+    return [await receive(timeout_seconds=SECONDS) for _ in range(count)]
 
 
 def contents(messages: list[Message]) -> list[bytes]:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from click.testing import CliRunner
+from tests.integration.patience import LASTING, PATIENT
 from tests.integration.raw import contents_of
 from tests.integration.test_guards import FENCING, beside, elsewhere, guarded_producer
 from tests.servers import StoreServer
@@ -35,8 +36,8 @@ async def leading(
     broker: LocalBrokers, topic: str, options: ProducerOptions | None = None
 ) -> AsyncIterator[Leadership]:
     async with (
-        Client(broker.service_url) as client,
-        client.lead(topic, announce=False, options=options) as found,
+        Client(broker.service_url, limits=PATIENT) as client,
+        client.lead(topic, announce=False, options=options or LASTING) as found,
     ):
         yield found
 
@@ -128,7 +129,8 @@ async def test_guarded_writes_go_on_through_a_dead_broker(topic: str) -> None:
             receipts = []
             for number in range(600):
                 receipts += [
-                    await leadership.guarded(target).submit(b"%d" % number) for target in targets
+                    await leadership.guarded(target, LASTING).submit(b"%d" % number)
+                    for target in targets
                 ]
                 if number == 300:
                     brokers.kill()
@@ -226,6 +228,7 @@ async def test_transactions_through_a_dead_broker_are_whole(topic: str) -> None:
     answered, unknown = [], []
     with running_brokers() as brokers:
         async with leading(brokers, topic) as leadership:
+            leadership.guarded(audit, LASTING)
             for number in range(200):
                 if number in {50, 120}:
                     asyncio.get_running_loop().call_later(0.003, brokers.kill)

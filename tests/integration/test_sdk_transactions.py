@@ -6,6 +6,7 @@ import asyncio
 from itertools import count
 
 import pytest
+from tests.integration.patience import SECONDS
 from tests.integration.raw import entries_of
 from tests.integration.test_guards import beside
 from tests.integration.test_sdk_guarded import leading
@@ -83,7 +84,9 @@ async def test_each_is_whole_and_in_its_place_among_a_stream_of_sends(
 ) -> None:
     """Though the broker dies, and several are committed at a time."""
     options = ProducerOptions(
-        pending_messages_max=PENDING_MAX, batching=Batching() if is_batched else None
+        pending_messages_max=PENDING_MAX,
+        batching=Batching() if is_batched else None,
+        send_timeout_seconds=SECONDS,
     )
     audit = beside(topic)
     certain = []

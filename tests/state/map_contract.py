@@ -22,7 +22,7 @@ from onewriter.state import (
     WrongType,
 )
 
-LIMITS = StateLimits(timeout_seconds=20)
+LIMITS = StateLimits(timeout_seconds=120)
 
 
 class World(Protocol):
