@@ -5,12 +5,13 @@ A world opens stores and does to its servers what the contract is about. The tes
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from tests.servers import SERVER_PROGRAMS, StoreServer, running_pair, running_server
 from tests.stamps import stamp_anew
@@ -22,12 +23,15 @@ from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryNode, MemoryServer
 from onewriter_broker.log.redis_primary import RedisSettings
 from onewriter_broker.log.redis_store import RedisLogStore
+from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
 
 BUCKETS = 4
 PATIENCE_SECONDS = 30.0
 """For an answer of a server that runs: on a busy machine its disk, or this process, may be slow."""
 WORLD_KINDS = ["memory", *SERVER_PROGRAMS]
+
+Answer = TypeVar("Answer")
 
 
 class World(Protocol):
@@ -311,3 +315,13 @@ async def positions(store: LogStore, topic: TopicName) -> list[str]:
     """Where the blocks and markers of a log stand."""
     stored = await store.read_blocks(topic, EARLIEST, count=1000)
     return [str(block.position) for block in stored]
+
+
+async def decided(call: Callable[[], Awaitable[Answer]]) -> Answer:
+    """What a call answers that is made again for as long as it is undecided."""
+    async with asyncio.timeout(4 * PATIENCE_SECONDS):
+        while True:
+            try:
+                return await call()
+            except Undecided:
+                await asyncio.sleep(0.05)

@@ -9,9 +9,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 import redis.exceptions
@@ -19,6 +18,7 @@ from tests.conformance.log_store_worlds import (
     PATIENCE_SECONDS,
     ServerWorld,
     Writer,
+    decided,
     topics_of_bucket,
     writer,
 )
@@ -39,8 +39,6 @@ TOPIC, OTHER = topics_of_bucket(0, 2)
 UNIT = "ow:{b0}:unit"
 PASSWORD = "for these tests"  # noqa: S105 (servers that live for one test)
 ROOT = Path(__file__).parents[2]
-
-Answer = TypeVar("Answer")
 
 
 @pytest.fixture
@@ -431,16 +429,6 @@ def start_sentinel(
 
 async def until_answered(store: LogStore) -> Observation:
     return await decided(lambda: store.observe([]))
-
-
-async def decided(call: Callable[[], Awaitable[Answer]]) -> Answer:
-    """What a call answers that is made again for as long as it is undecided."""
-    async with asyncio.timeout(4 * PATIENCE_SECONDS):
-        while True:
-            try:
-                return await call()
-            except Undecided:
-                await asyncio.sleep(0.05)
 
 
 async def until_sentinel_knows_the_replica(port: int) -> None:
