@@ -27,8 +27,8 @@ class Story:
         self._consumer = consumer
         self._dice = dice
         self._next = 0
-        self._may_begin_anew = False
-        """The connection broke, or the topic moved: sooner or later all comes again."""
+        self._breaks = 0
+        """How often the connection broke, or the topic moved: each time all may come again."""
         topic.broker.answers[Redeliver] = self._redeliver
 
     def _redeliver(self, link: FakeLink, command: Redeliver) -> None:
@@ -64,9 +64,9 @@ class Story:
             case "again":
                 await self._consumer.redeliver_unacknowledged()
                 self._next = self._topic.first_unacknowledged()
-                self._may_begin_anew = False
+                self._breaks = 0
             case "break":
-                self._may_begin_anew = True
+                self._breaks += 1
                 if self._dice.random() < 0.5:
                     self._topic.broker.links[-1].cut()
                 else:
@@ -76,13 +76,13 @@ class Story:
         message = await self._consumer.receive(timeout_seconds=timeout_seconds)
         found = int(message.content)
         if found != self._next:
-            assert self._may_begin_anew, f"{found} instead of {self._next}"
+            assert self._breaks > 0, f"{found} instead of {self._next}"
             assert found == self._topic.first_unacknowledged()
-            self._may_begin_anew = False
+            self._breaks -= 1
         self._next = found + 1
 
     async def _acknowledge(self) -> None:
-        if self._next > self._topic.first_unacknowledged() and not self._may_begin_anew:
+        if self._next > self._topic.first_unacknowledged() and self._breaks == 0:
             number = self._dice.randint(self._topic.first_unacknowledged(), self._next - 1)
             with contextlib.suppress(OutcomeUnknown):
                 await self._consumer.acknowledge_cumulative(MessageId(LEDGER, number))
@@ -90,7 +90,7 @@ class Story:
     async def finish(self) -> None:
         """Everything that is not acknowledged comes, in its order, and nothing else."""
         await self._consumer.redeliver_unacknowledged()
-        self._may_begin_anew = False
+        self._breaks = 0
         self._next = self._topic.first_unacknowledged()
         self._topic.deliver()
         while self._next < len(self._topic.entries):
