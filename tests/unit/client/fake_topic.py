@@ -193,20 +193,30 @@ class FakeTopic:
         link.write(replies.success(command.request_id))
         self.tell_end()
 
+    def find(self, link: FakeLink, consumer_id: int) -> Subscriber | None:
+        """Nobody, where the consumer was closed and has not heard of it yet."""
+        mine = (each for each in self.subscribers if each.link is link)
+        return next((each for each in mine if each.command.consumer_id == consumer_id), None)
+
     def of(self, link: FakeLink, consumer_id: int) -> Subscriber:
-        return next(
-            each
-            for each in self.subscribers
-            if each.link is link and each.command.consumer_id == consumer_id
-        )
+        found = self.find(link, consumer_id)
+        assert found is not None, f"there is no consumer {consumer_id}"
+        return found
 
     def flow(self, link: FakeLink, command: Flow) -> None:
-        self.of(link, command.consumer_id).permits += command.permits
-        self.deliver()
+        subscriber = self.find(link, command.consumer_id)
+        if subscriber is not None:
+            subscriber.permits += command.permits
+            self.deliver()
 
     def acknowledge(self, link: FakeLink, ack: Ack) -> None:
         self.acks.append(ack)
-        subscriber = self.of(link, ack.consumer_id)
+        subscriber = self.find(link, ack.consumer_id)
+        if subscriber is None:
+            if ack.request_id is not None:
+                error = ServerError.CONSUMER_NOT_FOUND
+                link.write(encode_ack_response(ack.consumer_id, ack.request_id, error, "gone"))
+            return
         if not subscriber.command.durable:  # a reader's progress is its own
             subscriber.mark = ack.message_ids[0].entry
             self.tell_end()
@@ -222,9 +232,12 @@ class FakeTopic:
             link.write(encode_ack_response(ack.consumer_id, ack.request_id, self.ack_error, "no"))
 
     def redeliver(self, link: FakeLink, command: pb.CommandRedeliverUnacknowledgedMessages) -> None:
+        is_gone = self.find(link, command.consumer_id) is None
         if command.HasField("request_id"):
-            link.write(replies.success(command.request_id))
-        self.rewind(link, command)
+            error = replies.error(command.request_id, ServerError.CONSUMER_NOT_FOUND, "gone")
+            link.write(error if is_gone else replies.success(command.request_id))
+        if not is_gone:
+            self.rewind(link, command)
 
     def rewind(self, link: FakeLink, command: pb.CommandRedeliverUnacknowledgedMessages) -> None:
         """Take it, without an answer."""

@@ -37,8 +37,12 @@ class Story:
         if fate < 0.1:
             link.cut()
             return
-        subscriber = self._topic.of(link, command.consumer_id)
-        if fate < 0.6 and subscriber.next < len(self._topic.entries):
+        subscriber = self._topic.find(link, command.consumer_id)
+        if subscriber is None:
+            self._topic.redeliver(link, command)
+            return
+        may_send = subscriber.permits > 0 and subscriber.next < len(self._topic.entries)
+        if fate < 0.6 and may_send:
             self._topic.send(subscriber, subscriber.next)
             subscriber.next += 1
         if fate < 0.2:
