@@ -162,9 +162,7 @@ class Catalogs:
             try:
                 outcome = await self._store.set_catalog(binding, fields)
             finally:
-                if (
-                    outcome is not Outcome.DONE
-                ):  # not answered, or cut off: it may be stored all the same
+                if outcome is not Outcome.DONE:  # also without an answer it may be stored
                     self.forget(bucket)
             if outcome is not Outcome.DONE:
                 raise Unavailable(f"the catalog of bucket {bucket} has moved on: {outcome.value}")
