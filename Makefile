@@ -8,7 +8,7 @@ RUN_STAMP := $(VENV)/.installed-to-run
 DATA ?= var
 SEEDS ?= 300
 
-.PHONY: run test check model sim soak soak-pipeline soak-operator bench bench-sdk bench-pipeline bench-operator compare-pulsar examples pipeline-demo e2e kind image spark-image chart reference clean help
+.PHONY: run test check model sim standstill soak soak-pipeline soak-operator bench bench-sdk bench-pipeline bench-operator compare-pulsar examples pipeline-demo e2e kind image spark-image chart reference clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -43,6 +43,10 @@ model: $(STAMP)  ## The model checker with the larger scopes
 
 sim: $(STAMP)  ## The simulation over SEEDS seeds (make sim SEEDS=1000)
 	ONEWRITER_SEEDS=$(SEEDS) $(BIN)/pytest tests/simulation --timeout 7200
+
+standstill: $(STAMP)  ## Unit tests on a machine that stands still once in each, over SEEDS seeds
+	for seed in $$(seq $(SEEDS)); do echo "seed $$seed"; \
+		ONEWRITER_SEED=$$seed $(BIN)/pytest -q -n 2 -p tests.standstill tests/unit tests/property tests/scenarios || exit 1; done
 
 soak: $(STAMP)  ## Campaigns at full length: hundreds of failovers and kills
 	ONEWRITER_ROUNDS=200 $(BIN)/pytest tests/integration -m campaign --timeout 7200

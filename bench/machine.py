@@ -174,7 +174,8 @@ class OtherWork:
             now - then for now, then in zip(self._now(), self._began, strict=True)
         )
         cores = len(os.sched_getaffinity(0))
-        return max(0.0, busy - own) / max(elapsed * cores, 1 / _CLOCK_TICKS_PER_SECOND)
+        share = (busy - own) / max(elapsed * cores, 1 / _CLOCK_TICKS_PER_SECOND)
+        return min(1.0, max(0.0, share))  # the clocks differ by a tick
 
     @staticmethod
     def _now() -> tuple[float, float, float]:

@@ -24,6 +24,11 @@ from onewriter.state import (
 
 LIMITS = StateLimits(timeout_seconds=120)
 
+TURNS = 3
+"""So often each of two busy writers comes to its turn, before anything is asserted."""
+
+SECONDS_MAX = 90.0
+
 
 class World(Protocol):
     """Where the maps of one story are: the same log for all of them."""
@@ -315,21 +320,20 @@ class MapContract:
     async def test_two_busy_writers_take_turns(self, world: World) -> None:
         """Neither starves nor fences the other: every write succeeds, on both sides."""
         async with world.map(str, int) as one, world.map(str, int) as other:
-            until = asyncio.get_running_loop().time() + 2
 
             async def keep_adding(shared: SharedMap[Any, Any], name: str) -> int:
                 count = 0
-                while asyncio.get_running_loop().time() < until:
+                while min(grants_of(one), grants_of(other)) < TURNS:
                     await shared.update(name, lambda value: (value or 0) + 1)
                     await shared.update("both", lambda value: (value or 0) + 1)
                     count += 1
                 return count
 
-            counts = await asyncio.gather(keep_adding(one, "one"), keep_adding(other, "other"))
+            async with asyncio.timeout(SECONDS_MAX):
+                counts = await asyncio.gather(keep_adding(one, "one"), keep_adding(other, "other"))
             assert await one.get("both", latest=True) == sum(counts)
             assert await one.get("one") == counts[0] > 0
             assert await one.get("other") == counts[1] > 0
-            assert min(grants_of(one), grants_of(other)) > 2
 
 
 class StockMapContract(MapContract):

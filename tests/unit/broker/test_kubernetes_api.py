@@ -55,7 +55,9 @@ class Lab:
 
 
 @pytest.fixture
-async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
+async def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lab]:
+    monkeypatch.setattr(kubernetes_api, "CONNECT_SECONDS", 60.0)
+    monkeypatch.setattr(kubernetes_api, "REQUEST_SECONDS", 60.0)
     found = Lab(tmp_path)
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", found.answer)

@@ -33,9 +33,9 @@ Result = TypeVar("Result")
 SECONDS_MAX = 10.0
 
 QUICK = Limits(
-    connect_timeout_seconds=2.0,
-    operation_timeout_seconds=2.0,
-    request_timeout_seconds=2.0,
+    connect_timeout_seconds=20.0,
+    operation_timeout_seconds=20.0,
+    request_timeout_seconds=20.0,
 )
 
 
@@ -142,11 +142,11 @@ class FakeBroker:
 
     def contents(self) -> list[bytes]:
         """Of all SENDs, in the order in which they came."""
-        return [
-            bytes(entry_payload(payload))
-            for _, command, payload in self.heard
-            if isinstance(command, Send)
-        ]
+        return [bytes(entry_payload(payload)) for payload in self.payloads()]
+
+    def payloads(self) -> list[bytes]:
+        """Of all SENDs, with their metadata."""
+        return [payload for _, command, payload in self.heard if isinstance(command, Send)]
 
     async def heard_of(self, kind: type[Kind], count: int = 1) -> Kind:
         """The ``count``-th command of that kind."""

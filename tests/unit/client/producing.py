@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.unit.client.fake_broker import FakeBroker
+import pytest
+from tests.clock import skip
+from tests.unit.client.fake_broker import FakeBroker, begin
 
-from onewriter import AccessMode, Producer, ProducerOptions
+from onewriter import AccessMode, Client, Producer, ProducerOptions, Unavailable
 from onewriter_core.wire.values import Send
 
 EXCLUSIVE = ProducerOptions(access_mode=AccessMode.EXCLUSIVE, name="writer")
-
 
 WAIT = ProducerOptions(access_mode=AccessMode.WAIT_FOR_EXCLUSIVE, name="writer", queue_priority=7)
 
@@ -24,3 +25,18 @@ async def cut_in_flight(broker: FakeBroker, producer: Producer) -> asyncio.Futur
     del broker.answers[Send]
     broker.links[-1].cut()
     return receipt  # type: ignore[return-value]  # whatever it ends with
+
+
+async def never_made(client: Client, trouble: str, options: ProducerOptions = EXCLUSIVE) -> None:
+    """A producer that is waited for in vain: what kept it is named in the end."""
+    is_known = asyncio.Event()
+
+    def look(producer: Producer) -> None:
+        if trouble in str(producer.trouble):
+            is_known.set()
+
+    making = begin(client.create_producer("orders", options, timeout_seconds=60, on_change=look))
+    await is_known.wait()
+    skip(60)
+    with pytest.raises(Unavailable, match=trouble):
+        await making

@@ -11,6 +11,8 @@ from onewriter import MessageId, _chunk_expiry
 from onewriter._chunk_expiry import ChunkExpiry, ChunkLimits
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
+pytestmark = pytest.mark.looptime
+
 SECONDS = 0.02
 PERIODS = 10 * SECONDS
 

@@ -7,6 +7,7 @@ import ssl
 from pathlib import Path
 
 import pytest
+from tests.clock import skip
 from tests.cluster.pki import Authority
 from tests.unit.client.fake_broker import (
     Clock,
@@ -16,6 +17,7 @@ from tests.unit.client.fake_broker import (
     client_of,
     fake_broker,
 )
+from tests.unit.client.producing import never_made
 
 from onewriter import (
     AccessMode,
@@ -80,8 +82,7 @@ async def test_redirects_in_a_circle_end(broker: FakeBroker) -> None:
         broker.answers[pb.CommandLookup] = lambda link, command: link.write(
             replies.lookup_redirect(command.request_id, broker.url)
         )
-        with pytest.raises(Unavailable, match="10 brokers"):
-            await client.create_producer("orders", EXCLUSIVE, timeout_seconds=0.3)
+        await never_made(client, "10 brokers")
 
 
 @pytest.mark.parametrize("url", ["", "nonsense"])
@@ -274,8 +275,7 @@ async def test_a_certificate_that_is_not_the_brokers_is_refused(
     broker = await tls_broker(authority, "broker")
     try:
         async with client_of(broker, tls=Tls(ca_file=trusted.certificate)) as client:
-            with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
-                await client.create_producer("orders", EXCLUSIVE, timeout_seconds=0.3)
+            await never_made(client, "CERTIFICATE_VERIFY_FAILED")
         assert broker.heard == []
     finally:
         await broker.stop()
@@ -351,8 +351,11 @@ async def test_a_broker_that_speaks_nonsense_is_left(broker: FakeBroker) -> None
 async def test_a_broker_that_never_answers_a_connect_is_left(broker: FakeBroker) -> None:
     broker.answers[pb.CommandConnect] = None
     async with client_of(broker) as client:
+        making = begin(client.create_producer("orders", EXCLUSIVE, timeout_seconds=10))
+        await broker.heard_of(pb.CommandConnect)
+        skip(10)
         with pytest.raises(Unavailable, match="no producer"):
-            await client.create_producer("orders", EXCLUSIVE, timeout_seconds=0.1)
+            await making
     await broker.eventually(lambda: all(link.is_lost for link in broker.links))
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.clock import skip
 from tests.unit.client.fake_broker import FakeBroker, begin, client_of
 from tests.unit.client.fake_topic import LEDGER, NOON_MS, FakeTopic
 
@@ -98,8 +99,11 @@ async def test_a_broker_that_is_not_ready_is_asked_again(topic: FakeTopic, clien
 
 async def test_no_answer_in_time(topic: FakeTopic, client: Client) -> None:
     topic.broker.answers[pb.CommandSubscribe] = None
+    asking = begin(client.subscribe("orders", "audit", timeout_seconds=60))
+    await topic.broker.heard_of(pb.CommandSubscribe)
+    skip(60)
     with pytest.raises(Unavailable, match="within"):
-        await client.subscribe("orders", "audit", timeout_seconds=0.05)
+        await asking
     await topic.broker.heard_of(pb.CommandCloseConsumer)
 
 

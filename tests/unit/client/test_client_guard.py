@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.clock import skip
 from tests.unit.client.fake_broker import FakeBroker, FakeLink, begin, client_of
 
 from onewriter import (
@@ -270,10 +271,14 @@ async def test_a_commit_without_an_answer_is_unknown(
 ) -> None:
     broker.answers[pb.CommandPublishTogether] = (lambda link, _: link.cut()) if is_cut else None
     leadership = await leadership_of(client)
-    transaction = leadership.transaction(announce=False, timeout_seconds=0.2)
+    transaction = leadership.transaction(announce=False, timeout_seconds=60)
     receipt = transaction.send(b"own")
+    committing = begin(transaction.commit())
+    await broker.heard_of(pb.CommandPublishTogether)
+    if not is_cut:
+        skip(60)
     with pytest.raises(OutcomeUnknown):
-        await transaction.commit()
+        await committing
     with pytest.raises(OutcomeUnknown):
         await receipt
     assert len(broker.all(pb.CommandPublishTogether)) == 1

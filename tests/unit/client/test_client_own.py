@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.clock import skip
 from tests.unit.client.fake_broker import FakeBroker, FakeLink, begin, client_of
 
 from onewriter import Client, Closed, ConfigurationError, Unavailable
@@ -115,7 +116,10 @@ async def test_an_own_that_ran_out_of_time_is_given_back(
 ) -> None:
     await client.own("group", ["warm"])
     owning.is_held = True
-    (late,) = await client.own("group", ["a"], timeout_seconds=0.05)
+    asking = begin(client.own("group", ["a"], timeout_seconds=60).__aenter__())
+    await broker.eventually(lambda: bool(owning.held))
+    skip(60)
+    (late,) = await asking
     assert isinstance(late.end, Unavailable)
     owning.let_go()
     await broker.heard_of(pb.CommandDisown)
@@ -127,7 +131,10 @@ async def test_an_own_whose_answer_was_lost_is_given_back(
     broker: FakeBroker, client: Client, owning: Owning
 ) -> None:
     owning.lost_answers = 1
-    (late,) = await client.own("group", ["a"], timeout_seconds=0.1)
+    asking = begin(client.own("group", ["a"], timeout_seconds=60).__aenter__())
+    await broker.heard_of(pb.CommandOwn)
+    skip(60)
+    (late,) = await asking
     assert isinstance(late.end, Unavailable)
     assert "a" in owning.owners
     await broker.heard_of(pb.CommandDisown)

@@ -78,7 +78,7 @@ async def test_a_message_beyond_the_brokers_limit_is_refused_here(broker: FakeBr
 async def test_metadata_of_a_message(broker: FakeBroker, client: Client) -> None:
     producer = await client.create_producer("orders", EXCLUSIVE)
     await producer.send(b"x", key="k", properties={"a": "b"}, event_time_ms=5)
-    metadata = parse_metadata(broker.heard[-1][2])
+    metadata = parse_metadata(broker.payloads()[-1])
     assert (metadata.producer_name, metadata.partition_key, metadata.event_time) == (
         "writer",
         "k",

@@ -141,7 +141,7 @@ async def test_what_a_message_has_besides_its_content(
         Onewriter_Event_Time="1234",
     )
     assert answer.status == 200
-    metadata = parse_metadata(broker.heard[-1][2])
+    metadata = parse_metadata(broker.payloads()[-1])
     assert metadata.partition_key == "customer-7"
     assert {item.key: item.value for item in metadata.properties} == {"a": "b"}
     assert metadata.event_time == 1234

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.clock import skip
 from tests.unit.client.fake_broker import Clock, FakeBroker, begin, until
 from tests.unit.client.sidecar_world import SidecarWorld, lose_the_topic, running_sidecar
 
@@ -114,7 +115,7 @@ async def test_resume_info_is_the_first_message_of_each_takeover(
             "producerName": sidecar.settings.name,
             "resumeInfo": {"offset": 12},
         }
-        metadata = parse_metadata(broker.heard[-1][2])
+        metadata = parse_metadata(broker.payloads()[-1])
         assert metadata.partition_key == "onewriter.leader"
         properties = {item.key: item.value for item in metadata.properties}
         assert properties == {"onewriter.kind": "leader", "onewriter.epoch": "7"}
@@ -271,14 +272,18 @@ async def test_metrics_tell_what_happened(broker: FakeBroker, sidecar: SidecarWo
 async def test_leadership_is_verified_when_it_is_asked_about(
     broker: FakeBroker, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onewriter.sidecar.candidate.VERIFY_SECONDS", 0.1)
+    monkeypatch.setattr("onewriter.sidecar.candidate.VERIFY_SECONDS", 5.0)
     async with running_sidecar(broker, tmp_path) as sidecar:
         await sidecar.lead()
         clock.ahead += 60.0
         assert (await sidecar.standing())["verified"] is True
         broker.answers[pb.CommandPing] = None
         clock.ahead += 60.0
-        standing = await sidecar.standing()
+        pings = len(broker.all(pb.CommandPing))
+        asking = begin(sidecar.standing())
+        await broker.heard_of(pb.CommandPing, pings + 1)
+        skip(5.0)
+        standing = await asking
         assert (standing["leading"], standing["verified"]) == (True, False)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.clock import skip
 from tests.unit.client.fake_broker import FakeBroker, begin, until
 from tests.unit.client.sidecar_world import Answer, SidecarWorld, running_sidecar
 from yarl import URL
@@ -23,6 +24,9 @@ from onewriter.state.memory import MemoryGrant
 EVENTS = {"Accept": "text/event-stream"}
 JSON = "application/json"
 FULL = "persistent://public/default/"
+
+PUBLISH_SECONDS = 5.0
+"""Of the sidecar: how long a request waits for the map."""
 
 
 class Logs(defaultdict[str, MemoryLog]):
@@ -55,7 +59,7 @@ def logs(monkeypatch: pytest.MonkeyPatch) -> Logs:
 @pytest.fixture
 async def sidecar(broker: FakeBroker, logs: Logs, tmp_path: Path) -> AsyncIterator[SidecarWorld]:
     del logs
-    async with running_sidecar(broker, tmp_path, publish_timeout_seconds=2.0) as world:
+    async with running_sidecar(broker, tmp_path, publish_timeout_seconds=PUBLISH_SECONDS) as world:
         yield world
 
 
@@ -358,8 +362,12 @@ async def test_what_makes_no_sense_is_refused(
 async def test_a_write_whose_turn_does_not_come_is_definitely_not_done(
     sidecar: SidecarWorld, logs: Logs
 ) -> None:
-    grant = await logs[FULL + "limits"].acquire(lambda: None)
-    answer = await put(sidecar, "limits/k", b"1")
+    others_wait = asyncio.Event()
+    grant = await logs[FULL + "limits"].acquire(others_wait.set)
+    putting = begin(put(sidecar, "limits/k", b"1"))
+    await others_wait.wait()
+    skip(PUBLISH_SECONDS)
+    answer = await putting
     assert (answer.status, answer.body["stored"]) == (503, False)
     assert answer.headers["Retry-After"] == "1"
     await grant.hand_over()

@@ -1,0 +1,85 @@
+"""A machine that stands still for a while in the middle of every test: ``make standstill``.
+
+A plugin of pytest (``-p tests.standstill``). The clocks of the process jump ahead in each test, between two
+rounds of its event loop, as they do when a virtual machine is not run for some seconds: everything that was
+to happen by then is due at once, and nothing of what others were to do has happened. Or the same seconds
+pass over several rounds, as on a machine that gives the process a little time now and then.
+``ONEWRITER_SEED`` chooses the rounds, so a failure comes back with its seed. Tests on a virtual clock notice
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio.base_events
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+SECONDS = float(os.environ.get("ONEWRITER_STANDSTILL_SECONDS", "2.5"))
+"""How long it stands still."""
+
+SEED = os.environ.get("ONEWRITER_SEED", "0")
+
+ROUNDS_MAX = 400
+"""The latest round of the loop at which it stops; early ones are as likely as all late ones together."""
+
+
+JUMPS = (1, 10, 50)
+"""Over so many rounds the seconds pass: at once, or a part of them in each."""
+
+
+class Standstill:
+    """The clocks of this process, and when they jump."""
+
+    def __init__(self) -> None:
+        self._first = self._jumps = self._rounds = 0
+        self._ahead_seconds = 0.0
+        for name in ("monotonic", "perf_counter", "time"):
+            setattr(time, name, self._ahead(getattr(time, name)))
+        for name in ("monotonic_ns", "time_ns"):
+            setattr(time, name, self._ahead_ns(getattr(time, name)))
+        self._watch_loops()
+
+    def begin(self, first: int, jumps: int) -> None:
+        """From round ``first`` on (the next is 1) the clocks jump ``jumps`` times."""
+        self._first, self._jumps, self._rounds = first, jumps, 0
+
+    def end(self) -> None:
+        """They jump no more."""
+        self._jumps = 0
+
+    def _ahead(self, clock: Callable[[], float]) -> Callable[[], float]:
+        return lambda: clock() + self._ahead_seconds
+
+    def _ahead_ns(self, clock: Callable[[], int]) -> Callable[[], int]:
+        return lambda: clock() + int(self._ahead_seconds * 1e9)
+
+    def _watch_loops(self) -> None:
+        loops = asyncio.base_events.BaseEventLoop
+        run_once = loops._run_once  # type: ignore[attr-defined]  # nothing public sees a round
+
+        def round_of(loop: asyncio.base_events.BaseEventLoop) -> None:
+            self._rounds += 1
+            if self._first <= self._rounds < self._first + self._jumps:
+                self._ahead_seconds += SECONDS / self._jumps
+            run_once(loop)
+
+        loops._run_once = round_of  # type: ignore[attr-defined]
+
+
+_STANDSTILL = Standstill()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    chance = random.Random(SEED + item.nodeid)
+    first, jumps = int(ROUNDS_MAX ** chance.random()), chance.choice(JUMPS)
+    _STANDSTILL.begin(first, jumps)
+    item.add_report_section("call", "standstill", f"from round {first} on, in {jumps} rounds")
+    try:
+        yield
+    finally:
+        _STANDSTILL.end()
