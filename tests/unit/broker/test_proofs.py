@@ -19,6 +19,8 @@ from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Undecided
 from onewriter_core.topic.model import WHOLE, AccessMode
 
+pytestmark = pytest.mark.looptime
+
 
 class Counted:
     """How often each call of the store was begun."""

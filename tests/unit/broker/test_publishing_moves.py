@@ -178,6 +178,7 @@ async def test_without_its_replicas_it_is_given_up_and_asked_again_when_they_are
             await asyncio.sleep(0.05)  # what waits is written again, and found to be there
         failing = False
         are_back.set()
+        room.publishing = Publishing(world.store, world.appender, room.staging)  # patient
         assert await room.publish(parts, epoch=epoch) == DUPLICATE
         assert len(await contents(log)) == 20
         assert log.ends[-1] == log.committed

@@ -365,7 +365,7 @@ async def test_a_connection_that_was_being_opened_does_not_outlive_the_client(
     asked: list[FakeLink] = []
     broker.answers[pb.CommandConnect] = lambda link, _command: asked.append(link)
     async with client_of(broker) as client:
-        owning = begin(client.own("group", ["shard"], timeout_seconds=0.3).__aenter__())
+        owning = begin(client.own("group", ["shard"]).__aenter__())
         await broker.eventually(lambda: bool(asked))
     asked[0].write(asked[0].wire.connected("onewriter fake", max_message_size=MESSAGE_LENGTH_MAX))
     await broker.eventually(lambda: asked[0].is_lost)
