@@ -5,8 +5,6 @@ Which topic, who may, what the body says; the doing is topic/staging.py and topi
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
@@ -14,6 +12,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from onewriter_broker.access import Admission, admit
+from onewriter_broker.http.publish_body import LABEL, NUMBER, PublishBodies, epoch_of
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, object_body, topic_of
 from onewriter_broker.log.api import VERSION_PREFIX
 from onewriter_broker.log.blocks import is_app
@@ -21,16 +20,13 @@ from onewriter_broker.log.publishing import TooLarge
 from onewriter_broker.topic.layouts import LAYOUT_PREFIX, Overtaken
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.publish_requests import Answer, Asked
-from onewriter_broker.topic.staging import PART_BYTES_MAX, Claimed, MissingPart
+from onewriter_broker.topic.staging import PART_BYTES_MAX, MissingPart
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable, Undecided
-from onewriter_core.ids import NUMBER_MAX, TopicName
+from onewriter_core.ids import TopicName
 from onewriter_core.topic.model import AccessMode
 
 PUBLISH_BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 """The body that names the parts of a publish."""
-
-PARTS_MAX: Final = 10_000
-"""Parts of one publish."""
 
 VERSION_MAX: Final = 10**15
 """A version is a number that has 15 digits at most."""
@@ -48,23 +44,16 @@ PRODUCERS_PATHS: Final = frozenset(
 )
 """What is changed at these paths, whoever may produce to the topic may change."""
 
-_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,14}")
-_LABEL: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MODES: Final = (
     AccessMode.EXCLUSIVE,
     AccessMode.EXCLUSIVE_WITH_FENCING,
     AccessMode.WAIT_FOR_EXCLUSIVE,
 )
-_MODE_WORDS: Final = {
-    "exclusive": AccessMode.EXCLUSIVE,
-    "exclusive-with-fencing": AccessMode.EXCLUSIVE_WITH_FENCING,
-    "wait-for-exclusive": AccessMode.WAIT_FOR_EXCLUSIVE,
-}
-"""How a topic is taken for a publish without an epoch; the first unless another is named."""
 
 
 def add_routes(router: web.UrlDispatcher, site: Site) -> None:
     """See docs/http.md, "Atomic publishes"."""
+    bodies = PublishBodies()
 
     async def stage(request: web.Request) -> web.Response:
         name, app, version = _names(request)
@@ -88,7 +77,9 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
 
     async def publish(request: web.Request) -> web.Response:
         name, app, version = _names(request)
-        epoch, mode, parts = _asked(await _body(request, PUBLISH_BODY_BYTES_MAX), f"{app}/")
+        epoch, mode, parts = await bodies.read(
+            await _body(request, PUBLISH_BODY_BYTES_MAX), f"{app}/"
+        )
         modes = (mode,) if epoch is None else _MODES
         topic, admission = await _admitted(site, request, name, modes)
         asked = Asked(
@@ -113,7 +104,7 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
     router.add_put(_PART, stage)
     router.add_post(_PUBLISH, publish)
     _add_layout(router, site)
-    _add_dropping(router, site)
+    _add_dropping(router, site, bodies)
 
 
 def _add_layout(router: web.UrlDispatcher, site: Site) -> None:
@@ -156,7 +147,7 @@ def _add_layout(router: web.UrlDispatcher, site: Site) -> None:
     router.add_post(_LAYOUT, layout)
 
 
-def _add_dropping(router: web.UrlDispatcher, site: Site) -> None:
+def _add_dropping(router: web.UrlDispatcher, site: Site, bodies: PublishBodies) -> None:
     async def discard(request: web.Request) -> web.Response:
         name, app, version = _names(request)
         await _admitted(site, request, name, _MODES)
@@ -166,7 +157,7 @@ def _add_dropping(router: web.UrlDispatcher, site: Site) -> None:
     async def discard_parts(request: web.Request) -> web.Response:
         name, app, version = _names(request)
         body = await _body(request, PUBLISH_BODY_BYTES_MAX)
-        _, _, parts = _asked(body, f"{app}/{version}/")
+        parts = (await bodies.read(body, f"{app}/{version}/")).parts
         await _admitted(site, request, name, _MODES)
         dropped = await site.staging.drop_parts(name, [part.key for part in parts])
         return web.json_response({"dropped": dropped})
@@ -270,7 +261,7 @@ async def _body(request: web.Request, bytes_max: int) -> bytes:
 
 def _names(request: web.Request) -> tuple[TopicName, str, int]:
     text = request.match_info["version"]
-    if not _NUMBER.fullmatch(text):
+    if not NUMBER.fullmatch(text):
         raise Refusal(400, f"version is a whole number below {VERSION_MAX}")
     return topic_of(request), _app(request), int(text)
 
@@ -284,32 +275,9 @@ def _app(request: web.Request) -> str:
 
 def _label(request: web.Request, name: str) -> str:
     text = request.match_info[name]
-    if not _LABEL.fullmatch(text):
+    if not LABEL.fullmatch(text):
         raise Refusal(400, f"{name} is 1 to 64 letters, digits, or characters of . _ -")
     return text
-
-
-def _asked(body: bytes, prefix: str) -> tuple[int | None, AccessMode, list[Claimed]]:
-    """Epoch, mode and parts out of the body. Raises Refusal."""
-    try:
-        asked = json.loads(body)
-        epoch, mode, parts = _epoch(asked.get("epoch")), asked.get("mode"), asked["parts"]
-        if not isinstance(parts, list):
-            raise TypeError(parts)
-        if mode is not None and (mode not in _MODE_WORDS or epoch is not None):
-            raise Refusal(400, f"mode, without an epoch, is one of {', '.join(_MODE_WORDS)}")
-        if len(parts) > PARTS_MAX:
-            raise Refusal(413, f"a publish has at most {PARTS_MAX} parts")
-        claimed = [_claimed(part) for part in parts]
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise Refusal(
-            400, "the body is {epoch, parts: [{key, rows, bytes, checksum}]} as staging answered"
-        ) from error
-    if any(not part.key.startswith(prefix) for part in claimed):
-        raise Refusal(400, f"the parts of this publish begin with {prefix}")
-    if len({part.key for part in claimed}) != len(claimed):
-        raise Refusal(400, "a part is named twice")
-    return epoch, AccessMode.EXCLUSIVE if mode is None else _MODE_WORDS[mode], claimed
 
 
 async def _layout_asked(request: web.Request) -> tuple[int | None, bool]:
@@ -318,30 +286,7 @@ async def _layout_asked(request: web.Request) -> tuple[int | None, bool]:
     is_noted = asked.get("noted", True)
     if not isinstance(is_noted, bool):
         raise Refusal(400, "noted is true or false")
-    return _epoch(asked.get("epoch")), is_noted
-
-
-def _epoch(epoch: object) -> int | None:
-    if epoch is not None and (type(epoch) is not int or not 0 < epoch <= NUMBER_MAX):
-        raise Refusal(400, "epoch is a topic epoch, or null")
-    return epoch
-
-
-def _claimed(part: Any) -> Claimed:
-    key, rows, size, checksum = part["key"], part["rows"], part["bytes"], part["checksum"]
-    is_sound = type(rows) is int and type(size) is int and rows >= 0 and 0 < size <= PART_BYTES_MAX
-    if not (_is_key(key) and isinstance(checksum, str) and is_sound):
-        raise ValueError(part)
-    return Claimed(key, rows, size, checksum)
-
-
-def _is_key(key: object) -> bool:
-    """Whether staging may have answered this key."""
-    words = key.split("/") if isinstance(key, str) else []
-    if len(words) != 4:
-        return False
-    app, version, *labels = words
-    return is_app(app) and bool(_NUMBER.fullmatch(version)) and all(map(_LABEL.fullmatch, labels))
+    return epoch_of(asked.get("epoch")), is_noted
 
 
 def _told(answer: Answer, asked: Asked) -> dict[str, Any]:

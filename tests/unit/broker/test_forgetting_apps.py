@@ -96,9 +96,3 @@ async def test_what_must_be_repaired_is_forgotten() -> None:
         assert await asking.forget() == {"app": APP, "version": 0}
         with pytest.raises(Refusal, match="never published"):
             await asking.forget()
-
-
-@pytest.mark.parametrize("parts", [{}, "", "words", {"key": 1}])
-def test_parts_that_are_no_list_are_refused(parts: object) -> None:
-    with pytest.raises(Refusal, match="the body is"):
-        http_staging._asked(json.dumps({"parts": parts}).encode(), f"{APP}/")

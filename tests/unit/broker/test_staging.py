@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack, suppress
-from dataclasses import replace
-from typing import Self
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.broker.turns import Others
 
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
@@ -208,25 +207,6 @@ def test_messages_are_judged_as_protobuf_reads_them(
     assert is_taken() == is_read()
 
 
-class Others:
-    """Somebody else in the event loop, and the turns that are left to them meanwhile."""
-
-    def __init__(self) -> None:
-        self.turns = 0
-
-    def __enter__(self) -> Self:
-        self._task = asyncio.get_running_loop().create_task(self._go_on())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._task.cancel()
-
-    async def _go_on(self) -> None:
-        while True:
-            self.turns += 1
-            await asyncio.sleep(0)
-
-
 PROPERTY = b"\x0a\x07\x0a\x02\xc3\xa9\x12\x01b"
 
 
@@ -295,7 +275,7 @@ async def test_another_part_is_not_taken_for_the_one_that_was_meant(
     world = World()
     kept = await world.staging.keep(TOPIC, KEY, body(frame(b"row")))
     with pytest.raises(MissingPart):
-        await world.staging.load(TOPIC, replace(kept, **change))  # type: ignore[arg-type]
+        await world.staging.load(TOPIC, kept._replace(**change))  # type: ignore[arg-type]
 
 
 async def test_what_has_expired_is_gone() -> None:
@@ -420,18 +400,9 @@ async def test_counting_many_frames_leaves_turns_to_others(monkeypatch: pytest.M
     world = World()
     kept = await world.staging.keep(TOPIC, KEY, body(*[frame(b"row")] * 100))
     monkeypatch.setattr(staged_rows, "FRAMES_PER_TURN", 1)
-    turns = 0
-
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    task = asyncio.get_running_loop().create_task(other())
-    await world.staging.load(TOPIC, kept)
-    task.cancel()
-    assert turns >= 100
+    with Others() as others:
+        await world.staging.load(TOPIC, kept)
+    assert others.turns >= 100
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[1, 2, 3]", "{}", '["x", 1, "c", 2]'])

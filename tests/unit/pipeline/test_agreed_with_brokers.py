@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from onewriter_broker.http import packed
+from onewriter_broker.http import packed, publish_body
 from onewriter_broker.http import staging as http_staging
 from onewriter_broker.log import blocks as log_blocks
 from onewriter_broker.log import publishing
@@ -42,9 +42,9 @@ def test_a_publish_that_is_asked_for_is_one_that_is_made() -> None:
     assert writing.PUBLISH_BYTES_MAX == publishing.PUBLISH_BYTES_MAX
     assert writing.PUBLISH_ENTRIES_MAX == publishing.PUBLISH_ENTRIES_MAX
     assert staging.VERSION_MAX == http_staging.VERSION_MAX
-    assert http_staging._NUMBER.fullmatch(str(staging.VERSION_MAX - 1))
-    assert not http_staging._NUMBER.fullmatch(str(staging.VERSION_MAX))
-    assert tuple(http_staging._MODE_WORDS) == staging.MODES
+    assert publish_body.NUMBER.fullmatch(str(staging.VERSION_MAX - 1))
+    assert not publish_body.NUMBER.fullmatch(str(staging.VERSION_MAX))
+    assert tuple(publish_body._MODE_WORDS) == staging.MODES
 
 
 @pytest.mark.parametrize(
