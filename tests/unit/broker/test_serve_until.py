@@ -16,8 +16,9 @@ from onewriter_core.topic.events import FenceRequested, HandoverRequested
 from onewriter_core.topic.model import WHOLE, AccessMode, Departure
 
 EXCLUSIVE, WAITING = AccessMode.EXCLUSIVE, AccessMode.WAIT_FOR_EXCLUSIVE
-SECONDS = 0.3
-"""Short, because these tests wait for it; nothing depends on how long it takes beyond that."""
+SECONDS = 3.0
+
+pytestmark = pytest.mark.looptime
 
 
 async def served(world: World, *, assures: bool = True) -> tuple[TopicRunner, Producer, Told]:

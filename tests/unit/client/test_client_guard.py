@@ -302,11 +302,21 @@ async def test_a_commit_that_is_refused_for_certain_says_so(
 
 
 async def test_a_commit_that_nobody_takes_is_not_sent(
-    broker: FakeBroker, proofs: Proofs, client: Client
+    broker: FakeBroker, proofs: Proofs, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    rests = asyncio.Event()
+
+    def for_long(_backoff: object) -> float:
+        rests.set()
+        return 3_600.0
+
+    monkeypatch.setattr("onewriter._transaction.Backoff.seconds", for_long)
     broker.answers[pb.CommandPublishTogether] = broker.refuse(ServerError.SERVICE_NOT_READY)
     leadership = await leadership_of(client)
-    transaction = leadership.transaction(announce=False, timeout_seconds=0.2)
+    transaction = leadership.transaction(announce=False, timeout_seconds=60)
     transaction.send(b"own")
+    committing = begin(transaction.commit())
+    await rests.wait()
+    skip(60)
     with pytest.raises(NotSent):
-        await transaction.commit()
+        await committing
