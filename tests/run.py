@@ -2,9 +2,10 @@
 
 ``TIERS=core,check`` picks some; ``core`` and ``check`` pass anywhere, without root and without any
 server installed. A tier that cannot run makes the whole run fail and says how to get what it needs;
-nothing is skipped in silence. What the tiers need is installed and built first. Then two tiers with real
-processes run at a time, from the front of the list and, on a cluster, from its end: half of their time they
-wait for something. In that time the tiers that only compute use the processors, politely.
+nothing is skipped in silence. What the tiers need is installed and built first. ``core`` has the machine to
+itself: it keeps every processor busy. Then two tiers with real processes run at a time, from the front of the
+list and, on a cluster, from its end: half of their time they wait for something. In that time the tiers that
+only compute use the processors, politely.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Tier:
 
     ``packages`` are Debian packages that it needs, by the program (or file) that shows each;
     ``builds`` are commands that only fill caches. There is one lab: tiers ``on_lab`` take turns.
-    ``only_computes``: nothing in it minds to be slow.
+    ``only_computes``: nothing in it minds to be slow. ``alone``: it runs before the others.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Tier:
     builds: tuple[Command, ...] = ()
     on_lab: bool = False
     only_computes: bool = False
+    alone: bool = False
 
 
 _LAB = threading.Lock()
@@ -180,7 +182,7 @@ TIERS = (
     Tier(
         "core",
         (pytest("tests/unit", "tests/property", "tests/scenarios", "tests/test_tidy.py", "-n2"),),
-        only_computes=True,
+        alone=True,
     ),
     Tier(
         "simulation",
@@ -315,16 +317,17 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     tiers = [tier for tier in TIERS if tier.name in names or not names]
     prepare(tiers)
+    failures = run_tiers(deque(tier for tier in tiers if tier.alone).popleft)
     computing = deque(tier for tier in tiers if tier.only_computes)
-    others = deque(tier for tier in tiers if not tier.only_computes)
+    others = deque(tier for tier in tiers if not tier.only_computes and not tier.alone)
     if not others:
-        failures = run_tiers(computing.popleft)
+        failures += run_tiers(computing.popleft)
     else:
         with ThreadPoolExecutor() as executor:
             beside = [executor.submit(run_beside, computing.popleft, POLITELY)]
             if len(others) > 1:
                 beside.append(executor.submit(run_beside, others.pop))
-            failures = run_tiers(others.popleft)
+            failures += run_tiers(others.popleft)
             failures += [line for each in beside for line in each.result()]
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)
