@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import platform
-import socket
 import statistics
 import subprocess
 import tempfile
@@ -73,17 +72,6 @@ def run_tool(
         raise LabUnavailable(
             f"{command[0]} failed (exit code {done.returncode}):\n{last_lines(done.stdout)}"
         )
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on at this moment, all different."""
-    with contextlib.ExitStack() as stack:
-        ports = []
-        for _ in range(count):
-            listener = stack.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            ports.append(int(listener.getsockname()[1]))
-        return ports
 
 
 def stop_process(process: subprocess.Popen[bytes], grace_seconds: float) -> None:

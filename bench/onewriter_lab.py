@@ -18,7 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bench.machine import ProcessUsage, free_ports, last_lines, process_usage, stop_process
+from bench.machine import ProcessUsage, last_lines, process_usage, stop_process
+
+from onewriter_broker.local_ports import free_ports
 
 START_TIMEOUT_SECONDS = 30.0
 STOP_GRACE_SECONDS = 15.0
@@ -42,7 +44,8 @@ class Onewriter:
     def __init__(self, *, fsync: str = "always", environment: dict[str, str] | None = None) -> None:
         self.fsync = fsync
         self._environment = environment or {}
-        self.broker_port, self.http_port = free_ports(2)
+        self.broker_port = free_ports(2)
+        self.http_port = self.broker_port + 1
         self._process: subprocess.Popen[bytes] | None = None
         self._cleanup = contextlib.ExitStack()
 

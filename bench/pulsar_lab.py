@@ -27,11 +27,12 @@ from bench.machine import (
     ProcessUsage,
     cache_directory,
     exclusive_use,
-    free_ports,
     process_usage,
     run_tool,
     stop_process,
 )
+
+from onewriter_broker.local_ports import free_ports
 
 PULSAR_VERSION = "4.0.7"
 """Must be the version in pom.xml."""
@@ -108,9 +109,9 @@ class PulsarStandalone:
         settings: dict[str, str] | None = None,
     ) -> None:
         free = free_ports(3)
-        self.broker_port = broker_port or free[0]
-        self.http_port = http_port or free[1]
-        self._bookie_port = free[2]
+        self.broker_port = broker_port or free
+        self.http_port = http_port or free + 1
+        self._bookie_port = free + 2
         self._given_data_directory = data_directory
         self._settings = settings or {}
         self._process: subprocess.Popen[bytes] | None = None
