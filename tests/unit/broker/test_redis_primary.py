@@ -65,7 +65,7 @@ async def loading_server() -> AsyncIterator[RedisSettings]:
         path = Path(folder) / "socket"
         server = await asyncio.start_unix_server(LoadingServer().serve, path)
         async with server:
-            yield RedisSettings(url=f"unix://{path}")
+            yield RedisSettings(url=f"unix://{path}", connect_timeout_seconds=60)
 
 
 async def test_what_a_server_keeps_is_asked_when_it_has_loaded() -> None:

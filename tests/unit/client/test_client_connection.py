@@ -317,10 +317,10 @@ async def test_a_broker_that_falls_silent_is_pinged_and_left(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onewriter._connection.TICK_SECONDS", 0.02)
-    limits = Limits(ping_after_seconds=0.1, silent_after_seconds=0.3)
+    limits = Limits(ping_after_seconds=0.2, silent_after_seconds=4.0)
     async with client_of(broker, limits=limits) as client:
         producer = await client.create_producer("orders", EXCLUSIVE)
-        await asyncio.sleep(0.5)
+        await broker.heard_of(pb.CommandPing, 3)
         link = broker.links[-1]
         assert not link.is_lost, "it answers its pings"
         broker.answers[pb.CommandPing] = None

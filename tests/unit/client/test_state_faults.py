@@ -244,6 +244,7 @@ async def test_a_write_that_was_certainly_not_stored_is_generated_again() -> Non
         assert seen == [1, 1]
 
 
+@pytest.mark.looptime
 async def test_a_write_whose_fate_nobody_can_tell_in_time_is_unknown() -> None:
     log = MemoryLog()
     async with map_on(log) as shared:
@@ -289,6 +290,7 @@ async def test_closing_sees_writes_through() -> None:
         assert await shared.size() == 50
 
 
+@pytest.mark.looptime
 async def test_closing_without_a_grant_says_that_nothing_was_written() -> None:
     log = MemoryLog()
     holder = await log.acquire(lambda: None)
