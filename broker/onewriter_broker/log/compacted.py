@@ -85,9 +85,9 @@ class CompactedBlock:
                 time_ms=0,
                 chain=b"",
                 masks={
-                    index - start: mask
-                    for index, mask in self.masks.items()
-                    if start <= index < stop
+                    index - start: self.masks[index]
+                    for index in range(start, stop)
+                    if index in self.masks
                 },
             )
             start, offset = stop, offset + size

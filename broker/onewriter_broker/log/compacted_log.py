@@ -6,7 +6,10 @@ that the log is bound to: a failover may have forgotten the view, or what lies b
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import structlog
@@ -31,6 +34,10 @@ READ_BYTES = 1024 * 1024
 
 READ_BLOCKS_MAX = 64
 """Blocks that one such read asks for at most."""
+
+PIECES_PER_TURN = 100
+"""Pieces of blocks made before others get a turn of the event loop: a millisecond or two. Of most entries of
+a view the neighbours are gone: each is a piece of its own."""
 
 PROBES = 15
 """Blocks whose beginnings one step of a search looks at."""
@@ -167,8 +174,9 @@ class CompactedLog:
             if not blocks:
                 raise MalformedBlock(f"{self.log.name}: block {reading.number} of a view is gone")
             reading.largest = max(len(block.payload) for block in blocks)
-            pieces = [piece for block in blocks for piece in block.pieces()]
-            found = runs_behind(pieces, after, view.horizon, entries_max, bytes_max)
+            found = await _runs(blocks, after, view.horizon, entries_max, bytes_max)
+            if reading.is_retired:
+                break
             if found:
                 reached = found[-1].last
                 reading.number += sum(block.last <= reached for block in blocks)
@@ -217,3 +225,24 @@ class CompactedLog:
     @property
     def _replid(self) -> str:
         return "" if self.log.binding is None else self.log.binding.replid
+
+
+async def _runs(
+    blocks: Iterable[CompactedBlock],
+    after: Position,
+    horizon: Position,
+    entries_max: int,
+    bytes_max: int,
+) -> list[EntryRun]:
+    """As ``runs_behind``, in steps; no more pieces are made than are read."""
+    pieces = (piece for block in blocks for piece in block.pieces())
+    found: list[EntryRun] = []
+    while some := list(islice(pieces, PIECES_PER_TURN)):
+        runs = runs_behind(some, after, horizon, entries_max, bytes_max)
+        found += runs
+        entries_max -= sum(map(len, runs))
+        bytes_max -= sum(run.size for run in runs)
+        if entries_max <= 0 or bytes_max <= 0:
+            break
+        await asyncio.sleep(0)
+    return found
