@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, Final
 
 from aiohttp import web
@@ -10,7 +11,7 @@ from aiohttp import web
 from onewriter_broker.connection.lookups import wait_for_bucket
 from onewriter_broker.http import history, positions
 from onewriter_broker.http.pulsar_topics import served
-from onewriter_broker.http.site import Refusal, Site, flag, number, object_body
+from onewriter_broker.http.site import Refusal, Site, flag, listing, number, object_body
 from onewriter_broker.log.api import VERSION_PREFIX, LogStore, Unit
 from onewriter_broker.log.blocks import MalformedBlock
 from onewriter_broker.log.topic_log import TRIMMED, TopicLog
@@ -64,10 +65,10 @@ def _add_segments(router: web.UrlDispatcher, site: Site) -> None:
             page = await indexes.page(topic_log, bucket, after)
         except MalformedBlock as error:
             raise Refusal(500, f"the log is damaged: {error}") from error
-        told = _page(topic_log, epoch, page)
+        told, listed = _page(topic_log, epoch, page), _segments(page)
         if with_state:
             told["state"] = await _stored_state(site.store, topic_log.name, bucket)
-        return web.json_response(told)
+        return await listing(told, "segments", listed)
 
     router.add_get(TOPIC_PATH + "/segments", segments)
 
@@ -102,16 +103,20 @@ def _page(topic_log: TopicLog, epoch: int, page: Page) -> dict[str, Any]:
         "ledger": page.last.ledger,
         "first": positions.shown(page.first),
         "last": positions.shown(page.last),
-        "segments": [
-            _segment(segment, is_open=segment.ledger == page.last.ledger)
-            for segment in page.segments
-        ],
+        "segments": [],
         "complete": page.is_complete,
         "next": positions.shown(page.next),
     }
 
 
-def _segment(segment: Segment, *, is_open: bool) -> dict[str, Any]:
+def _segments(page: Page) -> Iterable[dict[str, Any]]:
+    """A page's segments, taken when they are asked for; but the last, which may grow meanwhile, now."""
+    last = [_segment(each, page.last) for each in page.segments[-1:]]
+    return chain((_segment(each, page.last) for each in page.segments[:-1]), last)
+
+
+def _segment(segment: Segment, end: Position) -> dict[str, Any]:
+    """A segment of a log that was committed so far."""
     marker = segment.marker or {}
     epoch = marker.get("epoch", "")
     return {
@@ -121,7 +126,7 @@ def _segment(segment: Segment, *, is_open: bool) -> dict[str, Any]:
         "subject": marker.get("subject"),
         "cause": marker.get("cause"),
         "mode": marker.get("mode"),
-        "open": is_open,
+        "open": segment.ledger == end.ledger,
         "whole": segment.is_whole,
         "first": None if segment.first is None else positions.shown(segment.first),
         "last": None if segment.last is None else positions.shown(segment.last),
@@ -212,13 +217,14 @@ def _add_audit(router: web.UrlDispatcher, site: Site) -> None:
             raise Refusal(400, "after is the id of an audit record")
         await _require_bucket(site, request, bucket)
         found = await site.store.read_audit(bucket, after=after, count=limit)
-        return web.json_response(
-            {
-                "bucket": bucket,
-                "records": [_record(record_id, fields) for record_id, fields in found],
-                "next": found[-1][0] if found else after or None,
-                "complete": len(found) < limit,
-            }
+        told = {
+            "bucket": bucket,
+            "records": [],
+            "next": found[-1][0] if found else after or None,
+            "complete": len(found) < limit,
+        }
+        return await listing(
+            told, "records", (_record(record_id, fields) for record_id, fields in found)
         )
 
     router.add_get("/onewriter/v1/audit/{bucket}", records)

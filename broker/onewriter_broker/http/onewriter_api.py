@@ -12,7 +12,7 @@ from aiohttp import web
 
 from onewriter_broker.connection.lookups import wait_for_owner
 from onewriter_broker.http import history, status, views
-from onewriter_broker.http.site import Refusal, Site, number, object_body, topic_of
+from onewriter_broker.http.site import Refusal, Site, listing, number, object_body, topic_of
 from onewriter_broker.ownership.placement import name_of
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.loaded import LoadedTopic
@@ -191,14 +191,13 @@ def _add_story(router: web.UrlDispatcher, site: Site) -> None:
             raise Refusal(400, "after is the id of an audit record")
         if not page.records and not await site.topics.exists(name):
             raise Refusal(404, f"topic {name} does not exist")
-        return web.json_response(
-            {
-                "topic": str(name),
-                "records": page.records,
-                "next": page.next,
-                "earlierOmitted": page.is_cut,
-            }
-        )
+        told: dict[str, object] = {
+            "topic": str(name),
+            "records": [],
+            "next": page.next,
+            "earlierOmitted": page.is_cut,
+        }
+        return await listing(told, "records", page.records)
 
     async def losses(request: web.Request) -> web.Response:
         del request

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -31,6 +31,7 @@ from onewriter_broker.topic.compacting import Compactions
 from onewriter_broker.topic.publishing import Publishing
 from onewriter_broker.topic.staging import Staging
 from onewriter_broker.topic.topics import Topics
+from onewriter_broker.turns import Turns
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 
@@ -42,6 +43,9 @@ FORWARD_SECONDS: Final = 20.0
 
 RETRY_SECONDS: Final = 1
 """When those that were not served now are to come again."""
+
+ITEMS_PER_TURN: Final = 20
+"""Items of a long list written before others get a turn of the event loop: a millisecond or two."""
 
 _STATUS_OF: Final = {
     ServerError.AUTHENTICATION_ERROR: 401,
@@ -91,6 +95,26 @@ def failure(status: int, reason: str) -> web.Response:
     """An error in Pulsar's shape."""
     headers = {"Retry-After": f"{RETRY_SECONDS}"} if status in {429, 503} else None
     return web.json_response({"reason": reason}, status=status, headers=headers)
+
+
+async def listing(told: Mapping[str, object], name: str, items: Iterable[object]) -> web.Response:
+    """As ``web.json_response`` of what is told, in which ``name`` is the list of these items.
+
+    They may be many: they are taken and written some at a time, so that what may change meanwhile is
+    taken before.
+    """
+    written, turns = list[bytes](), Turns(ITEMS_PER_TURN)
+    for item in items:
+        written.append(json.dumps(item).encode())
+        await turns.step()
+    members = (
+        json.dumps(each).encode()
+        + b": "
+        + (b"[" + b", ".join(written) + b"]" if each == name else json.dumps(value).encode())
+        for each, value in told.items()
+    )
+    body = b"{" + b", ".join(members) + b"}"
+    return web.Response(body=body, content_type="application/json", charset="utf-8")
 
 
 NO_CONTENT: Final = 204

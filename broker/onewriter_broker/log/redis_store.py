@@ -39,11 +39,15 @@ from onewriter_broker.log.redis_primary import (
 )
 from onewriter_broker.log.redis_scripts import Word
 from onewriter_broker.log.redis_staged import RedisStagedStore
+from onewriter_broker.turns import Turns
 from onewriter_core.errors import OnewriterError, Undecided
 from onewriter_core.ids import Position, TopicName
 
 NO_REPLID = "0" * 40
 """What a server names as its previous dataset when it knows none."""
+
+AUDIT_RECORDS_PER_TURN = 100
+"""Records of the audit taken apart before others get a turn of the event loop: a millisecond or two."""
 
 _START_OVER = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "MOVED", "NOAUTH", "UNBLOCKED", "NOSCRIPT")
 """Errors after which the connection may not lead to a primary with our scripts: connect anew.
@@ -241,7 +245,11 @@ class RedisLogStore:
         key, low = self._keys.audit(bucket), f"({after}" if after else "-"
         command, first, second = ("XREVRANGE", "+", low) if reverse else ("XRANGE", low, "+")
         reply = await self._read([command, key, first, second, "COUNT", count])
-        return [(_text(entry_id), _hash(fields)) for entry_id, fields in _entries(reply)]
+        turns, found = Turns(AUDIT_RECORDS_PER_TURN), list[tuple[str, dict[str, str]]]()
+        for entry_id, fields in _entries(reply):
+            found.append((_text(entry_id), _hash(fields)))
+            await turns.step()
+        return found
 
     async def beat(self, member: str, value: str) -> None:
         await self._read(["HSET", keys.MEMBERS, member, value])

@@ -17,6 +17,7 @@ from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.publishing import PUBLISH_BYTES_MAX, PUBLISH_ENTRIES_MAX, TooLarge
 from onewriter_broker.log.staged import CHUNK_BYTES, Damaged, StagedPart, decode_part
 from onewriter_broker.topic import staged_rows
+from onewriter_broker.turns import Turns
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Undecided
 from onewriter_core.ids import TopicName
 
@@ -28,6 +29,9 @@ STAGED_BYTES_MAX: Final = 1024 * 1024 * 1024
 
 STAGED_PARTS_MAX: Final = 5_000
 """As many parts at most: all of them are looked through with each one that comes."""
+
+NOTED_PER_TURN: Final = 200
+"""Of those, looked at before others get a turn of the event loop: a millisecond or two."""
 
 STAGED_SECONDS: Final = 6 * 3600.0
 """For so long a part is kept; a batch that takes longer fails."""
@@ -210,7 +214,8 @@ class Staging:
 
     async def drop_parts(self, topic: TopicName, keys: Collection[str]) -> int:
         """Forget these parts and no others; how many there were. Raises Undecided."""
-        names = frozenset(_name(topic, key) for key in keys)
+        start = _name(topic, "")
+        names = frozenset(start + key for key in keys)
         return await self._drop(topic, names.__contains__)
 
     async def _drop(self, topic: TopicName, is_meant: Callable[[str], bool]) -> int:
@@ -235,7 +240,9 @@ class Staging:
     async def _sweep(self, bucket: int) -> dict[str, StagedPart]:
         """What a bucket keeps, less what has expired."""
         kept: dict[str, StagedPart] = {}
+        turns = Turns(NOTED_PER_TURN)
         for name, text in (await self._store.staged.noted(bucket)).items():
+            await turns.step()
             try:
                 part = decode_part(text)
             except Damaged as error:

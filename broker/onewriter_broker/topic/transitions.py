@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from onewriter_broker.log.api import LogStore
+from onewriter_broker.turns import Turns
 from onewriter_core.ids import Identity, TopicName
 from onewriter_core.topic.effects import Record
 from onewriter_core.topic.model import WHOLE, Contender, Departure, Purpose, Tenure
@@ -27,6 +28,9 @@ RECORDS_MAX: Final = 2_048
 
 READ_RECORDS: Final = 512
 """Records that one read from the store asks for."""
+
+RECORDS_PER_TURN: Final = 200
+"""Records looked through before others get a turn of the event loop: a millisecond or two."""
 
 SHARED_SECONDS: Final = 5.0
 """A reading of a bucket's audit serves the topics that are loaded within this time."""
@@ -230,7 +234,7 @@ class Chronicles:
     async def _read(self, bucket: int) -> _Reading:
         at = self._now()
         records = await self._newest(bucket)
-        reading = _Reading(at, _stories(records))
+        reading = _Reading(at, await _stories(records))
         while len(self._readings) >= BUCKETS_MAX:
             del self._readings[next(iter(self._readings))]
         self._readings[bucket] = reading
@@ -252,11 +256,13 @@ class Chronicles:
             count = min(count * 4, RECORDS_MAX)
 
 
-def _stories(
+async def _stories(
     records: Sequence[Mapping[str, str]],
 ) -> dict[str, list[tuple[str, Transition]]]:
     stories: dict[str, list[tuple[str, Transition]]] = {}
+    turns = Turns(RECORDS_PER_TURN)
     for fields in records:
+        await turns.step()
         story = stories.setdefault(fields.get("topic", ""), [])
         if fields.get("kind") == READY:
             story[:] = [(broker, _ready(each, fields)) for broker, each in story]
