@@ -198,7 +198,7 @@ class _Reading:
             if self.count > PARTS_MAX:
                 self.parts.clear()
                 return (yield from self._passing(at, ["]"]))
-            part, at = yield from self._part(at)
+            part, at = self._flat(at) or (yield from self._part(at))
             self.count += 1
             if self.is_sound and self.count <= PARTS_MAX:
                 try:
@@ -211,13 +211,17 @@ class _Reading:
                 return at + 1
             at = self._behind_comma(at)
 
-    def _part(self, at: int) -> Generator[int, None, tuple[Any, int]]:
+    def _flat(self, at: int) -> tuple[Any, int] | None:
+        """The part that begins there, and where it ends; None: it is to be read value by value."""
         flat = _FLAT.match(self._text, at)
-        if flat is not None:
-            try:
-                return _decode(flat.group())[0], flat.end()
-            except ValueError:
-                pass  # what looked like its end stands in a text, or it is damaged
+        if flat is None:
+            return None
+        try:
+            return _decode(flat.group())[0], flat.end()
+        except ValueError:
+            return None  # what looked like its end stands in a text, or it is damaged
+
+    def _part(self, at: int) -> Generator[int, None, tuple[Any, int]]:
         if self._text[at] == "{":
             return (yield from self._object(at, is_whole=False))
         return (yield from self._value(at))
