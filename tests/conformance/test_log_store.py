@@ -222,6 +222,7 @@ async def test_the_catalog_of_a_bucket_is_its_owners(world: World, store: LogSto
     mine = await writer(world, store)
     assert await store.set_catalog(mine.binding, {str(TOPIC): "{}", "b": "1"}) is Outcome.DONE
     assert await store.set_catalog(mine.binding, {"b": "2"}, [str(TOPIC)]) is Outcome.DONE
+    assert await store.set_catalog(mine.binding, {}) is Outcome.DONE
     assert await store.read_catalog(0) == {"b": "2"}
     assert await store.read_catalog(1) == {}
 

@@ -75,13 +75,18 @@ async def test_a_stalled_server_is_undecided_and_its_late_work_overtakes_nothing
         await store.append([append])
     with pytest.raises(Undecided):
         await store.set_state(mine.binding, TOPIC, mine.token, {"cursor": "old"})
+    with pytest.raises(Undecided):
+        await store.set_catalog(mine.binding, {"topic": "{}"})
     world.primary.resume()
+    assert await decided(lambda: store.set_catalog(mine.binding, {})) is Outcome.DONE
+    catalog = await decided(lambda: store.read_catalog(0))  # for good, whatever it is
     fields = {"cursor": "new"}
     setting = decided(lambda: store.set_state(mine.binding, TOPIC, mine.token, fields))
     assert await setting is Outcome.DONE
     assert await decided(lambda: store.append([append])) == [Outcome.DONE]
     await asyncio.sleep(0.05)
     assert (await decided(lambda: store.read_state(TOPIC)))["cursor"] == "new"
+    assert await decided(lambda: store.read_catalog(0)) == catalog
     assert await decided(lambda: positions(store)) == ["5-0", "5-1"]
     await store.close()
 

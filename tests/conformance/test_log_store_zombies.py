@@ -51,6 +51,7 @@ async def test_whatever_a_zombie_broker_tries_changes_nothing(
     cursor = {"cursor": "5-1"}
     assert await store.set_state(zombie.binding, TOPIC, used.token, cursor) is Outcome.FENCED
     assert await store.set_catalog(zombie.binding, {"topic": "{}"}) is Outcome.FENCED
+    assert await store.set_catalog(zombie.binding, {}) is Outcome.FENCED
     assert await store.write_audit(zombie.binding, {"event": "lie"}) is Outcome.FENCED
     assert await stored_story(store) == before
 

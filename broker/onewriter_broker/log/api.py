@@ -287,7 +287,8 @@ class LogStore(Protocol):
 
     Every write raises Undecided when the store gave no definite answer (down, busy, full, too few
     replicas, timed out): the caller retries the very same write, same bytes, same positions.
-    Writes are executed in the order of the calls. Reads raise Undecided likewise.
+    Writes are executed in the order of the calls, one that had no answer before the later ones or
+    never. Reads raise Undecided likewise; they may overtake writes.
 
     A key that holds what no broker wrote (another type, a number that is none) raises BrokenKey,
     reads included; for appends it is the answer of that log's blocks.
@@ -431,7 +432,7 @@ class LogStore(Protocol):
         fields: Mapping[str, str],
         remove: Sequence[str] = (),
     ) -> Outcome:
-        """Change the bucket's catalog: topic name to JSON."""
+        """Change the bucket's catalog: topic name to JSON; nothing, to prove the binding."""
         ...
 
     async def read_state(self, topic: TopicName, *, replid: str = "") -> dict[str, str]:

@@ -2,13 +2,20 @@
 
 An entry says how many partitions a topic has, and which logs exist for it. A deleted topic leaves
 a tombstone: its logs' states keep epoch and ledger floor, so that neither ever goes back.
+
+An entry is changed here alone (``Catalogs.change``): one change after the other, each made of what
+the store has by then. Former owners cannot: the store refuses a binding that was replaced. A call of
+our own that had no answer may still be executed, but only in front of our later writes (LogStore; a
+new connection has the server drop the old one first). Reads go another way, and may be answered
+before it is. So after such a call nothing that is read counts until a later write was answered:
+whatever the entry says then, the lost call cannot change any more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from weakref import WeakValueDictionary
@@ -70,10 +77,11 @@ class CatalogEntry:
         return self.partitions == 0 and WHOLE in self.slots and not self.is_deleted
 
     def grown(self, partitions: int) -> CatalogEntry:
-        """The entry with at least so many partitions. Raises Undivided."""
+        """The entry with so many partitions. Raises Undivided; Refused where it has more."""
         if partitions and self.is_undivided:
             raise Undivided
-        partitions = max(self.partitions, partitions)
+        if partitions < self.partitions:
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, "partitions cannot be taken away")
         slots = tuple(sorted({*self.slots, *range(partitions)}))
         return replace(self, partitions=partitions, slots=slots)
 
@@ -91,44 +99,81 @@ class CatalogEntry:
         return [base if slot == WHOLE else base.with_partition(slot) for slot in self.slots]
 
 
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """What is remembered of a bucket's catalog as long as the bucket is held by one binding.
+
+    Never filled again once it was emptied: another one takes its place, so that a reader whose answer
+    comes late fills what nobody looks at any more.
+    """
+
+    binding: Binding
+    is_in_doubt: bool
+    """A call may have been sent that the store has still to execute."""
+    entries: dict[str, CatalogEntry] | None = None
+    """None: nobody has read them yet."""
+
+
+def existing(known: CatalogEntry | None) -> CatalogEntry:
+    """The entry as it is, of a topic that is served. Raises Unavailable when it was deleted meanwhile."""
+    if known is None:
+        raise Unavailable("the topic was deleted meanwhile: come again")
+    return known
+
+
 class Catalogs:
-    """The catalogs of all buckets: cached for those this broker owns, read for the others."""
+    """The catalogs of all buckets: cached for those this broker owns, read for the others.
+
+    ``binding``, where it is asked for: by what this broker holds the bucket, None if it does not.
+    """
 
     def __init__(self, store: LogStore, buckets: int) -> None:
         self.buckets = buckets
         self._store = store
-        self._cached: dict[int, dict[str, CatalogEntry]] = {}
-        self._forgotten: dict[int, int] = {}
-        self._writing: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
+        self._copies: dict[int, _Copy] = {}
+        self._changing: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
 
     def forget(self, bucket: int) -> None:
-        """The bucket was lost or its dataset changed: read its catalog again."""
-        self._cached.pop(bucket, None)
-        self._forgotten[bucket] = self._forgotten.get(bucket, 0) + 1
+        """Read the bucket's catalog again, behind all that was sent: it was lost, or a call had no answer."""
+        if bucket in self._copies:
+            self._copies[bucket] = _Copy(self._copies[bucket].binding, is_in_doubt=True)
 
-    async def bucket(
-        self, bucket: int, *, is_owned: bool, replid: str = ""
-    ) -> dict[str, CatalogEntry]:
-        """All entries of a bucket, tombstones included. Raises Undecided.
+    async def bucket(self, bucket: int, binding: Binding | None) -> Mapping[str, CatalogEntry]:
+        """All entries of a bucket, tombstones included. Raises Undecided."""
+        if binding is None:
+            return await self._read(bucket)
+        copy = self._copy(binding)
+        if copy.entries is not None:
+            return copy.entries
+        if copy.is_in_doubt:  # until a later write is answered, if only one that changes nothing
+            copy.is_in_doubt = await self._store.set_catalog(binding, {}) is not Outcome.DONE
+        entries = await self._read(bucket, binding.replid)
+        if copy.is_in_doubt:
+            return entries  # the binding holds no longer
+        if copy.entries is None:  # else what was changed since another's answer stands in that one
+            copy.entries = entries
+        return copy.entries
 
-        ``replid``: the dataset they must come from; an owner names the one it holds.
-        """
-        if is_owned and bucket in self._cached:
-            return self._cached[bucket]
-        forgotten = self._forgotten.get(bucket, 0)
+    def _copy(self, binding: Binding) -> _Copy:
+        copy = self._copies.get(binding.bucket)
+        if copy is None or copy.binding != binding:
+            # Of one that is replaced nobody knows here what its last calls came to.
+            copy = _Copy(binding, is_in_doubt=copy is not None)
+            self._copies[binding.bucket] = copy
+        return copy
+
+    async def _read(self, bucket: int, replid: str = "") -> dict[str, CatalogEntry]:
         raw = await self._store.read_catalog(bucket, replid=replid)
-        entries = {name: CatalogEntry.decode(text) for name, text in raw.items()}
-        if is_owned and forgotten == self._forgotten.get(bucket, 0):
-            # Another's answer may have come first, and what was written since stands in that one.
-            return self._cached.setdefault(bucket, entries)
-        return entries
+        return {name: CatalogEntry.decode(text) for name, text in raw.items()}
 
-    async def under(self, prefix: str, owned: Container[int]) -> dict[str, CatalogEntry]:
+    async def under(
+        self, prefix: str, binding_of: Callable[[int], Binding | None]
+    ) -> dict[str, CatalogEntry]:
         """All topics whose names begin so, out of all buckets. Raises Undecided."""
         found: dict[str, CatalogEntry] = {}
         for bucket in range(self.buckets):
             await asyncio.sleep(0)  # there may be many, and all in memory
-            entries = await self.bucket(bucket, is_owned=bucket in owned)
+            entries = await self.bucket(bucket, binding_of(bucket))
             found |= {
                 name: entry
                 for name, entry in entries.items()
@@ -136,55 +181,61 @@ class Catalogs:
             }
         return found
 
-    async def entry(
-        self, base: TopicName, *, is_owned: bool, replid: str = ""
-    ) -> CatalogEntry | None:
+    async def entry(self, base: TopicName, binding: Binding | None) -> CatalogEntry | None:
         """A topic's entry, None when it does not exist or was deleted. Raises Undecided."""
-        bucket = bucket_of(base, self.buckets)
-        entries = await self.bucket(bucket, is_owned=is_owned, replid=replid)
+        entries = await self.bucket(bucket_of(base, self.buckets), binding)
         found = entries.get(str(base))
         return None if found is None or found.is_deleted else found
 
-    async def write(self, binding: Binding, base: TopicName, entry: CatalogEntry) -> None:
-        """Store an entry of an owned bucket.
+    async def change(
+        self,
+        binding: Binding,
+        base: TopicName,
+        change: Callable[[CatalogEntry | None], CatalogEntry],
+    ) -> CatalogEntry:
+        """Store what ``change`` makes of a topic's entry, in an owned bucket; the entry as it is then.
 
-        Raises Undecided, Unavailable; Undivided; Refused for a new one that an earlier version has elsewhere.
+        It is given the entry that the store has, None when the topic does not exist or was deleted,
+        and nobody changes that meanwhile. If it gives back the very same, nothing is written: then
+        the store was not asked whether the binding still holds.
+
+        Raises what ``change`` raises: then nothing has changed. Raises Unavailable when the binding
+        holds no longer, Refused for a new topic that an earlier version has elsewhere. Raises
+        Undecided, or is cancelled, when the store gave no answer: it may have changed, and whoever
+        reads the entry or changes it next finds it one way or the other, for good.
         """
         bucket = bucket_of(base, self.buckets)
-        async with self._writing.setdefault(base, asyncio.Lock()):
-            entries = await self.bucket(bucket, is_owned=True, replid=binding.replid)
-            present = entries.get(str(base))
+        async with self._changing.setdefault(base, asyncio.Lock()):
+            present = (await self.bucket(bucket, binding)).get(str(base))
+            known = None if present is None or present.is_deleted else present
+            entry = change(known)
+            if entry is known:
+                return entry
             if present is None:
                 await self._check_not_elsewhere(base)
-            elif not present.is_deleted:
-                _check_follows(base, present, entry)
-            fields, outcome = {str(base): entry.encode()}, None
+            outcome = None
             try:
-                outcome = await self._store.set_catalog(binding, fields)
+                outcome = await self._store.set_catalog(binding, {str(base): entry.encode()})
             finally:
-                if outcome is not Outcome.DONE:  # also without an answer it may be stored
+                if outcome is not Outcome.DONE:
                     self.forget(bucket)
             if outcome is not Outcome.DONE:
                 raise Unavailable(f"the catalog of bucket {bucket} has moved on: {outcome.value}")
-            entries = await self.bucket(bucket, is_owned=True, replid=binding.replid)
-            entries[str(base)] = entry
+            entries = self._copy(binding).entries
+            if entries is None:  # forgotten meanwhile: whoever reads it now may not have seen this
+                self.forget(bucket)
+            else:
+                entries[str(base)] = entry
+            return entry
 
     async def _check_not_elsewhere(self, base: TopicName) -> None:
         """A topic of a version without hash tags must not begin anew, empty and with lower epochs."""
         former = bucket_without_tags(base, self.buckets)
         if former == bucket_of(base, self.buckets):
             return
-        if str(base) in await self.bucket(former, is_owned=False):
+        if str(base) in await self.bucket(former, None):
             raise Refused(
                 ServerError.NOT_ALLOWED_ERROR,
                 f"{base} lies in bucket {former}, where a version that knew no hash tags put it:"
                 " use another name, and copy its messages with that version",
             )
-
-
-def _check_follows(base: TopicName, present: CatalogEntry, entry: CatalogEntry) -> None:
-    """An entry was made of what the catalog said; somebody else may have changed that meanwhile."""
-    if entry.partitions and present.is_undivided:
-        raise Undivided
-    if entry.partitions < present.partitions and not entry.is_deleted:
-        raise Unavailable(f"{base} has got partitions meanwhile: come again")

@@ -36,7 +36,7 @@ async def delete(topics: Topics, base: TopicName, *, only_if_empty: bool = False
             return False
         for topic_log in logs:
             await erase(topic_log)
-        await topics.write_entry(topic, CatalogEntry(is_deleted=True))
+        await topics.change_entry(base, lambda _: CatalogEntry(is_deleted=True))
     return True
 
 

@@ -45,7 +45,7 @@ class LoadedTopic:
 
     @property
     def growing(self) -> asyncio.Lock:
-        """Held while logs are added: one after the other, each to what the catalog says by then."""
+        """Held while logs are opened beside those that are: one call after the other."""
         if self._growing is None:  # made on demand: few topics ever grow
             self._growing = asyncio.Lock()
         return self._growing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from onewriter_broker.topic.policies import follow
+from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import TopicName
@@ -21,12 +21,15 @@ async def set_own(
 
     Raises what ``change`` raises; Refused when the topic does not exist, Unavailable, Undecided.
     """
-    topic = await topics.serve_existing(base)
-    async with topic.growing:
-        present = await topics.entry_now(topic)
-        entry = present.with_policy(name, change(present.policies.get(name)))
+
+    def changed(known: CatalogEntry | None) -> CatalogEntry:
+        if known is None:
+            raise Refused(ServerError.TOPIC_NOT_FOUND, f"{base} does not exist")
+        entry = known.with_policy(name, change(known.policies.get(name)))
         if len(entry.policies) > OWN_MAX:
             text = f"{base} has {OWN_MAX} policies already"
             raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
-        await topics.write_entry(topic, entry)
-        follow(topic, topics.namespaces)
+        return entry
+
+    await topics.serve_existing(base)
+    await topics.change_entry(base, changed)

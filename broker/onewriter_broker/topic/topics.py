@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 import structlog
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.log.api import BrokenKey, Durability
+from onewriter_broker.log.api import Binding, BrokenKey, Durability
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.ownership.bucket_events import LostReason, Refenced
 from onewriter_broker.ownership.buckets import BucketOwnership
@@ -22,7 +22,7 @@ from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic import declaring
 from onewriter_broker.topic.broken import BrokenTopics
-from onewriter_broker.topic.catalog import CatalogEntry, Catalogs
+from onewriter_broker.topic.catalog import CatalogEntry, Catalogs, existing
 from onewriter_broker.topic.fencing import Shell
 from onewriter_broker.topic.leaving import remember_acknowledged
 from onewriter_broker.topic.loaded import LoadedTopic, Settling
@@ -82,7 +82,6 @@ class Topics:
 
     def bucket_acquired(self, bucket: int, holding: Holding) -> None:
         """The bucket's stamp has locked out its former owner; topics are fenced as they load."""
-        self._catalogs.forget(bucket)
         self.resume_windows.bucket_acquired(bucket)
         log.debug("bucket.acquired", bucket=bucket, grants_known=holding.grants_known)
 
@@ -97,7 +96,6 @@ class Topics:
 
     def dataset_changed(self, bucket: int, holding: Holding) -> None:
         """The store failed over: fence every loaded topic of the bucket again."""
-        self._catalogs.forget(bucket)
         log.warning("bucket.dataset_changed", bucket=bucket, replid=holding.binding.replid)
         for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
             topic.runner.dataset_changed()
@@ -145,7 +143,7 @@ class Topics:
     async def entry_of(self, name: TopicName) -> CatalogEntry | None:
         """Which logs a topic has or will have; None: it does not exist. Raises Undecided."""
         declared = self.desired.topic(name.base)
-        entry = await self._catalogs.entry(name.base, is_owned=self.is_owned(name))
+        entry = await self._catalogs.entry(name.base, self._binding(self.bucket_of(name)))
         if entry is None and declared is None:
             return None
         return (entry or CatalogEntry()).with_declared(declared)
@@ -198,6 +196,11 @@ class Topics:
         in_use = any(str(base) in busy for busy in (self.loaded, self._loading, self.leaving))
         return None if in_use else self.ownership.holding(self.bucket_of(base))
 
+    async def _loaded(self, base: TopicName) -> LoadedTopic | None:
+        """The topic, once it is loaded or deleted if it is about to be; None: it is not loaded here."""
+        loading = self._loading.get(str(base))
+        return self.loaded.get(str(base)) if loading is None else await asyncio.shield(loading)
+
     async def _load_once(self, base: TopicName, slot: int) -> LoadedTopic:
         key = str(base)
         loading = self._loading.get(key)
@@ -236,13 +239,12 @@ class Topics:
             await before.settled()
         holding = self._holding(bucket)
         declared = self.desired.topic(base)
-        replid = holding.binding.replid
-        known = await self._catalogs.entry(base, is_owned=True, replid=replid)
-        entry = (known or CatalogEntry()).with_declared(declared)
-        if entry.partitions == 0:
-            entry = entry.with_slot(slot)
-        if entry != known:
-            await self._catalogs.write(holding.binding, base, entry)
+
+        def served(known: CatalogEntry | None) -> CatalogEntry:
+            entry = (known or CatalogEntry()).with_declared(declared)
+            return entry if entry.partitions else entry.with_slot(slot)
+
+        entry = await self._catalogs.change(holding.binding, base, served)
         await self.namespaces.known()
         logs = {n: await self._read_log(base, n, declared, holding) for n in entry.slots}
         slots = self._read_slots(base, logs, holding)
@@ -250,6 +252,8 @@ class Topics:
         is_on = deduplicates(base, entry, self.namespaces)
         runner = TopicRunner(base, bucket, machine, logs, self._shell, is_deduplicated=is_on)
         opened = await runner.open(slots)
+        # Again: it may have got partitions or policies since.
+        entry = await self._catalogs.change(holding.binding, base, existing)
         if opened is None or self.ownership.holding(bucket) != holding:
             raise Unavailable(f"bucket {bucket} has moved on")
         topic = LoadedTopic(base, bucket, entry, runner, {}, declared)
@@ -267,38 +271,42 @@ class Topics:
 
     async def _add_slot(self, topic: LoadedTopic, slot: int) -> None:
         """A partition by name of a topic without declared partitions, or one that was added."""
-        async with topic.growing:
-            entry = await self.entry_now(topic)
-            partitions = entry.partitions
-            if slot == WHOLE or (partitions and slot >= partitions):
-                text = f"{topic.name} has {partitions} partitions"
-                raise Refused(ServerError.TOPIC_NOT_FOUND, text)
-            if slot not in topic.subscriptions:  # else somebody else was quicker
-                await self._add_slots(topic, entry.with_slot(slot))
 
-    async def _add_slots(self, topic: LoadedTopic, entry: CatalogEntry) -> None:
-        """Open the logs that the topic lacks; the caller holds ``topic.growing``."""
-        holding = self._holding(topic.bucket)
-        await self._catalogs.write(holding.binding, topic.name, entry)
-        topic.entry = entry
-        for number in entry.slots:
-            if number in topic.runner.logs:
-                continue
-            topic_log = await self._read_log(topic.name, number, topic.declared, holding)
-            slots = self._read_slots(topic.name, {number: topic_log}, holding)
+        def added(known: CatalogEntry | None) -> CatalogEntry:
+            entry = existing(known)
+            if slot == WHOLE or (entry.partitions and slot >= entry.partitions):
+                text = f"{topic.name} has {entry.partitions} partitions"
+                raise Refused(ServerError.TOPIC_NOT_FOUND, text)
+            return entry.with_slot(slot)
+
+        await self.change_entry(topic.name, added)
+        await self._open_slots(topic)
+
+    async def _open_slots(self, topic: LoadedTopic) -> None:
+        """Open the logs that the topic lacks by its entry, one call after the other."""
+        async with topic.growing:
+            holding = self._holding(topic.bucket)
             self._check_serves(topic, holding)
-            topic.runner.logs[number] = topic_log
-            try:
-                opened = await topic.runner.open(slots)
-                self._check_serves(topic, holding)
-                if opened is None:
-                    raise Unavailable(f"bucket {topic.bucket} has moved on")
-            except BaseException:  # whoever asks next begins anew
-                del topic.runner.logs[number]
-                topic_log.close()
-                raise
-            topic.subscriptions[number] = self._subscriptions(topic_log, topic.runner)
-            topic.runner.post(SlotsAdded(opened, self._shell.now()))
+            for number in topic.entry.slots:
+                if number not in topic.runner.logs:
+                    await self._open_slot(topic, number, holding)
+
+    async def _open_slot(self, topic: LoadedTopic, number: int, holding: Holding) -> None:
+        topic_log = await self._read_log(topic.name, number, topic.declared, holding)
+        slots = self._read_slots(topic.name, {number: topic_log}, holding)
+        self._check_serves(topic, holding)
+        topic.runner.logs[number] = topic_log
+        try:
+            opened = await topic.runner.open(slots)
+            self._check_serves(topic, holding)
+            if opened is None:
+                raise Unavailable(f"bucket {topic.bucket} has moved on")
+        except BaseException:  # whoever asks next begins anew
+            del topic.runner.logs[number]
+            topic_log.close()
+            raise
+        topic.subscriptions[number] = self._subscriptions(topic_log, topic.runner)
+        topic.runner.post(SlotsAdded(opened, self._shell.now()))
 
     def _check_serves(self, topic: LoadedTopic, holding: Holding) -> None:
         """Raises Unavailable when the topic was dropped, or its bucket bound anew, meanwhile."""
@@ -333,6 +341,10 @@ class Topics:
             )
             for number, topic_log in logs.items()
         )
+
+    def _binding(self, bucket: int) -> Binding | None:
+        holding = self.ownership.holding(bucket)
+        return None if holding is None else holding.binding
 
     def _holding(self, bucket: int) -> Holding:
         holding = self.ownership.holding(bucket)
@@ -371,20 +383,25 @@ class Topics:
 
     async def set_partitions(self, base: TopicName, partitions: int) -> None:
         """Create a partitioned topic, or add partitions to it. Raises Refused, Unavailable."""
-        loading = self._loading.get(str(base))
-        if loading is not None:  # or being deleted: what the catalog says is about to change
-            await asyncio.shield(loading)
-        holding = self._holding(self.bucket_of(base))
-        known = await self._catalogs.entry(base, is_owned=True, replid=holding.binding.replid)
-        entry = known or CatalogEntry()
-        if partitions < entry.partitions:
-            raise Refused(ServerError.NOT_ALLOWED_ERROR, "partitions cannot be taken away")
+        await self._loaded(base)  # or deleted: what the catalog says is about to change
+        await self.change_entry(base, lambda known: (known or CatalogEntry()).grown(partitions))
+        topic = await self._loaded(base)
+        if topic is not None:
+            await self._open_slots(topic)
+
+    async def change_entry(
+        self, base: TopicName, change: Callable[[CatalogEntry | None], CatalogEntry]
+    ) -> None:
+        """Change what the catalog says of a topic (Catalogs.change); if it is loaded, it follows.
+
+        Raises what ``change`` raises, Refused, Unavailable, Undecided.
+        """
+        binding = self._holding(self.bucket_of(base)).binding
+        entry = await self._catalogs.change(binding, base, change)
         topic = self.loaded.get(str(base))
-        if topic is None:
-            await self._catalogs.write(holding.binding, base, entry.grown(partitions))
-        else:
-            async with topic.growing:
-                await self._add_slots(topic, (await self.entry_now(topic)).grown(partitions))
+        if topic is not None:
+            topic.entry = entry
+            follow(topic, self.namespaces)
 
     @asynccontextmanager
     async def shut(self, topic: LoadedTopic, reason: str) -> AsyncIterator[TopicRunner]:
@@ -423,27 +440,6 @@ class Topics:
         if await runner.open(slots) is None:
             raise Unavailable(f"bucket {topic.bucket} has moved on")
         return runner
-
-    async def entry_now(self, topic: LoadedTopic) -> CatalogEntry:
-        """What the catalog says of a loaded topic; the caller holds ``topic.growing``.
-
-        A write of it may have crossed the loading, or have been stored without an answer. Raises
-        Unavailable, Undecided.
-        """
-        holding = self._holding(topic.bucket)
-        found = await self._catalogs.entry(topic.name, is_owned=True, replid=holding.binding.replid)
-        self._check_serves(topic, holding)
-        if found is not None:
-            topic.entry = found
-        return topic.entry
-
-    async def write_entry(self, topic: LoadedTopic, entry: CatalogEntry) -> None:
-        """Change what the catalog says of a topic; the caller holds ``topic.growing``, or shut it.
-
-        Raises Unavailable, Undecided.
-        """
-        await self._catalogs.write(self._holding(topic.bucket).binding, topic.name, entry)
-        topic.entry = entry
 
     async def serve_existing(self, base: TopicName) -> LoadedTopic:
         """The topic, loaded; raises Refused when it does not exist."""
@@ -497,4 +493,4 @@ class Topics:
             name = topic.topic_name
             if namespace in {None, name.namespace_name}:
                 found[str(name)] = CatalogEntry().with_declared(topic)
-        return found | await self._catalogs.under(prefix, self.ownership.held())
+        return found | await self._catalogs.under(prefix, self._binding)

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import pytest
 from tests.stamps import stamp_anew
+from tests.unit.broker.fence_path_world import until
 
 from onewriter_broker.http.site import status_of
 from onewriter_broker.log.api import Binding, Outcome
-from onewriter_broker.log.memory import MemoryLogStore
+from onewriter_broker.log.memory import MemoryLogStore, Moment
 from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.topic.catalog import CatalogEntry, Catalogs, Undivided
 from onewriter_core.api import ExclusiveTopic
-from onewriter_core.errors import Refused, ServerError, Unavailable
+from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName, bucket_of, bucket_without_tags
 from onewriter_core.topic.model import WHOLE
 
 BUCKETS = 64
 ORDERS = TopicName.parse("orders")
 BESIDE = TopicName.parse("{orders}-audit")
+
+
+def with_slots(slots: tuple[int, ...], known: CatalogEntry | None) -> CatalogEntry:
+    return replace(known or CatalogEntry(), slots=slots)
 
 
 class World:
@@ -58,9 +66,9 @@ async def test_a_topic_that_lies_where_braces_did_not_count_does_not_begin_anew(
     catalogs = Catalogs(world.store, BUCKETS)
     binding = await world.binding(bucket_of(BESIDE, BUCKETS))
     with pytest.raises(Refused, match="no hash tags") as refused:
-        await catalogs.write(binding, BESIDE, CatalogEntry(slots=(-1,)))
+        await catalogs.change(binding, BESIDE, lambda _: CatalogEntry(slots=(-1,)))
     assert refused.value.code is ServerError.NOT_ALLOWED_ERROR
-    assert await catalogs.entry(BESIDE, is_owned=True) is None
+    assert await catalogs.entry(BESIDE, binding) is None
 
 
 async def test_a_name_in_braces_that_nobody_used_before_begins() -> None:
@@ -68,9 +76,9 @@ async def test_a_name_in_braces_that_nobody_used_before_begins() -> None:
     await world.made_without_tags(TopicName.parse("{orders}-other"), CatalogEntry(slots=(-1,)))
     catalogs = Catalogs(world.store, BUCKETS)
     binding = await world.binding(bucket_of(BESIDE, BUCKETS))
-    for entry in (CatalogEntry(slots=(-1,)), CatalogEntry(slots=(-1, 0))):
-        await catalogs.write(binding, BESIDE, entry)
-        assert await catalogs.entry(BESIDE, is_owned=True) == entry
+    for slots in ((-1,), (-1, 0)):
+        made = await catalogs.change(binding, BESIDE, partial(with_slots, slots))
+        assert await catalogs.entry(BESIDE, binding) == made == CatalogEntry(slots=slots)
 
 
 # ------------------------------------------------------------ with partitions, or without
@@ -95,6 +103,8 @@ def test_what_a_declaration_makes_of_a_topic() -> None:
     assert wide.with_declared(declared(0)) == wide
     assert [each.is_undivided for each in (new, single, named, wide)] == [False, True, False, False]
     assert not CatalogEntry(is_deleted=True).is_undivided
+    with pytest.raises(Refused, match="taken away"):
+        wide.grown(1)
     with pytest.raises(Undivided, match="delete it first"):
         single.grown(3)
 
@@ -104,15 +114,110 @@ def test_who_asks_for_partitions_of_a_topic_without_is_told_of_a_conflict() -> N
 
 
 async def test_of_two_who_make_a_topic_at_once_one_makes_it() -> None:
-    """One reads what the catalog says, and so does the other; then both write."""
+    """Each makes it of what the catalog says when it is his turn."""
+
+    def single(known: CatalogEntry | None) -> CatalogEntry:
+        return CatalogEntry(0, (WHOLE,)) if known is None else known
+
+    def wide(known: CatalogEntry | None) -> CatalogEntry:
+        return (known or CatalogEntry()).grown(3)
+
     catalogs = Catalogs((world := World()).store, BUCKETS)
     binding = await world.binding(bucket_of(ORDERS, BUCKETS))
-    single, wide = CatalogEntry(0, (WHOLE,)), CatalogEntry(3, (0, 1, 2))
-    for entries, error in (((single, wide), Undivided), ((wide, single), Unavailable)):
-        await catalogs.write(binding, ORDERS, CatalogEntry(is_deleted=True))
-        writes = (catalogs.write(binding, ORDERS, entry) for entry in entries)
-        assert [type(each) for each in await asyncio.gather(*writes, return_exceptions=True)] == [
-            type(None),
-            error,
-        ]
-        assert await catalogs.entry(ORDERS, is_owned=True) == entries[0]
+    divided = CatalogEntry(3, (0, 1, 2))
+    for first, second, answers in (
+        (single, wide, [CatalogEntry(0, (WHOLE,)), Undivided]),
+        (wide, single, [divided, divided]),
+    ):
+        await catalogs.change(binding, ORDERS, lambda _: CatalogEntry(is_deleted=True))
+        changes = (catalogs.change(binding, ORDERS, change) for change in (first, second))
+        answered = await asyncio.gather(*changes, return_exceptions=True)
+        assert [type(each) if isinstance(each, Undivided) else each for each in answered] == answers
+        assert await catalogs.entry(ORDERS, binding) == answers[0]
+
+
+async def test_of_many_changes_at_once_none_is_lost() -> None:
+    catalogs = Catalogs((world := World()).store, BUCKETS)
+    binding = await world.binding(bucket_of(ORDERS, BUCKETS))
+    world.store.faults.hook = lambda *_: asyncio.sleep(0)
+    names = [f"policy-{number}" for number in range(9)]
+
+    def having(name: str) -> Callable[[CatalogEntry | None], CatalogEntry]:
+        return lambda known: (known or CatalogEntry()).with_policy(name, True)
+
+    await asyncio.gather(*(catalogs.change(binding, ORDERS, having(name)) for name in names))
+    stored = await Catalogs(world.store, BUCKETS).entry(ORDERS, None)
+    assert stored == CatalogEntry(policies=dict.fromkeys(names, True))
+
+
+async def test_a_reader_whose_answer_comes_behind_a_change_does_not_hide_it() -> None:
+    """What was remembered of the bucket is forgotten while a new topic is looked for elsewhere."""
+    catalogs = Catalogs((world := World()).store, BUCKETS)
+    binding = await world.binding(bucket_of(BESIDE, BUCKETS))
+    reads, writes, go_on = 0, 0, asyncio.Event()
+    reading: list[asyncio.Task[CatalogEntry | None]] = []
+
+    async def cross(call: str, when: Moment) -> None:
+        nonlocal reads, writes
+        if (call, when) == ("set_catalog", "before"):
+            writes += 1
+            if (
+                writes == 2
+            ):  # the change; the first is the reader's own, which settles what was sent
+                await until(lambda: reads == 3)
+        if (call, when) == ("read_catalog", "after"):
+            reads += 1
+            if reads == 2:
+                catalogs.forget(binding.bucket)
+                reading.append(tasks.create_task(catalogs.entry(BESIDE, binding)))
+                await until(lambda: writes == 1)
+            if reads == 3:
+                await go_on.wait()
+
+    world.store.faults.hook = cross
+    async with asyncio.TaskGroup() as tasks:
+        made = await catalogs.change(binding, BESIDE, partial(with_slots, (WHOLE,)))
+        go_on.set()
+        assert await reading[0] is None
+        assert await catalogs.entry(BESIDE, binding) == made
+
+
+async def test_a_change_that_is_refused_leaves_everything() -> None:
+    catalogs = Catalogs((world := World()).store, BUCKETS)
+    binding = await world.binding(bucket_of(ORDERS, BUCKETS))
+    single = CatalogEntry(0, (WHOLE,))
+    await catalogs.change(binding, ORDERS, lambda _: single)
+
+    def refuse(known: CatalogEntry | None) -> CatalogEntry:
+        assert known == single
+        raise Undivided
+
+    with pytest.raises(Undivided):
+        await catalogs.change(binding, ORDERS, refuse)
+    assert await Catalogs(world.store, BUCKETS).entry(ORDERS, None) == single
+
+
+async def test_what_was_read_under_one_binding_is_read_again_under_the_next() -> None:
+    """Between the two another broker may have held the bucket."""
+    catalogs = Catalogs((world := World()).store, BUCKETS)
+    former = await world.binding(bucket_of(ORDERS, BUCKETS))
+    await catalogs.change(former, ORDERS, lambda _: CatalogEntry(0, (WHOLE,)))
+    between = replace(former, owner="broker-1~one", version=2)
+    assert await world.store.stamp(between) is Outcome.DONE
+    await Catalogs(world.store, BUCKETS).change(
+        between, ORDERS, lambda _: CatalogEntry(is_deleted=True)
+    )
+    again = replace(former, version=3)
+    assert await world.store.stamp(again) is Outcome.DONE
+    assert await catalogs.entry(ORDERS, again) is None
+    with pytest.raises(Unavailable, match="moved on"):
+        await catalogs.change(former, ORDERS, lambda _: CatalogEntry(0, (WHOLE, 0)))
+    assert await catalogs.entry(ORDERS, again) is None
+
+
+async def test_nothing_is_remembered_of_another_dataset_than_the_one_that_counts() -> None:
+    catalogs = Catalogs((world := World()).store, BUCKETS)
+    binding = await world.binding(bucket_of(ORDERS, BUCKETS))
+    await catalogs.change(binding, ORDERS, lambda _: CatalogEntry(0, (WHOLE,)))
+    with pytest.raises(Undecided):
+        await catalogs.entry(ORDERS, replace(binding, replid="f" * 40))

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import pytest
 from tests.unit.broker.fence_path_world import ORDERS, Gates, World, serving, until
 from tests.unit.broker.test_fence_path_partitions import topics_of
 
+from onewriter_broker.log.api import Outcome
 from onewriter_broker.log.memory import MemoryLogStore, Moment
+from onewriter_broker.log.memory_server import MemoryNode
 from onewriter_broker.topic.catalog import CatalogEntry, Catalogs
 from onewriter_broker.topic.deletion import delete
 from onewriter_broker.topic.own_policies import set_own
+from onewriter_broker.topic.policies import COMPACTION_THRESHOLD
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import Unavailable, Undecided
 
-LAST = ORDERS.with_partition(3)
+FIRST, LAST = ORDERS.with_partition(0), ORDERS.with_partition(3)
+THRESHOLD = COMPACTION_THRESHOLD.of_topic
+
+_Result = TypeVar("_Result")
 
 
 async def in_store(world: World) -> CatalogEntry | None:
-    return await Catalogs(MemoryLogStore(world.server.resolve), 64).entry(ORDERS, is_owned=False)
+    return await Catalogs(MemoryLogStore(world.server.resolve), 64).entry(ORDERS, None)
 
 
 async def some_turns() -> None:
@@ -47,7 +56,7 @@ async def test_partitions_that_are_added_while_the_topic_is_loaded_are_served() 
         gates.open("fence")
         topic = await loading
         await adding
-        assert (await topics.serve(LAST)).has(LAST)
+        assert topic.has(LAST)
         assert topic.entry.partitions == 4
         await set_own(topics, ORDERS, "retention", lambda _: 1)
 
@@ -85,7 +94,136 @@ async def test_a_topic_that_is_made_anew_while_it_is_deleted_begins_with_nothing
         assert await in_store(world) == CatalogEntry(4, (0, 1, 2, 3))
 
 
+# ------------------------------------------------------------ policies
+
+
+async def test_a_policy_that_is_set_while_the_topic_unloads_and_gets_partitions_is_kept() -> None:
+    """Both have read what the catalog says before either has changed it."""
+    async with serving() as world:
+        topics = await partitioned(world)
+        await topics.serve(FIRST)
+        gates = Gates(world.store, "set_catalog")
+        setting = world.tasks.create_task(set_own(topics, ORDERS, THRESHOLD, lambda _: 7))
+        await gates.reached("set_catalog")
+        await topics.unload(ORDERS)
+        adding = world.tasks.create_task(topics.set_partitions(ORDERS, 4))
+        await some_turns()
+        gates.open("set_catalog")
+        await setting
+        await adding
+        assert await in_store(world) == CatalogEntry(4, (0, 1, 2, 3), policies={THRESHOLD: 7})
+
+
+async def test_a_policy_that_is_set_while_the_topic_is_loaded_anew_is_followed() -> None:
+    async with serving() as world:
+        topics = await partitioned(world)
+        await topics.serve(FIRST)
+        gates = Gates(world.store, "set_catalog")
+        setting = world.tasks.create_task(set_own(topics, ORDERS, THRESHOLD, lambda _: 7))
+        await gates.reached("set_catalog")
+        await topics.unload(ORDERS)
+        loading = world.tasks.create_task(topics.serve(FIRST))
+        await some_turns()
+        gates.open("set_catalog")
+        await setting
+        assert (await loading).compaction_threshold == 7
+
+
+async def test_what_is_changed_while_the_topic_is_loaded_is_followed() -> None:
+    async with serving() as world:
+        topics = await partitioned(world)
+        gates = Gates(world.store, "read_state")
+        loading = world.tasks.create_task(topics.serve(FIRST))
+        await gates.reached("read_state")
+        entry = CatalogEntry(4, (0, 1, 2, 3), policies={THRESHOLD: 7})
+        await topics.change_entry(ORDERS, lambda _: entry)
+        gates.open("read_state")
+        topic = await loading
+        assert (topic.entry, topic.compaction_threshold) == (entry, 7)
+        await set_own(topics, ORDERS, THRESHOLD, lambda _: 8)
+        assert topic.compaction_threshold == 8
+
+
 # ------------------------------------------------------------ not answered
+
+
+@dataclass
+class Late:
+    """A connection to a store: the next such write is not answered, and lies in the socket.
+
+    It is executed in front of the next write, whatever that is, as writes are in the order of the
+    calls; reads go another way.
+    """
+
+    store: MemoryLogStore
+    call: str
+    held_back: list[Callable[[MemoryNode], object]] = field(default_factory=list)
+
+    def hold_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        execute = self.store._call
+
+        async def run_in_order(
+            call: str, run: Callable[[MemoryNode], _Result], turn: asyncio.Lock | None = None
+        ) -> _Result:
+            if turn is not None:
+                return await execute(call, run, turn)
+            if call == self.call:
+                self.call = ""
+                self.held_back.append(run)
+                raise Undecided("the store did not answer in time")
+            while self.held_back:
+                await execute("late", self.held_back.pop())
+            return await execute(call, run)
+
+        monkeypatch.setattr(self.store, "_call", run_in_order)
+
+
+async def test_what_is_stored_late_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as world:
+        topics = await partitioned(world)
+        Late(world.store, "set_catalog").hold_back(monkeypatch)
+        with pytest.raises(Undecided):
+            await topics.set_partitions(ORDERS, 4)
+        await topics.partitions_of(ORDERS)
+        await topics.serve(FIRST)
+        stored = await in_store(world)
+        assert stored is not None
+        assert await topics.partitions_of(ORDERS) == stored.partitions
+        await set_own(topics, ORDERS, THRESHOLD, lambda _: 7)
+        assert await in_store(world) == replace(stored, policies={THRESHOLD: 7})
+
+
+async def test_a_topic_is_not_served_whose_deletion_is_stored_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving() as world:
+        topics = await partitioned(world)
+        await topics.serve(FIRST)
+        late = Late(world.store, "set_catalog")
+        late.hold_back(monkeypatch)
+        with pytest.raises(Undecided):
+            await delete(topics, ORDERS)
+        topic = await topics.serve(FIRST)
+        assert await in_store(world) == topic.entry
+        assert not late.held_back
+
+
+async def test_what_is_stored_late_is_known_though_a_former_binding_was_used_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving() as world:
+        catalogs, held = Catalogs(world.store, 64), world.owner.held
+        assert held is not None
+        former, binding = held.binding, replace(held.binding, version=2)
+        assert await world.store.stamp(binding) is Outcome.DONE
+        assert await catalogs.entry(ORDERS, binding) is None
+        Late(world.store, "set_catalog").hold_back(monkeypatch)
+        with pytest.raises(Undecided):
+            await catalogs.change(binding, ORDERS, lambda _: CatalogEntry(2, (0, 1)))
+        await catalogs.entry(ORDERS, former)
+        found = await catalogs.entry(ORDERS, binding)
+        assert await world.store.write_audit(binding, {"event": "any"}) is Outcome.DONE
+        assert await in_store(world) == found
 
 
 async def test_what_was_stored_without_an_answer_is_known() -> None:
