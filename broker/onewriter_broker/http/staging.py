@@ -12,7 +12,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from onewriter_broker.access import Admission, admit
-from onewriter_broker.http.publish_body import LABEL, NUMBER, PublishBodies, epoch_of
+from onewriter_broker.http.publish_body import LABEL, NUMBER, epoch_of, read_body
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, object_body, topic_of
 from onewriter_broker.log.api import VERSION_PREFIX
 from onewriter_broker.log.blocks import is_app
@@ -53,7 +53,6 @@ _MODES: Final = (
 
 def add_routes(router: web.UrlDispatcher, site: Site) -> None:
     """See docs/http.md, "Atomic publishes"."""
-    bodies = PublishBodies()
 
     async def stage(request: web.Request) -> web.Response:
         name, app, version = _names(request)
@@ -77,7 +76,7 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
 
     async def publish(request: web.Request) -> web.Response:
         name, app, version = _names(request)
-        epoch, mode, parts = await bodies.read(
+        epoch, mode, parts = await read_body(
             await _body(request, PUBLISH_BODY_BYTES_MAX), f"{app}/"
         )
         modes = (mode,) if epoch is None else _MODES
@@ -104,7 +103,7 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
     router.add_put(_PART, stage)
     router.add_post(_PUBLISH, publish)
     _add_layout(router, site)
-    _add_dropping(router, site, bodies)
+    _add_dropping(router, site)
 
 
 def _add_layout(router: web.UrlDispatcher, site: Site) -> None:
@@ -147,7 +146,7 @@ def _add_layout(router: web.UrlDispatcher, site: Site) -> None:
     router.add_post(_LAYOUT, layout)
 
 
-def _add_dropping(router: web.UrlDispatcher, site: Site, bodies: PublishBodies) -> None:
+def _add_dropping(router: web.UrlDispatcher, site: Site) -> None:
     async def discard(request: web.Request) -> web.Response:
         name, app, version = _names(request)
         await _admitted(site, request, name, _MODES)
@@ -157,7 +156,7 @@ def _add_dropping(router: web.UrlDispatcher, site: Site, bodies: PublishBodies) 
     async def discard_parts(request: web.Request) -> web.Response:
         name, app, version = _names(request)
         body = await _body(request, PUBLISH_BODY_BYTES_MAX)
-        parts = (await bodies.read(body, f"{app}/{version}/")).parts
+        parts = (await read_body(body, f"{app}/{version}/")).parts
         await _admitted(site, request, name, _MODES)
         dropped = await site.staging.drop_parts(name, [part.key for part in parts])
         return web.json_response({"dropped": dropped})
