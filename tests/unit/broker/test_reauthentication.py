@@ -128,7 +128,7 @@ async def test_the_earlier_of_renewal_and_end_counts() -> None:
     world.judge.says = Authenticated(POD, in_seconds(600), in_seconds(20), may_only_resume=True)
     await world.connect()
     assert world.link.may_only_resume
-    assert world.asks_in == pytest.approx(20, abs=2)
+    assert world.asks_in == pytest.approx(20, abs=10)
 
 
 async def test_a_confirmed_identity_may_do_everything_again() -> None:
@@ -141,7 +141,7 @@ async def test_a_confirmed_identity_may_do_everything_again() -> None:
     world.judge.says = Authenticated(POD, in_seconds(600))
     await world.renew()
     assert not world.link.may_only_resume
-    assert world.asks_in == pytest.approx(600, abs=2)
+    assert world.asks_in == pytest.approx(600, abs=10)
     assert world.judge.asked == [b"first", b"second"]
 
 
@@ -155,7 +155,7 @@ async def test_while_nobody_can_judge_it_the_connection_goes_on() -> None:
     await world.renew()
     assert not world.pipe.is_closed
     assert not world.link.may_only_resume, "what was proved once stays proved"
-    assert world.asks_in == pytest.approx(listener.RETRY_SECONDS, abs=2)
+    assert world.asks_in == pytest.approx(listener.RETRY_SECONDS, abs=10)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +185,6 @@ async def test_a_client_that_cannot_renew_is_closed_when_its_token_ends_and_not_
     peer.feature_flags.supports_auth_refresh = False
     world.link._ask_again(in_seconds(300))
     assert not world.pipe.is_closed
-    assert world.asks_in == pytest.approx(300, abs=2)
+    assert world.asks_in == pytest.approx(300, abs=10)
     world.link._ask_again(in_seconds(0))
     assert world.pipe.is_closed
