@@ -257,7 +257,8 @@ def _lay_wheels(image: Image, cache: Path, context: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     _run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(owns), str(ROOT)])
     (own,) = owns.glob("onewriter-*.whl")
-    wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()[:12]
+    requirements = _requirements(image)
+    wanted = hashlib.sha256("\n".join(requirements).encode()).hexdigest()[:12]
     kept = cache / f"{wheels.name}-{wanted}"
     if not _is_of_today(kept):
         for older in cache.glob(f"{wheels.name}-*"):
@@ -267,9 +268,19 @@ def _lay_wheels(image: Image, cache: Path, context: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         shutil.copy2(own, unfinished)
-        for requirement in _requirements(image):
+        for requirement in requirements:
             # Made here, where the client keeps it: large, and the same for any machine.
-            _run([*pip, "wheel", "--quiet", "--no-deps", f"--wheel-dir={unfinished}", requirement])
+            if re.split(r"[^\w.-]", requirement)[0] in image.unpacked:
+                _run(
+                    [
+                        *pip,
+                        "wheel",
+                        "--quiet",
+                        "--no-deps",
+                        f"--wheel-dir={unfinished}",
+                        requirement,
+                    ]
+                )
         _download(image, cache, pip, unfinished, own.name)
         (unfinished / own.name).unlink()
         unfinished.rename(kept)
@@ -278,14 +289,13 @@ def _lay_wheels(image: Image, cache: Path, context: Path) -> None:
 
 
 def _requirements(image: Image) -> list[str]:
-    """What the index has as sources alone, as the project asks for it."""
+    """What of others is installed in it, as the project asks for it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [
-        each
-        for extra in image.extras.split(",")
-        for each in project["optional-dependencies"][extra]
+    extras = project["optional-dependencies"]
+    return [
+        *project["dependencies"],
+        *(each for name in image.extras.split(",") for each in extras[name]),
     ]
-    return [each for each in asked if re.split(r"[^\w.-]", each)[0] in image.unpacked]
 
 
 def _download(image: Image, cache: Path, pip: Sequence[str], target: Path, own: str) -> None:
