@@ -8,6 +8,9 @@ RUN_STAMP := $(VENV)/.installed-to-run
 DATA ?= var
 SEEDS ?= 300
 
+# Tests start brokers by the thousand; what Python compiled of the sources is kept between them.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test check model sim standstill soak soak-pipeline soak-operator bench bench-sdk bench-pipeline bench-operator compare-pulsar examples pipeline-demo e2e kind image spark-image chart reference clean help
 
 help:  ## Show this list

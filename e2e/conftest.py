@@ -18,7 +18,7 @@ from e2e.writers import until
 
 TALLY = pytest.StashKey[Tally]()
 
-PATIENT_BROKERS = {"resumeWindowSeconds": 15}
+PATIENT_BROKERS = {"resumeWindowSeconds": 30}
 """A holder whose topic has moved may take so long to come back: its pod may get no processor."""
 
 INCOMPLETE = "ONEWRITER_E2E_INCOMPLETE"

@@ -2,10 +2,10 @@
 
 ``TIERS=core,check`` picks some; ``core`` and ``check`` pass anywhere, without root and without any
 server installed. A tier that cannot run makes the whole run fail and says how to get what it needs;
-nothing is skipped in silence. What the tiers need is installed and built first. ``core`` has the machine to
-itself: it keeps every processor busy. Then two tiers with real processes run at a time, from the front of the
-list and, on a cluster, from its end: half of their time they wait for something. In that time the tiers that
-only compute use the processors, politely.
+nothing is skipped in silence. What the tiers need is installed and built first. Then come the tiers that only
+compute, one by one: each keeps every processor busy. Of those with real processes two run at a time, from the
+front of the list and from its end, where the clusters are: these wait for something most of the time, and what
+happens on them is about time, so the others leave them the processors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Tier:
 
     ``packages`` are Debian packages that it needs, by the program (or file) that shows each;
     ``builds`` are commands that only fill caches. There is one lab: tiers ``on_lab`` take turns.
-    ``only_computes``: nothing in it minds to be slow. ``alone``: it runs before the others.
+    ``only_computes``: it keeps the processors busy without waiting for anything.
     """
 
     name: str
@@ -54,12 +54,11 @@ class Tier:
     builds: tuple[Command, ...] = ()
     on_lab: bool = False
     only_computes: bool = False
-    alone: bool = False
 
 
 _LAB = threading.Lock()
 
-POLITELY: Command = ("nice", "-n", "10")
+POLITELY: Command = ("nice", "-n", "5")
 """In front of a command that leaves the processors to others."""
 
 
@@ -182,7 +181,7 @@ TIERS = (
     Tier(
         "core",
         (pytest("tests/unit", "tests/property", "tests/scenarios", "tests/test_tidy.py", "-n2"),),
-        alone=True,
+        only_computes=True,
     ),
     Tier(
         "simulation",
@@ -268,7 +267,7 @@ def run(command: Command, title: str, output: IO[bytes] | None = None, prefix: C
     return code
 
 
-def run_tier(tier: Tier, output: IO[bytes] | None, prefix: Command) -> list[str]:
+def run_tier(tier: Tier, output: IO[bytes] | None, prefix: Command = ()) -> list[str]:
     """Run its commands, into ``output`` or as they print; what failed, a line each."""
     missing = tier.missing()
     if missing:
@@ -297,12 +296,12 @@ def run_tiers(take: Callable[[], Tier], prefix: Command = ()) -> list[str]:
     return [line for tier in taken(take) for line in run_tier(tier, None, prefix)]
 
 
-def run_beside(take: Callable[[], Tier], prefix: Command = ()) -> list[str]:
+def run_beside(take: Callable[[], Tier]) -> list[str]:
     """The same; what a tier prints is shown when it is over."""
     failures = []
     for tier in taken(take):
         with tempfile.TemporaryFile() as kept:
-            failures += run_tier(tier, kept, prefix)
+            failures += run_tier(tier, kept)
             kept.seek(0)
             print(kept.read().decode(errors="replace"), flush=True)
     return failures
@@ -317,18 +316,15 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     tiers = [tier for tier in TIERS if tier.name in names or not names]
     prepare(tiers)
-    failures = run_tiers(deque(tier for tier in tiers if tier.alone).popleft)
-    computing = deque(tier for tier in tiers if tier.only_computes)
-    others = deque(tier for tier in tiers if not tier.only_computes and not tier.alone)
-    if not others:
-        failures += run_tiers(computing.popleft)
+    failures = run_tiers(deque(tier for tier in tiers if tier.only_computes).popleft)
+    others = deque(tier for tier in tiers if not tier.only_computes)
+    if len(others) < 2:
+        failures += run_tiers(others.popleft)
     else:
         with ThreadPoolExecutor() as executor:
-            beside = [executor.submit(run_beside, computing.popleft, POLITELY)]
-            if len(others) > 1:
-                beside.append(executor.submit(run_beside, others.pop))
-            failures += run_tiers(others.popleft)
-            failures += [line for each in beside for line in each.result()]
+            beside = executor.submit(run_beside, others.pop)
+            failures += run_tiers(others.popleft, POLITELY)
+            failures += beside.result()
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)
     return 1 if failures else 0
