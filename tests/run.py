@@ -58,7 +58,7 @@ class Tier:
 
 _LAB = threading.Lock()
 
-POLITELY: Command = ("nice", "-n", "5")
+POLITELY: Command = ("nice", "-n", "10")
 """In front of a command that leaves the processors to others."""
 
 
