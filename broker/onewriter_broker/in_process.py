@@ -20,7 +20,7 @@ from onewriter_broker.app import Broker, Parts
 from onewriter_broker.authentication import AnonymousAuthenticator
 from onewriter_broker.connection.gates import Gate
 from onewriter_broker.desired import Initial
-from onewriter_broker.local_ports import free_ports
+from onewriter_broker.local.ports import free_ports
 from onewriter_broker.log.memory import MemoryLogStore
 from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.settings import Settings

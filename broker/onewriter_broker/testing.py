@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from onewriter_broker.local_ports import free_ports
+from onewriter_broker.local.ports import free_ports
 from onewriter_broker.ownership.placement import rendezvous
 from onewriter_broker.settings import Settings
 from onewriter_core.errors import Unavailable

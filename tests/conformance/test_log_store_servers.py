@@ -24,7 +24,7 @@ from tests.conformance.log_store_worlds import (
 )
 from tests.servers import SERVER_PROGRAMS, StoreServer, running_pair, running_server
 
-from onewriter_broker.local_ports import free_ports
+from onewriter_broker.local.ports import free_ports
 from onewriter_broker.log.api import BrokenKey, Durability, LogStore, Observation, Outcome
 from onewriter_broker.log.blocks import MalformedBlock
 from onewriter_broker.log.redis_primary import RedisSettings, open_primary

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.integration.http_calls import Http
 
-from onewriter_broker.local_ports import free_ports
+from onewriter_broker.local.ports import free_ports
 
 SECONDS_MAX = 120.0
 PROGRAM = "from onewriter.sidecar.cli import sidecar; sidecar()"

@@ -11,7 +11,7 @@ from tests.integration.conftest import RawClients
 from tests.integration.raw import EXCLUSIVE, SHARED, RefusedByBroker
 from tests.servers import DEBIAN_REDIS, StoreServer, running_server
 
-from onewriter_broker.local_ports import free_ports
+from onewriter_broker.local.ports import free_ports
 from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_core.command import EXIT_USAGE
 from onewriter_core.errors import ServerError

@@ -20,6 +20,9 @@ PARTS_MAX: Final = 10_000
 PARTS_PER_TURN: Final = 500
 """Parts that are looked at before others get a turn of the event loop: a millisecond or two."""
 
+KEY_CHARACTERS_SHOWN: Final = 200
+"""Of a part that is refused, in the answer."""
+
 NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,14}")
 LABEL: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -49,8 +52,8 @@ class _Part(msgspec.Struct, frozen=True, gc=False):
 
 class _Asked(msgspec.Struct):
     parts: list[_Part]
-    epoch: object = None
-    mode: object = None
+    epoch: int | None = None
+    mode: str | None = None
 
 
 _DECODER: Final = msgspec.json.Decoder(_Asked)
@@ -70,9 +73,8 @@ async def read_body(body: bytes, prefix: str) -> Body:
             parts.append(_claimed(part))
             await turns.step()
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise Refusal(
-            400, "the body is {epoch, parts: [{key, rows, bytes, checksum}]} as staging answered"
-        ) from error
+        text = "the body is {epoch, parts: [{key, rows, bytes, checksum}]} as staging answered"
+        raise Refusal(400, f"{text}: {error}") from error
     if any(not part.key.startswith(prefix) for part in parts):
         raise Refusal(400, f"the parts of this publish begin with {prefix}")
     if len({part.key for part in parts}) != len(parts):
@@ -89,17 +91,17 @@ def epoch_of(epoch: object) -> int | None:
     return epoch
 
 
-def _mode_of(mode: object, epoch: int | None) -> AccessMode:
+def _mode_of(mode: str | None, epoch: int | None) -> AccessMode:
     if mode is None:
         return AccessMode.EXCLUSIVE
-    if not isinstance(mode, str) or mode not in _MODE_WORDS or epoch is not None:
+    if mode not in _MODE_WORDS or epoch is not None:
         raise Refusal(400, f"mode, without an epoch, is one of {', '.join(_MODE_WORDS)}")
     return _MODE_WORDS[mode]
 
 
 def _claimed(part: _Part) -> Claimed:
     if not (_is_key(part.key) and part.rows >= 0 and 0 < part.bytes <= PART_BYTES_MAX):
-        raise ValueError("not as staging answered it")
+        raise ValueError(f"no part is {part.key[:KEY_CHARACTERS_SHOWN]}")
     return Claimed(part.key, part.rows, part.bytes, part.checksum)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 import aiohttp
+import msgspec
 from aiohttp import web
 
 from onewriter_broker.access import check_topic
@@ -45,7 +46,7 @@ RETRY_SECONDS: Final = 1
 """When those that were not served now are to come again."""
 
 ITEMS_PER_TURN: Final = 20
-"""Items of a long list written before others get a turn of the event loop: a millisecond or two."""
+"""Items of a long list made before others get a turn of the event loop: a millisecond or two."""
 
 _STATUS_OF: Final = {
     ServerError.AUTHENTICATION_ERROR: 401,
@@ -98,22 +99,16 @@ def failure(status: int, reason: str) -> web.Response:
 
 
 async def listing(told: Mapping[str, object], name: str, items: Iterable[object]) -> web.Response:
-    """As ``web.json_response`` of what is told, in which ``name`` is the list of these items.
+    """What is told, as JSON, and these items as ``name`` in it.
 
-    They may be many: they are taken and written some at a time, so that what may change meanwhile is
-    taken before.
+    They may be many: they are made some at a time, so that what may change meanwhile is taken before.
+    Written they are at once, which takes a tenth of that.
     """
-    written, turns = list[bytes](), Turns(ITEMS_PER_TURN)
+    made, turns = list[object](), Turns(ITEMS_PER_TURN)
     for item in items:
-        written.append(json.dumps(item).encode())
+        made.append(item)
         await turns.step()
-    members = (
-        json.dumps(each).encode()
-        + b": "
-        + (b"[" + b", ".join(written) + b"]" if each == name else json.dumps(value).encode())
-        for each, value in told.items()
-    )
-    body = b"{" + b", ".join(members) + b"}"
+    body = msgspec.json.encode({**told, name: made})
     return web.Response(body=body, content_type="application/json", charset="utf-8")
 
 

@@ -97,15 +97,21 @@ async def test_a_topic_that_is_made_anew_while_it_is_deleted_begins_with_nothing
 # ------------------------------------------------------------ policies
 
 
+async def policy_under_way(world: World) -> tuple[Topics, Gates, asyncio.Task[None]]:
+    """A policy is being set, its call waits in front of the store, and the topic was unloaded meanwhile."""
+    topics = await partitioned(world)
+    await topics.serve(FIRST)
+    gates = Gates(world.store, "set_catalog")
+    setting = world.tasks.create_task(set_own(topics, ORDERS, THRESHOLD, lambda _: 7))
+    await gates.reached("set_catalog")
+    await topics.unload(ORDERS)
+    return topics, gates, setting
+
+
 async def test_a_policy_that_is_set_while_the_topic_unloads_and_gets_partitions_is_kept() -> None:
     """Both have read what the catalog says before either has changed it."""
     async with serving() as world:
-        topics = await partitioned(world)
-        await topics.serve(FIRST)
-        gates = Gates(world.store, "set_catalog")
-        setting = world.tasks.create_task(set_own(topics, ORDERS, THRESHOLD, lambda _: 7))
-        await gates.reached("set_catalog")
-        await topics.unload(ORDERS)
+        topics, gates, setting = await policy_under_way(world)
         adding = world.tasks.create_task(topics.set_partitions(ORDERS, 4))
         await some_turns()
         gates.open("set_catalog")
@@ -116,12 +122,7 @@ async def test_a_policy_that_is_set_while_the_topic_unloads_and_gets_partitions_
 
 async def test_a_policy_that_is_set_while_the_topic_is_loaded_anew_is_followed() -> None:
     async with serving() as world:
-        topics = await partitioned(world)
-        await topics.serve(FIRST)
-        gates = Gates(world.store, "set_catalog")
-        setting = world.tasks.create_task(set_own(topics, ORDERS, THRESHOLD, lambda _: 7))
-        await gates.reached("set_catalog")
-        await topics.unload(ORDERS)
+        topics, gates, setting = await policy_under_way(world)
         loading = world.tasks.create_task(topics.serve(FIRST))
         await some_turns()
         gates.open("set_catalog")

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from onewriter_broker import local_ports
-from onewriter_broker.local_ports import PORTS_OF_A_PROCESS, free_ports
+from onewriter_broker.local import ports
+from onewriter_broker.local.ports import PORTS_OF_A_PROCESS, free_ports
 
 ASK = """
 import sys
-from onewriter_broker.local_ports import free_ports
+from onewriter_broker.local.ports import free_ports
 print(*(free_ports(2) for _ in range(100)), flush=True)
 sys.stdin.read()
 """
@@ -43,6 +43,6 @@ def test_a_port_is_given_again_only_when_all_others_were() -> None:
 
 def test_a_forked_process_takes_a_part_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     free_ports(1)
-    before = local_ports._PORTS.first
-    monkeypatch.setattr(local_ports._PORTS, "process_id", 0)  # as if this were another one
+    before = ports._PORTS.first
+    monkeypatch.setattr(ports._PORTS, "process_id", 0)  # as if this were another one
     assert not before <= free_ports(1) < before + PORTS_OF_A_PROCESS
