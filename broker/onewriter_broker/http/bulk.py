@@ -103,6 +103,7 @@ def _page(topic_log: TopicLog, epoch: int, page: Page) -> dict[str, Any]:
         "ledger": page.last.ledger,
         "first": positions.shown(page.first),
         "last": positions.shown(page.last),
+        "segments": [],
         "complete": page.is_complete,
         "next": positions.shown(page.next),
     }
@@ -218,6 +219,7 @@ def _add_audit(router: web.UrlDispatcher, site: Site) -> None:
         found = await site.store.read_audit(bucket, after=after, count=limit)
         told = {
             "bucket": bucket,
+            "records": [],
             "next": found[-1][0] if found else after or None,
             "complete": len(found) < limit,
         }

@@ -193,6 +193,7 @@ def _add_story(router: web.UrlDispatcher, site: Site) -> None:
             raise Refusal(404, f"topic {name} does not exist")
         told: dict[str, object] = {
             "topic": str(name),
+            "records": [],
             "next": page.next,
             "earlierOmitted": page.is_cut,
         }

@@ -99,7 +99,7 @@ def failure(status: int, reason: str) -> web.Response:
 
 
 async def listing(told: Mapping[str, object], name: str, items: Iterable[object]) -> web.Response:
-    """What is told, as JSON, and these items as ``name`` in it.
+    """What is told, as JSON, and these items as ``name`` in it: where an empty list keeps their place.
 
     They may be many: they are made some at a time, so that what may change meanwhile is taken before.
     Written they are at once, which takes a tenth of that.
