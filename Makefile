@@ -1,4 +1,4 @@
-# Two commands do everything: `make run` and `make test`. All others are parts of them.
+# `make run` starts the product, `make test` tests it. `make help` lists all other commands.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,7 +11,7 @@ SEEDS ?= 300
 # Tests start brokers by the thousand; what Python compiled of the sources is kept between them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test check model sim standstill soak soak-pipeline soak-operator bench bench-sdk bench-pipeline bench-operator compare-pulsar examples pipeline-demo e2e kind image spark-image chart reference clean help
+.PHONY: run test test-rest test-all mutants check model sim standstill soak soak-pipeline soak-operator bench bench-sdk bench-pipeline bench-operator compare-pulsar examples pipeline-demo e2e kind image spark-image chart reference clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -22,18 +22,29 @@ $(BIN)/python:
 
 # Spark and what only tests need are large: who wants to see it run does not wait for them.
 $(RUN_STAMP): pyproject.toml | $(BIN)/python
+	@echo "== installing onewriter into $(VENV), once"
 	$(BIN)/pip install --quiet --editable '.[broker,client,embedded,examples]'
 	touch $@
 
 $(STAMP): pyproject.toml | $(BIN)/python
+	@echo "== installing the test tools and Spark into $(VENV): about two minutes, once"
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $(RUN_STAMP) $@
 
 run: $(RUN_STAMP)  ## Start Valkey and a broker on this machine and apply examples/*.yaml
 	$(BIN)/onewriter up --data-dir $(DATA) -f examples
 
-test: $(STAMP)  ## Everything that CI runs
-	$(BIN)/python tests/run.py
+test: $(STAMP)  ## The tests that need Python alone, in 12 minutes (TIERS=core,spark runs a part)
+	@$(BIN)/python tests/run.py
+
+test-rest: $(STAMP)  ## The tests that make test leaves out: clusters, nodes, e2e, other stores, Java clients
+	@$(BIN)/python tests/run.py --rest
+
+test-all: $(STAMP)  ## make test and make test-rest in one run
+	@$(BIN)/python tests/run.py --all
+
+mutants: $(STAMP)  ## Plant bugs one at a time and see whether the tests catch them (ONLY=S4 for some)
+	$(BIN)/python -m tests.mutants.campaign $(foreach word,$(ONLY),--only $(word))
 
 check: $(STAMP)  ## Formatting, lint, types, layers
 	$(BIN)/ruff format --check .
@@ -54,7 +65,7 @@ standstill: $(STAMP)  ## Unit tests on a machine that stands still once in each,
 soak: $(STAMP)  ## Campaigns at full length: hundreds of failovers and kills
 	ONEWRITER_ROUNDS=200 $(BIN)/pytest tests/integration -m campaign --timeout 7200
 
-soak-pipeline: $(STAMP)  ## 100 kills of executors, drivers and brokers while a stream is written (Java 17)
+soak-pipeline: $(STAMP)  ## 100 kills of executors, drivers and brokers while a stream is written
 	ONEWRITER_ROUNDS=100 $(BIN)/pytest tests/spark -m campaign --timeout 7200
 
 soak-operator: $(STAMP)  ## Brokers replaced twenty times in a row under writers, on the lab (root)
@@ -64,7 +75,7 @@ soak-operator: $(STAMP)  ## Brokers replaced twenty times in a row under writers
 examples: $(STAMP)  ## Every worked example against a broker of its own, each checks its own claim
 	$(BIN)/python examples/run.py
 
-pipeline-demo: $(STAMP)  ## A tour of the pipeline on generated takeovers, into $(DATA)/pipeline-demo (Java 17)
+pipeline-demo: $(STAMP)  ## A tour of the pipeline on generated takeovers, into $(DATA)/pipeline-demo
 	$(BIN)/python examples/pipeline_demo.py --to $(DATA)/pipeline-demo
 
 bench: $(STAMP)  ## Benchmarks, side by side with Pulsar, into docs/benchmarks.md
@@ -101,4 +112,4 @@ reference: $(STAMP)  ## The SDK's API reference as HTML, into dist/reference
 	$(BIN)/pdoc onewriter onewriter.sync onewriter.testing --template-directory docs/reference --output-directory dist/reference
 
 clean:  ## Remove the virtual environment and caches (never the data)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build/test-logs

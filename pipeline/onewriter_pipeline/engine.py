@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from onewriter_pipeline.errors import EngineFailed, Invalid
+from onewriter_pipeline.java_runtime import use_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,6 +67,8 @@ def session(name: str, master: str = "", settings: Sequence[str] = ()) -> SparkS
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if not os.environ.get("SPARK_ENV_LOADED") and SparkSession.getActiveSession() is None:
+        use_java()
     chosen = dict(SETTINGS)
     if not os.environ.get("SPARK_ENV_LOADED"):  # set by spark-submit, which knows the master
         chosen["spark.master"] = master or "local[*]"
@@ -87,9 +90,7 @@ def session(name: str, master: str = "", settings: Sequence[str] = ()) -> SparkS
     try:
         return builder.getOrCreate()
     except PySparkException as error:
-        raise EngineFailed(
-            f"Spark could not be started; it needs Java 17 or later: {_line(error)}"
-        ) from error
+        raise EngineFailed(f"Spark did not start: {_line(error)}") from error
 
 
 def said_by(error: Exception) -> str:

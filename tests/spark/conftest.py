@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from tests.integration.conftest import StockClients, broker, stock, topic
 
 from onewriter_broker.testing import LocalBrokers
+from onewriter_pipeline.java_runtime import use_java
 
 __all__ = ["broker", "stock", "topic"]  # fixtures of the stories with real brokers
 
@@ -38,6 +39,7 @@ TUNED = {
 
 def session(master: str, settings: Mapping[str, str] = MappingProxyType({})) -> SparkSession:
     """A Spark in this process; there can be one. ``settings`` beside those of all tests."""
+    use_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = LOOPBACK
     builder = SparkSession.builder.master(master)

@@ -10,7 +10,8 @@ import pytest
 from examples import pipeline_demo
 from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+# The tour repeats what test_spark_offload.py, test_spark_audit.py and test_spark_sink.py show one by one.
+pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 def test_the_tour_holds_and_leaves_what_it_promises(

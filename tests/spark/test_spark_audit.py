@@ -230,6 +230,7 @@ def verified(url: str, topic: str, buckets: int) -> set[str]:
     return {found["predicate"] for log in report["logs"] for found in log["violations"]}
 
 
+@pytest.mark.full  # test_spark_audit_mutants.py: the audit and verify agree on every falsification
 def test_what_was_tampered_with_is_found_by_both(
     spark: SparkSession, stored: LocalBrokers, valkey: StoreServer, stock: StockClients
 ) -> None:
@@ -261,6 +262,7 @@ def test_what_was_tampered_with_is_found_by_both(
     assert violated(audit.live(spark)) == {"S4"} == verified(valkey.url, "orders", stored.buckets)
 
 
+@pytest.mark.full  # the tests of the audit itself, here, and of the command's words in tests/unit/pipeline
 def test_the_command_tells_people_and_programs_and_ends_with_2(
     spark: SparkSession,
     stored: LocalBrokers,

@@ -43,7 +43,13 @@ PROGRESS_SECONDS = 600.0
 PAUSE_SECONDS_MAX = 0.5
 """A batch of this stream takes about as long."""
 
-pytestmark = [pytest.mark.spark, pytest.mark.campaign, pytest.mark.timeout(1_200 + 60 * ROUNDS)]
+# tests/integration/test_sink_attempts.py plays failed, repeated and late attempts without a cluster.
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.spark,
+    pytest.mark.campaign,
+    pytest.mark.timeout(1_200 + 60 * ROUNDS),
+]
 
 
 class Stream:

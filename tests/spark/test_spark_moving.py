@@ -21,7 +21,8 @@ from tests.spark.queries import reading
 from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_core.errors import Unavailable
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+# tests/unit/pipeline/test_pipeline_broker.py: a lost owner is looked up again, a broken stream is continued.
+pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(900)]
 
 VALUE_BYTES = 40_000
 VALUES = 1_000

@@ -134,6 +134,7 @@ def test_the_command(broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Pat
     assert "Traceback" not in missing.stderr
 
 
+@pytest.mark.full  # tests/integration/test_pipeline_offload_failures.py: no files are left without a commit
 def test_a_command_killed_while_spark_works(
     spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
 ) -> None:

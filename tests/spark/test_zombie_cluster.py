@@ -30,7 +30,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 HELD_SECONDS = 600.0
 """Until Spark has started, and a task hands in its rows."""
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+# tests/integration/test_sink_attempts.py plays attempts that wake after the commit, without a cluster.
+pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 class Driver:

@@ -1,0 +1,64 @@
+"""Bugs in the pipeline: batches that are written, tables that are verified, logs that are read."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+UNIT = "tests/unit/pipeline"
+
+MUTANTS = (
+    Mutant(
+        "a-damaged-table-is-taken-for-the-log",
+        ("S7",),
+        "onewriter_pipeline.tables.verifying:_unlike",
+        "Files whose contents changed pass the check before a trim.",
+        "elif shown(digest) != noted.digest:",
+        "elif False:",
+        (UNIT,),
+    ),
+    Mutant(
+        "missing-rows-pass-the-check",
+        ("S7",),
+        "onewriter_pipeline.tables.verifying:_unlike",
+        "Files that lack rows pass the check before a trim.",
+        "if rows != noted.rows:",
+        "if rows > noted.rows:",
+        (UNIT,),
+    ),
+    Mutant(
+        "another-log-passes-the-check",
+        ("S7",),
+        "onewriter_pipeline.tables.verifying:differences",
+        "The hash of the log is not compared before a trim.",
+        'compare("hashes", segment.chain or "", _chain(rows, last + 1))',
+        "pass",
+        (UNIT,),
+    ),
+    Mutant(
+        "an-entry-is-counted-twice",
+        ("S7",),
+        "onewriter_pipeline.tables.verifying:_offloaded",
+        "Entries that were offloaded twice count twice, and hide missing ones.",
+        "low, high = max(begin, at), min(behind, end)",
+        "low, high = max(begin, first), min(behind, end)",
+        (UNIT,),
+    ),
+    Mutant(
+        "a-batch-of-the-sink-has-another-version",
+        ("S15",),
+        "onewriter_pipeline.publishing.writing:_publish_one",
+        "A batch that is written again is published under another version.",
+        "with Staging(access, log, app, version) as staging:\n            return staging.publish(",
+        "with Staging(access, log, app, version + secrets.randbelow(9) + 1) as staging:\n            return staging.publish(",
+        (UNIT, "tests/integration/test_sink_attempts.py", "tests/spark/test_spark_sink.py"),
+    ),
+    Mutant(
+        "a-batch-is-published-before-all-logs-agree",
+        ("S15",),
+        "onewriter_pipeline.publishing.writing:publish",
+        "Some logs get their rows although another refuses its part.",
+        "_ask_all(target, app, version, sorted(parts))",
+        "pass",
+        (UNIT, "tests/integration/test_sink_refusals.py", "tests/integration/test_sink_routing.py"),
+    ),
+)
