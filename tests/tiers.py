@@ -149,12 +149,6 @@ UNIT = (
     *("tests/unit", "tests/property", "tests/scenarios", "tests/mutants"),
     *("tests/test_tidy.py", "tests/test_tiers.py"),
 )
-    "tests/unit",
-    "tests/property",
-    "tests/scenarios",
-    "tests/test_tidy.py",
-    "tests/test_tiers.py",
-)
 QUICK = ("-m", "not full")
 FULL = ("-m", "full")
 
