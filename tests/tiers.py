@@ -192,12 +192,22 @@ NEWCOMER = (
         "brokers, clients and store under seeded faults, with mutants",
         (pytest("tests/simulation", *QUICK, "--timeout", "900", "-n2"),),
         budget_seconds=45,
+        environment={"ONEWRITER_SEEDS": "12"},
+    ),
+    Tier(
+        "compatibility",
+        "data of earlier releases, and a rolling update and downgrade beside their brokers",
+        (pytest("tests/compatibility", *QUICK, "--timeout", "600"),),
+        budget_seconds=45,
+        cores=1,
+        missing=missing_clients,
     ),
     Tier(
         "conformance",
         "the store's contract on the embedded Valkey and on the fake server, the wire protocol's frames",
-        (pytest("tests/conformance", *QUICK, "-n2"),),
-        budget_seconds=30,
+        (pytest("tests/conformance", *QUICK),),
+        budget_seconds=45,
+        cores=1,
         missing=missing_server,
     ),
     Tier(
@@ -253,10 +263,14 @@ REST = (
     ),
     Tier(
         "core-full",
-        "larger scopes of the model and the simulation, longer unit tests",
-        (pytest(*UNIT, "tests/model", "tests/simulation", *FULL, "--timeout", "900", "-n2"),),
-        budget_seconds=120,
+        "larger scopes of the model, longer unit tests, more seeds of the simulation",
+        (
+            pytest(*UNIT, "tests/model", *FULL, "--timeout", "900"),
+            pytest("tests/simulation", "--timeout", "900"),
+        ),
+        budget_seconds=150,
         cores=1,
+        environment={"ONEWRITER_SEEDS": "12:42"},
     ),
     Tier(
         "conformance-full",

@@ -10,6 +10,7 @@ from tests.conformance.log_store_worlds import World, topics_of_bucket
 from tests.stamps import stamp_anew
 
 from onewriter_broker.log.api import Binding, LogStore, Outcome, Unit
+from onewriter_broker.log.blocks import FORMAT_VERSION
 
 (TOPIC,) = topics_of_bucket(0, 1)
 
@@ -29,7 +30,7 @@ async def test_a_stamp_names_the_owner_and_may_be_repeated(world: World, store: 
     binding = Binding(0, world.replid(), 2, "broker-a", 7)
     assert await stamp_anew(store, binding) is Outcome.DONE
     assert await store.stamp(binding) is Outcome.DONE
-    assert (await store.observe([0])).units[0] == Unit(2, "broker-a", 7, 0)
+    assert (await store.observe([0])).units[0] == Unit(2, "broker-a", 7, 0, format=FORMAT_VERSION)
 
 
 async def test_a_stamp_brings_no_bucket_back_that_has_no_record(
@@ -48,7 +49,7 @@ async def test_a_first_stamp_needs_the_birthmark_that_stands(world: World, store
     assert await store.stamp(binding) is Outcome.LOST
     assert await store.write_audit(binding, {"event": "early"}) is Outcome.LOST
     assert await store.stamp(binding, birthmark="one") is Outcome.DONE
-    assert (await store.observe([0])).units[0] == Unit(1, "broker-a", 7, 0)
+    assert (await store.observe([0])).units[0] == Unit(1, "broker-a", 7, 0, format=FORMAT_VERSION)
     assert await store.stamp(binding, birthmark="one") is Outcome.DONE, "a repetition"
 
 
@@ -81,4 +82,4 @@ async def test_a_late_stamp_replaces_nothing(
     binding = Binding(0, world.replid(), 2, "broker-a", 7)
     await stamp_anew(store, binding)
     assert await store.stamp(dataclasses.replace(binding, **change)) is expected
-    assert (await store.observe([0])).units[0] == Unit(2, "broker-a", 7, 0)
+    assert (await store.observe([0])).units[0] == Unit(2, "broker-a", 7, 0, format=FORMAT_VERSION)

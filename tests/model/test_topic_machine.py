@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from tests.model.explorer import Always, Sometimes, Step, explore
 from tests.model.topic_machine_model import (
     Action,
@@ -252,6 +253,7 @@ def test_forgetting_who_serves_lets_two_act_in_the_topics_name() -> None:
     assert "A is assured" in found.story() or "B is assured" in found.story()
 
 
+@pytest.mark.full  # the pairs of these three actors have worlds of their own
 def test_a_waiter_an_exclusive_producer_and_a_fencer() -> None:
     actors = (Actor("A", WAIT), Actor("B", EXCLUSIVE), Actor("C", FENCING))
     world = World(actors, ledger_max=3 + DEEPER, losses_max=1 + DEEPER)
@@ -321,6 +323,7 @@ def test_a_group_loses_one_partition_and_comes_back() -> None:
     prove(world, RESUMED, REPLACED, TOOK_OVER, STALE)
 
 
+@pytest.mark.full  # the two tests before this one: groups, and a producer of one partition beside a group
 def test_a_group_beside_producers_of_single_partitions() -> None:
     actors = (
         Actor("A", WAIT, (0, 1)),

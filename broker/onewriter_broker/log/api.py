@@ -92,6 +92,7 @@ class Unit:
     """A bucket's own record in the store; all zero when the bucket was never stamped here.
 
     ``birthmark`` stands where the first stamp is still to come (LogStore.bear), else it is empty.
+    ``format`` is the version of the log format that the bucket was last stamped with (docs/log-format.md).
     """
 
     generation: int = 0
@@ -99,6 +100,7 @@ class Unit:
     version: int = 0
     last_ledger: int = 0
     birthmark: str = ""
+    format: int = 0
 
 
 @dataclass(frozen=True, slots=True)

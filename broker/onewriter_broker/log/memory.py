@@ -151,6 +151,7 @@ class MemoryLogStore:
                     owner=binding.owner,
                     version=binding.version,
                     birthmark="",
+                    format=blocks.FORMAT_VERSION,
                 )
 
             self._execute(node, change, binding)

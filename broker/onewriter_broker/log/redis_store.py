@@ -49,6 +49,8 @@ NO_REPLID = "0" * 40
 AUDIT_RECORDS_PER_TURN = 100
 """Records of the audit taken apart before others get a turn of the event loop: a millisecond or two."""
 
+_UNIT_FIELDS = ("gen", "owner", "version", "lastLedger", "born", "format")
+
 _START_OVER = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "MOVED", "NOAUTH", "UNBLOCKED", "NOSCRIPT")
 """Errors after which the connection may not lead to a primary with our scripts: connect anew.
 
@@ -72,10 +74,7 @@ class RedisLogStore:
 
     async def observe(self, buckets: Sequence[int]) -> Observation:
         commands: list[list[Word]] = [["INFO", "replication"], ["INFO", "memory"]]
-        commands += [
-            ["HMGET", self._keys.unit(bucket), "gen", "owner", "version", "lastLedger", "born"]
-            for bucket in buckets
-        ]
+        commands += [["HMGET", self._keys.unit(bucket), *_UNIT_FIELDS] for bucket in buckets]
         await self._writes.leave_deposed()
         replies = (await self._writes.send(commands))[1]
         replication, memory = parse_info(replies[0]), parse_info(replies[1])
@@ -421,8 +420,8 @@ def _hash(reply: Reply) -> dict[str, str]:
 
 
 def _unit(key: str, reply: Reply) -> Unit:
-    words = reply if isinstance(reply, list) else [None] * 5
-    generation, owner, version, last_ledger, birthmark = (
+    words = reply if isinstance(reply, list) else [None] * len(_UNIT_FIELDS)
+    generation, owner, version, last_ledger, birthmark, log_format = (
         "" if word is None else _text(word) for word in words
     )
     try:
@@ -432,6 +431,7 @@ def _unit(key: str, reply: Reply) -> Unit:
             version=int(version or 0),
             last_ledger=int(last_ledger or 0),
             birthmark=birthmark,
+            format=int(log_format or 0),
         )
     except ValueError as error:
         raise BrokenKey(f"{key}: {error}") from error

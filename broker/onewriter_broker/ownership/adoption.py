@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from onewriter_broker.anchor.api import PAST_REPLIDS_MAX, Addresses, Record
 from onewriter_broker.log.api import Observation, Unit
+from onewriter_broker.log.blocks import FORMAT_VERSION
 from onewriter_core.ids import NUMBER_MAX
 
 LEDGERS_PER_BLOCK = 64
@@ -29,6 +30,7 @@ class Reason(enum.Enum):
     UNREGISTERED_DATA = "unregistered-data"
     FOREIGN_DATASET = "foreign-dataset"
     NUMBERS_EXHAUSTED = "numbers-exhausted"
+    UNKNOWN_FORMAT = "unknown-format"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,12 @@ def judge(
     unit = node.units.get(bucket, Unit())
     if not node.is_primary:
         return Refuse(Reason.NOT_PRIMARY, "the store at hand is not a primary")
+    if unit.format > FORMAT_VERSION:
+        return Refuse(
+            Reason.UNKNOWN_FORMAT,
+            f"bucket {bucket} is stored in log format {unit.format}, and this broker supports formats up to"
+            f" {FORMAT_VERSION}: start a broker of the version that wrote it",
+        )
     if max(record.ledger_high_water, unit.last_ledger) > NUMBER_MAX - LEDGERS_PER_BLOCK:
         return Refuse(Reason.NUMBERS_EXHAUSTED, f"bucket {bucket} has used up its ledger numbers")
     if record.generation == 0:

@@ -8,6 +8,7 @@ import pytest
 
 from onewriter_broker.anchor.api import PAST_REPLIDS_MAX, Addresses, Record
 from onewriter_broker.log.api import Observation, Unit
+from onewriter_broker.log.blocks import FORMAT_VERSION
 from onewriter_broker.ownership.adoption import (
     LEDGERS_PER_BLOCK,
     Adopt,
@@ -113,6 +114,16 @@ def test_a_descendant_is_adopted(seen: Observation) -> None:
 )
 def test_a_stranger_is_refused(record: Record, seen: Observation, expected: Reason) -> None:
     assert reason(verdict(record, seen)) is expected
+
+
+def test_a_newer_log_format_is_refused_and_the_versions_are_named() -> None:
+    seen = node(OLD, generation=3, last_ledger=100)
+    newer = replace(seen.units[0], format=FORMAT_VERSION + 1)
+    answer = verdict(USED, replace(seen, units={0: newer}))
+    assert reason(answer) is Reason.UNKNOWN_FORMAT
+    assert isinstance(answer, Refuse)
+    assert f"log format {FORMAT_VERSION + 1}" in answer.text
+    assert not answer.is_transient
 
 
 def test_only_what_may_be_a_race_is_transient() -> None:
