@@ -10,10 +10,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-LINES_MAX = 500
-"""Of a module: one that grows beyond is two."""
-
-
 def tracked(pattern: str) -> list[Path]:
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", pattern],
@@ -36,12 +32,9 @@ def test_operator_directory_is_no_package() -> None:
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_module_opens_with_a_docstring_and_is_not_long(path: Path) -> None:
-    text = path.read_text()
+def test_module_opens_with_a_docstring(path: Path) -> None:
     name = str(path.relative_to(ROOT))
-    assert text.startswith('"""'), f"{name} does not say what lives in it"
-    lines = text.count("\n")
-    assert lines <= LINES_MAX, f"{name} has {lines} lines"
+    assert path.read_text().startswith('"""'), f"{name} does not say what it contains"
 
 
 def test_nothing_is_left_open() -> None:
