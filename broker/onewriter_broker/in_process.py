@@ -21,8 +21,8 @@ from onewriter_broker.authentication import AnonymousAuthenticator
 from onewriter_broker.connection.gates import Gate
 from onewriter_broker.desired import Initial
 from onewriter_broker.local.ports import free_ports
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.api.manifests import combine, parse
@@ -57,7 +57,7 @@ class InProcessBroker:
         }
         self._settings = Settings.model_validate(chosen | dict(settings or {}))
         self._desired = combine(parse(manifests, "manifests", []))
-        self._server = MemoryServer()
+        self._server = FakeServer()
         self._server.add_replica("replica-1")
         self._orders = itertools.count(1)
         self._gates: dict[Gate, None] = {}
@@ -103,7 +103,7 @@ class InProcessBroker:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        store = MemoryLogStore(self._server.resolve, buckets=self._settings.buckets, replicas=1)
+        store = FakeLogStore(self._server.resolve, buckets=self._settings.buckets, replicas=1)
         self._broker = Broker(
             Parts(
                 settings=self._settings,

@@ -1,4 +1,4 @@
-"""The worlds that the log store's contract is tested in: servers in memory, and real ones.
+"""The worlds that the log store's contract is tested in: fake servers, and real ones.
 
 A world opens stores and does to its servers what the contract is about. The tests see only this.
 """
@@ -18,9 +18,9 @@ from tests.stamps import stamp_anew
 
 from onewriter_broker.log.api import Append, Binding, Block, Fence, FencedLog, LogStore, Outcome
 from onewriter_broker.log.blocks import CHAIN_START, chain
+from onewriter_broker.log.fake.server import FakeNode, FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.keys import Keys
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryNode, MemoryServer
 from onewriter_broker.log.redis_primary import RedisSettings
 from onewriter_broker.log.redis_store import RedisLogStore
 from onewriter_core.errors import Undecided
@@ -29,7 +29,7 @@ from onewriter_core.ids import EARLIEST, Position, TopicName
 BUCKETS = 4
 PATIENCE_SECONDS = 30.0
 """For an answer of a server that runs: on a busy machine its disk, or this process, may be slow."""
-WORLD_KINDS = ["memory", *SERVER_PROGRAMS]
+WORLD_KINDS = ["fake", *SERVER_PROGRAMS]
 
 Answer = TypeVar("Answer")
 
@@ -81,17 +81,17 @@ class PairWorld(World, Protocol):
         """Discovery names the replica now; the old primary stays and can be written to."""
 
 
-class MemoryWorld:
-    kind = "memory"
+class FakeWorld:
+    kind = "fake"
 
     def __init__(self, *, with_replica: bool) -> None:
-        self.server = MemoryServer()
-        self.replica: MemoryNode | None = None
+        self.server = FakeServer()
+        self.replica: FakeNode | None = None
         if with_replica:
             self.replica = self.server.add_replica("node-1")
 
     def open(self) -> LogStore:
-        return MemoryLogStore(
+        return FakeLogStore(
             self.server.resolve, buckets=BUCKETS, replicas=1, commit_timeout_seconds=0.05
         )
 
@@ -123,7 +123,7 @@ class MemoryWorld:
         self.server.delete_key(self.server.primary, key)
 
     def move_end(self, topic: TopicName, end: Position) -> None:
-        self.server.primary.dataset.logs[topic].last = end
+        self.server.primary.run("XSETID", Keys(BUCKETS).log(topic), str(end))
 
     def stop_replication(self) -> None:
         assert self.replica is not None
@@ -223,8 +223,8 @@ class ServerWorld:
 
 @contextlib.contextmanager
 def open_world(kind: str) -> Iterator[World]:
-    if kind == "memory":
-        yield MemoryWorld(with_replica=False)
+    if kind == "fake":
+        yield FakeWorld(with_replica=False)
         return
     with tempfile.TemporaryDirectory(prefix="ow-") as folder, running_server(kind) as server:
         yield ServerWorld(Path(folder), server, None)
@@ -232,8 +232,8 @@ def open_world(kind: str) -> Iterator[World]:
 
 @contextlib.contextmanager
 def open_pair_world(kind: str) -> Iterator[PairWorld]:
-    if kind == "memory":
-        yield MemoryWorld(with_replica=True)
+    if kind == "fake":
+        yield FakeWorld(with_replica=True)
         return
     with (
         tempfile.TemporaryDirectory(prefix="ow-") as folder,

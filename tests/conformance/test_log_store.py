@@ -1,4 +1,4 @@
-"""The contract of LogStore, kept by the memory store and by real servers alike: one dataset.
+"""The contract of LogStore, kept on the fake server and on real ones alike: one dataset.
 
 Here: appending, reading, retrying, state, catalog, audit, trim. Beside it: stamps, fences, zombies,
 datasets that change, broken keys, guards, blocks stored together, ownerships, compacted views.

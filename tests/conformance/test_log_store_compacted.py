@@ -1,4 +1,4 @@
-"""The contract of CompactedStore, kept by the memory store and by real servers alike."""
+"""The contract of CompactedStore, kept on the fake server and on real ones alike."""
 
 from __future__ import annotations
 

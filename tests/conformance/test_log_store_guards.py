@@ -1,4 +1,4 @@
-"""The contract of guarded appends and of checks, kept by the memory store and by real servers alike.
+"""The contract of guarded appends and of checks, kept on the fake server and on real ones alike.
 
 Every case of an append whose answer was lost is here: what an earlier attempt did, what happened to
 the guard since, and what the attempt behind it must say.

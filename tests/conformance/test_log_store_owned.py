@@ -1,4 +1,4 @@
-"""The contract of LogStore for records of ownerships, in memory and on real servers alike."""
+"""The contract of LogStore for records of ownerships, on the fake server and on real ones alike."""
 
 from __future__ import annotations
 

@@ -8,6 +8,9 @@ from pathlib import Path
 import lupa.lua51
 from tests.mutants.mutant import Mutant
 
+ROOT = Path(__file__).resolve().parents[2]
+"""This checkout."""
+
 ROOTS = ("core", "broker", "client", "operator", "pipeline")
 SCRIPTS = Path("broker/onewriter_broker/log/scripts")
 

@@ -14,8 +14,8 @@ from tests.unit.broker.verify_histories import BUCKETS, Story, entry, waiter
 
 from onewriter_broker.log import ranges
 from onewriter_broker.log.api import Block
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.ranges import Missing, Range, behind, lacks
 from onewriter_broker.topic import segments
 from onewriter_broker.topic.segments import SegmentIndexes
@@ -71,8 +71,8 @@ async def test_an_index_and_readers_of_a_restless_log(
     monkeypatch.setattr(segments, "SEGMENTS_PER_PAGE", drawn.choice([2, 1_000]))
     monkeypatch.setattr(segments, "SEGMENTS_PER_LOG_MAX", drawn.choice([4, 4_000]))
     monkeypatch.setattr(ranges, "READ_BYTES", drawn.choice([1, 1_000, 1_000_000]))
-    server = MemoryServer()
-    story = await Story.begin(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    server = FakeServer()
+    story = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
     indexes, readers = SegmentIndexes(), list[Reader]()
     written: list[Position] = []
     after = EARLIEST

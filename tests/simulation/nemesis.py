@@ -11,13 +11,14 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
+from tests.contents import Contents, stored_in
 from tests.simulation.history import Span
 from tests.simulation.network import Wire
 from tests.simulation.recording import value_of
 from tests.simulation.world import REPLICATED, BrokerNode, World
 
 from onewriter_broker.log.api import Block
-from onewriter_broker.log.memory_server import Dataset, MemoryNode
+from onewriter_broker.log.fake.server import FakeNode
 from onewriter_broker.log.topic_log import payloads
 from onewriter_core.ids import Position
 
@@ -85,7 +86,7 @@ class Nemesis:
 
     # ------------------------------------------------------------ what the store forgets
 
-    def forgotten(self, before: Dataset, after: Dataset, *, replicated: bool) -> None:
+    def forgotten(self, before: Contents, after: Contents, *, replicated: bool) -> None:
         """Note what a fault destroyed: entries of ``before`` that ``after`` does not have.
 
         ``replicated``: also where a replica was promised to have them.
@@ -270,7 +271,7 @@ async def identity_renewed(nemesis: Nemesis) -> None:
     await nemesis.lasting(0.5, 3.0)
 
 
-def _replica(nemesis: Nemesis) -> MemoryNode | None:
+def _replica(nemesis: Nemesis) -> FakeNode | None:
     server = nemesis.world.server
     found = [node for name, node in sorted(server.nodes.items()) if node is not server.primary]
     return found[0] if found and found[0].source is server.primary else None
@@ -294,9 +295,9 @@ async def promotion(nemesis: Nemesis) -> None:
             old.is_reachable = False
         elif nemesis.randomness.random() < 0.3:
             old.drop_connections()
-        nemesis.forgotten(old.dataset, replica.dataset, replicated=False)
+        nemesis.forgotten(stored_in(old), stored_in(replica), replicated=False)
         await nemesis.lasting(0.0, 3.0)
-        nemesis.forgotten(old.dataset, replica.dataset, replicated=False)
+        nemesis.forgotten(stored_in(old), stored_in(replica), replicated=False)
     finally:
         replica.holds_replication = False
         old.is_reachable = True
@@ -310,10 +311,10 @@ async def torn_restart(nemesis: Nemesis) -> None:
     node = server.primary
     if nemesis.lagging or not node.history:
         return
-    before = node.dataset
+    before = stored_in(node)
     keep = max(0, len(node.history) - nemesis.randomness.randint(0, 40))
     server.restart(node, keep=keep)
-    nemesis.forgotten(before, node.dataset, replicated=True)
+    nemesis.forgotten(before, stored_in(node), replicated=True)
     for replica in list(node.replicas):
         replica.follow()
     await nemesis.lasting(0.5, 3.0)
@@ -329,9 +330,9 @@ async def snapshot_restart(nemesis: Nemesis) -> None:
     await nemesis.lasting(0.0, 0.6)
     if nemesis.lagging or node is not server.primary:
         return
-    before = node.dataset
+    before = stored_in(node)
     server.restart(node, from_snapshot=True)
-    nemesis.forgotten(before, node.dataset, replicated=True)
+    nemesis.forgotten(before, stored_in(node), replicated=True)
     for replica in list(node.replicas):
         replica.follow()
     await nemesis.lasting(0.5, 3.0)
@@ -342,10 +343,10 @@ async def flush_all(nemesis: Nemesis) -> None:
     if nemesis.lagging or nemesis.world.was_flushed or nemesis.randomness.random() < 0.7:
         return
     node = nemesis.world.server.primary
-    before = Dataset(logs=node.dataset.logs)
+    before = stored_in(node).copy()
     nemesis.world.recorder.seen("flushed")
     nemesis.world.server.flush_all(node)
-    nemesis.forgotten(before, node.dataset, replicated=True)
+    nemesis.forgotten(before, stored_in(node), replicated=True)
     nemesis.world.was_flushed = True
     await nemesis.lasting(0.5, 1.0)
 

@@ -18,8 +18,7 @@ from tests.simulation.recording import Recorder, value_of
 from onewriter_broker.anchor.api import Record, Versioned
 from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.log import api
-from onewriter_broker.log.memory import Faults, MemoryLogStore, Moment
-from onewriter_broker.log.memory_staged import MemoryStagedStore
+from onewriter_broker.log.fake.store import FakeLogStore, Faults, Moment
 from onewriter_broker.log.topic_log import payloads
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import Position
@@ -70,7 +69,7 @@ class RemoteStore:
     """A LogStore as one broker reaches it (cast to the protocol by whoever builds it)."""
 
     def __init__(
-        self, connection: Connection, inner: MemoryLogStore, recorder: Recorder, broker: str
+        self, connection: Connection, inner: FakeLogStore, recorder: Recorder, broker: str
     ) -> None:
         self.connection = connection
         self.faults = Faults(hook=self._travel)
@@ -155,7 +154,7 @@ class RemoteStore:
 class _RemoteStaged:
     """The part of a LogStore that keeps staged parts."""
 
-    def __init__(self, connection: Connection, inner: MemoryStagedStore) -> None:
+    def __init__(self, connection: Connection, inner: object) -> None:
         self._connection = connection
         self._inner = inner
 

@@ -8,6 +8,7 @@ import json
 import random
 from functools import partial
 
+from tests.contents import Contents, stored_in
 from tests.simulation.actors import people
 from tests.simulation.actors.client import Client
 from tests.simulation.actors.consumer import Reader
@@ -32,7 +33,6 @@ from onewriter_broker.dispatch.cursor import Cursor
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.saving import STATE_PREFIX
 from onewriter_broker.log.api import Marker
-from onewriter_broker.log.memory_server import Dataset
 from onewriter_broker.log.topic_log import payloads
 from onewriter_core.ids import NUMBER_MAX, Position, TopicName, bucket_of
 from onewriter_core.topic.model import Purpose
@@ -166,18 +166,18 @@ async def _last_words(world: World) -> None:
 
 def keep(world: World) -> None:
     """Take the store's logs, states and audit into the history."""
-    dataset = world.server.primary.dataset
+    dataset = stored_in(world.server.primary)
     history = world.history
     for topic in [*TOPICS, *(t for t in TARGETS if TopicName.parse(t) in dataset.states)]:
         history.logs[topic] = _log_of(dataset, TopicName.parse(topic))
     for bucket in sorted(dataset.audits):
-        history.audit += [record for _, record in dataset.audits[bucket]]
+        history.audit += [dict(record) for _, record in dataset.audits[bucket]]
     if spread := sum(map(was_spread, history.audit)):
         history.noticed("spread", spread)
     history.unreportable |= _unreportable(history)
 
 
-def _log_of(dataset: Dataset, name: TopicName) -> TopicLogs:
+def _log_of(dataset: Contents, name: TopicName) -> TopicLogs:
     state = dataset.states.get(name, {})
     kept = TopicLogs(epoch=int(state.get("epoch", "0")), ledger=int(state.get("ledger", "0")))
     log = dataset.logs.get(name)

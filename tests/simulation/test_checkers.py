@@ -7,15 +7,26 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
+from tests.mutants.mutant import Mutant as ScriptMutant
+from tests.script_bugs import plant
 from tests.simulation.checkers.predicates import PREDICATES, violated
 from tests.simulation.history import History
 from tests.simulation.mutants import MUTANTS, Mutant, NotHere
 from tests.simulation.story import simulate
 
-from onewriter_broker.log.memory_append import MemoryAppends
-
 SEEDS = range(40)
 """Runs that mutants look through for something to corrupt."""
+
+
+NO_GUARD_IS_COMPARED = ScriptMutant(
+    "no-guard-is-compared",
+    ("S8",),
+    "lua:guard/guard_refusal",
+    "A guarded write is accepted whatever it depends on.",
+    "  local number = tonumber(guard.number)\n",
+    "  do return nil end\n  local number = tonumber(guard.number)\n",
+    ("tests/simulation/test_checkers.py",),
+)
 
 
 @cache
@@ -37,7 +48,7 @@ def test_every_predicate_has_a_mutant() -> None:
 
 def test_a_store_that_compares_no_guards_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the history is corrupted here, but the protocol: guardians then get in late."""
-    monkeypatch.setattr(MemoryAppends, "_unguarded", lambda *_: None)
+    plant(monkeypatch, NO_GUARD_IS_COMPARED)
     assert any("S8" in violated(simulate(seed)) for seed in range(4))
 
 

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
+from tests.contents import stored_in
+from tests.mutants.mutant import Mutant
+from tests.script_bugs import plant
 from tests.simulation.actors import people
 from tests.simulation.history import History
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.recording import value_of
 from tests.simulation.world import REPLICATED_TOPIC, BrokerNode, World, run
 
-from onewriter_broker.log import appender, memory_append, memory_scripts, publishing
-from onewriter_broker.log.api import OPEN_PUBLISH, Append, Block, Marker, Outcome
-from onewriter_broker.log.memory_server import Dataset
+from onewriter_broker.log import appender, publishing
+from onewriter_broker.log.api import Block, Marker
 from onewriter_broker.log.topic_log import payloads
 from onewriter_broker.topic.publish_requests import FORGOTTEN_SECONDS, Answer, Asked
 from onewriter_broker.topic.publishing import Publishing
@@ -166,7 +167,7 @@ async def tell(world: World, *, waits: bool = False) -> None:
 
 
 def problems(world: World, drivers: list[Driver]) -> list[str]:
-    dataset = world.server.primary.dataset
+    dataset = stored_in(world.server.primary)
     checker = PublishChecker(REPLICATED_TOPIC)
     found: list[str] = []
     values: dict[int, list[str]] = {}
@@ -179,9 +180,9 @@ def problems(world: World, drivers: list[Driver]) -> list[str]:
         version = int(block.publish.rpartition("/")[2])
         values.setdefault(version, []).extend(_content(each) for each in payloads(block))
     found += [each.sentence for each in checker.finish(dataset.states[TOPIC])]
-    for version, contents in values.items():
-        if contents != [f"{version}/{number}" for number in range(FRAMES)]:
-            found.append(f"version {version} holds {contents}")
+    for version, texts in values.items():
+        if texts != [f"{version}/{number}" for number in range(FRAMES)]:
+            found.append(f"version {version} holds {texts}")
     forgotten = {_version(value) for value in world.history.forgotten.get(REPLICATED_TOPIC, {})}
     for driver in drivers:
         for version in driver.answered:
@@ -226,34 +227,39 @@ def test_publishes_are_whole_and_once(*, waits: bool) -> None:
         assert not missed, f"never met: {missed}"
 
 
-def keeps_what_was_cut_short(dataset: Dataset, topic: TopicName) -> dict[str, str]:
-    """A fence that only forgets that something was open."""
-    dataset.states.get(topic, {}).pop(OPEN_PUBLISH, None)
-    return {}
+A_FENCE_DROPS_NOTHING = Mutant(
+    "a-fence-drops-nothing",
+    ("S15",),
+    "lua:fence",
+    "A fence only forgets that a publish was open.",
+    "    drop_open(log)\n    own[7], own[8] = 'aborted', string.match(log.open, '^%S+')\n",
+    "    redis.call('HDEL', log.state, 'open')\n",
+    ("tests/simulation/test_publishes.py",),
+)
 
-
-def asks_for_no_version(state: Mapping[str, str], item: Append) -> Outcome | None:
-    del state, item
-    return None
+NO_VERSION_IS_CHECKED = Mutant(
+    "no-version-is-checked",
+    ("S15",),
+    "lua:blocks/publish_refusal",
+    "The version of an app is not compared before a publish.",
+    "then return 'STALE' end",
+    "then return nil end",
+    ("tests/simulation/test_publishes.py",),
+)
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("module", "name", "mutant"),
-    [
-        (memory_scripts, "drop_open", keeps_what_was_cut_short),
-        (memory_append, "publish_refusal", asks_for_no_version),
-    ],
-    ids=["a fence drops nothing", "no version is checked"],
+    "mutant",
+    [A_FENCE_DROPS_NOTHING, NO_VERSION_IS_CHECKED],
+    ids=lambda mutant: mutant.name,
 )
-def test_a_weaker_store_is_found_out(
-    monkeypatch: pytest.MonkeyPatch, module: object, name: str, mutant: object
-) -> None:
-    if mutant is asks_for_no_version:  # what the broker asks beforehand would hide it
+def test_a_weaker_store_is_found_out(monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
+    if mutant is NO_VERSION_IS_CHECKED:  # what the broker asks before would hide it
 
         async def knows_nothing(*_: object) -> None:
             return None
 
         monkeypatch.setattr(Publishing, "_known", knows_nothing)
-    monkeypatch.setattr(module, name, mutant)
+    plant(monkeypatch, mutant)
     assert any(simulate(seed).anomalies for seed in range(MUTANTS_SEEDS))

@@ -1,6 +1,6 @@
 """A simulated world: brokers, a store with a replica, an anchor, clients; and one run of it.
 
-The brokers are real: ``onewriter_broker.app.Broker`` with everything in it, over the memory store
+The brokers are real: ``onewriter_broker.app.Broker`` with everything in it, over the fake store
 and the memory anchor, behind a network that loses connections, on a clock that a test owns.
 """
 
@@ -28,8 +28,8 @@ from onewriter_broker.app import Broker, Parts
 from onewriter_broker.authentication import Authenticated
 from onewriter_broker.desired import Initial
 from onewriter_broker.log.api import LogStore
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.settings import Settings
 from onewriter_core.api.manifests import DesiredState, combine, parse
 from onewriter_core.ids import Identity
@@ -89,7 +89,7 @@ class BrokerNode:
         nonce = f"{self._starts:032x}"
         self.process = world.loop.add_process(f"{self.name}~{self._starts}")
         store_way = Connection(world.loop, world.random(f"{self.process.name}/store"))
-        inner = MemoryLogStore(
+        inner = FakeLogStore(
             world.server.resolve, buckets=BUCKETS, replicas=1, commit_timeout_seconds=0.2
         )
         self.store = RemoteStore(store_way, inner, world.recorder, self.process.name)
@@ -164,7 +164,7 @@ class World:
         self.loop = loop
         self.recorder = Recorder(loop, seed)
         self.network = Network(loop, self.random("network"))
-        self.server = MemoryServer()
+        self.server = FakeServer()
         self.server.add_replica("node-1")
         self.anchor = MemoryAnchor()
         self.desired: DesiredState = combine(parse(MANIFESTS, "simulation", []))
@@ -180,9 +180,9 @@ class World:
         """A stream of random numbers for one purpose: changes elsewhere leave it alone."""
         return random.Random(f"{self.seed}/{purpose}")
 
-    def plain_store(self) -> MemoryLogStore:
+    def plain_store(self) -> FakeLogStore:
         """The store as a person's tool reaches it."""
-        return MemoryLogStore(self.server.resolve, buckets=BUCKETS, replicas=1)
+        return FakeLogStore(self.server.resolve, buckets=BUCKETS, replicas=1)
 
     def wall_ms(self) -> int:
         return 1_700_000_000_000 + int(self.loop.time() * 1000)

@@ -5,7 +5,7 @@ All mutants are judged at once, each under a name and a bucket of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,13 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
+from tests.contents import stored_in
 from tests.unit.broker.test_verify_mutants import BUCKET, MUTANTS, Stored, report_of
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, an_eventful_life
 
 from onewriter_broker.http.bulk import _record, _stored_state
 from onewriter_broker.log.api import Marker, StoredBlock
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_pipeline.auditing import facts
 from onewriter_pipeline.auditing.judging import Finding, Judge
 from onewriter_pipeline.auditing.live import state_columns
@@ -46,7 +47,7 @@ def frame_of(block: StoredBlock) -> BlockFrame | MarkerFrame:
 
 
 def facts_of(
-    log: str, blocks: list[StoredBlock], printed: Collection[str] = ()
+    log: str, blocks: Sequence[StoredBlock], printed: Collection[str] = ()
 ) -> Iterator[pa.RecordBatch]:
     observer = Observer(log, 0, {}, printed)
     for block in blocks:
@@ -71,10 +72,10 @@ class Case:
 
 
 async def case(name: str, mutate: Callable[[Stored], None], bucket: int) -> Case:
-    server = MemoryServer()
-    store = MemoryLogStore(server.resolve, buckets=BUCKETS)
+    server = FakeServer()
+    store = FakeLogStore(server.resolve, buckets=BUCKETS)
     await an_eventful_life(store)
-    stored = Stored(server.primary.dataset)
+    stored = Stored(stored_in(server.primary))
     mutate(stored)
     report = await report_of(store)
     log = f"{TOPIC}-{name}"

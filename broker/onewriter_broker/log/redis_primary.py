@@ -7,7 +7,7 @@ name or a Service is never trusted to lead to the primary; the scripts check the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -170,7 +170,11 @@ def inquirer(endpoint: Endpoint, timeout_seconds: float) -> redis_asyncio.Redis:
     return client
 
 
-async def open_primary(settings: RedisSettings, *, replaces: Primary | None = None) -> Primary:
+Open = Callable[[RedisSettings, Primary | None], Awaitable[Primary]]
+"""``open_primary``, or what a test has in its place."""
+
+
+async def open_primary(settings: RedisSettings, replaces: Primary | None = None) -> Primary:
     """Connect to the primary, load the scripts, and look at what it promises.
 
     ``replaces`` is the caller's previous connection: if it led to the same server process, the
@@ -188,7 +192,7 @@ async def open_primary(settings: RedisSettings, *, replaces: Primary | None = No
                     RedisConnection, endpoint.host, endpoint.port
                 )
             try:
-                return await _handshake(connection, endpoint, replaces)
+                return await handshake(connection, endpoint, replaces)
             except BaseException:
                 connection.close()
                 raise
@@ -196,9 +200,10 @@ async def open_primary(settings: RedisSettings, *, replaces: Primary | None = No
         raise Undecided(f"no connection to the store at {endpoint}: {error!r}") from error
 
 
-async def _handshake(
+async def handshake(
     connection: RedisConnection, endpoint: Endpoint, replaces: Primary | None
 ) -> Primary:
+    """Authenticate, load the scripts and look at the server's promises. Raises Undecided, ConnectionError."""
     if endpoint.password:
         words = [word for word in (endpoint.username, endpoint.password) if word]
         await _ask(connection, ["AUTH", *words])

@@ -31,6 +31,7 @@ from onewriter_broker.log.api import (
 from onewriter_broker.log.redis_compacted import RedisCompactedStore
 from onewriter_broker.log.redis_connection import RedisConnection, Reply
 from onewriter_broker.log.redis_primary import (
+    Open,
     Primary,
     RedisSettings,
     find_primary,
@@ -62,11 +63,12 @@ calls, while the caller's own retry cannot.
 class RedisLogStore:
     """One shard. Implements LogStore (api.py), which says what each method means."""
 
-    def __init__(self, settings: RedisSettings) -> None:
+    def __init__(self, settings: RedisSettings, open_: Open = open_primary) -> None:
+        """``open_`` makes a connection to the primary, in place of the one given, if there was one."""
         self._settings = settings
         self._keys = keys.Keys(settings.buckets)
-        self._writes = _Channel(settings)
-        self._reads = _Channel(settings)
+        self._writes = _Channel(settings, open_)
+        self._reads = _Channel(settings, open_)
         # The connection and the dataset of the last write that a WAIT may vouch for.
         self._vouching: tuple[Primary, str] | None = None
         self.compacted = RedisCompactedStore(self._keys, self._send_one, self._read)
@@ -309,8 +311,9 @@ class RedisLogStore:
 class _Channel:
     """A connection that is opened when needed; commands go out in the order of the calls."""
 
-    def __init__(self, settings: RedisSettings) -> None:
+    def __init__(self, settings: RedisSettings, open_: Open) -> None:
         self._settings = settings
+        self._open = open_
         # Fair, and so the order of the calls; held only until the commands are in the socket.
         self._turn = asyncio.Lock()
         self._primary: Primary | None = None
@@ -345,6 +348,11 @@ class _Channel:
         for words, reply in zip(commands, replies, strict=True):
             self._raise_for_error(words, reply, connection)
         return primary, replies
+
+    async def ready(self) -> Primary:
+        """The open connection, made if there is none. Raises Undecided."""
+        async with self._turn:
+            return await self._connected(None)
 
     async def leave_deposed(self) -> None:
         """Drop a connection to a node that the Sentinels no longer call the primary.
@@ -381,7 +389,7 @@ class _Channel:
             if on is None or on is primary:
                 return primary
         elif on is None:
-            self._primary = await open_primary(self._settings, replaces=primary)
+            self._primary = await self._open(self._settings, primary)
             return self._primary
         raise Undecided("the connection that carried these writes is gone")
 

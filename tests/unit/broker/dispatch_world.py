@@ -1,4 +1,4 @@
-"""A topic to subscribe to: one log over the memory store, and channels that remember."""
+"""A topic to subscribe to: one log over the fake store, and channels that remember."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from onewriter_broker.dispatch.reading import ReadBudget
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.api import Append, Binding, Fence, FencedLog, Marker, Outcome
 from onewriter_broker.log.entries import Entry, EntryRun, entries_of
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.pending import PendingEntry
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_core.errors import OnewriterError
@@ -128,8 +128,8 @@ class World:
     ) -> None:
         self.tasks = tasks
         self.limits = limits or Limits()
-        self.server = MemoryServer()
-        self.store = MemoryLogStore(self.server.resolve)
+        self.server = FakeServer()
+        self.store = FakeLogStore(self.server.resolve)
         self.log = TopicLog(TopicName.parse(topic), self.store, tail_bytes_max=tail_bytes_max)
         self.block_entries = block_entries
         self.wall_ms = NOON_MS

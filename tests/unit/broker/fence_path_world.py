@@ -11,9 +11,9 @@ from tests.stamps import stamp_anew
 
 from onewriter_broker.log.api import Binding, Block, BrokenKey, Outcome, StoredBlock
 from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore, Moment
 from onewriter_broker.log.losses import Loss
-from onewriter_broker.log.memory import MemoryLogStore, Moment
-from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.ownership.claims import Holding
@@ -130,7 +130,7 @@ class Owner:
 class Gates:
     """Holds back certain calls to the store until their gate is opened."""
 
-    def __init__(self, store: MemoryLogStore, *calls: str) -> None:
+    def __init__(self, store: FakeLogStore, *calls: str) -> None:
         self._reached = {call: asyncio.Event() for call in calls}
         self._open = {call: asyncio.Event() for call in calls}
         store.faults.hook = self._hook
@@ -154,8 +154,8 @@ class World:
     def __init__(
         self,
         tasks: asyncio.TaskGroup,
-        server: MemoryServer,
-        store: MemoryLogStore,
+        server: FakeServer,
+        store: FakeLogStore,
         binding: Binding,
     ) -> None:
         self.server = server
@@ -296,8 +296,8 @@ async def until(condition: Callable[[], object], *, turns: int = 2_000) -> None:
 @asynccontextmanager
 async def serving(*, commit_timeout_seconds: float = 1.0) -> AsyncIterator[World]:
     """A store, a bucket stamped for this broker, and the appender at work."""
-    server = MemoryServer()
-    store = MemoryLogStore(server.resolve, commit_timeout_seconds=commit_timeout_seconds)
+    server = FakeServer()
+    store = FakeLogStore(server.resolve, commit_timeout_seconds=commit_timeout_seconds)
     binding = Binding(BUCKET, server.primary.replid, 1, "broker-0~one", 1)
     assert await stamp_anew(store, binding) is Outcome.DONE
     try:

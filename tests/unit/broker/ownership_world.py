@@ -12,8 +12,8 @@ from typing import Any
 from onewriter_broker.anchor.api import Addresses, Record
 from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.log.api import Fence, FencedLog, Outcome
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.ownership.bucket_events import LostReason, Refenced
 from onewriter_broker.ownership.buckets import BucketOwnership
 from onewriter_broker.ownership.claims import (
@@ -62,9 +62,9 @@ class World:
     """One anchor, one store, any number of brokers."""
 
     anchor: MemoryAnchor = field(default_factory=MemoryAnchor)
-    server: MemoryServer = field(default_factory=MemoryServer)
+    server: FakeServer = field(default_factory=FakeServer)
     view: LiveView | None = field(default_factory=lambda: LiveView(complete=True))
-    stores: dict[str, MemoryLogStore] = field(default_factory=dict)
+    stores: dict[str, FakeLogStore] = field(default_factory=dict)
     events: dict[str, Events] = field(default_factory=dict)
 
     def broker(
@@ -76,7 +76,7 @@ class World:
         wake: asyncio.Event | None = None,
         heard_ms: Callable[[str], int | None] = lambda _: None,
     ) -> BucketOwnership:
-        self.stores[me] = MemoryLogStore(self.server.resolve, buckets=BUCKETS)
+        self.stores[me] = FakeLogStore(self.server.resolve, buckets=BUCKETS)
         self.events[me] = Events()
         return BucketOwnership(
             me=me,
@@ -138,7 +138,7 @@ async def force(world: World, *, single_node: bool = False) -> Forced:
     return await adopt_force(
         0,
         anchor=world.anchor,
-        store=MemoryLogStore(world.server.resolve, buckets=BUCKETS),
+        store=FakeLogStore(world.server.resolve, buckets=BUCKETS),
         operator="operator",
         reason="the disk is gone",
         time_ms=1_700_000_000_000,

@@ -13,7 +13,7 @@ from onewriter_broker.log.api import (
 )
 from onewriter_broker.log.blocks import chain
 from onewriter_broker.log.entries import entries_of
-from onewriter_broker.log.memory import Moment
+from onewriter_broker.log.fake.store import Moment
 from onewriter_broker.log.publishing import Entries, Publish, Published
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.topic.runner import TopicRunner

@@ -9,9 +9,9 @@ from onewriter_broker.anchor.api import Record
 from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.log.api import Append, Binding, Block, Fence, FencedLog, Outcome
 from onewriter_broker.log.blocks import CHAIN_START
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.losses import Loss
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.log.topic_log import TRIMMED
 from onewriter_broker.topic.accounting import Accounting
 from onewriter_core.errors import Undecided
@@ -23,8 +23,8 @@ ENDS = [Position(5, 9), Position(6, 4)]
 
 class World:
     def __init__(self) -> None:
-        self.server = MemoryServer()
-        self.store = MemoryLogStore(self.server.resolve)
+        self.server = FakeServer()
+        self.store = FakeLogStore(self.server.resolve)
         self.anchor = MemoryAnchor()
         self.lost: list[Loss] = []
         self.accounting = Accounting(self.anchor, self.store, self.lost.append)

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 from aiohttp import web
+from tests.contents import stored_in
 from tests.unit.broker.test_log_ranges import DamagedStore
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, an_eventful_life
 
@@ -17,8 +18,8 @@ from onewriter_broker.http.blocks import STREAMS_MAX, Stream, one_more
 from onewriter_broker.http.metrics import BlockStreams
 from onewriter_broker.http.site import Refusal
 from onewriter_broker.log.api import Block
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.ranges import Range, is_gone
 from onewriter_broker.log.topic_log import TRIMMED
 from onewriter_core.ids import EARLIEST, Position
@@ -64,17 +65,17 @@ def frames(data: bytes) -> list[tuple[int, bytes]]:
 
 
 @pytest.fixture
-def server() -> MemoryServer:
-    return MemoryServer()
+def server() -> FakeServer:
+    return FakeServer()
 
 
 @pytest.fixture
-async def story(server: MemoryServer) -> Story:
-    return await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+async def story(server: FakeServer) -> Story:
+    return await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
 
 
 async def test_a_stream_holds_every_block_as_it_is_stored_and_its_end(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     response, figures = Response(), BlockStreams()
     story.log.forget_tail()
@@ -83,7 +84,7 @@ async def test_a_stream_holds_every_block_as_it_is_stored_and_its_end(
     *sent, (kind, end) = frames(response.data)
     assert response.has_ended
     assert (kind, struct.unpack("<QQ", end)) == (packed.END, (10, 6))
-    stored = server.primary.dataset.logs[TOPIC].blocks
+    stored = stored_in(server.primary).logs[TOPIC].blocks
     assert len(sent) == len(stored)
     for (kind, body), block in zip(sent, stored, strict=True):
         if not isinstance(block, Block):
@@ -130,7 +131,7 @@ async def test_a_log_that_moves_ends_its_streams(story: Story) -> None:
 
 
 async def test_a_damaged_block_ends_the_stream_behind_those_in_front_and_is_named(
-    server: MemoryServer,
+    server: FakeServer,
 ) -> None:
     story = await an_eventful_life(DamagedStore(server.resolve, buckets=BUCKETS))
     story.log.forget_tail()
@@ -141,32 +142,32 @@ async def test_a_damaged_block_ends_the_stream_behind_those_in_front_and_is_name
 
 
 async def test_what_is_trimmed_in_front_of_a_stream_ends_it(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     story.log.forget_tail()
     blocks = Range(story.log, Position(5, 3))
-    del server.primary.dataset.logs[TOPIC].blocks[:5]  # up to the marker of ledger 6
+    del stored_in(server.primary).logs[TOPIC].blocks[:5]  # up to the marker of ledger 6
     story.log.state[TRIMMED] = "6-1"
     sent, said = await last_frame(story, blocks)
     assert (sent, said["status"], said["first"], said["trimmed"]) == ([], 410, "6:1", "6:1")
 
 
 async def test_a_stream_whose_whole_rest_is_trimmed_does_not_end_as_if_it_were_whole(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     story.log.forget_tail()
     blocks = Range(story.log, Position(5, 3), Position(5, 6))
-    del server.primary.dataset.logs[TOPIC].blocks[:5]
+    del stored_in(server.primary).logs[TOPIC].blocks[:5]
     story.log.state[TRIMMED] = "6-1"
     sent, said = await last_frame(story, blocks)
     assert (sent, said["status"], said["first"], said["trimmed"]) == ([], 410, "6:1", "6:1")
 
 
 async def test_what_the_store_lost_is_told_otherwise_than_what_was_trimmed(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     story.log.forget_tail()
-    del server.primary.dataset.logs[TOPIC].blocks[2]
+    del stored_in(server.primary).logs[TOPIC].blocks[2]
     sent, said = await last_frame(story, Range(story.log, EARLIEST))
     assert sent == []  # the hole lies in the first read
     assert (said["status"], said["first"]) == (410, "5:5")

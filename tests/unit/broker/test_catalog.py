@@ -13,8 +13,8 @@ from tests.unit.broker.fence_path_world import until
 
 from onewriter_broker.http.site import status_of
 from onewriter_broker.log.api import Binding, Outcome
-from onewriter_broker.log.memory import MemoryLogStore, Moment
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore, Moment
 from onewriter_broker.topic.catalog import CatalogEntry, Catalogs, Undivided
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
@@ -34,8 +34,8 @@ class World:
     """A store whose buckets are all this broker's."""
 
     def __init__(self) -> None:
-        self.server = MemoryServer()
-        self.store = MemoryLogStore(self.server.resolve)
+        self.server = FakeServer()
+        self.store = FakeLogStore(self.server.resolve)
 
     async def binding(self, bucket: int) -> Binding:
         binding = Binding(bucket, self.server.primary.replid, 1, "broker-0~one", 1)

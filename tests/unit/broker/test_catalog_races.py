@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -12,8 +12,7 @@ from tests.unit.broker.fence_path_world import ORDERS, Gates, World, serving, un
 from tests.unit.broker.test_fence_path_partitions import topics_of
 
 from onewriter_broker.log.api import Outcome
-from onewriter_broker.log.memory import MemoryLogStore, Moment
-from onewriter_broker.log.memory_server import MemoryNode
+from onewriter_broker.log.fake.store import FakeLogStore, Moment
 from onewriter_broker.topic.catalog import CatalogEntry, Catalogs
 from onewriter_broker.topic.deletion import delete
 from onewriter_broker.topic.own_policies import set_own
@@ -28,7 +27,7 @@ _Result = TypeVar("_Result")
 
 
 async def in_store(world: World) -> CatalogEntry | None:
-    return await Catalogs(MemoryLogStore(world.server.resolve), 64).entry(ORDERS, None)
+    return await Catalogs(FakeLogStore(world.server.resolve), 64).entry(ORDERS, None)
 
 
 async def some_turns() -> None:
@@ -156,27 +155,25 @@ class Late:
     calls; reads go another way.
     """
 
-    store: MemoryLogStore
+    store: FakeLogStore
     call: str
-    held_back: list[Callable[[MemoryNode], object]] = field(default_factory=list)
+    held_back: list[Callable[[], Awaitable[object]]] = field(default_factory=list)
 
     def hold_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        execute = self.store._call
+        execute = self.store.with_faults
 
         async def run_in_order(
-            call: str, run: Callable[[MemoryNode], _Result], turn: asyncio.Lock | None = None
+            call: str, run: Callable[[], Awaitable[_Result]], *, writes: bool
         ) -> _Result:
-            if turn is not None:
-                return await execute(call, run, turn)
-            if call == self.call:
+            if writes and call == self.call:
                 self.call = ""
                 self.held_back.append(run)
                 raise Undecided("the store did not answer in time")
-            while self.held_back:
-                await execute("late", self.held_back.pop())
-            return await execute(call, run)
+            while writes and self.held_back:
+                await execute("late", self.held_back.pop(), writes=True)
+            return await execute(call, run, writes=writes)
 
-        monkeypatch.setattr(self.store, "_call", run_in_order)
+        monkeypatch.setattr(self.store, "with_faults", run_in_order)
 
 
 async def test_what_is_stored_late_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.contents import stored_in
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, waiter
 
 from onewriter_broker.log.api import Durability, Observation
 from onewriter_broker.log.compacted import COMPACTING
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_watch import COMPACT_BELOW, StoreWatch
 from onewriter_broker.topic.compacting import (
@@ -33,7 +34,7 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 class Broker:
     """One topic, and the clock."""
 
-    def __init__(self, server: MemoryServer, story: Story, keys_max: int = 1_000) -> None:
+    def __init__(self, server: FakeServer, story: Story, keys_max: int = 1_000) -> None:
         self.server = server
         self.story = story
         self.seconds = 100.0
@@ -78,13 +79,13 @@ class Broker:
         await self.compactions.compact_requested()
 
     def slots_in_use(self) -> int:
-        return sum(bool(blocks) for blocks in self.server.primary.dataset.compacted.values())
+        return sum(bool(blocks) for blocks in stored_in(self.server.primary).compacted.values())
 
 
 @pytest.fixture
 async def broker() -> Broker:
-    server = MemoryServer()
-    story = await Story.begin(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    server = FakeServer()
+    story = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
     await story.fence(Purpose.GRANT, waiter("alice"))
     return Broker(server, story)
 
@@ -162,7 +163,7 @@ async def test_a_view_that_counts_no_more_goes_when_nobody_reads_it(broker: Brok
     await broker.round()
     assert broker.slots_in_use() == 1
     assert reading.is_retired
-    assert COMPACTING not in broker.server.primary.dataset.states[TOPIC]
+    assert COMPACTING not in stored_in(broker.server.primary).states[TOPIC]
 
 
 async def test_what_a_broker_that_died_has_left_is_dropped(broker: Broker) -> None:
@@ -171,7 +172,7 @@ async def test_what_a_broker_that_died_has_left_is_dropped(broker: Broker) -> No
     await broker.round()
     await broker.round()
     log = broker.story.log
-    blocks = broker.server.primary.dataset.compacted
+    blocks = stored_in(broker.server.primary).compacted
     blocks[TOPIC, 1] = list(blocks[TOPIC, 0])
     await log.save_state({COMPACTING: "1 somebody"})
     await broker.round()
@@ -267,7 +268,7 @@ class FilledStore:
 
     @property
     def views(self) -> int:
-        datasets = [broker.server.primary.dataset.compacted for broker in self.brokers]
+        datasets = [stored_in(broker.server.primary).compacted for broker in self.brokers]
         blocks = [block for each in datasets for found in each.values() for block in found]
         return footprint(
             sum(len(block.payload) for block in blocks), sum(len(block.lengths) for block in blocks)
@@ -289,8 +290,8 @@ async def filled(count: int, used: float, *, keys: int = 10) -> FilledStore:
     """Brokers whose retention waits for views of about 200,000 bytes for each key."""
     brokers: list[Broker] = []
     for _ in range(count):
-        server = MemoryServer()
-        story = await Story.begin(MemoryLogStore(server.resolve, buckets=BUCKETS))
+        server = FakeServer()
+        story = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
         await story.fence(Purpose.GRANT, waiter("alice"))
         broker = Broker(server, story)
         broker.topic.compaction_threshold = 10**9

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterable
 
 import pytest
+from tests.contents import stored_in
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, nobody, waiter
 
 from onewriter_broker.log.batches import (
@@ -19,8 +20,8 @@ from onewriter_broker.log.batches import (
 )
 from onewriter_broker.log.compacted import COMPACTED, COMPACTING, Attempt, Piece, view_of
 from onewriter_broker.log.entries import EntryRun
-from onewriter_broker.log.memory import Faults, MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore, Faults
 from onewriter_broker.topic.compaction import Compacted, Writer, compact, drop_unused
 from onewriter_broker.topic.newest import OPEN_CHUNKS_MAX, CompactionRefused, Newest, NoRoom
 from onewriter_broker.topic.retention import Retention
@@ -85,13 +86,13 @@ def metadata_of(**fields: object) -> pb.MessageMetadata:
 
 
 @pytest.fixture
-def server() -> MemoryServer:
-    return MemoryServer()
+def server() -> FakeServer:
+    return FakeServer()
 
 
 @pytest.fixture
-async def story(server: MemoryServer) -> Story:
-    begun = await Story.begin(MemoryLogStore(server.resolve, buckets=BUCKETS))
+async def story(server: FakeServer) -> Story:
+    begun = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
     await begun.fence(Purpose.GRANT, waiter("alice"))
     return begun
 
@@ -139,7 +140,7 @@ async def test_the_newest_message_of_each_key_stays_where_it_stands(story: Story
 
 
 async def test_the_next_compaction_reads_the_view_before_and_what_came_behind(
-    story: Story, server: MemoryServer
+    story: Story, server: FakeServer
 ) -> None:
     await story.publish(message("a", b"1"), message("b", b"1"), message("c", b"1"))
     await compacting(story)
@@ -147,7 +148,7 @@ async def test_the_next_compaction_reads_the_view_before_and_what_came_behind(
     await story.publish(message("b", b"2"), message("c", b"", null_value=True))
     await compacting(story)
     await Retention().sweep(story.log, Policy(max_entries=2), nobody, story.clock_ms)
-    assert str(server.primary.dataset.logs[TOPIC].blocks[0].position) == "6-0"
+    assert str(stored_in(server.primary).logs[TOPIC].blocks[0].position) == "6-0"
     await story.publish(message("c", b"3"))
     done = await compacting(story)
     assert await kept(story) == [("5-1", b"1"), ("6-1", b"2"), ("6-3", b"3")]
@@ -325,7 +326,7 @@ def test_what_will_stay_is_weighed() -> None:
 @pytest.mark.parametrize("calls", range(12))
 @pytest.mark.parametrize("when", ["fail_before", "fail_after"])
 async def test_an_attempt_that_is_cut_off_leaves_a_whole_view(
-    server: MemoryServer, story: Story, calls: int, when: str
+    server: FakeServer, story: Story, calls: int, when: str
 ) -> None:
     """Whatever call of an attempt has no answer: readers have the old view or the new one."""
     await story.publish(message("a", b"1"), message("b", b"1"))
@@ -341,28 +342,28 @@ async def test_an_attempt_that_is_cut_off_leaves_a_whole_view(
             raise Undecided("the store did not answer")
 
     store = story.store
-    assert isinstance(store, MemoryLogStore)
+    assert isinstance(store, FakeLogStore)
     store.faults = Faults(hook=cut)
     with contextlib.suppress(Undecided):
         await compacting(story)
     store.faults = Faults()
-    state = server.primary.dataset.states[TOPIC]
+    state = stored_in(server.primary).states[TOPIC]
     story.log.state[COMPACTED] = state[COMPACTED]
     assert await kept(story) in ([("5-1", b"1"), ("5-2", b"1")], [("5-2", b"1"), ("5-3", b"2")])
     await compacting(story)
     assert await kept(story) == [("5-2", b"1"), ("5-3", b"2")]
     await drop_unused(story.log)
-    view = view_of(server.primary.dataset.states[TOPIC])
+    view = view_of(stored_in(server.primary).states[TOPIC])
     assert view is not None
-    held = {slot for (_, slot), blocks in server.primary.dataset.compacted.items() if blocks}
+    held = {slot for (_, slot), blocks in stored_in(server.primary).compacted.items() if blocks}
     assert held == {view.slot}
-    assert COMPACTING not in server.primary.dataset.states[TOPIC]
+    assert COMPACTING not in stored_in(server.primary).states[TOPIC]
 
 
 async def test_a_log_that_rolls_meanwhile_is_compacted_all_the_same(story: Story) -> None:
     await story.publish(message("a", b"1"), message("b", b"1"))
     store, rolled = story.store, False
-    assert isinstance(store, MemoryLogStore)
+    assert isinstance(store, FakeLogStore)
 
     async def roll(call: str, moment: str) -> None:
         nonlocal rolled
@@ -377,29 +378,29 @@ async def test_a_log_that_rolls_meanwhile_is_compacted_all_the_same(story: Story
     assert len(await kept(story)) == 2
 
 
-async def test_a_deposed_compactor_changes_nothing(server: MemoryServer, story: Story) -> None:
+async def test_a_deposed_compactor_changes_nothing(server: FakeServer, story: Story) -> None:
     await story.publish(message("a", b"1"))
     await compacting(story)
     successor = await Story.begin(
-        MemoryLogStore(server.resolve, buckets=BUCKETS), owner="broker-b", version=2, ledger=5
+        FakeLogStore(server.resolve, buckets=BUCKETS), owner="broker-b", version=2, ledger=5
     )
     successor.log.exists = True
     await successor.fence(Purpose.GRANT, waiter("bob"))
     await successor.publish(message("a", b"2"))
-    before = dict(server.primary.dataset.states[TOPIC])
+    before = dict(stored_in(server.primary).states[TOPIC])
     with pytest.raises(Unavailable):
         await compacting(story)
-    assert server.primary.dataset.states[TOPIC] == before
+    assert stored_in(server.primary).states[TOPIC] == before
 
 
 async def test_a_view_that_a_failover_forgot_is_not_believed(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     await story.publish(message("a", b"1"))
     first = await compacting(story)
     await story.publish(message("a", b"2"))
     lost = await compacting(story)
-    dataset = server.primary.dataset
+    dataset = stored_in(server.primary)
     dataset.states[TOPIC][COMPACTED] = first.view.encode()  # as a replica that lags has it
     del dataset.compacted[TOPIC, lost.view.slot]
     story.log.compacted._checked = None
@@ -419,35 +420,35 @@ async def held(story: Story) -> list[str]:
     return [violation.predicate for violation in report.findings.violations]
 
 
-async def test_no_fence_is_forgotten(server: MemoryServer, story: Story) -> None:
+async def test_no_fence_is_forgotten(server: FakeServer, story: Story) -> None:
     await story.publish(message("a", b"1"), message("a", b"2"))
     await story.fence(Purpose.GRANT, waiter("bob"))
-    state = dict(server.primary.dataset.states[TOPIC])
-    blocks = list(server.primary.dataset.logs[TOPIC].blocks)
+    state = dict(stored_in(server.primary).states[TOPIC])
+    blocks = list(stored_in(server.primary).logs[TOPIC].blocks)
     await compacting(story)
     await drop_unused(story.log)
-    after = dict(server.primary.dataset.states[TOPIC])
+    after = dict(stored_in(server.primary).states[TOPIC])
     assert after.pop(COMPACTED)
     assert after == state
-    assert server.primary.dataset.logs[TOPIC].blocks == blocks
+    assert stored_in(server.primary).logs[TOPIC].blocks == blocks
     assert await held(story) == []
 
 
 async def test_a_compaction_that_forgot_one_would_be_found(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     """Mutant M7: what counts is written as if it were all of the log's state."""
     await story.fence(Purpose.GRANT, waiter("bob"))
     await story.publish(message("a", b"1"))
     await compacting(story)
-    state = server.primary.dataset.states[TOPIC]
-    server.primary.dataset.states[TOPIC] = {
+    state = stored_in(server.primary).states[TOPIC]
+    stored_in(server.primary).states[TOPIC] = {
         name: state[name] for name in (COMPACTED, "tok", "ledger")
     }
     assert "S12" in await held(story)
 
 
-async def test_a_view_is_compared_with_the_log(server: MemoryServer, story: Story) -> None:
+async def test_a_view_is_compared_with_the_log(server: FakeServer, story: Story) -> None:
     for compression in range(5):
         await story.publish(
             batch(("a", b"1"), ("b", b"1"), (None, b"x"), compression=compression),
@@ -459,7 +460,7 @@ async def test_a_view_is_compared_with_the_log(server: MemoryServer, story: Stor
     assert await held(story) == []
     view = view_of(story.log.state)
     assert view is not None
-    stored = server.primary.dataset.compacted[TOPIC, view.slot]
+    stored = stored_in(server.primary).compacted[TOPIC, view.slot]
     block = stored[0]
     for damaged in (
         dataclasses.replace(block, payload=b"x" + block.payload[1:]),
@@ -471,10 +472,10 @@ async def test_a_view_is_compared_with_the_log(server: MemoryServer, story: Stor
     assert await held(story) == ["S7"]
 
 
-async def test_a_view_that_lacks_a_key_is_found(server: MemoryServer, story: Story) -> None:
+async def test_a_view_that_lacks_a_key_is_found(server: FakeServer, story: Story) -> None:
     await story.publish(message("a", b"1"))
     await compacting(story)
-    state = server.primary.dataset.states[TOPIC]
+    state = stored_in(server.primary).states[TOPIC]
     await story.publish(message("b", b"1"))
     view = view_of(state)
     assert view is not None

@@ -20,8 +20,8 @@ from onewriter_broker.log.batches import (
     key_hash,
     last_index,
 )
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.topic import compaction
 from onewriter_broker.topic.compaction import TURN_BYTES, TURN_MESSAGES, Pace
 from onewriter_broker.topic.newest import Newest
@@ -34,7 +34,7 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 @pytest.fixture
 async def story() -> Story:
-    begun = await Story.begin(MemoryLogStore(MemoryServer().resolve, buckets=BUCKETS))
+    begun = await Story.begin(FakeLogStore(FakeServer().resolve, buckets=BUCKETS))
     await begun.fence(Purpose.GRANT, waiter("alice"))
     return begun
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.contents import stored_in
 from tests.unit.broker.test_compaction import compacting, kept, message
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, nobody, waiter
 
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.topic import retention
 from onewriter_broker.topic.retention import Retention
 from onewriter_core.api.topic import Retention as Policy
@@ -18,20 +19,18 @@ from onewriter_core.topic.model import Purpose
 
 
 @pytest.fixture
-def server() -> MemoryServer:
-    return MemoryServer()
+def server() -> FakeServer:
+    return FakeServer()
 
 
 @pytest.fixture
-async def story(server: MemoryServer) -> Story:
-    begun = await Story.begin(MemoryLogStore(server.resolve, buckets=BUCKETS))
+async def story(server: FakeServer) -> Story:
+    begun = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
     await begun.fence(Purpose.GRANT, waiter("alice"))
     return begun
 
 
-async def test_nothing_that_was_not_compacted_is_trimmed(
-    story: Story, server: MemoryServer
-) -> None:
+async def test_nothing_that_was_not_compacted_is_trimmed(story: Story, server: FakeServer) -> None:
     await story.publish(message("a", b"1"))
     story.log.keep_uncompacted(is_wanted=True)
     await story.fence(Purpose.ROLL)
@@ -50,7 +49,7 @@ async def test_nothing_that_was_not_compacted_is_trimmed(
 
 
 async def test_a_view_that_is_renewed_no_more_holds_nothing_back(
-    story: Story, server: MemoryServer
+    story: Story, server: FakeServer
 ) -> None:
     await story.publish(message("a", b"1"))
     story.log.keep_uncompacted(is_wanted=True)
@@ -60,12 +59,12 @@ async def test_a_view_that_is_renewed_no_more_holds_nothing_back(
         await story.fence(Purpose.ROLL)
     one = Policy(max_entries=1)
     await Retention().sweep(story.log, one, nobody, story.clock_ms)
-    assert str(server.primary.dataset.logs[TOPIC].blocks[0].position) == "5-2"
+    assert str(stored_in(server.primary).logs[TOPIC].blocks[0].position) == "5-2"
     story.log.keep_uncompacted(is_wanted=False)
     story.log.compacted.is_waited_for = False
     story.log.compacted.is_running = True  # asked for over HTTP
     await Retention().sweep(story.log, one, nobody, story.clock_ms)
-    assert str(server.primary.dataset.logs[TOPIC].blocks[0].position) == "5-2"
+    assert str(stored_in(server.primary).logs[TOPIC].blocks[0].position) == "5-2"
     story.log.compacted.is_running = story.log.compacted.is_waited_for = False
     assert await Retention().sweep(story.log, one, nobody, story.clock_ms) > 0
     assert story.log.compacted_limit(Position(7, 0)) == Position(7, 0)
@@ -73,7 +72,7 @@ async def test_a_view_that_is_renewed_no_more_holds_nothing_back(
 
 
 async def test_a_trim_stops_for_a_compaction_that_begins(
-    story: Story, server: MemoryServer, monkeypatch: pytest.MonkeyPatch
+    story: Story, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await story.publish(message("a", b"1"))
     await compacting(story)
@@ -88,6 +87,6 @@ async def test_a_trim_stops_for_a_compaction_that_begins(
         return find(*given)
 
     monkeypatch.setattr(retention, "trim_before", begun)
-    before = list(server.primary.dataset.logs[TOPIC].blocks)
+    before = list(stored_in(server.primary).logs[TOPIC].blocks)
     assert await Retention().sweep(story.log, Policy(max_entries=1), nobody, story.clock_ms) == 0
-    assert server.primary.dataset.logs[TOPIC].blocks == before
+    assert stored_in(server.primary).logs[TOPIC].blocks == before

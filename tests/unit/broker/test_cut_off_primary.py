@@ -21,8 +21,8 @@ from onewriter_broker.dispatch.finding import (
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.limits import Limits
 from onewriter_broker.log.api import Outcome
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.topic.retention import Retention
 from onewriter_core.api.topic import Retention as RetentionPolicy
@@ -40,7 +40,7 @@ STARTED_MS = 1_700_000_000_000
 class Failover:
     """A log bound to the successor, whose reads still go to the old primary."""
 
-    server: MemoryServer
+    server: FakeServer
     log: TopicLog
 
     def reconnect(self) -> None:
@@ -50,9 +50,9 @@ class Failover:
 
 @pytest.fixture
 async def failover() -> Failover:
-    server = MemoryServer()
+    server = FakeServer()
     replica = server.add_replica("node-1")
-    old = MemoryLogStore(server.resolve, buckets=BUCKETS)
+    old = FakeLogStore(server.resolve, buckets=BUCKETS)
     story = await Story.begin(old)
     await story.fence(Purpose.GRANT, waiter("alice"))
     for number in range(SHARED_ENTRIES):
@@ -60,8 +60,9 @@ async def failover() -> Failover:
     replica.holds_replication = True
     for number in range(SHARED_ENTRIES, SHARED_ENTRIES + EXTRA_ENTRIES):
         await story.publish(entry("alice", number))
+    await old.read_state(story.log.name)  # its other connection leads to the old primary, too
     server.promote(replica)
-    new = MemoryLogStore(server.resolve, buckets=BUCKETS)
+    new = FakeLogStore(server.resolve, buckets=BUCKETS)
     binding = replace(story.binding, replid=replica.replid, generation=2, version=2)
     assert await stamp_anew(new, binding) is Outcome.DONE
     story.store, story.binding, story.ledger = new, binding, story.ledger + 10

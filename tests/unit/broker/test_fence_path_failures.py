@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.contents import stored_in
 from tests.unit.broker.fence_path_world import BUCKET, ORDERS, Gates, serving, until
 
 from onewriter_broker.log.api import Fence, Outcome
@@ -108,7 +109,7 @@ async def test_a_log_that_vanished_is_reported_as_lost_by_the_fence_that_finds_o
         await until(lambda: told.ready)
         world.send(holder, 0)
         await until(lambda: told.receipts)
-        del world.server.primary.dataset.logs[ORDERS]
+        del stored_in(world.server.primary).logs[ORDERS]
         assert await world.store.read_blocks(ORDERS, EARLIEST, count=1) == []
         _, won = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING)
         await until(lambda: won.ready)

@@ -12,9 +12,9 @@ from tests.stamps import stamp_anew
 
 from onewriter_broker.log.api import Binding, Durability, Marker, Outcome
 from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore, Moment
 from onewriter_broker.log.losses import Loss, losses
-from onewriter_broker.log.memory import MemoryLogStore, Moment
-from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.log.pending import PendingEntry
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.ownership.bucket_events import Refenced
@@ -98,8 +98,8 @@ class World:
     """One log on one broker over a server in memory."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
-        self.server = MemoryServer()
-        self.store = MemoryLogStore(self.server.resolve, commit_timeout_seconds=0.0)
+        self.server = FakeServer()
+        self.store = FakeLogStore(self.server.resolve, commit_timeout_seconds=0.0)
         self.log = TopicLog(TOPIC, self.store)
         self.lost: list[Loss] = []
         self.audits: list[dict[str, str]] = []

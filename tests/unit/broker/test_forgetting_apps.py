@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
+from tests.contents import stored_in
 from tests.unit.broker.fence_path_world import BUCKET, ORDERS, World, serving
 from tests.unit.broker.test_fence_path_partitions import topics_of
 
@@ -89,7 +90,7 @@ async def test_of_a_forgotten_app_no_layout_comes_back() -> None:
 async def test_what_must_be_repaired_is_forgotten() -> None:
     async with serving() as world:
         asking = await asking_of(world)
-        state = world.server.primary.dataset.states[asking.first.name]
+        state = stored_in(world.server.primary).states[asking.first.name]
         state[f"{LAYOUT_PREFIX}{APP}"] = "x 4"
         assert await asking.forget() == {"app": APP, "version": 0}
         state[f"{VERSION_PREFIX}{APP}"] = "x"

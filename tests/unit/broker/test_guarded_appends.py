@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
+from tests.contents import stored_in
 from tests.unit.broker.fence_path_world import (
     ORDERS,
     Gates,
@@ -19,9 +20,9 @@ from tests.unit.broker.fence_path_world import (
 
 from onewriter_broker.log.api import Binding, Block, Fence, FencedLog, Guard, GuardKind, Outcome
 from onewriter_broker.log.blocks import chain
+from onewriter_broker.log.fake.store import Moment
 from onewriter_broker.log.guarding import FLOORS_MAX
 from onewriter_broker.log.keys import Keys
-from onewriter_broker.log.memory import Moment
 from onewriter_broker.log.redis_scripts import FIELDS_MAX, fence
 from onewriter_broker.log.together import Part, Together
 from onewriter_broker.log.topic_log import ENTRY_BYTES, TopicLog
@@ -216,7 +217,7 @@ async def test_a_floor_that_a_failover_lost_is_written_again_by_the_next_fence()
         newer, _ = await ready(world, runner, "newer", floor(5))
         world.send(newer, 0)
         await until(lambda: newer.pending == 0)
-        world.server.primary.execute(lambda dataset: dataset.states[ORDERS].__delitem__(FIELD))
+        del stored_in(world.server.primary).states[ORDERS][FIELD]
         runner.post(LedgerFull(WHOLE, 0.0))
         await until(lambda: runner.logs[WHOLE].ledger == 2)
         assert (await world.store.read_state(ORDERS))[FIELD] == "5"

@@ -8,15 +8,15 @@ from tests.stamps import stamp_anew
 from onewriter_broker.http import history
 from onewriter_broker.http.history import READ_RECORDS, following, newest, shown
 from onewriter_broker.log.api import Binding
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 
 MINE, OTHER = "persistent://public/default/mine", "persistent://public/default/other"
 
 
-async def stream(*topics: str) -> MemoryLogStore:
+async def stream(*topics: str) -> FakeLogStore:
     """A bucket whose audit stream has one record for each of these topics; "" is the bucket's."""
-    store = MemoryLogStore(MemoryServer().resolve)
+    store = FakeLogStore(FakeServer().resolve)
     replid = (await store.observe([0])).replid
     binding = Binding(0, replid, 1, "me", 1)
     await stamp_anew(store, binding)

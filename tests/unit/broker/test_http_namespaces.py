@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from onewriter_broker.access import UndeclaredTopics, check_topic
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.namespaces import (
     POLICY_BYTES_MAX,
     Conflict,
@@ -21,15 +21,15 @@ INFO: dict[str, object] = {"adminRoles": [], "allowedClusters": ["standalone"]}
 
 
 @pytest.fixture
-def server() -> MemoryServer:
-    return MemoryServer()
+def server() -> FakeServer:
+    return FakeServer()
 
 
-def namespaces_of(server: MemoryServer, *configured: str) -> Namespaces:
-    return Namespaces(MemoryLogStore(server.resolve), configured or ("public/default",))
+def namespaces_of(server: FakeServer, *configured: str) -> Namespaces:
+    return Namespaces(FakeLogStore(server.resolve), configured or ("public/default",))
 
 
-async def test_what_is_configured_is_always_there(server: MemoryServer) -> None:
+async def test_what_is_configured_is_always_there(server: FakeServer) -> None:
     here = namespaces_of(server, " public/default ", "shop/eu", "")
     assert here.tenants() == ["public", "shop"]
     assert here.of_tenant("shop") == ["shop/eu"]
@@ -41,14 +41,14 @@ async def test_what_is_configured_is_always_there(server: MemoryServer) -> None:
         await here.delete_tenant("public")
 
 
-async def test_a_star_stands_for_every_namespace(server: MemoryServer) -> None:
+async def test_a_star_stands_for_every_namespace(server: FakeServer) -> None:
     everywhere = namespaces_of(server, "*")
     assert "any/thing" in everywhere
     assert everywhere.tenants() == ["public"]
 
 
 async def test_a_namespace_made_by_one_broker_is_used_through_another(
-    server: MemoryServer,
+    server: FakeServer,
 ) -> None:
     here, there = namespaces_of(server), namespaces_of(server)
     undeclared = UndeclaredTopics(namespaces=there)
@@ -66,7 +66,7 @@ async def test_a_namespace_made_by_one_broker_is_used_through_another(
         check_topic(topic, None, undeclared)
 
 
-async def test_two_brokers_do_not_undo_each_others_policies(server: MemoryServer) -> None:
+async def test_two_brokers_do_not_undo_each_others_policies(server: FakeServer) -> None:
     here, there = namespaces_of(server), namespaces_of(server)
     await here.set_policy("public/default", "retention", {"retentionSizeInMB": 5})
     await there.set_policy("public/default", "deduplication", value=True)
@@ -81,7 +81,7 @@ async def test_two_brokers_do_not_undo_each_others_policies(server: MemoryServer
 
 
 async def test_a_deleted_namespace_leaves_no_policy_for_the_next_of_its_name(
-    server: MemoryServer,
+    server: FakeServer,
 ) -> None:
     here = namespaces_of(server)
     await here.create_tenant("shop", INFO)
@@ -94,7 +94,7 @@ async def test_a_deleted_namespace_leaves_no_policy_for_the_next_of_its_name(
 
 
 async def test_a_namespace_whose_name_begins_like_another_keeps_its_policies(
-    server: MemoryServer,
+    server: FakeServer,
 ) -> None:
     here = namespaces_of(server)
     await here.create_tenant("shop", INFO)
@@ -105,7 +105,7 @@ async def test_a_namespace_whose_name_begins_like_another_keeps_its_policies(
     assert here.policy("shop/eu-west", "messageTTL") == 60
 
 
-async def test_bad_names_and_values_are_refused(server: MemoryServer) -> None:
+async def test_bad_names_and_values_are_refused(server: FakeServer) -> None:
     here = namespaces_of(server)
     for name in ("", "a b", "a$", "x" * 129):
         with pytest.raises(Invalid):
@@ -121,7 +121,7 @@ async def test_bad_names_and_values_are_refused(server: MemoryServer) -> None:
     assert here.tenants() == ["public"]
 
 
-async def test_clusters_beside_the_one_that_is_always_there(server: MemoryServer) -> None:
+async def test_clusters_beside_the_one_that_is_always_there(server: FakeServer) -> None:
     here = namespaces_of(server)
     await here.put_cluster("west", {"serviceUrl": "http://west"}, is_new=True)
     assert here.clusters() == ["standalone", "west"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.contents import stored_in
 from tests.unit.broker.verify_histories import (
     BUCKETS,
     TOPIC,
@@ -17,8 +18,8 @@ from tests.unit.broker.verify_histories import (
 from onewriter_broker.log import ranges
 from onewriter_broker.log.api import Marker, StoredBlock
 from onewriter_broker.log.blocks import MalformedBlock
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.ranges import Missing, Range, behind, leaves_hole
 from onewriter_broker.log.topic_log import TRIMMED, last_position
 from onewriter_core.errors import Unavailable
@@ -28,7 +29,7 @@ from onewriter_core.topic.model import Purpose
 SEEN_FROM = (EARLIEST, Position(5, 0), Position(5, 4), Position(6, 9), Position(10, 5))
 
 
-class DamagedStore(MemoryLogStore):
+class DamagedStore(FakeLogStore):
     """A store that holds something else than a block at one position."""
 
     damaged = Position(6, 1)
@@ -41,8 +42,8 @@ class DamagedStore(MemoryLogStore):
 
 
 @pytest.fixture
-def server() -> MemoryServer:
-    return MemoryServer()
+def server() -> FakeServer:
+    return FakeServer()
 
 
 async def read_all(blocks: Range, found: list[str] | None = None) -> list[str]:
@@ -55,10 +56,10 @@ async def read_all(blocks: Range, found: list[str] | None = None) -> list[str]:
 @pytest.mark.parametrize("start", SEEN_FROM)
 @pytest.mark.parametrize("is_remembered", [True, False])
 async def test_a_range_begins_with_the_block_that_holds_its_start(
-    server: MemoryServer, start: Position, is_remembered: bool
+    server: FakeServer, start: Position, is_remembered: bool
 ) -> None:
-    story = await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
-    stored = server.primary.dataset.logs[TOPIC].blocks
+    story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
+    stored = stored_in(server.primary).logs[TOPIC].blocks
     expected = [block for block in stored if last_position(block) >= start]
     if not is_remembered:
         story.log.forget_tail()
@@ -67,8 +68,8 @@ async def test_a_range_begins_with_the_block_that_holds_its_start(
     assert len(found) < len(stored) or start <= Position(5, 0)
 
 
-async def test_a_range_ends_with_the_block_that_holds_its_last_entry(server: MemoryServer) -> None:
-    story = await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+async def test_a_range_ends_with_the_block_that_holds_its_last_entry(server: FakeServer) -> None:
+    story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
     for _ in range(2):
         blocks = Range(story.log, Position(5, 0), Position(5, 4))
         assert await read_all(blocks) == ["5-0", "5-1", "5-3"]
@@ -79,9 +80,9 @@ async def test_a_range_ends_with_the_block_that_holds_its_last_entry(server: Mem
 
 
 async def test_nothing_behind_the_watermark_is_given_and_a_range_does_not_grow(
-    server: MemoryServer,
+    server: FakeServer,
 ) -> None:
-    story = await Story.begin(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    story = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
     await story.fence(Purpose.GRANT, waiter("alice"))
     await story.publish(entry("alice", 0))
     blocks = Range(story.log, EARLIEST, Position(99, 0))
@@ -91,19 +92,19 @@ async def test_nothing_behind_the_watermark_is_given_and_a_range_does_not_grow(
 
 
 async def test_a_marker_is_given_with_its_fields_though_memory_has_none(
-    server: MemoryServer,
+    server: FakeServer,
 ) -> None:
-    story = await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
     story.log.tail[0] = Marker(story.log.tail[0].position, {})
     (first, *_) = await Range(story.log, EARLIEST).read()
     assert isinstance(first, Marker)
     assert first.fields["producer"] == "alice"
 
 
-async def test_a_hole_is_an_error_wherever_it_is(server: MemoryServer) -> None:
-    story = await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+async def test_a_hole_is_an_error_wherever_it_is(server: FakeServer) -> None:
+    story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
     story.log.forget_tail()
-    stored = server.primary.dataset.logs[TOPIC].blocks
+    stored = stored_in(server.primary).logs[TOPIC].blocks
     (gone,) = (block for block in stored if block.position == Position(5, 3))
     stored.remove(gone)
     with pytest.raises(Missing) as raised:
@@ -115,12 +116,12 @@ async def test_a_hole_is_an_error_wherever_it_is(server: MemoryServer) -> None:
 
 @pytest.mark.parametrize("gone", [slice(0, 5), slice(0, 4), slice(2, 4)])
 async def test_a_range_that_goes_altogether_while_it_is_read_is_not_an_empty_one(
-    server: MemoryServer, gone: slice
+    server: FakeServer, gone: slice
 ) -> None:
-    story = await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
     story.log.forget_tail()
     blocks = Range(story.log, Position(5, 3), Position(5, 6))
-    stored = server.primary.dataset.logs[TOPIC].blocks
+    stored = stored_in(server.primary).logs[TOPIC].blocks
     del stored[gone]
     if gone.start == 0:
         story.log.state[TRIMMED] = str(stored[0].position)
@@ -131,21 +132,21 @@ async def test_a_range_that_goes_altogether_while_it_is_read_is_not_an_empty_one
 
 
 async def test_a_range_behind_a_ledgers_end_is_empty_whatever_was_trimmed(
-    server: MemoryServer,
+    server: FakeServer,
 ) -> None:
-    story = await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
     story.log.forget_tail()
     end = next(end for end in story.log.ends if end.ledger == 5)
     for _ in range(2):
         blocks = Range(story.log, behind(end), Position(6, 0))
         assert await blocks.read() == []
         assert blocks.at == blocks.end
-        stored = server.primary.dataset.logs[TOPIC].blocks
+        stored = stored_in(server.primary).logs[TOPIC].blocks
         stored[:] = [block for block in stored if block.position >= Position(6, 0)]
         story.log.state[TRIMMED] = "6-0"
 
 
-async def test_what_stands_in_front_of_a_damaged_block_is_given(server: MemoryServer) -> None:
+async def test_what_stands_in_front_of_a_damaged_block_is_given(server: FakeServer) -> None:
     story = await an_eventful_life(DamagedStore(server.resolve, buckets=BUCKETS))
     story.log.forget_tail()
     blocks, found = Range(story.log, EARLIEST), list[str]()
@@ -155,8 +156,8 @@ async def test_what_stands_in_front_of_a_damaged_block_is_given(server: MemorySe
     assert blocks.at == DamagedStore.damaged
 
 
-async def test_a_log_that_moves_away_is_read_no_further(server: MemoryServer) -> None:
-    story = await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+async def test_a_log_that_moves_away_is_read_no_further(server: FakeServer) -> None:
+    story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
     blocks = Range(story.log, EARLIEST)
     story.log.close()
     with pytest.raises(Unavailable, match="moving"):
@@ -164,10 +165,10 @@ async def test_a_log_that_moves_away_is_read_no_further(server: MemoryServer) ->
 
 
 async def test_reads_are_bounded_by_the_size_of_blocks(
-    server: MemoryServer, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranges, "READ_BYTES", 2_000)
-    story = await Story.begin(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    story = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
     await story.fence(Purpose.GRANT, waiter("alice"))
     for _ in range(10):
         await story.publish(bytes(900))

@@ -12,8 +12,8 @@ import pytest
 from tests.unit.broker.verify_histories import BUCKETS, an_eventful_life
 
 from onewriter_broker.log.api import Block
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic import maintenance as maintenance_module
@@ -63,9 +63,9 @@ def test_a_bounded_log_is_rolled_so_that_its_old_part_can_be_cut(
 
 
 def log_with_tail(name: str, blocks: int) -> TopicLog:
-    server = MemoryServer()
+    server = FakeServer()
     server.add_primary("one")
-    log = TopicLog(TopicName.parse(name), MemoryLogStore(server.resolve))
+    log = TopicLog(TopicName.parse(name), FakeLogStore(server.resolve))
     for number in range(1, blocks + 1):
         block = Block(Position(1, number), [1000], bytes(1000), None, 0, b"")
         log.tail.append(block)
@@ -152,7 +152,7 @@ async def test_a_store_that_does_not_answer_the_sweep_holds_up_no_look(
 
 async def test_of_a_topic_that_left_no_measurements_are_kept() -> None:
     """A broker that serves ever other topics would keep all of them in memory."""
-    story = await an_eventful_life(MemoryLogStore(MemoryServer().resolve, buckets=BUCKETS))
+    story = await an_eventful_life(FakeLogStore(FakeServer().resolve, buckets=BUCKETS))
     subscriptions = SimpleNamespace(lowest_retained_position=lambda: None)
     topic = SimpleNamespace(
         runner=SimpleNamespace(logs={-1: story.log}),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.contents import stored_in
 
 from onewriter_broker.anchor.api import Addresses
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.ownership.membership import (
     BEAT_SECONDS,
     DEAD_SECONDS,
@@ -274,10 +275,10 @@ def test_no_more_than_so_many_members_are_looked_at(story: Story) -> None:
 
 
 async def test_two_brokers_find_each_other_and_miss_the_one_that_left() -> None:
-    server = MemoryServer()
+    server = FakeServer()
     clock = [0.0]
     first, second = (
-        Membership(MemoryLogStore(server.resolve), me, ADDRESSES, clock=lambda: clock[0])
+        Membership(FakeLogStore(server.resolve), me, ADDRESSES, clock=lambda: clock[0])
         for me in (ME, OTHER)
     )
 
@@ -304,9 +305,9 @@ async def test_two_brokers_find_each_other_and_miss_the_one_that_left() -> None:
 
 
 async def test_a_store_that_is_away_leaves_no_view_and_does_not_end_the_loop() -> None:
-    server = MemoryServer()
+    server = FakeServer()
     clock = [0.0]
-    store = MemoryLogStore(server.resolve)
+    store = FakeLogStore(server.resolve)
     membership = Membership(store, ME, ADDRESSES, clock=lambda: clock[0])
     await membership.beat_once()
     assert membership.view() == LiveView()
@@ -320,10 +321,10 @@ async def test_a_store_that_is_away_leaves_no_view_and_does_not_end_the_loop() -
 
 
 async def test_the_loop_beats_until_it_is_cancelled() -> None:
-    server = MemoryServer()
-    membership = Membership(MemoryLogStore(server.resolve), ME, ADDRESSES)
+    server = FakeServer()
+    membership = Membership(FakeLogStore(server.resolve), ME, ADDRESSES)
     async with asyncio.TaskGroup() as tasks:
         loop = tasks.create_task(membership.run())
         await membership.changed.wait()
         loop.cancel()
-    assert list(server.primary.dataset.members) == [ME]
+    assert list(stored_in(server.primary).members) == [ME]

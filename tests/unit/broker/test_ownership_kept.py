@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.contents import stored_in
 from tests.unit.broker.ownership_world import (
     BUCKETS,
     World,
@@ -220,7 +221,7 @@ async def test_after_flushall_a_bucket_that_granted_nothing_is_stamped_again(wor
     broker = await acquired(world)
     world.server.flush_all(world.server.primary)
     assert await broker.refence(0, binding(broker), Outcome.LOST) is Refenced.REBOUND
-    assert world.server.primary.dataset.units[0].owner == "broker-0~a"
+    assert stored_in(world.server.primary).units[0].owner == "broker-0~a"
 
 
 async def test_a_fenced_owner_asks_the_anchor_and_waits_visibly_while_it_is_away(

@@ -16,7 +16,7 @@ from tests.unit.broker.ownership_world import (
 )
 
 from onewriter_broker.anchor.api import Record, Versioned
-from onewriter_broker.log.memory import MemoryLogStore
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.ownership import buckets as buckets_module
 from onewriter_broker.ownership.bucket_events import LostReason
 from onewriter_broker.ownership.leaving import (
@@ -54,7 +54,7 @@ class Process:
 
     def __post_init__(self) -> None:
         self.is_prepared = True
-        self.store = MemoryLogStore(self.world.server.resolve, buckets=BUCKETS)
+        self.store = FakeLogStore(self.world.server.resolve, buckets=BUCKETS)
         self.membership = Membership(
             self.store, self.me, addresses(self.me), is_prepared=lambda: self.is_prepared
         )

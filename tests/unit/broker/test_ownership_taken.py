@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.contents import stored_in
 from tests.unit.broker.ownership_world import World, addresses
 
 from onewriter_broker.anchor.api import Record
@@ -31,7 +32,7 @@ async def test_a_new_bucket_is_registered_stamped_and_announced(world: World) ->
         addresses=addresses("broker-0~a"),
         ledger_high_water=LEDGERS_PER_BLOCK,
     )
-    unit = world.server.primary.dataset.units[0]
+    unit = stored_in(world.server.primary).units[0]
     assert (unit.owner, unit.generation, unit.version) == ("broker-0~a", 1, 1)
     assert holding.grants_known
     assert holding.may_resume(1)
@@ -90,7 +91,7 @@ async def test_of_brokers_that_race_for_a_bucket_one_gets_it(world: World) -> No
     holdings = await asyncio.gather(*(broker.acquire(0) for broker in brokers))
     winners = [n for n, holding in enumerate(holdings) if holding is not None]
     assert len(winners) == 1
-    assert world.server.primary.dataset.units[0].owner == f"broker-{winners[0]}~x"
+    assert stored_in(world.server.primary).units[0].owner == f"broker-{winners[0]}~x"
 
 
 async def test_a_lost_compare_and_set_starts_over_from_the_anchor(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.contents import stored_in
 from tests.stamps import stamp_anew
 from tests.unit.broker.test_owning_room import (
     FIELD,
@@ -17,7 +18,7 @@ from tests.unit.broker.test_owning_room import (
 )
 
 from onewriter_broker.log.api import Binding, Outcome, OwnedRecord
-from onewriter_broker.log.memory_server import MemoryNode
+from onewriter_broker.log.fake.server import FakeNode
 from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.owning import room as room_module
 from onewriter_broker.owning.parts import Wanted
@@ -133,7 +134,7 @@ async def test_a_drop_whose_answer_is_lost_is_made_good(world: World) -> None:
 async def test_a_dataset_that_has_forgotten_a_floor_has_it_again(world: World) -> None:
     await left(world, [Wanted(FIELD, 1)])
     await world.room.drop([FIELD])
-    world.server.primary.dataset.owned.clear()
+    stored_in(world.server.primary).owned.clear()
     world.room._is_unsure = True
     answer = await world.own(TWO)
     assert isinstance(answer, Granted)
@@ -141,7 +142,7 @@ async def test_a_dataset_that_has_forgotten_a_floor_has_it_again(world: World) -
     assert (await world.store.read_owned(0))["\x1egroup"] == OwnedRecord(1, "")
 
 
-async def fail_over(world: World, replica: MemoryNode, known_since: int = 0) -> None:
+async def fail_over(world: World, replica: FakeNode, known_since: int = 0) -> None:
     """The replica becomes the primary, and the broker lives on."""
     world.server.promote(replica)
     world.server.demote(world.server.nodes["node-0"], replica)
@@ -170,8 +171,8 @@ async def test_a_replica_that_was_behind_brings_no_dropped_record_back(
     await world.room.bind()
     assert world.room.entries == {}
     assert await world.store.read_owned(0) == {"\x1egroup": OwnedRecord(2, "")}
-    dataset = world.server.primary.dataset
-    assert dataset.owned_settled[0] == 2, "so that guarded writes of former owners are over"
+    dataset = stored_in(world.server.primary)
+    assert dataset.units.settled(0) == 2, "so that guarded writes of former owners are over"
     answer = await world.own(asker)
     assert isinstance(answer, Granted)
     assert answer.after.generation > 2

@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import NoReturn
 
 import pytest
+from tests.contents import stored_in
 from tests.stamps import stamp_anew
 
 from onewriter_broker.log.api import Binding, BrokenKey, Durability, Outcome, OwnedRecord, OwnWrite
 from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.keys import Keys
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.owning import room as room_module
@@ -82,8 +83,8 @@ class World:
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self.tasks = tasks
-        self.server = MemoryServer()
-        self.store = MemoryLogStore(lambda: self.server.primary, buckets=4)
+        self.server = FakeServer()
+        self.store = FakeLogStore(lambda: self.server.primary, buckets=4)
         self.binding = Binding(0, self.server.primary.replid, 1, "broker-a", 1)
         self.buckets = Buckets(Holding(self.binding, grants_known=True, known_since=0))
         self.appender = Appender(
@@ -248,7 +249,7 @@ async def test_what_memory_knows_is_written_into_a_dataset_that_has_forgotten(
     await world.own(ONE, end=end)
     await world.own(ONE, 7, end=end)
     rebound = replace(world.binding, generation=2, version=2)
-    world.server.primary.dataset.owned[0][FIELD] = OwnedRecord(1, "{}")
+    stored_in(world.server.primary).owned[0][FIELD] = OwnedRecord(1, "{}")
     assert await world.store.stamp(rebound) is Outcome.DONE
     world.buckets.following = Holding(rebound, grants_known=False, known_since=2)
     answer = await world.own(ONE, 7, end=end)

@@ -12,8 +12,8 @@ from tests.unit.broker.test_guarded_appends import later
 from onewriter_broker.log import commits
 from onewriter_broker.log.api import Durability, Standing
 from onewriter_broker.log.commits import PROOF_ATTEMPTS_MAX
-from onewriter_broker.log.memory import MemoryLogStore, Moment
-from onewriter_broker.log.memory_server import MemoryNode
+from onewriter_broker.log.fake.server import FakeNode
+from onewriter_broker.log.fake.store import FakeLogStore, Moment
 from onewriter_broker.topic.checking import standing_of
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Undecided
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.looptime
 class Counted:
     """How often each call of the store was begun."""
 
-    def __init__(self, store: MemoryLogStore) -> None:
+    def __init__(self, store: FakeLogStore) -> None:
         self.calls: dict[str, int] = {}
         store.faults.hook = self._hook
 
@@ -37,7 +37,7 @@ class Counted:
 class Replicated:
     """A topic whose acknowledgements wait for the replica, and a log that waits for none."""
 
-    def __init__(self, world: World, replica: MemoryNode, runner: TopicRunner) -> None:
+    def __init__(self, world: World, replica: FakeNode, runner: TopicRunner) -> None:
         self.world = world
         self.replica = replica
         self.runner = runner

@@ -34,7 +34,7 @@ from onewriter_broker.log.api import (
     Marker,
     Outcome,
 )
-from onewriter_broker.log.memory import Moment
+from onewriter_broker.log.fake.store import Moment
 from onewriter_broker.log.publishing import Publish, Published
 from onewriter_broker.log.together import Part, Together
 from onewriter_broker.log.topic_log import TopicLog

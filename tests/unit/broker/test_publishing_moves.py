@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.contents import stored_in
 from tests.unit.broker.fence_path_world import BUCKET, ORDERS, Gates, World, serving
 from tests.unit.broker.publishing_world import Calls, contents
 from tests.unit.broker.test_publishing_turns import APP, DUPLICATE, held, room_of
@@ -49,10 +50,10 @@ async def test_what_another_request_published_while_the_parts_were_read_is_not_d
         gates = Gates(world.store, "staged_read")
         asking = asyncio.get_running_loop().create_task(room.publish(parts, epoch=epoch))
         await gates.reached("staged_read")
-        world.server.primary.dataset.states[ORDERS][f"{VERSION_PREFIX}{APP}"] = "1"
+        stored_in(world.server.primary).states[ORDERS][f"{VERSION_PREFIX}{APP}"] = "1"
         await held(room, "next")
         if are_gone:
-            world.server.primary.dataset.staged.clear()
+            stored_in(world.server.primary).clear_staged()
         gates.open("staged_read")
         assert await asking == DUPLICATE
 
@@ -100,7 +101,7 @@ async def succeeded(world: World) -> None:
     """Another broker has taken the bucket over, and this one has not heard of it."""
     assert world.owner.held is not None
     ours = world.owner.held.binding
-    version = world.server.primary.dataset.units[BUCKET].version + 1
+    version = stored_in(world.server.primary).units[BUCKET].version + 1
     await world.store.stamp(Binding(BUCKET, ours.replid, ours.generation, "successor", version))
 
 
@@ -111,7 +112,7 @@ async def test_a_deposed_broker_vouches_for_nothing(*, known: bool) -> None:
         epoch = await held(room)
         parts = await room.staged()
         await succeeded(world)
-        dataset = world.server.primary.dataset
+        dataset = stored_in(world.server.primary)
         if known:  # the successor has stored it, and no replica has confirmed it
             dataset.states[ORDERS][f"{VERSION_PREFIX}{APP}"] = "1"
         # The successor may have granted that epoch; of what is published it is not said that it is not.

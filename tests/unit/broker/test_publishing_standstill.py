@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.contents import stored_in
 from tests.stamps import stamp_anew
 from tests.unit.broker.fence_path_world import ORDERS, World, serving, until
 from tests.unit.broker.publishing_world import Calls, contents, whole
@@ -15,7 +16,7 @@ from tests.unit.broker.test_publishing_turns import APP, DUPLICATE, Room, held, 
 from tests.unit.broker.test_staging import body, frame
 
 from onewriter_broker.log.api import VERSION_PREFIX, Block, Outcome
-from onewriter_broker.log.memory import Moment
+from onewriter_broker.log.fake.store import Moment
 from onewriter_broker.topic import staging
 from onewriter_broker.topic.publishing import STANDSTILL_SECONDS
 from onewriter_broker.topic.staging import Claimed
@@ -220,7 +221,7 @@ async def test_one_that_the_store_knows_already_is_taken_back_as_ever() -> None:
         store = StoppedStore(world, 1, "before")
         asking = begun(room.publish(parts, epoch=epoch))
         await store.is_reached.wait()
-        world.server.primary.dataset.states[ORDERS][f"{VERSION_PREFIX}{APP}"] = "4"
+        stored_in(world.server.primary).states[ORDERS][f"{VERSION_PREFIX}{APP}"] = "4"
         with pytest.raises(Undecided):
             await asking
         world.send(holder, 7)
@@ -234,7 +235,7 @@ async def test_a_duplicate_says_what_the_store_knows() -> None:
     async with serving() as world:
         room = await room_of(world)
         parts = await large_parts(room)
-        state = world.server.primary.dataset.states[ORDERS]
+        state = stored_in(world.server.primary).states[ORDERS]
         Calls(world, 1, lambda: state.update({f"{VERSION_PREFIX}{APP}": "4"}))
         asking = [begun(room.publish(parts)) for _ in range(2)]
         found = await asyncio.gather(*asking)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.broker.fence_path_world import BUCKET, ORDERS, World, serving, until
@@ -127,18 +128,18 @@ async def test_a_takeover_while_the_parts_are_read_is_seen() -> None:
         room = await room_of(world)
         parts = await room.staged()
         old = await held(room)
-        read = type(world.store.staged).read
+        read = world.store.staged.read
         taken = False
 
-        async def slow(*arguments: object) -> bytes | None:
+        async def slow(*arguments: Any) -> bytes | None:
             nonlocal taken
             if not taken:
                 taken = True
                 await held(room, "next")
-            return await read(*arguments)  # type: ignore[arg-type]
+            return await read(*arguments)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(world.store.staged), "read", slow)
+            patch.setattr(world.store.staged, "read", slow)
             with pytest.raises(Fenced):
                 await room.publish(parts, epoch=old)
         assert await room.entries() == 0

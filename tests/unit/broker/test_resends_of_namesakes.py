@@ -8,8 +8,8 @@ from tests.stamps import stamp_anew
 
 from onewriter_broker.log.api import Append, Binding, Block, Fence, FencedLog, Outcome
 from onewriter_broker.log.blocks import CHAIN_START, chain
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log import TRIMMED, TopicLog
 from onewriter_broker.topic.resends import (
     POSITION_UNKNOWN,
@@ -40,8 +40,8 @@ def entry(sequence_id: int, published_ms: int, name: str = "writer") -> bytes:
 
 async def log_with(*entries: bytes, ledger: int = 5) -> TopicLog:
     """A log of one ledger that another broker has written."""
-    server = MemoryServer()
-    store = MemoryLogStore(server.resolve, buckets=1)
+    server = FakeServer()
+    store = FakeLogStore(server.resolve, buckets=1)
     binding = Binding(0, server.primary.replid, 1, "broker~1", 1)
     assert await stamp_anew(store, binding) is Outcome.DONE
     await store.fence(Fence(binding, ledger, (FencedLog(TOPIC, True, {}, {}),), {}))

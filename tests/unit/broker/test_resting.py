@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.contents import stored_in
 from tests.unit.broker.fence_path_world import ORDERS, serving
 from tests.unit.broker.test_fence_path_partitions import topics_of
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, entry, waiter
@@ -14,8 +15,8 @@ from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, entry, wai
 from onewriter_broker.dispatch.saving import STATE_PREFIX
 from onewriter_broker.log.api import Block
 from onewriter_broker.log.compacted import COMPACTED, View
-from onewriter_broker.log.memory import Faults, MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore, Faults
 from onewriter_broker.log.topic_log import LEDGER_ENDS, TRIMMED
 from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.topic import resting as resting_module
@@ -68,7 +69,7 @@ class Registry:
 class World:
     """A log that another broker wrote, and the round of the one that owns it now."""
 
-    def __init__(self, server: MemoryServer, former: Story, mine: Story, policy: Policy) -> None:
+    def __init__(self, server: FakeServer, former: Story, mine: Story, policy: Policy) -> None:
         self.server = server
         self.former = former
         self.mine = mine
@@ -81,7 +82,7 @@ class World:
 
     @property
     def stored(self) -> list[str]:
-        blocks = self.server.primary.dataset.logs[TOPIC].blocks
+        blocks = stored_in(self.server.primary).logs[TOPIC].blocks
         return [str(block.position) for block in blocks]
 
     async def state(self) -> dict[str, str]:
@@ -95,14 +96,14 @@ class World:
             if when == "before":
                 calls.append(call)
 
-        faults = cast("MemoryLogStore", self.mine.store).faults
+        faults = cast("FakeLogStore", self.mine.store).faults
         faults.hook = hook
         return calls
 
 
 async def world(policy: Policy) -> World:
-    server = MemoryServer()
-    former = await Story.begin(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    server = FakeServer()
+    former = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
     await former.fence(Purpose.GRANT, waiter("alice"))
     number = 0
     for ledger in range(LEDGERS):
@@ -111,7 +112,7 @@ async def world(policy: Policy) -> World:
         for _ in range(BLOCKS):
             await former.publish(entry("alice", number), entry("alice", number + 1))
             number += 2
-    store = MemoryLogStore(server.resolve, buckets=BUCKETS)
+    store = FakeLogStore(server.resolve, buckets=BUCKETS)
     mine = await Story.begin(store, owner="broker-b", version=2, ledger=64)
     return World(server, former, mine, policy)
 
@@ -191,7 +192,7 @@ async def test_a_log_that_was_measured_is_looked_at_again_when_it_is_too_old() -
     await w.resting.go_round()
     assert calls == ["read_state"]
     assert w.stored == before
-    last_of_first_ledger = w.server.primary.dataset.logs[TOPIC].blocks[BLOCKS]
+    last_of_first_ledger = stored_in(w.server.primary).logs[TOPIC].blocks[BLOCKS]
     assert isinstance(last_of_first_ledger, Block)
     w.clock_ms = last_of_first_ledger.time_ms + 60_001
     await w.resting.go_round()
@@ -218,7 +219,7 @@ async def test_whoever_loads_the_topic_waits_for_the_trim_under_way() -> None:
             trimming.set()
             await may_go_on.wait()
 
-    cast("MemoryLogStore", w.mine.store).faults.hook = hook
+    cast("FakeLogStore", w.mine.store).faults.hook = hook
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(w.resting.go_round())
         await trimming.wait()
@@ -257,10 +258,10 @@ async def test_a_log_that_was_fenced_meanwhile_is_not_cut() -> None:
 
     async def hook(call: str, when: str) -> None:
         if (call, when) == ("read_blocks", "before"):
-            cast("MemoryLogStore", w.mine.store).faults.hook = Faults().hook
-            state = w.server.primary.dataset.states[TOPIC]
+            cast("FakeLogStore", w.mine.store).faults.hook = Faults().hook
+            state = stored_in(w.server.primary).states[TOPIC]
             state["tok"] = "65:broker-b"
 
-    cast("MemoryLogStore", w.mine.store).faults.hook = hook
+    cast("FakeLogStore", w.mine.store).faults.hook = hook
     await w.resting.go_round()
     assert w.stored == before

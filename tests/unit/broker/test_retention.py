@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.contents import stored_in
 from tests.stamps import stamp_anew
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, entry, nobody, waiter
 
 from onewriter_broker.log.api import Binding, Block, Outcome
-from onewriter_broker.log.memory import Hook, MemoryLogStore, Moment
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore, Hook, Moment
 from onewriter_broker.log.topic_log import TRIMMED
 from onewriter_broker.topic import retention as retention_module
 from onewriter_broker.topic.retention import Retention, Stretch, trim_before
@@ -84,13 +85,13 @@ def test_the_current_ledger_stays_whatever_its_size() -> None:
 
 
 @pytest.fixture
-def server() -> MemoryServer:
-    return MemoryServer()
+def server() -> FakeServer:
+    return FakeServer()
 
 
-async def written(server: MemoryServer, *, ledgers: int = 3, blocks: int = 4) -> Story:
+async def written(server: FakeServer, *, ledgers: int = 3, blocks: int = 4) -> Story:
     """Ledgers of blocks of two entries, rolled one into the next; the last one is current."""
-    store = MemoryLogStore(server.resolve, buckets=BUCKETS)
+    store = FakeLogStore(server.resolve, buckets=BUCKETS)
     story = await Story.begin(store)
     await story.fence(Purpose.GRANT, waiter("alice"))
     number = 0
@@ -105,15 +106,15 @@ async def written(server: MemoryServer, *, ledgers: int = 3, blocks: int = 4) ->
 
 def hook(story: Story, hooked: Hook) -> None:
     """Have it awaited at each call to the store."""
-    assert isinstance(story.store, MemoryLogStore)
+    assert isinstance(story.store, FakeLogStore)
     story.store.faults.hook = hooked
 
 
-def stored(server: MemoryServer) -> list[str]:
-    return [str(block.position) for block in server.primary.dataset.logs[TOPIC].blocks]
+def stored(server: FakeServer) -> list[str]:
+    return [str(block.position) for block in stored_in(server.primary).logs[TOPIC].blocks]
 
 
-async def test_a_sweep_trims_to_the_bound_and_says_up_to_where(server: MemoryServer) -> None:
+async def test_a_sweep_trims_to_the_bound_and_says_up_to_where(server: FakeServer) -> None:
     story = await written(server)
     trimmed = await Retention().sweep(story.log, Policy(max_entries=12), nobody, story.clock_ms)
     assert stored(server) == ["6-5", "6-7", "7-0", "7-1", "7-3", "7-5", "7-7"]
@@ -123,7 +124,7 @@ async def test_a_sweep_trims_to_the_bound_and_says_up_to_where(server: MemorySer
     assert report.findings.holds
 
 
-async def test_the_current_ledger_is_cut_behind_its_next_roll(server: MemoryServer) -> None:
+async def test_the_current_ledger_is_cut_behind_its_next_roll(server: FakeServer) -> None:
     story, retention, bound = await written(server), Retention(), Policy(max_entries=2)
     await retention.sweep(story.log, bound, nobody, story.clock_ms)
     assert stored(server)[0] == "7-0"
@@ -133,7 +134,7 @@ async def test_the_current_ledger_is_cut_behind_its_next_roll(server: MemoryServ
     assert stored(server) == ["7-7", "8-0"]
 
 
-async def test_what_a_subscription_needs_stays(server: MemoryServer) -> None:
+async def test_what_a_subscription_needs_stays(server: FakeServer) -> None:
     story, retention = await written(server), Retention()
     bound = Policy(max_entries=1)
     await retention.sweep(story.log, bound, lambda: Position(5, 4), story.clock_ms)
@@ -144,7 +145,7 @@ async def test_what_a_subscription_needs_stays(server: MemoryServer) -> None:
 
 
 async def test_a_subscription_that_comes_while_the_log_is_measured_keeps_its_backlog(
-    server: MemoryServer,
+    server: FakeServer,
 ) -> None:
     story = await written(server)
     story.log.tail.clear()  # so that the store is read
@@ -164,7 +165,7 @@ async def test_a_subscription_that_comes_while_the_log_is_measured_keeps_its_bac
 
 
 async def test_a_subscription_that_comes_between_two_calls_keeps_its_backlog(
-    server: MemoryServer, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story = await written(server)
     standing, trim_in_store = list[Position](), story.store.trim
@@ -172,7 +173,7 @@ async def test_a_subscription_that_comes_between_two_calls_keeps_its_backlog(
     async def a_block_at_a_time(
         binding: Binding, topic: TopicName, token: str, before: Position, fields: dict[str, str]
     ) -> Outcome:
-        following = server.primary.dataset.logs[TOPIC].blocks[1].position
+        following = stored_in(server.primary).logs[TOPIC].blocks[1].position
         outcome = await trim_in_store(binding, topic, token, min(before, following), fields)
         standing[:] = [Position(5, 4)]
         return outcome
@@ -184,7 +185,7 @@ async def test_a_subscription_that_comes_between_two_calls_keeps_its_backlog(
 
 
 async def test_whoever_comes_while_a_call_is_under_way_begins_behind_its_cut(
-    server: MemoryServer,
+    server: FakeServer,
 ) -> None:
     story = await written(server)
     seen: list[Position] = []
@@ -199,9 +200,9 @@ async def test_whoever_comes_while_a_call_is_under_way_begins_behind_its_cut(
     assert stored(server)[0] == "6-5"
 
 
-async def test_age_is_by_the_blocks_own_times(server: MemoryServer) -> None:
+async def test_age_is_by_the_blocks_own_times(server: FakeServer) -> None:
     story = await written(server)
-    last_of_first_ledger = server.primary.dataset.logs[TOPIC].blocks[4]
+    last_of_first_ledger = stored_in(server.primary).logs[TOPIC].blocks[4]
     assert isinstance(last_of_first_ledger, Block)
     now_ms = last_of_first_ledger.time_ms + 1 + 5_000
     await Retention().sweep(story.log, Policy(max_age_seconds=5), nobody, now_ms)
@@ -209,7 +210,7 @@ async def test_age_is_by_the_blocks_own_times(server: MemoryServer) -> None:
 
 
 async def test_after_a_change_of_broker_the_log_is_measured_anew_a_part_at_a_time(
-    server: MemoryServer, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention_module, "SWEEP_BYTES_MAX", 1)
     monkeypatch.setattr(retention_module, "READ_BLOCKS_MAX", 4)
@@ -221,7 +222,7 @@ async def test_after_a_change_of_broker_the_log_is_measured_anew_a_part_at_a_tim
     assert sum(dropped) == 10
 
 
-async def test_a_dataset_that_lost_its_tail_is_measured_anew(server: MemoryServer) -> None:
+async def test_a_dataset_that_lost_its_tail_is_measured_anew(server: FakeServer) -> None:
     story, retention = await written(server), Retention()
     bound = Policy(max_entries=24)
     assert await retention.sweep(story.log, bound, nobody, story.clock_ms) == 0
@@ -240,7 +241,7 @@ async def test_a_dataset_that_lost_its_tail_is_measured_anew(server: MemoryServe
 
 
 async def test_a_long_log_is_measured_in_a_bounded_number_of_stretches(
-    server: MemoryServer, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention_module, "STRETCHES_MAX", 4)
     story, retention = await written(server, ledgers=6, blocks=6), Retention()
@@ -248,13 +249,13 @@ async def test_a_long_log_is_measured_in_a_bounded_number_of_stretches(
     await retention.sweep(story.log, bound, nobody, story.clock_ms)
     kept = sum(
         len(block.lengths)
-        for block in server.primary.dataset.logs[TOPIC].blocks
+        for block in stored_in(server.primary).logs[TOPIC].blocks
         if isinstance(block, Block)
     )
     assert 40 <= kept < 72  # never less than the bound, and no more than a stretch above it
 
 
-async def test_a_deposed_brokers_sweep_changes_nothing(server: MemoryServer) -> None:
+async def test_a_deposed_brokers_sweep_changes_nothing(server: FakeServer) -> None:
     story = await written(server)
     before = stored(server)
     await Story.begin(story.store, owner="broker-b", version=2, ledger=64)
@@ -263,7 +264,7 @@ async def test_a_deposed_brokers_sweep_changes_nothing(server: MemoryServer) -> 
     assert TRIMMED not in story.log.state
 
 
-async def test_a_log_that_is_not_bounded_or_not_open_is_left_alone(server: MemoryServer) -> None:
+async def test_a_log_that_is_not_bounded_or_not_open_is_left_alone(server: FakeServer) -> None:
     story, retention = await written(server), Retention()
     before = stored(server)
     assert await retention.sweep(story.log, UNLIMITED, nobody, story.clock_ms) == 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import MutableSequence, Sequence
 from typing import Any
 
 import pytest
+from tests.contents import stored_in
 from tests.stamps import stamp_anew
 from tests.unit.broker.verify_histories import (
     BUCKETS,
@@ -18,8 +20,8 @@ from tests.unit.broker.verify_histories import (
 )
 
 from onewriter_broker.log.api import Block, StoredBlock
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.topic import segments as segments_module
 from onewriter_broker.topic.retention import Measured, trim_to
 from onewriter_broker.topic.segments import Page, Segment, SegmentIndexes
@@ -28,7 +30,7 @@ from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.topic.model import Purpose
 
 
-class BusyStore(MemoryLogStore):
+class BusyStore(FakeLogStore):
     """While it is read, somebody publishes."""
 
     story: Story | None = None
@@ -44,20 +46,20 @@ class BusyStore(MemoryLogStore):
 
 
 @pytest.fixture
-def server() -> MemoryServer:
-    return MemoryServer()
+def server() -> FakeServer:
+    return FakeServer()
 
 
 @pytest.fixture
-async def story(server: MemoryServer) -> Story:
-    return await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+async def story(server: FakeServer) -> Story:
+    return await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
 
 
-def stored(server: MemoryServer) -> list[StoredBlock]:
-    return server.primary.dataset.logs[TOPIC].blocks
+def stored(server: FakeServer) -> MutableSequence[StoredBlock]:
+    return stored_in(server.primary).logs[TOPIC].blocks
 
 
-def counted(blocks: list[StoredBlock]) -> dict[int, tuple[int, int, int, int]]:
+def counted(blocks: Sequence[StoredBlock]) -> dict[int, tuple[int, int, int, int]]:
     """By ledger: entries, bytes, blocks and messages, counted one by one."""
     found = {block.position.ledger: (0, 0, 0, 0) for block in blocks}
     for block in blocks:
@@ -98,7 +100,7 @@ async def trimmed(story: Story, before: Position) -> None:
 
 
 async def test_each_ledger_is_told_with_whose_it_was_and_what_it_holds(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     page = await SegmentIndexes().page(story.log, story.binding.bucket, EARLIEST)
     assert page.is_complete
@@ -134,7 +136,7 @@ async def test_each_ledger_is_told_with_whose_it_was_and_what_it_holds(
 
 @pytest.mark.parametrize("is_remembered", [True, False])
 async def test_what_is_added_is_told_with_the_next_request(
-    server: MemoryServer, story: Story, is_remembered: bool
+    server: FakeServer, story: Story, is_remembered: bool
 ) -> None:
     indexes = SegmentIndexes()
     first = await indexes.page(story.log, story.binding.bucket, EARLIEST)
@@ -151,7 +153,7 @@ async def test_what_is_added_is_told_with_the_next_request(
 @pytest.mark.parametrize("before", [(5, 3), (5, 5), (6, 0), (6, 4), (7, 2), (9, 0), (10, 0)])
 @pytest.mark.parametrize("was_known", [True, False])
 async def test_of_a_trimmed_log_the_numbers_are_those_of_what_is_kept(
-    server: MemoryServer, story: Story, before: tuple[int, int], was_known: bool
+    server: FakeServer, story: Story, before: tuple[int, int], was_known: bool
 ) -> None:
     indexes = SegmentIndexes()
     if was_known:
@@ -168,7 +170,7 @@ async def test_of_a_trimmed_log_the_numbers_are_those_of_what_is_kept(
 
 
 async def test_a_log_that_is_trimmed_while_it_is_read_anew_is_told_right_in_the_end(
-    server: MemoryServer, story: Story, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments_module, "REQUEST_BYTES_MAX", 1)
     monkeypatch.setattr("onewriter_broker.log.ranges.READ_BYTES", 1)
@@ -182,7 +184,7 @@ async def test_a_log_that_is_trimmed_while_it_is_read_anew_is_told_right_in_the_
 
 
 async def test_one_request_reads_a_bounded_part_and_tells_no_ledger_in_parts(
-    server: MemoryServer, story: Story, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments_module, "REQUEST_BYTES_MAX", 1)
     monkeypatch.setattr("onewriter_broker.log.ranges.READ_BYTES", 1)
@@ -199,12 +201,12 @@ async def test_one_request_reads_a_bounded_part_and_tells_no_ledger_in_parts(
 
 
 async def test_a_log_of_many_ledgers_is_told_in_pages_and_kept_in_bounds(
-    server: MemoryServer, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments_module, "SEGMENTS_PER_PAGE", 3)
     monkeypatch.setattr(segments_module, "SEGMENTS_PER_LOG_MAX", 6)
     monkeypatch.setattr("onewriter_broker.log.ranges.READ_BLOCKS_MAX", 2)
-    story = await Story.begin(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    story = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
     for number in range(20):
         await story.fence(Purpose.GRANT, waiter(f"p{number}"))
         await story.publish(entry(f"p{number}", 0))
@@ -219,7 +221,7 @@ async def test_a_log_of_many_ledgers_is_told_in_pages_and_kept_in_bounds(
 
 
 async def test_a_log_is_indexed_from_where_it_is_asked_for(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     story.log.forget_tail()
     page = await SegmentIndexes().page(story.log, story.binding.bucket, Position(7, 1))
@@ -229,7 +231,7 @@ async def test_a_log_is_indexed_from_where_it_is_asked_for(
 
 
 async def test_a_dataset_that_lost_its_tail_is_indexed_anew(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     indexes = SegmentIndexes()
     await everything(indexes, story)
@@ -246,7 +248,7 @@ async def test_a_dataset_that_lost_its_tail_is_indexed_anew(
 
 
 async def test_indexes_of_logs_that_nobody_asks_about_are_forgotten(
-    server: MemoryServer, story: Story, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments_module, "LOGS_MAX", 1)
     indexes = SegmentIndexes()
@@ -260,7 +262,7 @@ async def test_indexes_of_logs_that_nobody_asks_about_are_forgotten(
 
 
 async def test_what_is_published_while_the_log_is_read_is_promised_to_nobody(
-    server: MemoryServer, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever reads all segments and goes on behind ``last`` misses nothing."""
     monkeypatch.setattr("onewriter_broker.log.ranges.READ_BYTES", 1)
@@ -275,12 +277,12 @@ async def test_what_is_published_while_the_log_is_read_is_promised_to_nobody(
 
 
 async def test_requests_that_are_given_up_in_the_middle_leave_a_true_index(
-    server: MemoryServer, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onewriter_broker.log.ranges.READ_BYTES", 1)
     for turns in range(40):
-        server = MemoryServer()
-        story = await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+        server = FakeServer()
+        story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
         indexes = SegmentIndexes()
         if turns % 2:
             await everything(indexes, story)

@@ -8,11 +8,13 @@ from contextlib import ExitStack, suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.contents import stored_in
 from tests.unit.broker.turns import Others
 
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.publishing import PUBLISH_BYTES_MAX, PUBLISH_ENTRIES_MAX, TooLarge
+from onewriter_broker.log.redis_staged import RedisStagedStore
 from onewriter_broker.log.staged import CHUNK_BYTES, Damaged, decode_part
 from onewriter_broker.topic import staged_rows, staging
 from onewriter_broker.topic.staging import Claimed, MissingPart, Staging
@@ -49,8 +51,8 @@ def body(*frames: bytes) -> bytes:
 
 class World:
     def __init__(self) -> None:
-        self.server = MemoryServer()
-        self.store = MemoryLogStore(self.server.resolve)
+        self.server = FakeServer()
+        self.store = FakeLogStore(self.server.resolve)
         self.wall_ms = 1_000
         self.staging = Staging(
             self.store, lambda name: bucket_of(name, 64), lambda: [BUCKET], lambda: self.wall_ms
@@ -58,11 +60,11 @@ class World:
 
     @property
     def kept(self) -> dict[str, str]:
-        return self.server.primary.dataset.staged_parts.get(BUCKET, {})
+        return dict(stored_in(self.server.primary).staged_parts.get(BUCKET, {}))
 
     @property
     def chunks(self) -> int:
-        return sum(len(each) for each in self.server.primary.dataset.staged.values())
+        return stored_in(self.server.primary).staged_chunks
 
 
 # --- rows
@@ -295,7 +297,7 @@ async def test_a_part_that_was_never_finished_expires_too(monkeypatch: pytest.Mo
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(world.store.staged), "write", fails)
+        patched.setattr(RedisStagedStore, "write", fails)
         with pytest.raises(RuntimeError):
             await world.staging.keep(TOPIC, KEY, body(frame(b"row")))
     assert len(world.kept) == 1

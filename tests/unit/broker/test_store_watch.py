@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import pytest
 
 from onewriter_broker.log.api import Durability, Observation
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.store_watch import StoreWatch, nearly_full, with_replicas
 
 SEEN = Observation("r", "", True, 0, {}, memory_bytes_used=50, memory_bytes_max=100)
@@ -52,8 +52,8 @@ def test_replicas_alone_promise_nothing_where_nothing_is_written_to_a_file() -> 
 
 async def test_it_tells_for_how_long_the_store_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onewriter_broker.store_watch.LOOK_SECONDS", 0.0)
-    server = MemoryServer()
-    store = MemoryLogStore(server.resolve, buckets=1, commit_timeout_seconds=0)
+    server = FakeServer()
+    store = FakeLogStore(server.resolve, buckets=1, commit_timeout_seconds=0)
     now = 100.0
     away: list[float] = []
     watch = StoreWatch(
@@ -96,7 +96,7 @@ def test_what_a_compaction_may_write(
     used: int, limit: int, room: float, needed_room: float
 ) -> None:
     watch = StoreWatch(
-        MemoryLogStore(MemoryServer().resolve),
+        FakeLogStore(FakeServer().resolve),
         LOCAL,
         replicas=0,
         filled=lambda _: None,
@@ -114,12 +114,12 @@ def test_what_a_compaction_may_write(
 async def test_brokers_share_the_reserve_and_look_at_it_before_they_use_it() -> None:
     used = 50
 
-    class Store(MemoryLogStore):
+    class Store(FakeLogStore):
         async def observe(self, buckets: Iterable[int]) -> Observation:
             return dataclasses.replace(SEEN, memory_bytes_used=used, memory_bytes_max=100)
 
     watch = StoreWatch(
-        Store(MemoryServer().resolve),
+        Store(FakeServer().resolve),
         LOCAL,
         replicas=0,
         filled=lambda _: None,

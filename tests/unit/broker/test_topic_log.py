@@ -8,7 +8,7 @@ import pytest
 
 from onewriter_broker.log.api import Binding
 from onewriter_broker.log.entries import entries_of
-from onewriter_broker.log.memory import MemoryLogStore
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.pending import PendingBlock, PendingEntry
 from onewriter_broker.log.topic_log import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, TopicLog
 from onewriter_core.ids import Position, TopicName
@@ -36,7 +36,7 @@ class Notebook:
 
 @pytest.fixture
 def log() -> TopicLog:
-    log = TopicLog(TopicName.parse("orders"), MemoryLogStore(lambda: None))
+    log = TopicLog(TopicName.parse("orders"), FakeLogStore(lambda: None))
     log.open(LEDGER, Binding(0, "dataset", 1, "broker-a", 1), 0.0)
     log.is_writable = True
     return log

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import pytest
+from tests.contents import stored_in
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, an_eventful_life
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.api import Binding, Outcome
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.ranges import Range, lacks, noted_ends
 from onewriter_broker.log.topic_log import TRIMMED, last_position
 from onewriter_broker.topic import retention
@@ -59,17 +60,17 @@ def readers(**standing: Position) -> Subscriptions:
 
 
 @pytest.fixture
-def server() -> MemoryServer:
-    return MemoryServer()
+def server() -> FakeServer:
+    return FakeServer()
 
 
 @pytest.fixture
-async def story(server: MemoryServer) -> Story:
-    return await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+async def story(server: FakeServer) -> Story:
+    return await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
 
 
-def stored(server: MemoryServer) -> list[str]:
-    return [str(block.position) for block in server.primary.dataset.logs[TOPIC].blocks]
+def stored(server: FakeServer) -> list[str]:
+    return [str(block.position) for block in stored_in(server.primary).logs[TOPIC].blocks]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_a_cut_is_what_was_asked_for_or_the_lowest_limit(asked: Position, expect
 
 
 async def test_what_was_asked_for_goes_and_it_is_noted_that_it_went_on_purpose(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     done = await trim(story.log, readers(), Position(6, 4))
     assert (done.cut, done.first) == (Cut(Position(6, 4), None), Position(6, 4))
@@ -96,14 +97,14 @@ async def test_what_was_asked_for_goes_and_it_is_noted_that_it_went_on_purpose(
     assert report.findings.holds
 
 
-async def test_the_current_ledger_stays(server: MemoryServer, story: Story) -> None:
+async def test_the_current_ledger_stays(server: FakeServer, story: Story) -> None:
     done = await trim(story.log, readers(), Position(99, 0))
     assert (done.cut.before, done.first) == (Position(10, 0), Position(10, 0))
     assert done.cut.limited_by == MARKER
 
 
 async def test_what_the_slowest_durable_subscription_lacks_stays_and_it_is_named(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     subscriptions = readers(slow=Position(5, 4), fast=Position(7, 1))
     done = await trim(story.log, subscriptions, Position(7, 0))
@@ -112,7 +113,7 @@ async def test_what_the_slowest_durable_subscription_lacks_stays_and_it_is_named
 
 
 async def test_what_no_snapshot_of_the_deduplication_has_stays(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     story.log.state[DEDUPLICATION_FIELD] = "6-3 {}"
     done = await trim(story.log, readers(), Position(9, 0))
@@ -121,7 +122,7 @@ async def test_what_no_snapshot_of_the_deduplication_has_stays(
 
 
 async def test_what_was_not_compacted_stays_and_the_compaction_is_asked_for(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     story.log.keep_uncompacted(is_wanted=True)
     before = stored(server)
@@ -134,7 +135,7 @@ async def test_what_was_not_compacted_stays_and_the_compaction_is_asked_for(
 
 
 async def test_a_subscription_that_comes_between_two_calls_keeps_its_backlog(
-    server: MemoryServer, story: Story, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standing: dict[str, Position] = {}
     trim_in_store, cuts = story.store.trim, list[Position]()
@@ -143,7 +144,7 @@ async def test_a_subscription_that_comes_between_two_calls_keeps_its_backlog(
         binding: Binding, topic: TopicName, token: str, before: Position, fields: dict[str, str]
     ) -> Outcome:
         cuts.append(before)
-        following = server.primary.dataset.logs[TOPIC].blocks[1].position
+        following = stored_in(server.primary).logs[TOPIC].blocks[1].position
         outcome = await trim_in_store(binding, topic, token, min(before, following), fields)
         standing["late"] = Position(5, 4)
         return outcome
@@ -159,7 +160,7 @@ async def test_a_subscription_that_comes_between_two_calls_keeps_its_backlog(
 
 
 async def test_a_trim_that_is_repeated_changes_nothing_more(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     first = await trim(story.log, readers(), Position(7, 2))
     before, changes = stored(server), len(server.primary.history)
@@ -171,9 +172,7 @@ async def test_a_trim_that_is_repeated_changes_nothing_more(
     assert len(server.primary.history) == changes
 
 
-async def test_a_deposed_broker_trims_nothing_and_says_so(
-    server: MemoryServer, story: Story
-) -> None:
+async def test_a_deposed_broker_trims_nothing_and_says_so(server: FakeServer, story: Story) -> None:
     before = stored(server)
     await Story.begin(story.store, owner="broker-b", version=2, ledger=64)
     with pytest.raises(Unavailable, match="moved on"):
@@ -193,9 +192,9 @@ def forgotten(story: Story) -> None:
     story.log.forget_tail()
 
 
-def entry_ends(server: MemoryServer, cut: Position) -> Position:
+def entry_ends(server: FakeServer, cut: Position) -> Position:
     """The last entry in front of a position."""
-    blocks = server.primary.dataset.logs[TOPIC].blocks
+    blocks = stored_in(server.primary).logs[TOPIC].blocks
     return max(
         last_position(block) for block in blocks if block.position < cut and block.position.entry
     )
@@ -203,7 +202,7 @@ def entry_ends(server: MemoryServer, cut: Position) -> Position:
 
 @pytest.mark.parametrize("cut", [Position(6, 0), Position(6, 1), Position(10, 0)])
 async def test_a_reader_that_had_read_all_that_went_reads_on(
-    server: MemoryServer, story: Story, cut: Position
+    server: FakeServer, story: Story, cut: Position
 ) -> None:
     end = entry_ends(server, cut)
     await trim(story.log, readers(), cut)
@@ -217,7 +216,7 @@ async def test_a_reader_that_had_read_all_that_went_reads_on(
 
 
 async def test_cuts_that_follow_each_other_over_a_marker_remember_the_last_entry(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     end = entry_ends(server, Position(6, 0))
     await trim(story.log, readers(), Position(6, 0))
@@ -244,10 +243,10 @@ async def test_the_ends_that_are_noted_are_bounded(
 
 
 async def test_what_went_with_a_call_that_nobody_answered_is_not_guessed(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     await trim(story.log, readers(), Position(5, 3))
-    blocks = server.primary.dataset.logs[TOPIC].blocks
+    blocks = stored_in(server.primary).logs[TOPIC].blocks
     del blocks[: [block.position for block in blocks].index(Position(6, 0))]
     await trim(story.log, readers(), Position(6, 1))
     assert list(noted_ends(story.log)) == []

@@ -6,14 +6,15 @@ import asyncio
 from typing import cast
 
 import pytest
+from tests.contents import stored_in
 from tests.unit.broker.fence_path_world import ORDERS, World, serving
 from tests.unit.broker.test_trimming import Readers, entry_ends, forgotten, readers, stored
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, an_eventful_life, nobody
 
 from onewriter_broker.dispatch.saving import STATE_PREFIX
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.log.memory import Hook, MemoryLogStore, Moment
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore, Hook, Moment
 from onewriter_broker.log.ranges import first_block, lacks, noted_ends, trimmed_of
 from onewriter_broker.log.topic_log import LEDGER_ENDS, TRIMMED
 from onewriter_broker.topic.retention import Retention
@@ -30,20 +31,20 @@ CUT = Position(8, 0)
 
 
 @pytest.fixture
-def server() -> MemoryServer:
-    return MemoryServer()
+def server() -> FakeServer:
+    return FakeServer()
 
 
 @pytest.fixture
-async def story(server: MemoryServer) -> Story:
-    return await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+async def story(server: FakeServer) -> Story:
+    return await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
 
 
 def hook(story: Story, hooked: Hook | None) -> None:
     async def nothing(_call: str, _moment: Moment) -> None:
         return
 
-    cast("MemoryLogStore", story.store).faults.hook = hooked or nothing
+    cast("FakeLogStore", story.store).faults.hook = hooked or nothing
 
 
 async def unanswered(story: Story, cut: Position, moment: Moment = "after") -> None:
@@ -68,7 +69,7 @@ async def misses(story: Story, asked: Position) -> bool:
 
 
 async def test_readers_do_not_pass_over_what_went_with_a_call_that_nobody_answered(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     end = entry_ends(server, CUT)
     await unanswered(story, CUT)
@@ -79,19 +80,19 @@ async def test_readers_do_not_pass_over_what_went_with_a_call_that_nobody_answer
 
 
 async def test_asked_again_the_memory_is_what_the_store_has(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     await unanswered(story, CUT)
     assert (await trim(story.log, readers(), CUT)).first == CUT
     forgotten(story)
     assert await misses(story, MISSED)
-    state = server.primary.dataset.states[TOPIC]
+    state = stored_in(server.primary).states[TOPIC]
     for name in (TRIMMED, LEDGER_ENDS):
         assert story.log.state[name] == state[name]
 
 
 async def test_what_retention_asked_for_is_known_where_it_is_not_asked_for_again(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     """As behind a failover: the log is measured anew, and found cut as it is to be."""
 
@@ -125,15 +126,15 @@ async def test_a_reader_that_comes_while_a_call_is_under_way_is_told(story: Stor
 
 
 async def test_one_that_was_never_executed_hides_nothing_and_asked_again_it_notes_all(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     before, end = stored(server), entry_ends(server, CUT)
     await unanswered(story, CUT, "before")
     assert stored(server) == before
     assert not await misses(story, MISSED)
-    assert TRIMMED not in server.primary.dataset.states[TOPIC]
+    assert TRIMMED not in stored_in(server.primary).states[TOPIC]
     await trim(story.log, readers(), CUT)
-    state = server.primary.dataset.states[TOPIC]
+    state = stored_in(server.primary).states[TOPIC]
     assert (state[TRIMMED], state[LEDGER_ENDS]) == ("8-0", f"8 {end}")
 
 
@@ -146,7 +147,7 @@ async def test_no_durable_subscription_begins_where_a_late_copy_may_cut(story: S
 
 
 async def test_what_the_store_refused_is_there_for_durable_subscriptions_too(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     before = stored(server)
     await Story.begin(story.store, owner="broker-b", version=2, ledger=64)
@@ -172,7 +173,7 @@ async def test_a_refusal_takes_back_no_more_than_its_own_call(story: Story) -> N
 
 
 async def test_a_ledger_that_is_opened_while_the_cut_is_prepared_does_not_refuse_it(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     reads = 0
 
@@ -191,7 +192,7 @@ async def test_a_ledger_that_is_opened_while_the_cut_is_prepared_does_not_refuse
 # ------------------------------------------------------------ crossing
 
 
-async def test_behind_a_change_of_hands_nothing_goes(server: MemoryServer, story: Story) -> None:
+async def test_behind_a_change_of_hands_nothing_goes(server: FakeServer, story: Story) -> None:
     before = stored(server)
 
     async def take(call: str, when: Moment) -> None:
@@ -206,7 +207,7 @@ async def test_behind_a_change_of_hands_nothing_goes(server: MemoryServer, story
 
 
 async def test_a_subscription_that_comes_while_the_cut_is_prepared_keeps_its_backlog(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     standing: dict[str, Position] = {}
     reads = 0
@@ -225,7 +226,7 @@ async def test_a_subscription_that_comes_while_the_cut_is_prepared_keeps_its_bac
 
 
 async def test_cuts_that_cross_are_noted_as_far_as_the_farthest(
-    server: MemoryServer, story: Story
+    server: FakeServer, story: Story
 ) -> None:
     ends = {cut.ledger: entry_ends(server, cut) for cut in (Position(6, 0), CUT)}
 
@@ -241,7 +242,7 @@ async def test_cuts_that_cross_are_noted_as_far_as_the_farthest(
     assert stored(server)[0] == str(CUT)
     assert trimmed_of(story.log) == CUT
     assert noted_ends(story.log) == ends
-    assert server.primary.dataset.states[TOPIC][TRIMMED] == "8-0"
+    assert stored_in(server.primary).states[TOPIC][TRIMMED] == "8-0"
 
 
 # ------------------------------------------------------------ a topic that is loaded
@@ -249,8 +250,8 @@ async def test_cuts_that_cross_are_noted_as_far_as_the_farthest(
 
 async def late(world: World, cut: Position, cursor: str) -> None:
     """Calls of this broker's that nobody waits for any more reach the store now."""
-    store = MemoryLogStore(world.server.resolve)
-    state = world.server.primary.dataset.states[ORDERS]
+    store = FakeLogStore(world.server.resolve)
+    state = stored_in(world.server.primary).states[ORDERS]
     holding = world.owner.held
     assert holding is not None
     binding, token = holding.binding, state["tok"]
@@ -276,4 +277,4 @@ async def test_what_reached_the_store_before_the_fence_is_known_behind_it() -> N
         assert trimmed_of(log) == Position(2, 0)
         assert noted_ends(log) == {2: Position(1, 0)}
         assert cursor in log.state
-        assert log.state == world.server.primary.dataset.states[ORDERS]
+        assert log.state == stored_in(world.server.primary).states[ORDERS]

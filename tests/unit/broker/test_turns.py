@@ -8,13 +8,14 @@ from typing import cast
 
 import pytest
 from aiohttp import web
+from tests.contents import stored_in
 from tests.unit.broker.turns import Others
 
 from onewriter_broker.http import bulk, history
 from onewriter_broker.http.site import ITEMS_PER_TURN, listing
 from onewriter_broker.log.api import Block, LogStore
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.redis_primary import RedisSettings
 from onewriter_broker.log.redis_store import AUDIT_RECORDS_PER_TURN, RedisLogStore
 from onewriter_broker.log.staged import StagedPart
@@ -129,12 +130,12 @@ async def test_records_of_the_audit_are_taken_apart_in_steps(
 
 
 async def test_looking_through_what_is_staged_leaves_turns_to_others() -> None:
-    server = MemoryServer()
-    store = MemoryLogStore(server.resolve)
+    server = FakeServer()
+    store = FakeLogStore(server.resolve)
     staging = Staging(store, lambda _: 0, lambda: [0], lambda: 0)
     part = StagedPart(1, 1, "", 1).encode()
     noted = {f"{TOPIC}|app/1/{number}/1": part for number in range(TURNS * NOTED_PER_TURN)}
-    server.primary.dataset.staged_parts[0] = noted
+    stored_in(server.primary).staged_parts[0] = noted
     with Others() as others:
         assert await staging.drop(TOPIC, "other/") == 0
     assert others.turns >= TURNS

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping, MutableSequence
 from dataclasses import dataclass, replace
 
 import pytest
+from tests.contents import AuditRecord, Contents, stored_in
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, an_eventful_life, entry
 
 from onewriter_broker.log.api import Block, Marker, StoredBlock
 from onewriter_broker.log.blocks import CHAIN_START, chain
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import Dataset, MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log import payloads
 from onewriter_broker.verify.findings import PREDICATES
 from onewriter_broker.verify.reader import LogReport, verify
@@ -21,7 +22,7 @@ from onewriter_core.ids import Position, TopicName, bucket_of
 BUCKET = bucket_of(TOPIC, BUCKETS)
 
 
-async def report_of(store: MemoryLogStore) -> LogReport:
+async def report_of(store: FakeLogStore) -> LogReport:
     (report,) = await verify(store, [TOPIC], BUCKETS, lambda _log, _entries: None)
     return report
 
@@ -30,18 +31,18 @@ async def report_of(store: MemoryLogStore) -> LogReport:
 class Stored:
     """The bytes that a mutant may change."""
 
-    dataset: Dataset
+    dataset: Contents
 
     @property
-    def blocks(self) -> list[StoredBlock]:
+    def blocks(self) -> MutableSequence[StoredBlock]:
         return self.dataset.logs[TOPIC].blocks
 
     @property
-    def state(self) -> dict[str, str]:
+    def state(self) -> MutableMapping[str, str]:
         return self.dataset.states[TOPIC]
 
     @property
-    def audit(self) -> list[tuple[str, dict[str, str]]]:
+    def audit(self) -> MutableSequence[AuditRecord]:
         return self.dataset.audits[BUCKET]
 
     def index(self, position: str) -> int:
@@ -58,7 +59,7 @@ class Stored:
         assert isinstance(marker, Marker)
         return marker
 
-    def fence(self, ledger: int) -> dict[str, str]:
+    def fence(self, ledger: int) -> MutableMapping[str, str]:
         """The audit record of a ledger's fence."""
         (found,) = [
             fields
@@ -132,8 +133,9 @@ def a_grant_returns_a_lower_epoch(stored: Stored) -> None:
 
 def an_epoch_is_granted_twice(stored: Stored) -> None:
     stored.fence(7)["epoch"] = "5"
-    marker = stored.marker("7-0")
-    del marker.fields["epoch"]  # type: ignore[attr-defined]  # the store's own dict
+    fields = dict(stored.marker("7-0").fields)
+    del fields["epoch"]
+    stored.blocks[stored.index("7-0")] = Marker(Position(7, 0), fields)
 
 
 def an_epoch_changes_its_holder(stored: Stored) -> None:
@@ -309,8 +311,8 @@ MUTANTS: list[tuple[Callable[[Stored], None], str]] = [
 
 
 async def test_the_history_itself_holds() -> None:
-    server = MemoryServer()
-    store = MemoryLogStore(server.resolve, buckets=BUCKETS)
+    server = FakeServer()
+    store = FakeLogStore(server.resolve, buckets=BUCKETS)
     await an_eventful_life(store)
     report = await report_of(store)
     assert report.findings.violations == []
@@ -325,10 +327,10 @@ async def test_the_history_itself_holds() -> None:
 async def test_each_mutant_breaks_exactly_its_predicate(
     mutate: Callable[[Stored], None], predicate: str
 ) -> None:
-    server = MemoryServer()
-    store = MemoryLogStore(server.resolve, buckets=BUCKETS)
+    server = FakeServer()
+    store = FakeLogStore(server.resolve, buckets=BUCKETS)
     await an_eventful_life(store)
-    mutate(Stored(server.primary.dataset))
+    mutate(Stored(stored_in(server.primary)))
     findings = (await report_of(store)).findings
     assert {violation.predicate for violation in findings.violations} == {predicate}, findings
     assert all(violation.where for violation in findings.violations)
@@ -339,10 +341,10 @@ def test_every_predicate_has_a_mutant() -> None:
 
 
 async def test_publishes_that_are_whole_hold() -> None:
-    server = MemoryServer()
-    store = MemoryLogStore(server.resolve, buckets=BUCKETS)
+    server = FakeServer()
+    store = FakeLogStore(server.resolve, buckets=BUCKETS)
     await an_eventful_life(store)
-    stored = Stored(server.primary.dataset)
+    stored = Stored(stored_in(server.primary))
     for version in (1, 2, 7):
         _publish(stored, version)
     stored.state["txn:app"] = "7"
@@ -351,20 +353,20 @@ async def test_publishes_that_are_whole_hold() -> None:
 
 
 async def test_the_beginning_of_a_publish_at_the_logs_end_is_no_violation() -> None:
-    server = MemoryServer()
-    store = MemoryLogStore(server.resolve, buckets=BUCKETS)
+    server = FakeServer()
+    store = FakeLogStore(server.resolve, buckets=BUCKETS)
     await an_eventful_life(store)
-    _publish(Stored(server.primary.dataset), 1, ends=False)
+    _publish(Stored(stored_in(server.primary)), 1, ends=False)
     report = await report_of(store)
     assert report.findings.violations == []
     assert ["app/1 is not whole" in note.sentence for note in report.findings.notes] == [True]
 
 
 async def test_a_version_may_begin_anew_where_an_administrator_had_it_forgotten() -> None:
-    server = MemoryServer()
-    store = MemoryLogStore(server.resolve, buckets=BUCKETS)
+    server = FakeServer()
+    store = FakeLogStore(server.resolve, buckets=BUCKETS)
     story = await an_eventful_life(store)
-    stored = Stored(server.primary.dataset)
+    stored = Stored(stored_in(server.primary))
     _publish(stored, 7)
     _publish(stored, 1)
     stored.state["txn:app"] = "1"

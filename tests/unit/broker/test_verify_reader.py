@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.contents import stored_in
 from tests.unit.broker.verify_histories import (
     BUCKETS,
     TOPIC,
@@ -13,8 +14,8 @@ from tests.unit.broker.verify_histories import (
 )
 
 from onewriter_broker.log.api import Marker, Outcome
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log import TRIMMED
 from onewriter_broker.verify import audit as audit_module
 from onewriter_broker.verify import findings as findings_module
@@ -30,26 +31,26 @@ BUCKET = bucket_of(TOPIC, BUCKETS)
 
 
 @pytest.fixture
-def server() -> MemoryServer:
-    return MemoryServer()
+def server() -> FakeServer:
+    return FakeServer()
 
 
 @pytest.fixture
-def store(server: MemoryServer) -> MemoryLogStore:
-    return MemoryLogStore(server.resolve, buckets=BUCKETS)
+def store(server: FakeServer) -> FakeLogStore:
+    return FakeLogStore(server.resolve, buckets=BUCKETS)
 
 
-async def reports_of(store: MemoryLogStore, name: TopicName = TOPIC) -> list[LogReport]:
+async def reports_of(store: FakeLogStore, name: TopicName = TOPIC) -> list[LogReport]:
     logs = await logs_of(store, name, BUCKETS)
     return await verify(store, logs, BUCKETS, lambda _log, _entries: None)
 
 
-async def report_of(store: MemoryLogStore) -> LogReport:
+async def report_of(store: FakeLogStore) -> LogReport:
     (report,) = await reports_of(store)
     return report
 
 
-async def holds_without_notes(store: MemoryLogStore) -> bool:
+async def holds_without_notes(store: FakeLogStore) -> bool:
     report = await report_of(store)
     assert report.findings.violations == []
     return not report.findings.notes
@@ -60,7 +61,7 @@ def notes(report: LogReport) -> list[str]:
 
 
 async def test_a_group_of_partitions_is_fenced_together_and_rolled_alone(
-    store: MemoryLogStore,
+    store: FakeLogStore,
 ) -> None:
     story = await Story.begin(store, partitions=3)
     await story.fence(Purpose.GRANT, waiter("alice"))
@@ -80,19 +81,21 @@ async def test_a_group_of_partitions_is_fenced_together_and_rolled_alone(
     assert one.entries == 1
 
 
-async def test_a_topic_that_nobody_knows_has_no_log(store: MemoryLogStore) -> None:
+async def test_a_topic_that_nobody_knows_has_no_log(store: FakeLogStore) -> None:
     assert await logs_of(store, TopicName.parse("nothing"), BUCKETS) == []
 
 
 async def test_a_reported_loss_is_a_note_and_an_unreported_one_a_violation(
-    server: MemoryServer, store: MemoryLogStore
+    server: FakeServer, store: FakeLogStore
 ) -> None:
     story = await Story.begin(store)
     alice = waiter("alice")
     await story.fence(Purpose.GRANT, alice)
     await story.publish(entry("alice", 0))
     await story.publish(entry("alice", 1))
-    del server.primary.dataset.logs[TOPIC].blocks[-1]  # what a failover to a lagging replica does
+    del (
+        stored_in(server.primary).logs[TOPIC].blocks[-1]
+    )  # what a failover to a lagging replica does
     await story.fence(Purpose.REFENCE)
     assert [v.predicate for v in (await report_of(store)).findings.violations] == ["S5"]
     await story.audit(kind="loss", log=str(TOPIC), after="5-1", last="5-2", entries="1")
@@ -101,7 +104,7 @@ async def test_a_reported_loss_is_a_note_and_an_unreported_one_a_violation(
     assert notes(report) == ["entries behind 5-1 up to 5-2 were reported lost"]
 
 
-async def test_a_fence_repeated_after_a_failover_forgot_nothing(store: MemoryLogStore) -> None:
+async def test_a_fence_repeated_after_a_failover_forgot_nothing(store: FakeLogStore) -> None:
     story = await Story.begin(store)
     await story.fence(Purpose.GRANT, waiter("alice"))
     before, bob = story.slots.copy(), waiter("bob", arrival=1)
@@ -111,7 +114,7 @@ async def test_a_fence_repeated_after_a_failover_forgot_nothing(store: MemoryLog
     assert await holds_without_notes(store)
 
 
-async def test_the_same_grant_by_somebody_else_did_forget(store: MemoryLogStore) -> None:
+async def test_the_same_grant_by_somebody_else_did_forget(store: FakeLogStore) -> None:
     story = await Story.begin(store)
     await story.fence(Purpose.GRANT, waiter("alice"))
     before = story.slots.copy()
@@ -132,7 +135,7 @@ async def test_the_same_grant_by_somebody_else_did_forget(store: MemoryLogStore)
     ],
 )
 async def test_who_is_promoted_first_depends_on_policy_and_a_persons_choice(
-    store: MemoryLogStore, policy: PromotionPolicy, departure: Departure, holds: bool
+    store: FakeLogStore, policy: PromotionPolicy, departure: Departure, holds: bool
 ) -> None:
     story = await Story.begin(store)
     story.policy = policy
@@ -144,7 +147,7 @@ async def test_who_is_promoted_first_depends_on_policy_and_a_persons_choice(
 
 @pytest.mark.parametrize(("loads", "holds"), [((1, 2), True), ((2, 2), False), ((3, 2), False)])
 async def test_balanced_promotes_whoever_had_less_to_lead(
-    store: MemoryLogStore, loads: tuple[int, int], holds: bool
+    store: FakeLogStore, loads: tuple[int, int], holds: bool
 ) -> None:
     story = await Story.begin(store)
     story.policy = PromotionPolicy.BALANCED
@@ -156,7 +159,7 @@ async def test_balanced_promotes_whoever_had_less_to_lead(
     assert [each.predicate for each in findings.violations] == ([] if holds else ["S11"])
 
 
-async def test_no_load_makes_up_for_a_lower_priority(store: MemoryLogStore) -> None:
+async def test_no_load_makes_up_for_a_lower_priority(store: FakeLogStore) -> None:
     story = await Story.begin(store)
     story.policy = PromotionPolicy.BALANCED
     await story.fence(Purpose.GRANT, waiter("alice"))
@@ -167,7 +170,7 @@ async def test_no_load_makes_up_for_a_lower_priority(store: MemoryLogStore) -> N
     assert "priority 1, load 9" in violations[0].sentence
 
 
-async def test_a_waiter_for_another_partition_is_no_better_choice(store: MemoryLogStore) -> None:
+async def test_a_waiter_for_another_partition_is_no_better_choice(store: FakeLogStore) -> None:
     story = await Story.begin(store, partitions=2)
     await story.fence(Purpose.GRANT, waiter("alice"))
     blocked = waiter("carol", arrival=2, priority=9)  # waits for the whole topic
@@ -176,10 +179,10 @@ async def test_a_waiter_for_another_partition_is_no_better_choice(store: MemoryL
 
 
 async def test_markers_from_before_the_audit_begins_are_not_compared(
-    server: MemoryServer, store: MemoryLogStore
+    server: FakeServer, store: FakeLogStore
 ) -> None:
     await an_eventful_life(store)
-    records = server.primary.dataset.audits[BUCKET]
+    records = stored_in(server.primary).audits[BUCKET]
     del records[:3]  # as the stream's own bound does
     report = await report_of(store)
     assert report.findings.holds
@@ -194,7 +197,7 @@ async def test_markers_from_before_the_audit_begins_are_not_compared(
 
 
 async def test_what_was_trimmed_is_said_and_what_is_missing_beyond_it_is_found(
-    store: MemoryLogStore, server: MemoryServer
+    store: FakeLogStore, server: FakeServer
 ) -> None:
     story = await an_eventful_life(store)
     token = story.binding.token(story.ledger)
@@ -206,21 +209,21 @@ async def test_what_was_trimmed_is_said_and_what_is_missing_beyond_it_is_found(
     assert report.findings.holds
     assert str(report.first) == "7-2"
     assert notes(report) == ["what was trimmed, up to 7-2, was not checked"]
-    blocks = server.primary.dataset.logs[TOPIC].blocks
+    blocks = stored_in(server.primary).logs[TOPIC].blocks
     del blocks[:2]  # somebody's own XTRIM
     assert str(blocks[0].position) == "9-0"
     assert [v.predicate for v in (await report_of(store)).findings.violations] == ["S5"]
-    del server.primary.dataset.states[TOPIC][TRIMMED]
+    del stored_in(server.primary).states[TOPIC][TRIMMED]
     report = await report_of(store)
     assert report.findings.holds
     assert notes(report) == ["the log begins at 9-0: nothing before it was checked"]
 
 
 async def test_a_trim_that_overtakes_the_reader_is_no_hole(
-    server: MemoryServer, store: MemoryLogStore
+    server: FakeServer, store: FakeLogStore
 ) -> None:
     story = await an_eventful_life(store)
-    other = MemoryLogStore(server.resolve, buckets=BUCKETS)
+    other = FakeLogStore(server.resolve, buckets=BUCKETS)
     reads = 0
 
     async def trim_behind_the_first_block(call: str, moment: str) -> None:
@@ -238,9 +241,9 @@ async def test_a_trim_that_overtakes_the_reader_is_no_hole(
 
 
 async def test_what_is_fenced_and_appended_meanwhile_does_not_confuse_it(
-    server: MemoryServer, store: MemoryLogStore
+    server: FakeServer, store: FakeLogStore
 ) -> None:
-    story = await an_eventful_life(MemoryLogStore(server.resolve, buckets=BUCKETS))
+    story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
     names = iter("abcdefghijklmnopqrstuvwxyz")
 
     async def somebody_takes_over(call: str, moment: str) -> None:
@@ -256,7 +259,7 @@ async def test_what_is_fenced_and_appended_meanwhile_does_not_confuse_it(
 
 
 async def test_a_store_that_does_not_answer_is_asked_again_and_then_left(
-    store: MemoryLogStore, monkeypatch: pytest.MonkeyPatch
+    store: FakeLogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onewriter_broker.verify.reader.RETRY_SECONDS", 0)
     await an_eventful_life(store)
@@ -268,11 +271,11 @@ async def test_a_store_that_does_not_answer_is_asked_again_and_then_left(
 
 
 async def test_an_unreadable_record_and_an_unreadable_entry_are_said(
-    server: MemoryServer, store: MemoryLogStore
+    server: FakeServer, store: FakeLogStore
 ) -> None:
     story = await an_eventful_life(store)
     await story.publish(b"this is no entry of any client")
-    server.primary.dataset.audits[BUCKET].append(("98-0", {"kind": "grant", "topic": "orders"}))
+    stored_in(server.primary).audits[BUCKET].append(("98-0", {"kind": "grant", "topic": "orders"}))
     report = await report_of(store)
     assert report.findings.holds
     assert [note.split(" ")[0:3] for note in notes(report)] == [
@@ -282,14 +285,14 @@ async def test_an_unreadable_record_and_an_unreadable_entry_are_said(
 
 
 async def test_bounds_are_named_when_they_are_reached(
-    server: MemoryServer, store: MemoryLogStore, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, store: FakeLogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_module, "AUDIT_RECORDS_MAX", 7)
     monkeypatch.setattr(sequences, "REMEMBERED_ENTRIES_MAX", 2)
     monkeypatch.setattr(findings_module, "VIOLATIONS_MAX", 1)
     story = await an_eventful_life(store)
     await story.fence(Purpose.ROLL)
-    blocks = server.primary.dataset.logs[TOPIC].blocks
+    blocks = stored_in(server.primary).logs[TOPIC].blocks
     for index, block in enumerate(blocks):
         if isinstance(block, Marker) and block.position.ledger in {6, 7}:
             blocks[index] = Marker(block.position, {**block.fields, "owner": "broker-z"})
@@ -301,7 +304,7 @@ async def test_bounds_are_named_when_they_are_reached(
 
 
 async def test_a_program_without_a_store_checks_a_stream_of_its_own(
-    store: MemoryLogStore,
+    store: FakeLogStore,
 ) -> None:
     await an_eventful_life(store)
     audit = BucketAudit()

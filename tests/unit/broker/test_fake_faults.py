@@ -1,4 +1,4 @@
-"""The faults that a simulation asks the memory store for, and the worlds it changes."""
+"""The faults that a simulation asks the fake store for, and what it does to the servers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from tests.conformance.log_store_worlds import BUCKETS, Writer, topics_of_bucket
 from tests.stamps import stamp_anew
 
 from onewriter_broker.log.api import Binding, Durability, Outcome
-from onewriter_broker.log.memory import MemoryLogStore
-from onewriter_broker.log.memory_server import MemoryServer
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST
 
 (TOPIC,) = topics_of_bucket(0, 1)
 
 
-async def started() -> tuple[MemoryServer, MemoryLogStore, Writer]:
-    server = MemoryServer()
-    store = MemoryLogStore(server.resolve, buckets=BUCKETS, commit_timeout_seconds=0)
+async def started() -> tuple[FakeServer, FakeLogStore, Writer]:
+    server = FakeServer()
+    store = FakeLogStore(server.resolve, buckets=BUCKETS, commit_timeout_seconds=0)
     binding = Binding(0, server.primary.replid, 1, "broker-a", 1)
     await stamp_anew(store, binding)
     mine = Writer(store, binding, 5)
@@ -25,7 +25,7 @@ async def started() -> tuple[MemoryServer, MemoryLogStore, Writer]:
     return server, store, mine
 
 
-async def stored(store: MemoryLogStore) -> list[str]:
+async def stored(store: FakeLogStore) -> list[str]:
     return [str(b.position) for b in await store.read_blocks(TOPIC, EARLIEST, count=100)]
 
 
@@ -81,14 +81,11 @@ async def test_a_snapshot_restart_goes_back_to_the_snapshot_and_names_its_datase
     assert await stored(store) == ["5-0"]
 
 
-async def test_everysec_is_local_only_after_the_sync() -> None:
-    server = MemoryServer(sync_always=False)
-    store = MemoryLogStore(server.resolve, buckets=BUCKETS, commit_timeout_seconds=0)
-    binding = Binding(0, server.primary.replid, 1, "broker-a", 1)
-    await stamp_anew(store, binding)
+async def test_everysec_never_promises_local_durability() -> None:
+    server = FakeServer(syncs_always=False)
+    store = FakeLogStore(server.resolve, buckets=BUCKETS, commit_timeout_seconds=0)
+    await stamp_anew(store, Binding(0, server.primary.replid, 1, "broker-a", 1))
     assert not await store.commit(Durability.LOCAL)
-    server.sync(server.primary)
-    assert await store.commit(Durability.LOCAL)
 
 
 async def test_a_cut_off_store_reaches_nothing_and_an_unknown_primary_is_none() -> None:
@@ -98,11 +95,11 @@ async def test_a_cut_off_store_reaches_nothing_and_an_unknown_primary_is_none() 
         await store.observe([])
     store.faults.is_cut_off = False
     assert (await store.observe([])).is_primary
-    nowhere = MemoryLogStore(lambda: None)
+    nowhere = FakeLogStore(lambda: None)
     with pytest.raises(Undecided):
         await nowhere.observe([])
     replica = server.add_replica("node-1")
-    misled = MemoryLogStore(lambda: replica)
+    misled = FakeLogStore(lambda: replica)
     with pytest.raises(Undecided, match="no primary"):
         await misled.observe([])
 
