@@ -83,3 +83,16 @@ async def test_a_late_stamp_replaces_nothing(
     await stamp_anew(store, binding)
     assert await store.stamp(dataclasses.replace(binding, **change)) is expected
     assert (await store.observe([0])).units[0] == Unit(2, "broker-a", 7, 0, format=FORMAT_VERSION)
+
+
+async def test_a_binding_of_an_earlier_registration_writes_nothing(
+    world: World, store: LogStore
+) -> None:
+    """A forced adoption begins a new registration, and its anchor may count versions from the beginning."""
+    binding = Binding(0, world.replid(), 1, "broker-a", 7)
+    await stamp_anew(store, binding)
+    assert await store.write_audit(binding, {"event": "before"}) is Outcome.DONE
+    later = dataclasses.replace(binding, generation=2)
+    assert await store.stamp(later) is Outcome.DONE
+    assert await store.write_audit(binding, {"event": "late"}) is Outcome.REFENCE
+    assert await store.write_audit(later, {"event": "now"}) is Outcome.DONE

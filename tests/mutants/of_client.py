@@ -133,7 +133,7 @@ MUTANTS = (
         "A write whose entry was void is answered as applied.",
         "if taken.verdict is not Verdict.APPLIED:",
         "if False:",
-        (FAULTS, FOLD, f"{UNIT}/test_state_trouble.py"),
+        (FAULTS, FOLD, f"{UNIT}/test_state_trouble.py", UNIT),
     ),
     Mutant(
         "a-conditional-write-ignores-its-version",

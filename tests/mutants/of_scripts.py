@@ -131,7 +131,7 @@ MUTANTS = (
         "An append creates a log that was lost, without its marker.",
         "'NOMKSTREAM', block.id,",
         "block.id,",
-        (STORE, DATASETS),
+        ("tests/conformance/test_log_store_broken_keys.py", STORE),
     ),
     Mutant(
         "a-part-enters-between-the-parts-of-a-publish",

@@ -209,6 +209,11 @@ def test_a_segment_whose_beginning_was_trimmed_is_compared_from_there() -> None:
     assert differences(LOG, segment(6, 0), [], Counted()) == []
 
 
+def test_entries_that_were_offloaded_twice_hide_no_missing_ones() -> None:
+    found = differences(LOG, segment(5), [row(5, 1, 6), row(5, 1, 6)], Counted())
+    assert "entries offloaded" in [each.what for each in found]
+
+
 def test_which_segments_may_go() -> None:
     segments = (segment(2), segment(3, 0), segment(4), segment(5), segment(6, is_open=True))
     held = Segments(LOG, 6, 6, Position(2, 0), Position(6, 11), segments)
