@@ -133,7 +133,7 @@ MUTANTS = (
         "A write whose entry was void is answered as applied.",
         "if taken.verdict is not Verdict.APPLIED:",
         "if False:",
-        (FAULTS, FOLD, f"{UNIT}/test_state_trouble.py", UNIT),
+        (f"{UNIT}/test_state_writing.py", FAULTS),
     ),
     Mutant(
         "a-conditional-write-ignores-its-version",
