@@ -6,8 +6,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -32,10 +30,9 @@ def test_operator_directory_is_no_package() -> None:
     assert not (ROOT / "operator" / "__init__.py").exists()
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_module_opens_with_a_docstring(path: Path) -> None:
-    name = str(path.relative_to(ROOT))
-    assert path.read_text().startswith('"""'), f"{name} does not say what it contains"
+def test_every_module_opens_with_a_docstring() -> None:
+    silent = [path for path in modules() if not path.read_text().startswith('"""')]
+    assert silent == []
 
 
 def test_nothing_is_left_open() -> None:
@@ -71,17 +68,22 @@ def anchors(page: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("page", tracked("*.md"), ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_link_within_the_tree_leads_somewhere(page: Path) -> None:
-    astray = []
+def broken_links(page: Path) -> list[str]:
+    """The links of a page that lead to no file or heading of the tree."""
+    broken = []
     for target in LINK.findall(CODE.sub("", FENCED.sub("", page.read_text()))):
         if re.match(r"[a-z]+:", target):
             continue
         path, _, heading = target.partition("#")
         other = (page.parent / path).resolve() if path else page
-        is_there = other.exists()
-        if is_there and heading and other.suffix == ".md":
-            is_there = heading in anchors(other)
-        if not is_there:
-            astray.append(target)
-    assert astray == []
+        exists = other.exists()
+        if exists and heading and other.suffix == ".md":
+            exists = heading in anchors(other)
+        if not exists:
+            broken.append(target)
+    return broken
+
+
+def test_every_link_within_the_tree_leads_somewhere() -> None:
+    pages = {str(page.relative_to(ROOT)): broken_links(page) for page in tracked("*.md")}
+    assert {page: links for page, links in pages.items() if links} == {}

@@ -110,7 +110,11 @@ def test_elsewhere_it_holds() -> None:
 
 @pytest.mark.parametrize("rules", [BESIDE, ELSEWHERE], ids=["beside", "elsewhere"])
 @pytest.mark.parametrize(
-    "scope", [TWO_FAILOVERS, THREE_WRITERS], ids=["two failovers", "three writers"]
+    "scope",
+    [
+        pytest.param(TWO_FAILOVERS, id="two failovers", marks=pytest.mark.full),
+        pytest.param(THREE_WRITERS, id="three writers"),
+    ],
 )
 def test_it_holds_in_other_directions(rules: Rules, scope: Scope) -> None:
     examine(rules, scope).assert_sound()

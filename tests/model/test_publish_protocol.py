@@ -20,6 +20,9 @@ from tests.model.publish_protocol import (
 
 pytestmark = pytest.mark.timeout(300)
 
+SMALLEST = Scope(fences=1)
+"""The smallest scope in which each rule taken away is missed."""
+
 THREE_ATTEMPTS = Scope(attempts=(1, 1, 2), fences=1, failovers=0, rows=0)
 
 
@@ -83,7 +86,7 @@ def _late(before: State, action: Action, after: State) -> bool:
     return "without an answer: stored" in action.text and after.data != before.data
 
 
-def explored(rules: Rules = Rules(), scope: Scope = Scope()) -> Report[State, Action]:  # noqa: B008
+def explored(rules: Rules = Rules(), scope: Scope = SMALLEST) -> Report[State, Action]:  # noqa: B008
     return explore(
         PublishProtocol(rules, scope),
         always=[
@@ -108,6 +111,11 @@ def test_all_or_nothing_once_and_in_order() -> None:
     report = explored()
     report.assert_sound()
     assert report.states > 5_000, "too small to show anything"
+
+
+@pytest.mark.full  # the same with two fences
+def test_it_holds_through_two_fences() -> None:
+    explored(scope=Scope()).assert_sound()
 
 
 def test_three_attempts_of_two_versions() -> None:

@@ -17,6 +17,10 @@ it closes or hears of its end; at LATER nobody assured before believes it any mo
 
 Ghost state (only properties look at it): ``log``, ``serving``.
 
+Many states share a topic and differ in what clients know. A world therefore keeps one ``Node`` for each
+distinct topic, and a node keeps one ``Outcome`` for each event: the rules and the predicates of the
+topic machine run once for each pair of topic and event. Nodes are compared by identity.
+
 Not modelled: the store (storage_protocol.py), pings, several brokers, time but "the deadline
 passed", what a client does with its errors beyond trying again.
 """
@@ -24,7 +28,8 @@ passed", what a client does with its errors beyond trying again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import assert_never
 
 from onewriter_core.errors import ServerError
@@ -43,7 +48,7 @@ from onewriter_core.topic.events import (
     ProducerGone,
     ProducerRequested,
 )
-from onewriter_core.topic.invariants import places
+from onewriter_core.topic.invariants import check, check_step, places
 from onewriter_core.topic.lookups import tenure_of
 from onewriter_core.topic.machine import next_deadline, step
 from onewriter_core.topic.model import (
@@ -99,11 +104,45 @@ class Line:
 
 
 Lines = tuple[tuple[Line, ...], ...]
+Rules = Callable[[Topic, Event], Step]
+
+
+class Node:
+    """A distinct topic of a world, with the outcomes of the events that reached it so far."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.outcomes: dict[Event, Outcome] = {}
+
+    @cached_property
+    def is_sound(self) -> bool:
+        """Checks the predicates of a state; raises Violation."""
+        check(self.topic)
+        return True
+
+
+class Outcome:
+    """What the rules return for one event in one topic. ``after`` holds the normalised topic."""
+
+    def __init__(
+        self, before: Topic, event: Event, topic: Topic, effects: tuple[Effect, ...], after: Node
+    ) -> None:
+        self.before = before
+        self.event = event
+        self.topic = topic
+        self.effects = effects
+        self.after = after
+
+    @cached_property
+    def keeps_promises(self) -> bool:
+        """Checks the predicates of a step; raises Violation."""
+        check_step(self.before, self.event, self.topic, self.effects)
+        return True
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    topic: Topic
+    node: Node
     lines: Lines
     log: tuple[int, ...]
     stopped: tuple[str, ...] = ()
@@ -112,15 +151,25 @@ class State:
     serving: frozenset[str] = frozenset()
     is_assured: bool = False
 
+    @property
+    def topic(self) -> Topic:
+        return self.node.topic
+
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One event with what came of it; an append is no event of the machine."""
+    """An event with its outcome; an append is no event of the machine and has none."""
 
     name: str
-    event: Event | None = None
-    topic: Topic | None = None
-    effects: tuple[Effect, ...] = ()
+    outcome: Outcome | None = None
+
+    @property
+    def event(self) -> Event | None:
+        return None if self.outcome is None else self.outcome.event
+
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        return () if self.outcome is None else self.outcome.effects
 
     def __str__(self) -> str:
         told = ", ".join(_told(effect) for effect in self.effects)
@@ -162,19 +211,20 @@ class World:
     departs_late: bool = False
     policy: PromotionPolicy = PromotionPolicy.PRIORITY
     loads: tuple[Loads, ...] = ()
-    rules: Callable[[Topic, Event], Step] = step
+    rules: Rules = step
+    nodes: dict[Topic, Node] = field(default_factory=dict, compare=False, repr=False)
 
     def initial(self) -> Iterator[State]:
         numbers = range(self.partitions) if self.partitions else (WHOLE,)
         lines = tuple(tuple(Line() for _ in actor.slots) for actor in self.actors)
         log = tuple(0 for _ in numbers)
         slots = tuple(Slot(number) for number in numbers)
-        yield State(Topic(slots, self.policy), lines, log)
+        yield State(self._node(Topic(slots, self.policy)), lines, log)
         if self.starts_reserved:
             first = self.actors[0]
             tenure = Tenure(1, first.name, first.identity)
             moved = Slot(WHOLE, 1, 1, ownership=Reserved(tenure, RESERVED_UNTIL))
-            yield State(Topic((moved,)), ((Line(epoch=1),), *lines[1:]), (1,))
+            yield State(self._node(Topic((moved,))), ((Line(epoch=1),), *lines[1:]), (1,))
 
     def successors(self, state: State) -> Iterator[tuple[Action, State]]:
         for number, actor in enumerate(self.actors):
@@ -300,10 +350,10 @@ class World:
                 yield self._happens(f"ledger of {slot.number} is full", state, full)
 
     def _happens(self, name: str, state: State, event: Event) -> tuple[Action, State]:
-        topic, effects = self.rules(state.topic, event)
-        stopped = state.stopped if topic.claim is not None else ()
+        outcome = self._outcome(state.node, event)
+        stopped = state.stopped if outcome.topic.claim is not None else ()
         lines, log = state.lines, state.log
-        for effect in effects:
+        for effect in outcome.effects:
             match effect:
                 case Fence():
                     stopped = effect.stops
@@ -316,28 +366,47 @@ class World:
                     lines = self._heard(lines, registration, effect)
                 case _:
                     pass
-        serving = state.serving - {
-            actor.name
-            for actor, was, now in zip(self.actors, state.lines, lines, strict=True)
-            if any(line.granted for line in was) and not any(line.granted for line in now)
-        }
-        after = replace(
-            state,
-            topic=self._plain(topic),
-            lines=lines,
-            stopped=stopped,
-            log=log,
-            serving=serving,
+        serving = state.serving
+        if serving:
+            serving -= {
+                actor.name
+                for actor, was, now in zip(self.actors, state.lines, lines, strict=True)
+                if any(line.granted for line in was) and not any(line.granted for line in now)
+            }
+        after = State(
+            outcome.after,
+            lines,
+            log,
+            stopped,
+            state.losses,
+            state.failovers,
+            serving,
+            state.is_assured,
         )
-        return Action(name, event, topic, effects), after
+        return Action(name, outcome), after
+
+    def _node(self, topic: Topic) -> Node:
+        node = self.nodes.get(topic)
+        if node is None:
+            node = self.nodes[topic] = Node(topic)
+        return node
+
+    def _outcome(self, node: Node, event: Event) -> Outcome:
+        outcome = node.outcomes.get(event)
+        if outcome is None:
+            topic, effects = self.rules(node.topic, event)
+            after = self._node(self._plain(topic))
+            outcome = node.outcomes[event] = Outcome(node.topic, event, topic, effects, after)
+        return outcome
 
     def _heard(self, lines: Lines, registration: str, effect: Grant | Close | Reject) -> Lines:
         """What the client makes of what it is told; a lost connection hears nothing."""
 
         def hears(line: Line) -> Line:
             if line.registration != registration:
-                told = isinstance(effect, Close | Reject)
-                lost = tuple((r, None if told and r == registration else e) for r, e in line.lost)
+                if isinstance(effect, Grant) or not line.lost:
+                    return line
+                lost = tuple((r, None if r == registration else e) for r, e in line.lost)
                 return replace(line, lost=lost)
             match effect:
                 case Grant(_, _, _, epoch):
@@ -379,8 +448,17 @@ def _appended(log: tuple[int, ...], slot: int, epoch: int) -> tuple[int, ...]:
 
 
 def _with_lines(state: State, number: int, lines: tuple[Line, ...]) -> State:
-    changed = tuple(lines if i == number else old for i, old in enumerate(state.lines))
-    return replace(state, lines=changed)
+    changed = (*state.lines[:number], lines, *state.lines[number + 1 :])
+    return State(
+        state.node,
+        changed,
+        state.log,
+        state.stopped,
+        state.losses,
+        state.failovers,
+        state.serving,
+        state.is_assured,
+    )
 
 
 def _with_line(state: State, number: int, at: int, line: Line) -> State:

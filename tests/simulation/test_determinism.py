@@ -20,7 +20,9 @@ print(hashlib.sha256(simulate(int(sys.argv[1])).to_text().encode()).hexdigest())
 """
 
 
-@pytest.mark.parametrize("seed", [2, 13, 58])
+@pytest.mark.parametrize(
+    "seed", [2, pytest.param(13, marks=pytest.mark.full), pytest.param(58, marks=pytest.mark.full)]
+)
 def test_the_same_seed_gives_the_same_history(seed: int) -> None:
     first, second = simulate(seed).to_text(), simulate(seed).to_text()
     assert first == second
@@ -37,7 +39,4 @@ def test_the_same_seed_gives_the_same_history(seed: int) -> None:
         text=True,
     ).stdout.strip()
     assert elsewhere == hashlib.sha256(first.encode()).hexdigest()
-
-
-def test_other_seeds_tell_other_stories() -> None:
-    assert simulate(1).to_text() != simulate(2).to_text()
+    assert simulate(seed + 1).to_text() != first

@@ -38,7 +38,7 @@ from onewriter_core.topic.model import AccessMode
 from onewriter_core.wire.messages import build_batch
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-SEEDS_DEFAULT = 12
+SEEDS_DEFAULT = 6
 MUTANTS_SEEDS = 30
 TOPIC = TopicName.parse(REPLICATED_TOPIC)
 APP = "query"

@@ -1,10 +1,9 @@
 """Brokers, clients and stores under faults, over many seeds: no predicate is ever violated.
 
-``ONEWRITER_SEEDS=n`` runs the seeds 0 to n - 1 (30 by default, beside those that are looked through
-for what is interesting), ``ONEWRITER_SEEDS=7:8`` those from 7 up to 8: one again. A run that fails
-leaves its history, audit and log in a file that the failure names. And within a bounded number of
-runs everything that is interesting must have happened: a simulation in which nobody was ever deposed
-shows nothing.
+``ONEWRITER_SEEDS=n`` runs the seeds 0 to n - 1 (10 by default), ``ONEWRITER_SEEDS=7:8`` repeats seed 7.
+A run that fails leaves its history, audit and log in a file that the failure names. In addition, each
+entry of ``SOMETIMES`` must occur within a bounded number of runs: a simulation in which no holder was
+ever deposed shows nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from tests.simulation.checkers.predicates import violated
 from tests.simulation.history import History
 from tests.simulation.story import simulate
 
-SEEDS_DEFAULT = 30
+SEEDS_DEFAULT = 10
 SEEDS_PER_TEST = 10
 
-SOMETIMES_SEEDS = range(1_000_000, 1_000_200)
-"""Looked at one after the other until everything was met."""
+SOMETIMES_SEEDS = (22, 13, 16, 34, *range(1_000_000, 1_000_200))
+"""Run in this order until everything has occurred. choose_seeds.py chose the first ones."""
 
 SOMETIMES = {
     "grant.ok": "somebody was granted a topic",

@@ -104,7 +104,7 @@ async def whole(world: World) -> list[Block]:
 
 
 async def ended(publish: Publish) -> Published | OnewriterError | None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         try:
             return await publish.done
         except OnewriterError as error:

@@ -83,7 +83,7 @@ def mode_of(path: Path) -> int:
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not await holds():  # noqa: ASYNC110 - the condition lives in another process
             await asyncio.sleep(0.05)
 
@@ -160,7 +160,7 @@ async def test_a_server_that_ran_steadily_is_restarted_without_delay(
         assert killed is not None
         await asyncio.sleep(0)
         os.kill(killed, signal.SIGKILL)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await restarted.wait()
         watching.cancel()
 

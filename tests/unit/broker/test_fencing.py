@@ -155,7 +155,7 @@ class World:
             send = Send(1, number, 1)
             self.log.accept((self.client, send, memoryview(b"x")))
             self.appender.gathered(self.log)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while waits and len(self.client.stored_at) < goal:  # noqa: ASYNC110 - the log tells it
                 await asyncio.sleep(0)
 

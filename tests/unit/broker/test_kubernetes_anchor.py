@@ -353,6 +353,6 @@ async def outcome(work: Awaitable[int | None]) -> int | Exception | None:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - what it waits for is told by no event
             await asyncio.sleep(0)

@@ -143,7 +143,7 @@ async def test_a_store_that_does_not_answer_the_sweep_holds_up_no_look(
     appender.statistics = SimpleNamespace(blocks=0, fences=0)
     monkeypatch.setattr(looking, "sweep", sweep)
     running = asyncio.gather(looking.look_for_ever(), looking.sweep_for_ever())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await looked.wait()
     running.cancel()
     with suppress(asyncio.CancelledError):

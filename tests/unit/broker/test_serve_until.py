@@ -34,7 +34,7 @@ async def served(world: World, *, assures: bool = True) -> tuple[TopicRunner, Pr
 
 async def granted_after(told: Told) -> float:
     """The time by the loop's clock at which it was granted."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not told.ready:  # noqa: ASYNC110 - granted by a timer
             await asyncio.sleep(0.001)
     return asyncio.get_running_loop().time()

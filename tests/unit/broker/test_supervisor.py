@@ -90,7 +90,7 @@ class Told:
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - the condition lives in another process
             await asyncio.sleep(0.02)
 

@@ -96,7 +96,7 @@ class Reader:
         self._lines = lines
 
     async def next(self) -> dict[str, Any]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             found: dict[str, Any] = json.loads(await anext(self._lines))
             return found
 
@@ -169,7 +169,7 @@ async def test_who_does_not_read_is_cut_off_and_holds_nobody_up(
     async with session.get(world.url) as answer:
         reader = Reader(aiter(answer.content))
         await reader.next()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while world.watchers._watchers:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.01)
         world.padding = ""
@@ -183,5 +183,5 @@ async def test_the_brokers_end_is_the_watchs_end(world: World, session: ClientSe
         reader = Reader(aiter(answer.content))
         await reader.until("SYNCED")
         world.watchers.end()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert [line async for line in answer.content] == []

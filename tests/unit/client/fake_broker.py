@@ -30,7 +30,7 @@ from onewriter_core.wire.values import Send
 Kind = TypeVar("Kind", bound=Message)
 Result = TypeVar("Result")
 
-SECONDS_MAX = 10.0
+SECONDS_MAX = 60.0
 
 QUICK = Limits(
     connect_timeout_seconds=20.0,

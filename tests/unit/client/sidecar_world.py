@@ -18,7 +18,7 @@ from onewriter.sidecar.settings import Settings
 from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-SECONDS_MAX = 10.0
+SECONDS_MAX = 60.0
 
 
 @dataclass

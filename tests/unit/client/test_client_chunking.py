@@ -245,12 +245,12 @@ async def test_one_that_runs_out_of_time_in_the_middle_is_not_sent(
     """What of it was not written never is, and what was is no message."""
     producer = await client.create_producer("orders", CHUNKING)
     socket = SlowSocket(monkeypatch)
-    sending = begin(producer.send(LARGE, timeout_seconds=10))
+    sending = begin(producer.send(LARGE, timeout_seconds=60))
     connection = (await producer.linked()).connection
     await asyncio.sleep(0.05)
     socket.make_room(connection, 2)
     await broker.eventually(lambda: len(entries(broker)) == 2)
-    skip(10)
+    skip(60)
     with pytest.raises(NotSent):
         await sending
     socket.make_room(connection, 100)

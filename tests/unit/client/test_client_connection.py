@@ -351,9 +351,9 @@ async def test_a_broker_that_speaks_nonsense_is_left(broker: FakeBroker) -> None
 async def test_a_broker_that_never_answers_a_connect_is_left(broker: FakeBroker) -> None:
     broker.answers[pb.CommandConnect] = None
     async with client_of(broker) as client:
-        making = begin(client.create_producer("orders", EXCLUSIVE, timeout_seconds=10))
+        making = begin(client.create_producer("orders", EXCLUSIVE, timeout_seconds=60))
         await broker.heard_of(pb.CommandConnect)
-        skip(10)
+        skip(60)
         with pytest.raises(Unavailable, match="no producer"):
             await making
     await broker.eventually(lambda: all(link.is_lost for link in broker.links))

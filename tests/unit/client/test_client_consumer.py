@@ -46,7 +46,7 @@ def topic(broker: FakeBroker) -> FakeTopic:
 
 
 async def take(consumer: Consumer, count: int) -> list[Message]:
-    return [await consumer.receive(timeout_seconds=10) for _ in range(count)]
+    return [await consumer.receive(timeout_seconds=60) for _ in range(count)]
 
 
 async def contents(consumer: Consumer, count: int) -> list[bytes]:
@@ -205,7 +205,7 @@ async def test_a_damaged_entry_is_an_error_in_its_place(topic: FakeTopic, client
     topic.publish(b"also good")
     assert await contents(consumer, 1) == [b"good"]
     with pytest.raises(Unreadable, match="checksum") as unreadable:
-        await consumer.receive(timeout_seconds=10)
+        await consumer.receive(timeout_seconds=60)
     assert unreadable.value.message_id == MessageId(LEDGER, 1)
     await consumer.acknowledge(unreadable.value.message_id)
     assert topic.acknowledged == [1]
@@ -296,7 +296,7 @@ async def test_what_is_left_of_a_batch_comes_again(topic: FakeTopic, client: Cli
 async def test_acknowledging_without_a_receipt(topic: FakeTopic, client: Client) -> None:
     consumer = await client.subscribe("orders", "audit")
     topic.publish(b"0")
-    consumer.acknowledge_soon(await consumer.receive(timeout_seconds=10))
+    consumer.acknowledge_soon(await consumer.receive(timeout_seconds=60))
     await topic.broker.eventually(lambda: topic.acknowledged == [0])
     assert topic.acks[0].request_id is None
 
@@ -308,7 +308,7 @@ async def test_a_message_in_chunks_is_acknowledged_whole(topic: FakeTopic, clien
     topic.publish_chunk("u", 1, 3, b"message ")
     topic.publish_chunk("u", 2, 3, b"in chunks")
     assert await contents(consumer, 1) == [b"between"]
-    whole = await consumer.receive(timeout_seconds=10)
+    whole = await consumer.receive(timeout_seconds=60)
     assert whole.content == b"one message in chunks"
     assert whole.id == MessageId(LEDGER, 3)
     await consumer.acknowledge(whole)
@@ -356,7 +356,7 @@ async def test_a_seek_goes_on_elsewhere(topic: FakeTopic, client: Client) -> Non
 async def test_a_refused_seek_loses_nothing(topic: FakeTopic, client: Client) -> None:
     consumer = await client.subscribe("orders", "audit")
     topic.publish(b"0", b"1", b"2")
-    await consumer.acknowledge(await consumer.receive(timeout_seconds=10))
+    await consumer.acknowledge(await consumer.receive(timeout_seconds=60))
     topic.broker.answers[pb.CommandSeek] = topic.broker.refuse(ServerError.NOT_ALLOWED_ERROR)
     with pytest.raises(Refused):
         await consumer.seek(MessageId(LEDGER, 0))
@@ -370,7 +370,7 @@ async def test_it_comes_back_where_it_stood(topic: FakeTopic, client: Client) ->
     consumer = await client.subscribe("orders", "audit")
     topic.publish(*(b"%d" % number for number in range(6)))
     for _ in range(2):
-        await consumer.acknowledge(await consumer.receive(timeout_seconds=10))
+        await consumer.acknowledge(await consumer.receive(timeout_seconds=60))
     await contents(consumer, 1)
     topic.broker.links[-1].cut()
     await topic.broker.heard_of(pb.CommandSubscribe, 2)

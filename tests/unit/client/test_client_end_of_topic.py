@@ -50,7 +50,7 @@ async def test_a_reader_ends_behind_the_last_message(topic: FakeTopic, client: C
     assert reader.has_reached_end_of_topic
     assert reader.end is None, "it may be sought back"
     with pytest.raises(EndOfTopic, match="orders is terminated"):
-        await reader.next(timeout_seconds=10)
+        await reader.next(timeout_seconds=60)
     assert reader.next_nowait() is None
     assert await rest(reader) == []
 
@@ -116,7 +116,7 @@ async def test_what_comes_behind_the_end_is_handed_out(topic: FakeTopic, client:
     topic.publish(b"1")
     await changed
     assert not reader.has_reached_end_of_topic
-    assert (await reader.next(timeout_seconds=10)).content == b"1"
+    assert (await reader.next(timeout_seconds=60)).content == b"1"
 
 
 async def test_a_consumer_ends_when_everything_is_acknowledged(
@@ -142,7 +142,7 @@ async def test_moving_the_subscription_goes_on(topic: FakeTopic, client: Client)
     async for message in consumer:
         consumer.acknowledge_soon(message)
     await consumer.seek(MessageId(LEDGER, 1))
-    assert (await consumer.receive(timeout_seconds=10)).content == b"1"
+    assert (await consumer.receive(timeout_seconds=60)).content == b"1"
 
 
 async def test_the_end_of_another_consumer_is_nothing_to_this_one(
@@ -152,7 +152,7 @@ async def test_the_end_of_another_consumer_is_nothing_to_this_one(
     reader = await client.create_reader("orders")
     link, command = topic.subscribers[0].link, topic.subscribers[0].command
     link.write(replies.reached_end_of_topic(command.consumer_id + 7))
-    assert (await reader.next(timeout_seconds=10)).content == b"0"
+    assert (await reader.next(timeout_seconds=60)).content == b"0"
     with pytest.raises(NoMessage):
         await reader.next(timeout_seconds=0.05)
 
@@ -161,11 +161,11 @@ async def test_progress_is_told_once_for_many_messages(topic: FakeTopic, client:
     topic.publish(*[b"%d" % number for number in range(50)])
     reader = await client.create_reader("orders")
     for _ in range(50):
-        await reader.next(timeout_seconds=10)
+        await reader.next(timeout_seconds=60)
     await topic.broker.eventually(lambda: bool(topic.acks))
     assert [ack.message_ids[0].entry for ack in topic.acks] == [49]
     topic.publish(b"never told")
-    await reader.next(timeout_seconds=10)
+    await reader.next(timeout_seconds=60)
     await reader.close()
     with pytest.raises(Closed):
         await reader.next()

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.unit.client.fake_broker import FakeBroker, FakeLink, begin, client_of
+from tests.clock import skip
+from tests.unit.client.fake_broker import QUICK, FakeBroker, FakeLink, begin, client_of
 from tests.unit.client.fake_topic import FakeTopic
 from tests.unit.client.producing import never_made
 
@@ -184,7 +185,7 @@ async def test_who_is_fenced_in_the_line_queues_again(broker: FakeBroker, client
         broker.fence(link, command)
 
     broker.answers[pb.CommandProducer] = fence_once
-    async with client.lead("orders", timeout_seconds=5) as leadership:
+    async with client.lead("orders", timeout_seconds=60) as leadership:
         await leadership.send(b"mine")
     assert broker.contents()[1:] == [b"mine"]
 
@@ -229,8 +230,13 @@ async def test_an_answer_of_another_kind_is_no_error_of_the_application(
     broker.answers[pb.CommandGetLastMessageId] = broker.answers[Ack] = success
     async with await client.subscribe("orders", "group") as consumer:
         topic.publish(b"one")
-        message = await consumer.receive(timeout_seconds=5)
+        message = await consumer.receive(timeout_seconds=60)
+        acknowledging = begin(consumer.acknowledge(message))
+        await broker.heard_of(Ack)
+        asking = begin(consumer.last_message_id())
+        await broker.heard_of(pb.CommandGetLastMessageId)
+        skip(QUICK.request_timeout_seconds)
         with pytest.raises(OutcomeUnknown):
-            await consumer.acknowledge(message)
+            await acknowledging
         with pytest.raises(Unavailable):
-            await consumer.last_message_id()
+            await asking

@@ -23,7 +23,7 @@ async def test_each_change_of_the_queue_is_told(broker: FakeBroker) -> None:
         assert producer.waiting == 0
         waits = begin(producer.waited_for())
         broker.links[-1].write(replies.queue_changed(1, 2))
-        assert await asyncio.wait_for(waits, 5) == 2
+        assert await asyncio.wait_for(waits, 60) == 2
         assert producer.waiting == 2
         broker.links[-1].write(replies.queue_changed(1, 0))
         await broker.eventually(lambda: producer.waiting == 0)
@@ -38,7 +38,7 @@ async def test_what_comes_with_the_grant_counts(broker: FakeBroker) -> None:
     broker.answers[pb.CommandProducer] = grant
     async with client_of(broker) as client:
         producer = await client.create_producer("orders", EXCLUSIVE)
-        assert await asyncio.wait_for(producer.waited_for(), 5) == 3
+        assert await asyncio.wait_for(producer.waited_for(), 60) == 3
 
 
 async def test_nobody_is_known_to_wait_while_there_is_no_connection(broker: FakeBroker) -> None:
@@ -58,4 +58,4 @@ async def test_who_waits_to_be_waited_for_hears_of_its_end(broker: FakeBroker) -
         broker.answers[pb.CommandProducer] = broker.fence
         broker.links[-1].write(replies.close_producer(1))
         with pytest.raises(Fenced):
-            await asyncio.wait_for(waits, 5)
+            await asyncio.wait_for(waits, 60)

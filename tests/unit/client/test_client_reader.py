@@ -34,7 +34,7 @@ def topic(broker: FakeBroker) -> FakeTopic:
 
 
 async def contents(reader: Reader, count: int) -> list[bytes]:
-    return [(await reader.next(timeout_seconds=10)).content for _ in range(count)]
+    return [(await reader.next(timeout_seconds=60)).content for _ in range(count)]
 
 
 async def cut(topic: FakeTopic) -> None:
@@ -134,7 +134,7 @@ async def test_what_it_cannot_read_is_handed_out_once(topic: FakeTopic, client: 
     topic.publish(b"2")
     await contents(reader, 1)
     with pytest.raises(Unreadable):
-        await reader.next(timeout_seconds=10)
+        await reader.next(timeout_seconds=60)
     await cut(topic)
     assert await contents(reader, 1) == [b"2"]
 

@@ -39,7 +39,7 @@ def topic(broker: FakeBroker) -> FakeTopic:
 
 
 async def contents(consumer: Consumer, count: int) -> list[bytes]:
-    return [(await consumer.receive(timeout_seconds=10)).content for _ in range(count)]
+    return [(await consumer.receive(timeout_seconds=60)).content for _ in range(count)]
 
 
 def late_before(topic: FakeTopic, *, is_answered_first: bool = False) -> None:
@@ -79,7 +79,7 @@ async def test_without_epochs_a_message_overtakes_the_ones_before_it(
     late_before(topic)
     consumer = await with_one_on_its_way(topic, client)
     await consumer.redeliver_unacknowledged()
-    overtaking = await consumer.receive(timeout_seconds=10)
+    overtaking = await consumer.receive(timeout_seconds=60)
     assert overtaking.content == b"3"
     await consumer.acknowledge_cumulative(overtaking)
     assert topic.acknowledged == [0, 1, 2, 3], "three messages are lost if it ends here"

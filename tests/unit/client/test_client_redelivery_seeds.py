@@ -98,7 +98,7 @@ class Story:
         self._next = self._topic.first_unacknowledged()
         self._topic.deliver()
         while self._next < len(self._topic.entries):
-            await self._receive(timeout_seconds=10)
+            await self._receive(timeout_seconds=60)
         with pytest.raises(NoMessage):
             await self._receive(timeout_seconds=0.01)
 

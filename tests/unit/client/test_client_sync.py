@@ -30,7 +30,7 @@ from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-SECONDS_MAX = 10.0
+SECONDS_MAX = 60.0
 
 
 class Stage:

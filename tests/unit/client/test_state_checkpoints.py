@@ -86,7 +86,7 @@ async def test_whoever_may_write_writes_checkpoints_when_they_are_due() -> None:
             for number in range(30):
                 await shared.put(str(number), number + shared.state.version)
             due = shared.state.version
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while (await logs.store.newest()).newest is None or (  # noqa: ASYNC110
                     await logs.stored()
                 ).closing.version <= due - policy.writes:

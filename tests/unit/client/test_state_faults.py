@@ -297,7 +297,7 @@ async def test_closing_without_a_grant_says_that_nothing_was_written() -> None:
     limits = StateLimits(timeout_seconds=0.1)
     loop = asyncio.get_running_loop()
     async with map_on(log, limits=limits) as shared:
-        writing = loop.create_task(shared.put("a", 1, timeout_seconds=5))
+        writing = loop.create_task(shared.put("a", 1, timeout_seconds=60))
         await asyncio.sleep(0)
     with pytest.raises(Closed):
         await writing
@@ -336,7 +336,7 @@ async def test_a_holder_that_is_waited_for_hands_over_within_its_bound() -> None
     log = MemoryLog()
     async with map_on(log, limits=StateLimits(tenure_seconds_min=0.05)) as shared:
         await shared.put("a", 1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             grant = await log.acquire(lambda: None)
         assert grant.epoch == 2
         await grant.hand_over()

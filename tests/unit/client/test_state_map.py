@@ -154,6 +154,6 @@ class AgainstADictionary(RuleBasedStateMachine):
 
 
 AgainstADictionary.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=20, deadline=None
+    max_examples=10, stateful_step_count=20, deadline=None
 )
 TestAgainstADictionary = AgainstADictionary.TestCase

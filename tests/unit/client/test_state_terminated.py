@@ -14,7 +14,7 @@ from onewriter.state.memory import MemoryGrant
 from onewriter_core.errors import ServerError
 
 LIMITS = StateLimits(timeout_seconds=20)
-SECONDS_MAX = 10.0
+SECONDS_MAX = 60.0
 
 
 class MortalLog(MemoryLog):

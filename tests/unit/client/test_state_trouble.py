@@ -23,7 +23,7 @@ from onewriter.state.memory import MemoryGrant
 from onewriter_core.ids import Position
 
 LIMITS = StateLimits(timeout_seconds=20)
-SECONDS_MAX = 10.0
+SECONDS_MAX = 60.0
 GARBAGE = (LogMessage(b"\xff\xff garbage"),)
 
 
@@ -136,7 +136,7 @@ async def test_a_write_behind_an_unreadable_entry_is_unknown_and_no_grant_is_ask
         await shared.put("a", 1)
         log.is_spoilt = True
         with pytest.raises(OutcomeUnknown, match="cannot be read back"):
-            await shared.put("a", 2, timeout_seconds=5)
+            await shared.put("a", 2, timeout_seconds=60)
         grants = log.grants
         for _ in range(3):
             with pytest.raises(UnreadableEntry):

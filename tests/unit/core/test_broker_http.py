@@ -41,7 +41,7 @@ class Scripted(http.server.BaseHTTPRequestHandler):
 def server() -> Iterator[tuple[str, type[Scripted]]]:
     handler = type("Handler", (Scripted,), {"script": [], "seen": []})
     with http.server.HTTPServer(("127.0.0.1", 0), handler) as running:
-        thread = threading.Thread(target=running.serve_forever)
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{running.server_port}", handler
         running.shutdown()

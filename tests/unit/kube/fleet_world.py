@@ -80,7 +80,7 @@ class World:
         return self.fleet.applied(KEY, self.declarations.piece(KEY)).is_everywhere
 
 
-async def until(holds: Callable[[], Any], seconds: float = 10.0) -> None:
+async def until(holds: Callable[[], Any], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not holds():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.01)

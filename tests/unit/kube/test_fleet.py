@@ -92,6 +92,7 @@ async def test_an_operator_that_starts_takes_nothing_from_brokers_before_it_has_
         await asyncio.sleep(0.2)
         assert broker.bodies == []
         world.declarations.admit(new)
+        world.declare()
         await until(lambda: len(broker.topics()) == 2)
         assert len(broker.bodies) == 1
     monkeypatch.setattr(fleet, "SETTLE_SECONDS", 0.3)

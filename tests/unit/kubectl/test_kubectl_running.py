@@ -208,7 +208,7 @@ class Page(http.server.BaseHTTPRequestHandler):
 def page() -> Iterator[tuple[int, type[Page]]]:
     handler = type("Handler", (Page,), {"seen": []})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
-        thread = threading.Thread(target=running.serve_forever)
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
         yield running.server_port, handler
         running.shutdown()

@@ -69,7 +69,7 @@ def decoded(chunk: Any) -> list[dict[str, Any]]:
     return rows_of(Decoder(TOPIC, COLUMNS).decode(chunk))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(singles | batches, max_size=12))
 def test_the_rows_of_any_entries(entries: list[Entry]) -> None:
     chunk = chunk_of([entry.encoded() for entry in entries])
