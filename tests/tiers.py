@@ -192,7 +192,6 @@ NEWCOMER = (
         "brokers, clients and store under seeded faults, with mutants",
         (pytest("tests/simulation", *QUICK, "--timeout", "900", "-n2"),),
         budget_seconds=45,
-        environment={"ONEWRITER_SEEDS": "12"},
     ),
     Tier(
         "compatibility",
