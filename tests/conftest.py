@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from tests.servers import SERVER_PROGRAMS, StoreServer, running_server
+from tests.servers import SERVER_KINDS, SERVER_PROGRAMS, StoreServer, running_server
 
 
 def pytest_report_header() -> str:
@@ -15,7 +15,7 @@ def pytest_report_header() -> str:
     return f"stores: {', '.join(SERVER_PROGRAMS)} (Debian's Redis 7.0 is not installed: left out)"
 
 
-@pytest.fixture(params=list(SERVER_PROGRAMS))
+@pytest.fixture(params=SERVER_KINDS)
 def server_kind(request: pytest.FixtureRequest) -> str:
     """Every kind of server that is installed, one after the other."""
     return str(request.param)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from tests.servers import SERVER_PROGRAMS, StoreServer, running_pair, running_server
+from tests.servers import SERVER_KINDS, StoreServer, running_pair, running_server
 from tests.stamps import stamp_anew
 
 from onewriter_broker.log.api import Append, Binding, Block, Fence, FencedLog, LogStore, Outcome
@@ -29,7 +29,7 @@ from onewriter_core.ids import EARLIEST, Position, TopicName
 BUCKETS = 4
 PATIENCE_SECONDS = 30.0
 """For an answer of a server that runs: on a busy machine its disk, or this process, may be slow."""
-WORLD_KINDS = ["fake", *SERVER_PROGRAMS]
+WORLD_KINDS = ["fake", *SERVER_KINDS]
 
 Answer = TypeVar("Answer")
 

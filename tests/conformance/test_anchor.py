@@ -57,7 +57,7 @@ KUBERNETES = "kubernetes"
 """The implementation whose tests need the fixtures of a cluster."""
 
 
-@pytest.fixture(params=[*FACTORIES, KUBERNETES])
+@pytest.fixture(params=[*FACTORIES, pytest.param(KUBERNETES, marks=pytest.mark.full)])
 async def open_anchor(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Opener]:
     """Opens clients of one anchor; closed at the end."""
     if request.param == KUBERNETES:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.integration.continuous_writer import ContinuousWriter, check, reported_losses, story_of
+from tests.integration.forked_brokers import forked_brokers
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 
 
 @contextlib.contextmanager
@@ -16,7 +17,7 @@ def bare_broker(url: str, **options: Any) -> Iterator[LocalBrokers]:
     """One broker on a store of ours, without a supervisor."""
     settings = {"store_timeout_seconds": 1.0}
     options["settings"] = settings | options.get("settings", {})
-    with running_brokers(redis_url=url, supervised=False, **options) as brokers:
+    with forked_brokers(redis_url=url, **options) as brokers:
         yield brokers
 
 

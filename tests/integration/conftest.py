@@ -21,7 +21,7 @@ from xdist.scheduler import LoadFileScheduling, Scheduling
 from onewriter_broker.testing import RUNNING, LocalBrokers, running_brokers
 from onewriter_pipeline.brokers.connection import Access
 
-ROUNDS = int(os.environ.get("ONEWRITER_ROUNDS", "10"))
+ROUNDS = int(os.environ.get("ONEWRITER_ROUNDS", "2"))
 """How often a campaign's round is played: about ten times in CI, hundreds of times in a soak."""
 
 os.environ.setdefault("ONEWRITER_FROZEN_AFTER_SECONDS", "30")

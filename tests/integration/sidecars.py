@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.integration.forked import fork
 from tests.integration.http_calls import Http
 
+from onewriter.sidecar.cli import sidecar
 from onewriter_broker.local.ports import free_ports
 
 SECONDS_MAX = 120.0
-PROGRAM = "from onewriter.sidecar.cli import sidecar; sidecar()"
+
+
+def _main() -> None:
+    sidecar(args=[], prog_name="onewriter sidecar")
 
 
 class Sidecar:
@@ -40,16 +43,13 @@ class Sidecar:
             "port": self.port,
             "identity": name,
         } | settings
-        self._environment = os.environ | {
+        self._environment = {
             f"ONEWRITER_SIDECAR_{key.upper()}": str(value) for key, value in chosen.items()
         }
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        with self.log_path.open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-c", PROGRAM], env=self._environment, stdout=log, stderr=log
-            )
+        return fork(_main, log=self.log_path, environment=self._environment)
 
     def restart(self) -> None:
         """Begin again, after it ended, as the same pod's container would."""
@@ -116,11 +116,11 @@ class Sidecar:
 
 
 class Events(threading.Thread):
-    """A reader of leadership events; ``seen`` is what came, with the time at which it did."""
+    """A reader of leadership events; ``seen`` is what came."""
 
     def __init__(self, sidecar: Sidecar) -> None:
         super().__init__(daemon=True)
-        self.seen: list[tuple[float, dict[str, Any]]] = []
+        self.seen: list[dict[str, Any]] = []
         self._link = socket.create_connection(("127.0.0.1", sidecar.port), timeout=SECONDS_MAX)
         self._link.sendall(
             b"GET /leadership HTTP/1.1\r\nHost: sidecar\r\nAccept: text/event-stream\r\n\r\n"
@@ -132,10 +132,10 @@ class Events(threading.Thread):
             for line in lines:
                 if line.startswith(b"data: "):
                     standing = json.loads(line.removeprefix(b"data: "))
-                    self.seen.append((time.monotonic(), standing))
+                    self.seen.append(standing)
 
     def phases(self) -> list[tuple[str, bool]]:
-        return [(standing["phase"], standing["connected"]) for _, standing in self.seen]
+        return [(standing["phase"], standing["connected"]) for standing in self.seen]
 
     def close(self) -> None:
         self._link.close()

@@ -13,6 +13,7 @@ import pulsar
 import pytest
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import RawClients, StockClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import (
     EXCLUSIVE,
     FENCING,
@@ -24,7 +25,7 @@ from tests.integration.raw import (
     contents_of,
 )
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
@@ -369,7 +370,7 @@ def token(subject: str) -> str:
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     secret: Path = tmp_path_factory.mktemp("keys") / "secret"
     secret.write_text(SECRET)
-    with running_brokers(manifests=CLAIMS, settings={"token_secret_file": secret}) as brokers:
+    with forked_brokers(manifests=CLAIMS, settings={"token_secret_file": secret}) as brokers:
         yield brokers
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.conftest import RawClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import OWN, Http, epoch_of
 from tests.integration.raw import (
     EXCLUSIVE,
@@ -42,13 +43,9 @@ class MovableAnchor:
 
 
 @pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[LocalBrokers]:
-    brokers = LocalBrokers(tmp_path)
-    brokers.start()
-    try:
-        yield brokers
-    finally:
-        brokers.stop()
+def brokers() -> Iterator[LocalBrokers]:
+    with forked_brokers() as forked:
+        yield forked
 
 
 @pytest.fixture

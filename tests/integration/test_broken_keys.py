@@ -13,6 +13,7 @@ from typing import Any
 import pulsar
 import pytest
 from tests.integration.conftest import RawClients, StockClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import OWN, Http, epoch_of
 from tests.integration.raw import (
     EXCLUSIVE,
@@ -28,7 +29,7 @@ from tests.integration.raw import (
 from tests.servers import StoreServer, running_server
 
 from onewriter_broker.log.keys import Keys
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import TopicName
 
@@ -44,7 +45,7 @@ def store() -> Iterator[StoreServer]:
 
 @pytest.fixture(scope="module")
 def brokers(store: StoreServer) -> Iterator[LocalBrokers]:
-    with running_brokers(redis_url=store.url) as running:
+    with forked_brokers(redis_url=store.url) as running:
         yield running
 
 
@@ -221,7 +222,7 @@ def test_a_bucket_record_that_was_overwritten_stops_its_bucket_and_no_other(
     key = KEYS.unit(bucket)
     names = (TopicName.parse(f"{topic}-elsewhere-{number}") for number in itertools.count())
     elsewhere = str(next(name for name in names if KEYS.bucket(name) != bucket))
-    with running_server() as own, running_brokers(redis_url=own.url) as brokers:
+    with running_server() as own, forked_brokers(redis_url=own.url) as brokers:
         writer = raw(brokers.address()).producer(topic, EXCLUSIVE)
         other = raw(brokers.address()).producer(elsewhere, EXCLUSIVE)
         overwrite(own, key)

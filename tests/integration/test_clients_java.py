@@ -27,6 +27,10 @@ from onewriter_broker.testing import LocalBrokers
 from onewriter_pipeline.binaries import binaries
 from onewriter_pipeline.publishing.hashing import JAVA, MURMUR, partitions_of
 
+pytestmark = (
+    pytest.mark.full
+)  # needs Java; test_clients_python.py and test_clients_wire.py keep the proof
+
 PROGRAM = Path(__file__).parent.parent / "conformance" / "java" / "ClientConformance.java"
 CASES_MIN = 80
 """So many cases are in the program: fewer that ran would be a test that cannot fail."""

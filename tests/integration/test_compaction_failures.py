@@ -12,11 +12,12 @@ import pulsar
 import pytest
 from click.testing import CliRunner
 from tests.integration.conftest import ROUNDS, StockClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import PERSISTENT, Http
 from tests.integration.raw import eventually
 from tests.servers import StoreServer, running_server
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_broker.verify.cli import verify_command
 
 KEYS = 300
@@ -43,7 +44,7 @@ def valkey() -> Iterator[StoreServer]:
 
 @pytest.fixture
 def brokers(valkey: StoreServer) -> Iterator[LocalBrokers]:
-    with running_brokers(brokers=2, redis_url=valkey.url, manifests=RETAINED) as running:
+    with forked_brokers(brokers=2, redis_url=valkey.url, manifests=RETAINED) as running:
         yield running
 
 
@@ -131,7 +132,7 @@ def test_a_broker_that_dies_in_the_middle_leaves_every_key(
         owner = asked_to_compact(brokers, topic)
         time.sleep(chance.random() * 0.4)
         brokers.kill(owner)
-        brokers.wait_ready()
+        brokers.restart(owner)
         eventually(
             lambda: {key: value for key, value in read(client, topic).items() if value} == state,
             seconds=120,

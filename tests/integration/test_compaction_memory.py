@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import StockClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import PERSISTENT, Http
 from tests.integration.raw import eventually
 from tests.integration.test_compaction_failures import holds, read
 from tests.integration.test_desired_state import hang_up
 from tests.servers import StoreServer, running_server
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 
 MESSAGE_BYTES = 4_000
 MESSAGES = 4_000
@@ -42,7 +43,7 @@ def valkey() -> Iterator[StoreServer]:
 
 @pytest.fixture
 def brokers(valkey: StoreServer) -> Iterator[LocalBrokers]:
-    with running_brokers(redis_url=valkey.url, manifests=MANIFEST.format(retention="")) as running:
+    with forked_brokers(redis_url=valkey.url, manifests=MANIFEST.format(retention="")) as running:
         yield running
 
 

@@ -15,8 +15,9 @@ from bench.compare.scenario import Scenario, play
 from bench.compare.stage import Side
 from bench.compare.waiting import FROZEN_HOLDER, WAITING
 from tests.integration.conftest import ATTENTIVE
+from tests.integration.forked_brokers import forked_brokers
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 
 ROUNDS = 3
 
@@ -36,7 +37,7 @@ PATIENCE = (
 @pytest.fixture(scope="module")
 def attentive() -> Iterator[LocalBrokers]:
     """A broker that soon notices who is silent."""
-    with running_brokers(settings=ATTENTIVE) as brokers:
+    with forked_brokers(settings=ATTENTIVE) as brokers:
         yield brokers
 
 

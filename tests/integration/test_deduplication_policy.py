@@ -14,11 +14,12 @@ import pytest
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import RawClients, StockClients
 from tests.integration.following import placed
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import ADMIN, Http
 from tests.integration.raw import EXCLUSIVE, RawClient, RawProducer, contents_of, eventually
 from tests.servers import running_server
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.wire.values import SendReceipt
 
 NOWHERE = (2**64 - 1, 2**64 - 1)
@@ -33,7 +34,7 @@ def mortal() -> Iterator[LocalBrokers]:
     """A broker without a supervisor, to be killed and started as often as needed."""
     with (
         running_server() as store,
-        running_brokers(redis_url=store.url, supervised=False) as brokers,
+        forked_brokers(redis_url=store.url) as brokers,
     ):
         yield brokers
 
@@ -162,7 +163,7 @@ def test_a_waiter_is_told_the_number_when_its_turn_comes(
 
 
 def test_the_policy_reaches_topics_on_every_broker(raw: RawClients, topic: str) -> None:
-    with running_brokers(brokers=2) as brokers:
+    with forked_brokers(brokers=2) as brokers:
         names = [f"{topic}-{number}" for number in range(20)]
         targets = {name: brokers.target_of(name) for name in names}
         assert set(targets.values()) == {0, 1}

@@ -12,6 +12,7 @@ import jwt
 import pytest
 from tests.integration.conftest import RawClients
 from tests.integration.following import placed
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import OWN, PERSISTENT, Http
 from tests.integration.raw import EXCLUSIVE, SHARED, RefusedByBroker, eventually
 
@@ -44,7 +45,7 @@ def claim(name: str, for_topic: str, **spec: Any) -> Json:
 @pytest.fixture(scope="module")
 def told() -> Iterator[LocalBrokers]:
     """A broker whose desired state is pushed."""
-    with running_brokers() as brokers:
+    with forked_brokers() as brokers:
         yield brokers
 
 
@@ -238,26 +239,24 @@ def test_retention_counts_at_once(told: LocalBrokers, push: Pusher, raw: RawClie
 
 
 def test_a_restarted_broker_goes_on_with_what_it_was_told(raw: RawClients) -> None:
-    with running_brokers() as brokers:
+    with forked_brokers() as brokers:
         http = Http(brokers.http_url)
         _, answer = Pusher(http)([topic("kept", partitions=3)])
-        process_id = brokers.kill()
-        brokers.wait_for_event("child.started", lambda event: event["process_id"] != process_id)
-        brokers.wait_ready()
+        brokers.kill()
+        brokers.restart(0)
         assert http("GET", DESIRED)[1]["revision"] == answer["revision"]
         assert raw(brokers.address()).partitions("kept") == 3
 
 
 def test_a_kept_state_that_cannot_be_read_is_said_and_left_aside() -> None:
-    with running_brokers() as brokers:
+    with forked_brokers() as brokers:
         http = Http(brokers.http_url)
         Pusher(http)([topic("kept")])
         (kept,) = (brokers.data_directory / "desired").glob("*.json")
         kept.write_text("{")
-        process_id = brokers.kill()
+        brokers.kill()
+        brokers.restart(0)
         brokers.wait_for_event("desired.unreadable")
-        brokers.wait_for_event("child.started", lambda event: event["process_id"] != process_id)
-        brokers.wait_ready()
         assert http("GET", DESIRED)[1]["revision"] is None
 
 
@@ -268,7 +267,7 @@ def test_a_claim_edited_while_its_producer_writes_counts_for_the_next(
     secret.write_text(SECRET)
     token = jwt.encode({"sub": "writer"}, SECRET, algorithm="HS256")
     settings = {"token_secret_file": str(secret), "admin_subjects": "writer"}
-    with running_brokers(settings=settings) as brokers:
+    with forked_brokers(settings=settings) as brokers:
         push = Pusher(Http(brokers.http_url, token))
         guarded = topic("guarded", access={"requireClaim": True})
         push([guarded], [claim("writers", "guarded", priority=5)])

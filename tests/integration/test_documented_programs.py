@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.forked_brokers import forked_brokers
 
-from onewriter.testing import RunningBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 
 ROOT = Path(__file__).resolve().parents[2]
 URL = "pulsar://127.0.0.1:6650"
@@ -48,8 +49,8 @@ PAGES = sorted(page for page in EVERY_PAGE if programs(page))
 
 
 @pytest.fixture
-def brokers() -> Iterator[RunningBrokers]:
-    with running_brokers() as running:
+def brokers() -> Iterator[LocalBrokers]:
+    with forked_brokers() as running:
         yield running
 
 
@@ -64,7 +65,7 @@ def test_what_is_shown_is_python(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_it_runs_as_it_stands_there(page: Path, brokers: RunningBrokers, tmp_path: Path) -> None:
+def test_it_runs_as_it_stands_there(page: Path, brokers: LocalBrokers, tmp_path: Path) -> None:
     for number, text in enumerate(programs(page)):
         program = tmp_path / f"{page.stem}-{number}.py"
         program.write_text(text.replace(URL, brokers.service_url))

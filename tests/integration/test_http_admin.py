@@ -12,10 +12,11 @@ import pytest
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import RawClients, StockClients
 from tests.integration.following import placed
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import ADMIN, PERSISTENT, Http
 from tests.integration.raw import eventually
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 
 INFO = {"adminRoles": [], "allowedClusters": ["standalone"]}
 
@@ -326,7 +327,7 @@ def test_a_page_of_another_origin_changes_nothing(http: Http, topic: str) -> Non
 
 
 def test_requests_reach_the_owner_whichever_broker_is_asked(stock: StockClients) -> None:
-    with running_brokers(brokers=2) as brokers:
+    with forked_brokers(brokers=2) as brokers:
         first, second = (Http(url) for url in brokers.http_urls)
         foreign = next(f"t-{n}" for n in range(100) if brokers.target_of(f"t-{n}") == 1)
         placed(brokers, foreign)

@@ -16,6 +16,7 @@ import pytest
 import redis
 from tests.integration.conftest import RawClients
 from tests.integration.following import placed, topic_of
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import OWN, PERSISTENT, Http, epoch_of
 from tests.integration.raw import EXCLUSIVE, FENCING, RawProducer, eventually, full
 from tests.integration.test_http_own_api import guarded, token
@@ -230,15 +231,15 @@ def test_what_a_durable_subscription_lacks_is_not_trimmed(
 
 def test_an_index_that_begins_behind_a_trimmed_marker_asks_the_audit(raw: RawClients) -> None:
     """Another broker process knows nothing of what was trimmed before it came."""
-    with running_brokers() as brokers, Broker(Access(brokers.http_url)) as pipeline:
+    with forked_brokers() as brokers, Broker(Access(brokers.http_url)) as pipeline:
         producer = raw(brokers.address()).producer("aged", EXCLUSIVE, name="ada")
         for number in range(20):
             producer.publish(b"%d" % number)
         heir = raw(brokers.address()).producer("aged", FENCING, name="bea")
         (old, *_) = [each for each in pipeline.segments("aged").segments if each.entries]
         pipeline.trim("aged", Position(old.ledger, 15), epoch=epoch_of(heir))
-        before = brokers.kill()
-        eventually(lambda: brokers.pid() != before)
+        brokers.kill()
+        brokers.restart(0)
         (rest, *_) = pipeline.segments("aged").segments
         assert (rest.epoch, rest.producer, rest.is_whole) == (producer.epoch, "ada", False)
         assert rest.entries == 6
@@ -334,7 +335,7 @@ def test_readers_that_stop_slow_nobody_and_are_let_in_in_bounds(
 def test_a_topic_that_moves_in_the_middle_is_read_on_where_it_went(raw: RawClients) -> None:
     with (
         running_server() as store,
-        running_brokers(brokers=2, redis_url=store.url, supervised=False) as brokers,
+        forked_brokers(brokers=2, redis_url=store.url) as brokers,
     ):
         topic = topic_of(brokers, 0, "moving")
         placed(brokers, topic)
@@ -360,7 +361,7 @@ def test_a_damaged_block_is_named_and_what_stands_in_front_of_it_is_given(
     own_store: StoreServer, raw: RawClients
 ) -> None:
     with (
-        running_brokers(redis_url=own_store.url, settings={"tail_bytes_per_log": 1}) as brokers,
+        forked_brokers(redis_url=own_store.url, settings={"tail_bytes_per_log": 1}) as brokers,
         Broker(Access(brokers.http_url)) as client,
     ):
         producer = raw(brokers.address()).producer("damaged", EXCLUSIVE)
@@ -397,7 +398,7 @@ def test_a_store_that_is_away_for_a_moment_is_waited_for(raw: RawClients) -> Non
 
 
 def test_a_broker_that_stops_waits_for_no_reader(raw: RawClients) -> None:
-    with running_brokers() as brokers:
+    with forked_brokers() as brokers:
         producer = raw(brokers.address()).producer("stopping", EXCLUSIVE)
         fill(producer, [bytes(LARGE)] * 100)
         reader = stalled_reader(brokers, "stopping")

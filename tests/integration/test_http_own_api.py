@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import jwt
 import pytest
 from tests.integration.conftest import RawClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import ADMIN, OWN, Http, epoch_of
 from tests.integration.raw import EXCLUSIVE, RefusedByBroker, eventually
 
@@ -188,7 +189,7 @@ def test_topics_are_listed_in_pages(http: Http, topic: str) -> None:
 
 
 def test_metrics_follow_a_takeover(topic: str, raw: RawClients) -> None:
-    with running_brokers() as broker:  # of which nobody else, who is leaving yet, has a connection
+    with forked_brokers() as broker:  # of which nobody else, who is leaving yet, has a connection
         follow_a_takeover(broker, topic, raw)
 
 
@@ -266,7 +267,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBrokers]:
         "token_secret_file": key,
         "admin_subjects": "boss, operator",
     }
-    with running_brokers(manifests=MANIFESTS, settings=settings) as brokers:
+    with forked_brokers(manifests=MANIFESTS, settings=settings) as brokers:
         eventually(lambda: Http(brokers.http_url)("GET", "/readyz")[0] == 200)
         yield brokers
 

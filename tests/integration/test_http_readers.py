@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 from tests.integration.conftest import RawClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import OWN, Http, epoch_of
-from tests.integration.raw import EXCLUSIVE, FENCING, eventually, full
+from tests.integration.raw import EXCLUSIVE, FENCING, full
 from tests.integration.test_http_own_api import guarded, token
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
@@ -50,14 +51,14 @@ def test_a_subscription_follows_a_reader_and_never_goes_back(
 
 
 def test_a_subscription_that_follows_survives_its_broker(raw: RawClients) -> None:
-    with running_brokers() as brokers, Broker(Access(brokers.http_url)) as pipeline:
+    with forked_brokers() as brokers, Broker(Access(brokers.http_url)) as pipeline:
         producer = raw(brokers.address()).producer("followed", EXCLUSIVE)
         for number in range(600):
             producer.publish(b"%d" % number)
         old = pipeline.segments("followed").ledger
         assert pipeline.acknowledge("followed", "reader", Position(old, 301)) == (old, 301)
-        before = brokers.kill()
-        eventually(lambda: brokers.pid() != before)
+        brokers.kill()
+        brokers.restart(0)
         assert pipeline.segments("followed").ledger > old
         heir = raw(brokers.address()).producer("followed", FENCING)
         done = pipeline.trim("followed", heir.publish(b"x").position, epoch=epoch_of(heir))
@@ -124,7 +125,7 @@ def test_blocks_may_be_asked_for_without_their_entries(
 def test_a_reader_at_the_end_of_a_ledger_that_was_cut_reads_on_after_a_restart(
     raw: RawClients, past: int
 ) -> None:
-    with running_brokers() as brokers, Broker(Access(brokers.http_url)) as pipeline:
+    with forked_brokers() as brokers, Broker(Access(brokers.http_url)) as pipeline:
         producer = raw(brokers.address()).producer("cut", EXCLUSIVE)
         for number in range(600):
             producer.publish(b"%d" % number)
@@ -135,8 +136,8 @@ def test_a_reader_at_the_end_of_a_ledger_that_was_cut_reads_on_after_a_restart(
         last = raw(brokers.address()).producer("cut", FENCING)
         last.publish(b"newer")
         pipeline.trim("cut", Position(middle, past), epoch=epoch_of(last))
-        before = brokers.kill()
-        eventually(lambda: brokers.pid() != before)
+        brokers.kill()
+        brokers.restart(0)
         first = pipeline.segments("cut").first
         assert first > Position(had_read.ledger, 0)
         found = [chunk.entry.tolist() for chunk in pipeline.read("cut", had_read)]

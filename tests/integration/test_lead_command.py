@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import RawClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import OWN, Http
 from tests.integration.raw import FENCING, contents_of, eventually
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 
 SECONDS_MAX = 120.0
 PROGRAM = str(Path(sys.executable).with_name("onewriter"))
@@ -224,7 +225,7 @@ kind: ExclusiveTopic
 metadata: {name: guarded}
 spec: {access: {requireClaim: true}}
 """
-    with running_brokers(manifests=manifest) as brokers:
+    with forked_brokers(manifests=manifest) as brokers:
         process = lead("guarded", "--", "true", url=brokers.service_url)
         _, err = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 1
@@ -234,7 +235,7 @@ spec: {access: {requireClaim: true}}
 def test_a_command_is_stopped_when_nobody_confirms_that_we_lead(
     lead: Lead, topic: str, tmp_path: Path, notes: Notes
 ) -> None:
-    with running_brokers() as brokers:
+    with forked_brokers() as brokers:
         process: Any = lead(
             topic, "--unconfirmed-seconds", "1", *child(tmp_path), url=brokers.service_url
         )

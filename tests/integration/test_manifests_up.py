@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from tests.integration.conftest import RawClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import EXCLUSIVE, SHARED, RefusedByBroker
 from tests.servers import DEBIAN_REDIS, StoreServer, running_server
 
 from onewriter_broker.local.ports import free_ports
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.command import EXIT_USAGE
 from onewriter_core.errors import ServerError
 
@@ -43,52 +44,23 @@ def refused(folder: Path, manifests: str = GOOD, *arguments: str) -> str:
     return said
 
 
-BAD_MANIFESTS = {
-    "a wrong type": (
-        "kind: ExclusiveTopic\nmetadata: {name: t}\nspec: {partitions: many}",
-        ["spec.partitions", "whole number"],
-    ),
-    "an unknown field": (
-        "kind: ExclusiveTopic\nmetadata: {name: t}\nspec: {partitoins: 3}",
-        ["spec.partitoins"],
-    ),
-    "an unknown mode": (
-        "kind: ExclusiveTopic\nmetadata: {name: t}\nspec: {access: {modes: [Exclusiv]}}",
-        ["spec.access.modes", "Exclusiv"],
-    ),
-    "an unknown kind": ("kind: ExclusivTopic\nmetadata: {name: t}", ["ExclusivTopic"]),
-    "a number out of range": (
-        "kind: ExclusiveTopic\nmetadata: {name: t}\nspec: {partitions: -1}",
-        ["spec.partitions"],
-    ),
-}
-
-
-@pytest.mark.parametrize(("text", "words"), BAD_MANIFESTS.values(), ids=BAD_MANIFESTS)
-def test_a_wrong_manifest_is_refused_by_file_document_and_field(
-    tmp_path: Path, text: str, words: list[str]
-) -> None:
-    """The second document of the file is the wrong one, and the message says so."""
-    said = refused(tmp_path, f"{GOOD}---\napiVersion: onewriter.dev/v1alpha1\n{text}\n")
-    for word in ["manifests.yaml", "document 2", *words]:
+def test_a_wrong_manifest_is_refused_by_file_document_and_field(tmp_path: Path) -> None:
+    """tests/unit/core/test_manifests.py has the other mistakes."""
+    wrong = "kind: ExclusiveTopic\nmetadata: {name: t}\nspec: {partitions: many}"
+    said = refused(tmp_path, f"{GOOD}---\napiVersion: onewriter.dev/v1alpha1\n{wrong}\n")
+    for word in ("manifests.yaml", "document 2", "spec.partitions", "whole number"):
         assert word in said, said
 
 
-def test_what_is_no_yaml_is_refused_by_file_and_line(tmp_path: Path) -> None:
-    said = refused(tmp_path, "kind: [unclosed\n")
-    assert "manifests.yaml" in said
-    assert "line" in said
+def test_a_second_start_on_the_same_data_directory_is_refused(
+    broker: LocalBrokers, tmp_path: Path
+) -> None:
+    said = refused(tmp_path, GOOD, "--data-dir", str(broker.data_directory))
+    assert "in use" in said
 
 
-def test_a_second_start_on_the_same_data_directory_is_refused(tmp_path: Path) -> None:
-    with running_brokers() as brokers:
-        said = refused(tmp_path, GOOD, "--data-dir", str(brokers.data_directory))
-        assert "in use" in said
-
-
-def test_a_port_in_use_is_said_so(tmp_path: Path) -> None:
-    with running_brokers() as brokers:
-        said = refused(tmp_path, GOOD, "--port", str(brokers.address()[1]))
+def test_a_port_in_use_is_said_so(broker: LocalBrokers, tmp_path: Path) -> None:
+    said = refused(tmp_path, GOOD, "--port", str(broker.address()[1]))
     assert "address already in use" in said.lower()
 
 
@@ -104,9 +76,10 @@ def test_a_store_that_evicts_is_refused(tmp_path: Path) -> None:
     assert "maxmemory-policy" in said
 
 
+@pytest.mark.full  # needs Debian's Redis; every other story runs on Valkey
 @pytest.mark.skipif(not DEBIAN_REDIS.exists(), reason="Debian's Redis 7.0 is not installed")
 def test_debians_redis_will_do(raw: RawClients) -> None:
-    with running_server("redis7") as store, running_brokers(redis_url=store.url) as brokers:
+    with running_server("redis7") as store, forked_brokers(redis_url=store.url) as brokers:
         raw(brokers.address()).producer("t", EXCLUSIVE).publish(b"fine")
 
 
@@ -128,7 +101,7 @@ def test_a_store_that_comes_late_is_waited_for(tmp_path: Path, raw: RawClients) 
 
 def test_undeclared_topics_are_refused_where_that_is_set(raw: RawClients) -> None:
     manifests = GOOD + "spec: {access: {requireClaim: false}}\n"
-    with running_brokers(manifests=manifests, settings={"require_declared": True}) as brokers:
+    with forked_brokers(manifests=manifests, settings={"require_declared": True}) as brokers:
         client = raw(brokers.address())
         client.lookup("good")  # waits for the owner
         client.producer("good", EXCLUSIVE).publish(b"fine")
@@ -139,7 +112,7 @@ def test_undeclared_topics_are_refused_where_that_is_set(raw: RawClients) -> Non
 
 def test_modes_that_the_manifest_leaves_out_are_refused(raw: RawClients) -> None:
     manifests = GOOD + "spec: {access: {modes: [Exclusive], requireClaim: false}}\n"
-    with running_brokers(manifests=manifests) as brokers:
+    with forked_brokers(manifests=manifests) as brokers:
         client = raw(brokers.address())
         with pytest.raises(RefusedByBroker) as found:
             client.producer("good", SHARED)

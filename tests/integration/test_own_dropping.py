@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.integration.conftest import RawClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import Http
 from tests.integration.owners import own
 from tests.integration.raw import eventually
@@ -21,7 +22,7 @@ from onewriter_broker.connection.guards import (
     GUARD_PROPERTY,
 )
 from onewriter_broker.log.keys import BUCKETS_DEFAULT
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.command import EXIT_USAGE
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.own.names import resource_bucket
@@ -38,7 +39,7 @@ def group() -> str:
 
 @pytest.fixture(scope="module")
 def brokers() -> Iterator[LocalBrokers]:
-    with running_server() as server, running_brokers(redis_url=server.url) as running:
+    with running_server() as server, forked_brokers(redis_url=server.url) as running:
         yield running
 
 

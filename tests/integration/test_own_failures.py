@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from tests.integration.conftest import RawClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.owners import DeniedByBroker, ask_own, lost, own, own_anywhere
 from tests.integration.raw import RawClient, eventually
 from tests.servers import StoreServer, running_pair, running_server
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.own.names import resource_bucket
 from onewriter_core.own.table import LINEAGE_BITS
@@ -29,7 +30,7 @@ _numbers = itertools.count()
 def bare() -> Iterator[LocalBrokers]:
     with (
         running_server() as store,
-        running_brokers(brokers=2, redis_url=store.url, supervised=False) as brokers,
+        forked_brokers(brokers=2, redis_url=store.url) as brokers,
     ):
         yield brokers
 
@@ -50,10 +51,9 @@ def patient() -> Iterator[LocalBrokers]:
     """They wait for owners of a broker that died for longer than any machine takes to come back."""
     with (
         running_server() as store,
-        running_brokers(
+        forked_brokers(
             brokers=2,
             redis_url=store.url,
-            supervised=False,
             settings={"resume_window_seconds": 300.0},
         ) as brokers,
     ):
@@ -108,14 +108,14 @@ def test_an_owner_is_sent_on_when_its_bucket_is_given_back(
     """A second broker comes: half of the buckets move to it, and their owners with them."""
     with (
         running_server() as store,
-        running_brokers(redis_url=store.url, supervised=False) as first,
+        forked_brokers(redis_url=store.url) as first,
     ):
         client = raw(first.address())
         resources = [f"{resource}/{n}" for n in range(40)]
         for name in resources:
             own(client, name, nonce="mine")
         settings = {"name": "broker-b", "data_dir": first.data_directory}
-        with running_brokers(redis_url=store.url, supervised=False, settings=settings) as second:
+        with forked_brokers(redis_url=store.url, settings=settings) as second:
             told = lost(client)
             assert told.is_moving
             assert not told.HasField("current_generation")
@@ -190,7 +190,7 @@ def test_a_broker_tells_a_lagging_replica_what_it_has_forgotten(
 ) -> None:
     with running_pair() as (primary, replica):
         link = Link(folder, primary)
-        with running_brokers(redis_url=link.url, supervised=False) as brokers:
+        with forked_brokers(redis_url=link.url) as brokers:
             owner = raw(brokers.address())
             assert own(owner, resource, nonce="mine", identity="one") == 1
             replica.promote()  # from here on it gets nothing any more
@@ -220,7 +220,7 @@ def test_a_generation_that_nobody_remembers_does_not_come_again(
     """Broker and primary die together; the replica has never heard of the last grant."""
     with running_pair() as (primary, replica):
         link = Link(folder, primary)
-        with running_brokers(redis_url=link.url, supervised=False) as brokers:
+        with forked_brokers(redis_url=link.url) as brokers:
             owner = raw(brokers.address())
             assert own(owner, resource, nonce="mine", identity="one") == 1
             replica.promote()

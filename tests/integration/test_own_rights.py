@@ -9,10 +9,11 @@ from pathlib import Path
 import jwt
 import pytest
 from tests.integration.conftest import RawClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.owners import DeniedByBroker, lost, own
 from tests.integration.raw import RawClient, full
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
 
 SECRET = secrets.token_hex(32)
@@ -53,7 +54,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBrokers]:
         "token_secret_file": key,
         "admin_subjects": "boss",
     }
-    with running_brokers(manifests=MANIFESTS, settings=settings) as brokers:
+    with forked_brokers(manifests=MANIFESTS, settings=settings) as brokers:
         yield brokers
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.patience import PATIENT
 from tests.integration.raw import contents_of, full
 from tests.servers import running_server
@@ -24,7 +25,7 @@ from onewriter import (
     ServerError,
     Unavailable,
 )
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 
 _numbers = itertools.count()
 
@@ -95,6 +96,7 @@ async def test_what_cannot_be_asked_is_said_at_once(
         client.own("group", ["a"])
 
 
+@pytest.mark.full  # test_own_wire.py owns a thousand in one request
 async def test_ten_thousand_resources(broker: LocalBrokers, resource: str) -> None:
     async with Client(broker.service_url, limits=PATIENT) as client:
         owned = await client.own("many", [f"{resource}/{n}" for n in range(10_000)])
@@ -134,7 +136,7 @@ async def test_an_owner_goes_on_when_its_broker_is_killed(tmp_path: Path, resour
     limits = replace(PATIENT, request_timeout_seconds=5.0)
     with (
         running_server() as store,
-        running_brokers(brokers=2, redis_url=store.url, supervised=False) as brokers,
+        forked_brokers(brokers=2, redis_url=store.url) as brokers,
     ):
         topic = "killed-under-a-reader"
         async with Client(brokers.service_url, limits=limits) as client:

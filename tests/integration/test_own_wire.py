@@ -8,11 +8,12 @@ import urllib.request
 
 import pytest
 from tests.integration.conftest import ATTENTIVE, RawClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import Http
 from tests.integration.owners import DeniedByBroker, disown, lost, own, own_all
 from tests.integration.raw import RawClient, RefusedByBroker, eventually
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.own.names import RESOURCE_BYTES_MAX
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -233,7 +234,7 @@ def test_other_texts_have_bounds_too(
 
 
 def test_an_owner_that_is_silent_has_none_after_a_while(raw: RawClients, resource: str) -> None:
-    with running_brokers(settings=ATTENTIVE) as brokers:
+    with forked_brokers(settings=ATTENTIVE) as brokers:
         silent = raw(brokers.address())
         own(silent, resource, identity="silent")
         silent.freeze()

@@ -12,6 +12,7 @@ import pulsar
 import pytest
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import RawClients, StockClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import (
     EXCLUSIVE,
     WAIT,
@@ -22,7 +23,7 @@ from tests.integration.raw import (
     full,
 )
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
 
 PARTITIONS = 4
@@ -41,7 +42,7 @@ spec:
 
 @pytest.fixture(scope="module")
 def partitioned() -> Iterator[LocalBrokers]:
-    with running_brokers(manifests=MANIFESTS) as brokers:
+    with forked_brokers(manifests=MANIFESTS) as brokers:
         yield brokers
 
 

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import redis
 from tests.integration.conftest import RawClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import EXCLUSIVE, FENCING
 from tests.integration.test_http_own_api import guarded, token
 from tests.servers import running_server
 
 from onewriter_broker.log.keys import Keys
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.ids import TopicName
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
@@ -75,7 +76,7 @@ def test_a_token_file_that_is_not_there(broker: LocalBrokers, topic: str, read: 
 def test_a_corrupt_block_is_named(raw: RawClients, read: Any) -> None:
     with (
         running_server() as store,
-        running_brokers(redis_url=store.url, settings={"tail_bytes_per_log": 1}) as brokers,
+        forked_brokers(redis_url=store.url, settings={"tail_bytes_per_log": 1}) as brokers,
     ):
         producer = raw(brokers.address()).producer("damaged", EXCLUSIVE)
         for number in range(5):

@@ -23,6 +23,8 @@ from onewriter_pipeline.reading.planning import Selection
 from onewriter_pipeline.tables.layout import MESSAGES
 from onewriter_pipeline.tables.tables import Tables
 
+pytestmark = pytest.mark.full  # needs Go; test_pipeline_offload.py writes to a file system
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:

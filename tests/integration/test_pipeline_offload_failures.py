@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import redis
 from tests.integration.conftest import RawClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.offloading import Fill, numbered, offload, rows, stored, trim, values
 from tests.integration.raw import EXCLUSIVE, FENCING, RawProducer
 from tests.servers import running_server
 
 from onewriter_broker.log.keys import Keys
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.ids import TopicName
 from onewriter_core.wire.encoding import encode_send_header
 from onewriter_core.wire.messages import build_entry
@@ -132,7 +133,7 @@ def test_an_entry_that_cannot_be_read(
 def test_a_block_that_no_broker_wrote(raw: RawClients, tmp_path: Path) -> None:
     with (
         running_server() as store,
-        running_brokers(redis_url=store.url, settings={"tail_bytes_per_log": 1}) as brokers,
+        forked_brokers(redis_url=store.url, settings={"tail_bytes_per_log": 1}) as brokers,
     ):
         access, tables = Access(brokers.http_url), Tables(str(tmp_path))
         producer = raw(brokers.address()).producer("damaged", EXCLUSIVE)

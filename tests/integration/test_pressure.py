@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from tests.integration.conftest import RawClients
 from tests.integration.following import follow
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import (
     EXCLUSIVE,
     WAIT,
@@ -21,7 +22,7 @@ from tests.integration.raw import (
 )
 from tests.servers import StoreServer, running_server
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.encoding import encode_send_header
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -47,7 +48,7 @@ def pressed(store: StoreServer) -> Iterator[LocalBrokers]:
         "pending_bytes_per_connection_max": PENDING_MAX,
         "store_timeout_seconds": 1.0,
     }
-    with running_brokers(redis_url=store.url, settings=settings) as brokers:
+    with forked_brokers(redis_url=store.url, settings=settings) as brokers:
         yield brokers
 
 

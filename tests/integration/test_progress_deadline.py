@@ -6,9 +6,9 @@ import time
 
 import pytest
 from tests.integration.conftest import RawClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import EXCLUSIVE, WAIT, RawProducer, eventually
 
-from onewriter_broker.testing import running_brokers
 from onewriter_core.wire.values import SendReceipt
 
 DEADLINES_SECONDS = (1, 4, 16)
@@ -54,7 +54,7 @@ def is_stored(holder: RawProducer, number: int) -> bool:
 def test_a_holder_that_stops_publishing_hands_over_where_that_was_asked_for(
     raw: RawClients,
 ) -> None:
-    with running_brokers(manifests=MANIFESTS) as brokers:
+    with forked_brokers(manifests=MANIFESTS) as brokers:
         connection = raw(brokers.address())
         elsewhere = connection.producer("unwatched", EXCLUSIVE)
         for deadline in DEADLINES_SECONDS:

@@ -12,12 +12,13 @@ import random
 import pytest
 from tests.integration.conftest import ROUNDS, RawClients
 from tests.integration.cutting_proxy import PROXY_HOST, CuttingProxy
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import RawClient, RawConsumer, RawProducer, RefusedByBroker, full
 
 from onewriter import Client, Consumer, ConsumerOptions, NoMessage, SubscriptionType
 from onewriter._stream import Stream
 from onewriter_broker.connection.consuming import PARKED_MAX
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.commands import encode_command
 from onewriter_core.wire.encoding import encode_flow
@@ -160,7 +161,7 @@ async def _fail_after_redelivery(
 @pytest.mark.timeout(120 + 5 * ROUNDS)
 async def test_a_connection_that_is_lost_meanwhile(raw: RawClients, topic: str) -> None:
     """It returns all the same, with redelivery, and nothing stays filtered."""
-    with running_brokers(settings={"advertised_host": PROXY_HOST}) as brokers:
+    with forked_brokers(settings={"advertised_host": PROXY_HOST}) as brokers:
         producer = raw(brokers.address()).producer(topic)
         written = [b"%d" % number for number in range(20)]
         for content in written:

@@ -12,10 +12,11 @@ import pytest
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import ROUNDS, RawClients, StockClients
 from tests.integration.cutting_proxy import PROXY_HOST, CuttingProxy
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import EXCLUSIVE, contents_of, entries_of
 from tests.servers import running_server
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.wire.messages import parse_metadata
 
 CUTS = 6
@@ -34,13 +35,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "chunked": {"batching_enabled": False, "chunking_enabled": True},
 }
+STREAMS = [("Exclusive", "unbatched"), ("Shared", "batched"), ("Exclusive", "chunked")]
+"""Each shape once, each mode with single messages or batches."""
 
 
 @pytest.fixture(scope="module")
 def proxied() -> Iterator[LocalBrokers]:
     """A broker whose look-ups lead through the proxy."""
     settings = {"advertised_host": PROXY_HOST, "message_bytes_max": MESSAGE_BYTES_MAX}
-    with running_brokers(settings=settings) as brokers:
+    with forked_brokers(settings=settings) as brokers:
         yield brokers
 
 
@@ -98,8 +101,7 @@ def stored_numbers(brokers: LocalBrokers, topic: str, shape: str) -> list[int]:
     return numbers
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("mode", ["Exclusive", "Shared"])
+@pytest.mark.parametrize(("mode", "shape"), STREAMS)
 def test_a_stream_through_a_network_that_cuts(
     proxied: LocalBrokers, stock: StockClients, topic: str, mode: str, shape: str
 ) -> None:
@@ -112,8 +114,7 @@ def test_a_stream_through_a_network_that_cuts(
     assert stored_numbers(proxied, topic, shape) == list(range(count))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("mode", ["Exclusive", "Shared"])
+@pytest.mark.parametrize(("mode", "shape"), STREAMS)
 def test_a_stream_across_the_death_of_its_broker(
     stock: StockClients, topic: str, mode: str, shape: str, mortal: LocalBrokers
 ) -> None:
@@ -141,7 +142,7 @@ def mortal() -> Iterator[LocalBrokers]:
     settings = {"message_bytes_max": MESSAGE_BYTES_MAX}
     with (
         running_server() as store,
-        running_brokers(redis_url=store.url, supervised=False, settings=settings) as brokers,
+        forked_brokers(redis_url=store.url, settings=settings) as brokers,
     ):
         yield brokers
 

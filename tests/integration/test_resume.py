@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import RawClients, StockClients
 from tests.integration.cutting_proxy import PROXY_HOST, CuttingProxy
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import (
     EXCLUSIVE,
     FENCING,
@@ -155,21 +155,16 @@ def test_a_stock_client_resumes_through_a_cut_and_through_a_second_start(
 
 
 def test_after_a_second_start_waiters_come_when_the_holder_does_not(
-    tmp_path: Path, raw: RawClients, topic: str
+    raw: RawClients, topic: str
 ) -> None:
-    brokers = LocalBrokers(tmp_path)
-    brokers.start()
-    try:
+    with forked_brokers() as brokers:
         holder = raw(brokers.address()).producer(topic, EXCLUSIVE, name="holder")
         holder.publish(b"0")
         brokers.kill()
-        time.sleep(0.1)
-        brokers.wait_ready()
+        brokers.restart(0)
         waiter = raw(brokers.address()).ask_producer(topic, WAIT).ready_at_last()
         assert (waiter.epoch or 0) > (holder.epoch or 0)
         with pytest.raises(RefusedByBroker):
             raw(brokers.address()).producer(
                 topic, EXCLUSIVE, name="holder", epoch=holder.epoch, reconnects=1
             )
-    finally:
-        brokers.stop()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import ROUNDS, RawClients
 from tests.integration.cutting_proxy import PROXY_HOST, CuttingProxy
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.patience import SECONDS
 from tests.integration.raw import FENCING, contents_of
 
@@ -24,7 +25,7 @@ from onewriter import (
     ProducerOptions,
     Refused,
 )
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 
 MESSAGES = 3_000
 CUTS = 6
@@ -42,15 +43,18 @@ async def test_every_access_mode_writes(broker: LocalBrokers, topic: str, mode: 
     assert await asyncio.to_thread(contents_of, broker.address(), topic) == [b"0", b"1", b"2"]
 
 
-@pytest.mark.parametrize("mode", [AccessMode.EXCLUSIVE, AccessMode.SHARED])
-@pytest.mark.parametrize("batching", [None, Batching(messages_max=20)], ids=["single", "batch"])
+@pytest.mark.parametrize(
+    ("mode", "batching"),
+    [(AccessMode.EXCLUSIVE, None), (AccessMode.SHARED, Batching(messages_max=20))],
+    ids=["exclusive, single", "shared, in batches"],
+)
 async def test_a_stream_through_a_network_that_cuts(
     topic: str, mode: AccessMode, batching: Batching | None
 ) -> None:
     """Neither a hole nor a duplicate, and one epoch all along."""
     options = ProducerOptions(access_mode=mode, pending_messages_max=200, batching=batching)
     contents = [b"%d" % number + b"." * 200 for number in range(MESSAGES)]
-    with running_brokers(settings={"advertised_host": PROXY_HOST}) as brokers:
+    with forked_brokers(settings={"advertised_host": PROXY_HOST}) as brokers:
         volume = sum(map(len, contents))
         with CuttingProxy(
             brokers.address(), cuts=CUTS, bytes_between=volume // (2 * CUTS)
@@ -71,14 +75,14 @@ async def test_a_stream_through_a_network_that_cuts(
 
 
 async def test_a_writer_outlives_its_broker(topic: str) -> None:
-    with running_brokers() as brokers:
+    with forked_brokers() as brokers:
         async with Client(brokers.service_url) as client:
             producer = await client.create_producer(topic, EXCLUSIVE)
             receipts = []
             for number in range(1_000):
                 receipts.append(await producer.submit(b"%d" % number))
                 if number == 500:
-                    brokers.kill()
+                    brokers.replace()
                 await asyncio.sleep(0.0005)
             await asyncio.gather(*receipts)
             await asyncio.to_thread(brokers.wait_ready)
@@ -113,7 +117,7 @@ async def test_under_load_a_takeover_leaves_no_doubt(
 async def test_a_cut_and_a_takeover_at_once_are_told_truly(raw: RawClients, topic: str) -> None:
     """What was in flight is unknown; what is said to be definite is."""
     said = Said()
-    with running_brokers(settings={"advertised_host": PROXY_HOST}) as brokers:
+    with forked_brokers(settings={"advertised_host": PROXY_HOST}) as brokers:
         with CuttingProxy(brokers.address(), cuts=0, bytes_between=2) as proxy:
 
             def cut_and_take_over(number: int) -> None:
@@ -182,7 +186,7 @@ kind: ExclusiveTopic
 metadata: {name: guarded}
 spec: {access: {requireClaim: true}}
 """
-    with running_brokers(manifests=manifest) as brokers:
+    with forked_brokers(manifests=manifest) as brokers:
         async with Client(brokers.service_url) as client:
             with pytest.raises(Refused, match="ProducerClaim"):
                 await client.create_producer("guarded", EXCLUSIVE)
@@ -195,7 +199,7 @@ kind: ExclusiveTopic
 metadata: {{name: {topic}}}
 spec: {{partitions: 2, access: {{requireClaim: false}}}}
 """
-    with running_brokers(manifests=manifest) as brokers:
+    with forked_brokers(manifests=manifest) as brokers:
         async with Client(brokers.service_url) as client:
             with pytest.raises(Refused, match=f"{topic}-partition-0"):
                 await client.create_producer(topic, EXCLUSIVE)

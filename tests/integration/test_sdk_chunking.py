@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.integration.conftest import RawClients, StockClients
 from tests.integration.cutting_proxy import PROXY_HOST, CuttingProxy
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import RawProducer, entries_of
 from tests.integration.test_sdk_consumer import FROM_THE_START, contents, take
 
@@ -31,7 +32,7 @@ from onewriter import (
     Refused,
     Unreadable,
 )
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.wire.encoding import encode_send_header
 from onewriter_core.wire.messages import build_entry, parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -55,7 +56,7 @@ def large(number: int, size: int) -> bytes:
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[LocalBrokers]:
     """A broker that takes small entries only."""
-    with running_brokers(settings={"message_bytes_max": SMALL_ENTRY_BYTES_MAX}) as brokers:
+    with forked_brokers(settings={"message_bytes_max": SMALL_ENTRY_BYTES_MAX}) as brokers:
         yield brokers
 
 
@@ -63,7 +64,7 @@ def narrow() -> Iterator[LocalBrokers]:
 def proxied() -> Iterator[LocalBrokers]:
     """The same, whose look-ups lead through the proxy."""
     settings = {"advertised_host": PROXY_HOST, "message_bytes_max": SMALL_ENTRY_BYTES_MAX}
-    with running_brokers(settings=settings) as brokers:
+    with forked_brokers(settings=settings) as brokers:
         yield brokers
 
 
@@ -160,7 +161,7 @@ async def sent_but_for(producer: Producer, size: int) -> None:
 async def test_a_message_larger_than_what_a_broker_remembers_outlives_it(topic: str) -> None:
     """Its successor looks through 16 MiB of the log for what was stored before."""
     content = large(1, 40 * 1024 * 1024)
-    with running_brokers(settings={"message_bytes_max": SMALL_ENTRY_BYTES_MAX}) as brokers:
+    with forked_brokers(settings={"message_bytes_max": SMALL_ENTRY_BYTES_MAX}) as brokers:
         async with Client(brokers.service_url) as client:
             options = replace(CHUNKING, access_mode=AccessMode.EXCLUSIVE)
             producer = await client.create_producer(topic, options)
@@ -168,7 +169,7 @@ async def test_a_message_larger_than_what_a_broker_remembers_outlives_it(topic: 
             receipt = await producer.submit(content)
             await sent_but_for(producer, len(content) // 3)
             assert not receipt.done()
-            brokers.kill()
+            brokers.replace()
             await receipt
             await producer.send(b"last")
             reader = await client.create_reader(topic, EARLIEST)

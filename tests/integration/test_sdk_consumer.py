@@ -9,6 +9,7 @@ import pulsar
 import pytest
 from tests.integration.conftest import RawClients, StockClients
 from tests.integration.cutting_proxy import PROXY_HOST, CuttingProxy
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.patience import SECONDS
 
 from onewriter import (
@@ -25,7 +26,7 @@ from onewriter import (
     Refused,
     SubscriptionType,
 )
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 
 MESSAGES = 2_000
 CUTS = 8
@@ -129,7 +130,7 @@ async def test_a_reader_through_a_network_that_cuts(topic: str) -> None:
     """Neither a hole nor a duplicate, in batches or not."""
     written = [b"%d" % number for number in range(MESSAGES)]
     with (
-        running_brokers(settings={"advertised_host": PROXY_HOST}) as brokers,
+        forked_brokers(settings={"advertised_host": PROXY_HOST}) as brokers,
         CuttingProxy(brokers.address(), cuts=0, bytes_between=2) as proxy,
     ):
         async with Client(proxy.url) as client:
@@ -155,7 +156,7 @@ async def _write(
 
 async def test_a_consumer_outlives_its_broker(topic: str) -> None:
     """What was acknowledged with a receipt never comes again, everything else does, in order."""
-    with running_brokers() as brokers:
+    with forked_brokers() as brokers:
         async with Client(brokers.service_url) as client:
             producer = await client.create_producer(topic)
             for number in range(300):
@@ -163,7 +164,7 @@ async def test_a_consumer_outlives_its_broker(topic: str) -> None:
             consumer = await client.subscribe(topic, "s", FROM_THE_START)
             first = await take(consumer, 120)
             await consumer.acknowledge_cumulative(first[99])
-            await asyncio.to_thread(brokers.kill)
+            await asyncio.to_thread(brokers.replace)
             while consumer.is_attached:
                 await consumer.changed()
             rest = contents(await take(consumer, 200))
@@ -173,7 +174,7 @@ async def test_a_consumer_outlives_its_broker(topic: str) -> None:
 async def test_the_latest_is_pinned_while_the_connection_is_away(
     raw: RawClients, topic: str
 ) -> None:
-    with running_brokers(settings={"advertised_host": PROXY_HOST}) as brokers:
+    with forked_brokers(settings={"advertised_host": PROXY_HOST}) as brokers:
         producer = raw(brokers.address()).producer(topic)
         producer.publish(b"old")
         with CuttingProxy(brokers.address(), cuts=0, bytes_between=2) as proxy:

@@ -24,7 +24,10 @@ from onewriter import (
     SubscriptionType,
 )
 
-pytestmark = pytest.mark.timeout(900)  # Pulsar's jars are fetched once, which takes minutes
+pytestmark = [
+    pytest.mark.full,  # needs Java and Apache Pulsar; test_sdk_consumer.py reads from our broker
+    pytest.mark.timeout(900),  # the first run downloads Pulsar for minutes
+]
 
 FROM_THE_START = ConsumerOptions(start=EARLIEST)
 

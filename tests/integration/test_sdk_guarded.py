@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from click.testing import CliRunner
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.patience import LASTING, PATIENT
 from tests.integration.raw import contents_of
 from tests.integration.test_guards import FENCING, beside, elsewhere, guarded_producer
@@ -27,7 +28,7 @@ from onewriter import (
     ProducerOptions,
     Refused,
 )
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_broker.verify.cli import verify_command
 
 
@@ -123,7 +124,7 @@ async def test_what_is_used_after_a_handover_is_closed(broker: LocalBrokers, top
 
 
 async def test_guarded_writes_go_on_through_a_dead_broker(topic: str) -> None:
-    with running_brokers() as brokers:
+    with forked_brokers() as brokers:
         targets = [beside(topic), elsewhere(brokers, topic)]
         async with leading(brokers, topic) as leadership:
             receipts = []
@@ -133,7 +134,7 @@ async def test_guarded_writes_go_on_through_a_dead_broker(topic: str) -> None:
                     for target in targets
                 ]
                 if number == 300:
-                    brokers.kill()
+                    brokers.replace()
             await asyncio.gather(*receipts)
         for target in targets:
             assert await stored(brokers, target) == [b"%d" % number for number in range(600)]
@@ -226,12 +227,12 @@ async def test_transactions_through_a_dead_broker_are_whole(topic: str) -> None:
     """Each is in both topics or in neither, in the same order; an answered one is there."""
     audit = beside(topic)
     answered, unknown = [], []
-    with running_brokers() as brokers:
+    with forked_brokers() as brokers:
         async with leading(brokers, topic) as leadership:
             leadership.guarded(audit, LASTING)
             for number in range(200):
                 if number in {50, 120}:
-                    asyncio.get_running_loop().call_later(0.003, brokers.kill)
+                    asyncio.get_running_loop().call_later(0.003, brokers.replace)
                 transaction = leadership.transaction(announce=False)
                 transaction.send(b"%d" % number)
                 transaction.send(b"%d" % number, topic=audit)
@@ -282,7 +283,7 @@ async def test_refused_blocks_leave_no_hole_that_verify_would_find(
 ) -> None:
     """Guarded and other writers of one log, takeovers in their midst, and transactions."""
     audit = beside(topic)
-    with running_brokers(redis_url=valkey.url) as brokers:
+    with forked_brokers(redis_url=valkey.url) as brokers:
         async with Client(brokers.service_url) as client, Client(brokers.service_url) as other:
             plain = await client.create_producer(audit)
             refused = 0

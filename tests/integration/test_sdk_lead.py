@@ -51,7 +51,7 @@ class Server(NamedTuple):
     is_onewriter: bool
 
 
-@pytest.fixture(params=["onewriter", "pulsar"])
+@pytest.fixture(params=["onewriter", pytest.param("pulsar", marks=pytest.mark.full)])
 def server(request: pytest.FixtureRequest) -> Server:
     if request.param == "onewriter":
         broker: LocalBrokers = request.getfixturevalue("broker")
@@ -369,6 +369,7 @@ async def test_priorities_order_the_line_where_the_broker_knows_them(
     assert order == [30, 20, 1]
 
 
+@pytest.mark.full  # needs Apache Pulsar; test_own_sdk.py has a broker of another kind
 async def test_a_stock_broker_is_sent_none_of_our_own_commands(
     standalone: PulsarStandalone, topic: str
 ) -> None:

@@ -6,13 +6,14 @@ import asyncio
 from itertools import count
 
 import pytest
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.patience import SECONDS
 from tests.integration.raw import entries_of
 from tests.integration.test_guards import beside
 from tests.integration.test_sdk_guarded import leading
 
 from onewriter import Batching, Leadership, OutcomeUnknown, Producer, ProducerOptions
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.wire.messages import entry_payload, iterate_batch, parse_metadata
 
 TRANSACTIONS = 500
@@ -90,7 +91,7 @@ async def test_each_is_whole_and_in_its_place_among_a_stream_of_sends(
     )
     audit = beside(topic)
     certain = []
-    with running_brokers() as brokers:
+    with forked_brokers() as brokers:
         async with leading(brokers, topic, options) as leadership:
             producer = await leadership.guarded(audit, options).producer()
             stop = asyncio.Event()

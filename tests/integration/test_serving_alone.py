@@ -7,9 +7,10 @@ import time
 
 import pytest
 from tests.integration.following import placed
+from tests.integration.forked_brokers import forked_brokers
 
 from onewriter import AccessMode, Client, Leadership, ProducerOptions
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 
 SECONDS = 1.0
 OPTIONS = ProducerOptions(serve_seconds=SECONDS)
@@ -77,7 +78,7 @@ async def test_a_leader_cut_off_from_a_dying_broker_stops_before_its_successor_b
     topic: str, brokers: int
 ) -> None:
     """The next broker knows from the store what the last one had granted."""
-    with running_brokers(brokers=brokers) as local:
+    with forked_brokers(brokers=brokers) as local:
         placed(local, topic)
         async with (
             asyncio.timeout(PATIENCE_SECONDS),
@@ -87,7 +88,7 @@ async def test_a_leader_cut_off_from_a_dying_broker_stops_before_its_successor_b
             leading = client.lead(topic, options=OPTIONS, announce=False)
             leadership = await leading.__aenter__()
             await serves(leadership)
-            await asyncio.to_thread(local.kill, local.owner_of(topic))
+            await asyncio.to_thread(local.replace, local.owner_of(topic))
             latest = leadership._serving._until if leadership._serving else 0.0
             taking_over = await other.create_producer(topic, FENCING, timeout_seconds=120)
             assert time.monotonic() > latest

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.integration.conftest import ROUNDS, RawClients
 from tests.integration.cutting_proxy import PROXY_HOST, CuttingProxy
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import FENCING
 from tests.state.broker_world import BrokerWorld
 from tests.state.campaign import Campaign, fold
@@ -18,7 +19,7 @@ from tests.state.map_contract import LIMITS, MapContract
 
 from onewriter import Client, ConfigurationError, Refused
 from onewriter.state import Checkpoints, SharedMap
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 
 NEVER = Checkpoints(writes=10**9)
 
@@ -106,7 +107,7 @@ async def test_it_is_linearizable_while_writers_are_deposed(
 async def test_it_is_linearizable_while_connections_are_cut(topic: str) -> None:
     """All of them at once, with whatever was under way."""
     with (
-        running_brokers(settings={"advertised_host": PROXY_HOST}) as brokers,
+        forked_brokers(settings={"advertised_host": PROXY_HOST}) as brokers,
         CuttingProxy(brokers.address(), cuts=0, bytes_between=2) as proxy,
     ):
 
@@ -194,11 +195,11 @@ async def test_opening_in_mid_takeover_gives_the_fold_of_the_log(
 @pytest.mark.timeout(120 + 20 * ROUNDS)
 async def test_it_is_linearizable_while_brokers_are_killed(topic: str) -> None:
     rounds = max(2, ROUNDS // 4)
-    with running_brokers(brokers=2) as brokers:
+    with forked_brokers(brokers=2) as brokers:
 
         def kill(number: int) -> None:
             brokers.kill(number % 2)
-            brokers.wait_ready()
+            brokers.restart(number % 2)
 
         async with Client(brokers.service_url) as one, Client(brokers.service_url) as other:
             await _campaign([one, other], topic, rounds, kill, pause_seconds=1.0)
@@ -221,7 +222,7 @@ async def test_opening_from_a_checkpoint_reads_only_what_is_behind_it(
 
 
 async def test_retention_never_passes_the_newest_checkpoint() -> None:
-    with running_brokers(manifests=CUT) as brokers:
+    with forked_brokers(manifests=CUT) as brokers:
         async with Client(brokers.service_url) as client:
 
             def opened() -> SharedMap[str, int]:
@@ -236,7 +237,7 @@ async def test_retention_never_passes_the_newest_checkpoint() -> None:
                 for number in range(40, 50):
                     await (one, other)[number % 2].put(str(number), number)
                 await asyncio.to_thread(brokers.wait_for_event, "retention.trimmed", _any)
-            await asyncio.to_thread(brokers.kill)  # and what it had in memory
+            await asyncio.to_thread(brokers.replace)  # and what it had in memory
             await asyncio.to_thread(brokers.wait_ready)
             assert len(await BrokerWorld(client, "cut").log()) < 50
             async with opened() as again:
@@ -249,7 +250,7 @@ def _any(_event: object) -> bool:
 
 
 async def test_a_partitioned_topic_is_refused() -> None:
-    with running_brokers(manifests=CUT) as brokers:
+    with forked_brokers(manifests=CUT) as brokers:
         async with Client(brokers.service_url) as client:
             with pytest.raises(Refused, match="partition"):
                 async with SharedMap(client, "partitioned", str, int, checkpoints=NEVER):

@@ -13,7 +13,10 @@ from tests.state.map_contract import LIMITS, StockMapContract
 from onewriter import Client
 from onewriter.state import Checkpoints, SharedMap
 
-pytestmark = pytest.mark.timeout(900)  # Pulsar's jars are fetched once, which takes minutes
+pytestmark = [
+    pytest.mark.full,  # needs Java and Apache Pulsar; test_shared_state.py runs the same contract
+    pytest.mark.timeout(900),  # the first run downloads Pulsar for minutes
+]
 
 NEVER = Checkpoints(writes=10**9)
 

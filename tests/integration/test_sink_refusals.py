@@ -7,6 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 from tests.integration.conftest import StockClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import OWN, PERSISTENT, Http
 from tests.integration.sinks import (
     full,
@@ -20,7 +21,7 @@ from tests.integration.sinks import (
 )
 from tests.integration.test_atomic_publish import Reader, epoch_of, holder
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_broker.topic import staged_rows
 from onewriter_pipeline.errors import Conflict, Invalid
 from onewriter_pipeline.publishing import writing
@@ -104,7 +105,7 @@ spec: {access: {requireClaim: false}}
 
 
 def test_what_one_topic_refuses_for_ever_is_published_to_none(stock: StockClients) -> None:
-    with running_brokers(manifests=REFUSING) as brokers:
+    with forked_brokers(manifests=REFUSING) as brokers:
         http, client = Http(brokers.http_url), stock(brokers.service_url)
         holder(client, "ends").close()
         assert http("POST", f"{PERSISTENT}/ends/terminate")[0] == 200

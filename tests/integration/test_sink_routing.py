@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import RawClients, StockClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import OWN, Http
 from tests.integration.raw import WAIT, eventually
 from tests.integration.sinks import (
@@ -30,7 +31,7 @@ from tests.integration.sinks import (
 )
 from tests.integration.test_atomic_publish import Reader, epoch_of, holder, number_of
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_broker.topic.publishing_turn import TURN_SECONDS
 from onewriter_pipeline.binaries import binaries
 from onewriter_pipeline.brokers.connection import Access
@@ -306,7 +307,7 @@ def test_it_waits_with_the_priority_of_its_claim(raw: RawClients, tmp_path: Path
     (tmp_path / "secret").write_text(secret)
     settings = {"authentication_required": True, "token_secret_file": tmp_path / "secret"}
     token = jwt.encode({"sub": "writer"}, secret, algorithm="HS256")
-    with running_brokers(manifests=manifest, settings=settings) as brokers:
+    with forked_brokers(manifests=manifest, settings=settings) as brokers:
         http = Http(brokers.http_url, token)
         holder = raw(brokers.address(), token=token).producer("queued", WAIT)
         target = Target(Access(brokers.http_url, token=token), "queued")

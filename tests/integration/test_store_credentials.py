@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from tests.integration.conftest import RawClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import EXCLUSIVE
 from tests.servers import StoreServer, running_server
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.store_rights import broker_acl_rules
 
 USER = "broker"
@@ -36,7 +37,7 @@ def test_a_rotated_password_counts_from_the_next_connection_on(
     file = tmp_path / "password"
     file.write_text("first\n")
     url = f"redis://127.0.0.1:{guarded.port}"
-    with running_brokers(redis_url=url, settings=settings(file)) as brokers:
+    with forked_brokers(redis_url=url, settings=settings(file)) as brokers:
         producer = raw(brokers.address()).producer("t", EXCLUSIVE)
         producer.publish(b"before")
         guarded.command("ACL", "SETUSER", USER, "resetpass", ">second")

@@ -22,7 +22,7 @@ from tests.integration.bare_brokers import bare_broker, settle
 from tests.integration.conftest import ROUNDS
 from tests.integration.continuous_writer import ContinuousWriter, named_owner
 from tests.integration.raw import contents_of, eventually
-from tests.servers import SERVER_PROGRAMS, StoreServer, running_pair, running_server
+from tests.servers import SERVER_KINDS, StoreServer, running_pair, running_server
 
 from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_broker.verbs.adopt import adopt as adopt_command
@@ -186,7 +186,7 @@ def test_a_file_is_torn_under_a_writer(topic: str) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("kind", list(SERVER_PROGRAMS))
+@pytest.mark.parametrize("kind", SERVER_KINDS)
 def test_a_server_restarts_under_a_writer(kind: str, topic: str) -> None:
     """Another ``master_replid``, the same data: nothing is lost and nobody loses its turn."""
     with (

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import ATTENTIVE, ROUNDS, RawClients, StockClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import (
     BROKERS_OWN_REQUEST,
     EXCLUSIVE,
@@ -24,7 +25,7 @@ from tests.integration.raw import (
     eventually,
 )
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import SendReceipt
@@ -71,7 +72,7 @@ class Candidate:
 @pytest.fixture(scope="module")
 def attentive() -> Iterator[LocalBrokers]:
     """A broker that soon notices who is silent."""
-    with running_brokers(settings=ATTENTIVE) as brokers:
+    with forked_brokers(settings=ATTENTIVE) as brokers:
         yield brokers
 
 

@@ -12,11 +12,12 @@ from typing import Any
 import pulsar
 import pytest
 from tests.integration.conftest import RawClients, StockClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import PERSISTENT, Http
 from tests.integration.raw import EXCLUSIVE, WAIT, RefusedByBroker, contents_of
 from tests.servers import running_server
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import MessageId
@@ -28,7 +29,7 @@ JAVA = "Pulsar-Java-v4.0.7"
 def mortal() -> Iterator[LocalBrokers]:
     with (
         running_server() as store,
-        running_brokers(redis_url=store.url, supervised=False) as brokers,
+        forked_brokers(redis_url=store.url) as brokers,
     ):
         yield brokers
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import jwt
 import pulsar
-
-from onewriter_broker.testing import running_brokers
+from tests.integration.forked_brokers import forked_brokers
 
 SECRET = b"a secret of at least thirty-two bytes"
 LIFE_SECONDS = 4.0
@@ -30,7 +29,7 @@ def test_a_fresh_token_keeps_the_writer(tmp_path: Path) -> None:
         handed_out.append(token(LIFE_SECONDS))
         return handed_out[-1]
 
-    with running_brokers(
+    with forked_brokers(
         settings={"token_secret_file": str(secret), "authentication_required": True},
     ) as broker:
         client = pulsar.Client(

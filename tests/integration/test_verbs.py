@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
-import subprocess
-import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from tests.integration.conftest import RawClients
 from tests.integration.following import placed
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import epoch_of
 from tests.integration.raw import EXCLUSIVE
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
+from onewriter_core import command
 from onewriter_core.command import EXIT_REFUSED, EXIT_UNKNOWN, EXIT_USAGE
 
 MODULES = {
@@ -30,8 +34,8 @@ MODULES = {
 
 
 class Said:
-    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
-        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
 
     @property
     def json(self) -> Any:
@@ -39,20 +43,19 @@ class Said:
 
 
 def onewriter(verb: str, *arguments: object, **environment: str) -> Said:
-    """The verb in a process of its own, ending as the command ends it."""
-    program = (
-        "import sys; from unittest import mock; from importlib import metadata;"
-        "from onewriter_core import command;"
-        f"point = metadata.EntryPoint({verb!r},"
-        f" 'onewriter_broker.verbs.{MODULES[verb]}:{verb}', 'onewriter.commands');"
-        "mock.patch.object(command, '_entry_points', lambda: {point.name: point}).start();"
-        "command.main(sys.argv[1:])"
-    )
-    words = [sys.executable, "-c", program, verb, *map(str, arguments)]
-    done = subprocess.run(
-        words, capture_output=True, text=True, env=os.environ | environment, check=False
-    )
-    return Said(done)
+    """The verb as the command runs and ends it; without the command's start."""
+    target = f"onewriter_broker.verbs.{MODULES[verb]}:{verb}"
+    point = metadata.EntryPoint(verb, target, "onewriter.commands")
+    with (
+        mock.patch.object(command, "_entry_points", return_value={verb: point}),
+        mock.patch.dict(os.environ, environment),
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+        pytest.raises(SystemExit) as ended,
+    ):
+        command.main([verb, *map(str, arguments)])
+    code = ended.value.code
+    return Said(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
 
 
 def at(broker: LocalBrokers) -> tuple[str, str]:
@@ -122,7 +125,7 @@ def test_a_topic_that_does_not_exist_is_a_definite_no(broker: LocalBrokers) -> N
 
 
 def test_any_broker_can_be_asked_about_any_topic(raw: RawClients) -> None:
-    with running_brokers(brokers=2) as brokers:
+    with forked_brokers(brokers=2) as brokers:
         topic = next(f"t-{n}" for n in range(100) if brokers.target_of(f"t-{n}") == 1)
         placed(brokers, topic)
         producer = raw(brokers.address(1)).producer(topic, EXCLUSIVE, name="far")
@@ -149,7 +152,10 @@ def test_adopt_explains_itself_and_asks_for_force(tmp_path: Path) -> None:
     assert "is no anchor" in elsewhere.err
 
 
-@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize(
+    "is_running",
+    [True, pytest.param(False, marks=pytest.mark.full)],  # the same verb
+)
 def test_adopt_takes_an_emptied_store_back_into_service(
     tmp_path: Path, raw: RawClients, *, is_running: bool
 ) -> None:

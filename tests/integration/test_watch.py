@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 import jwt
 import pytest
 from tests.integration.conftest import ATTENTIVE, RawClients
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import ADMIN, OWN, Http, epoch_of
 from tests.integration.raw import EXCLUSIVE, FENCING, eventually
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 
 WATCH = "/onewriter/v1/watch"
 SECRET = "a secret of at least thirty-two bytes"  # noqa: S105 - a test's
@@ -152,7 +153,7 @@ def test_a_topic_that_goes_is_told(
 
 
 def test_only_so_many_may_watch(watch: Callable[..., Watching]) -> None:
-    with running_brokers() as brokers:
+    with forked_brokers() as brokers:
         watchers = [watch(brokers.http_url) for _ in range(16)]
         for each in watchers:
             each.wait(is_synced)
@@ -172,7 +173,7 @@ def test_a_watch_ends_with_its_token_and_with_the_broker(
         return jwt.encode(claims, SECRET, algorithm="HS256")
 
     settings = {"token_secret_file": str(secret), "authentication_required": True}
-    with running_brokers(settings=settings) as brokers:
+    with forked_brokers(settings=settings) as brokers:
         assert watch(brokers.http_url).answer.status == 401
         lasting = watch(brokers.http_url, token(600))
         lasting.wait(is_synced)
@@ -198,7 +199,7 @@ def causes(broker: LocalBrokers, topic: str) -> list[str]:
 @pytest.fixture(scope="module")
 def attentive() -> Iterator[LocalBrokers]:
     """A broker that soon notices who is silent."""
-    with running_brokers(settings=ATTENTIVE) as brokers:
+    with forked_brokers(settings=ATTENTIVE) as brokers:
         yield brokers
 
 
@@ -226,7 +227,7 @@ def test_a_takeover_is_one_by_force_if_the_loser_does_not_answer_and_else_none(
 
 def test_the_story_outlives_the_broker(topic: str, raw: RawClients) -> None:
     """Everything that was told before the broker died is told after it, who was forced included."""
-    with running_brokers(settings=ATTENTIVE) as brokers:
+    with forked_brokers(settings=ATTENTIVE) as brokers:
         client = raw(brokers.address())
         for name in ("a", "b"):
             client.producer(topic, EXCLUSIVE, name=name).close()
@@ -237,9 +238,8 @@ def test_the_story_outlives_the_broker(topic: str, raw: RawClients) -> None:
         eventually(lambda: causes(brokers, topic)[-1] == "Forced")
         before = Http(brokers.http_url)("GET", f"{OWN}/{topic}")[1]["transitions"]
         assert [each["holder"]["producerName"] for each in before] == ["a", "b", "c", "d"]
-        process_id = brokers.kill()
-        brokers.wait_for_event("child.started", lambda event: event["process_id"] != process_id)
-        brokers.wait_ready()
+        brokers.kill()
+        brokers.restart(0)
         again = raw(brokers.address())
         again.ask_producer(topic, 2, name="e").ready_at_last()
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 from tests.integration.conftest import ROUNDS, RawClients
 from tests.integration.following import at_owner, follow
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import (
     EXCLUSIVE,
     FENCING,
@@ -23,7 +24,7 @@ from tests.integration.raw import (
 )
 from tests.servers import running_server
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import Unavailable
 from onewriter_core.wire.encoding import encode_ack
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -37,7 +38,7 @@ IN_FLIGHT = 200
 def bare() -> Iterator[LocalBrokers]:
     with (
         running_server() as store,
-        running_brokers(brokers=2, redis_url=store.url, supervised=False) as brokers,
+        forked_brokers(brokers=2, redis_url=store.url) as brokers,
     ):
         yield brokers
 
