@@ -204,7 +204,7 @@ NEWCOMER = (
     Tier(
         "conformance",
         "the store's contract on the embedded Valkey and on the fake server, the wire protocol's frames",
-        (pytest("tests/conformance", *QUICK),),
+        (pytest("tests/conformance", *QUICK, "-n2"),),
         budget_seconds=45,
         cores=1,
         missing=missing_server,

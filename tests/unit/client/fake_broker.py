@@ -27,7 +27,7 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.server import ServerConnection
 from onewriter_core.wire.values import Send
 
-Kind = TypeVar("Kind", bound=Message)
+Kind = TypeVar("Kind", bound=Command)
 Result = TypeVar("Result")
 
 SECONDS_MAX = 60.0
