@@ -11,7 +11,7 @@ SEEDS ?= 300
 # Tests start brokers by the thousand; what Python compiled of the sources is kept between them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-rest test-all mutants check model sim standstill soak soak-pipeline soak-operator bench bench-sdk bench-pipeline bench-operator compare-pulsar examples pipeline-demo e2e kind image spark-image chart reference clean help
+.PHONY: run test test-rest test-all mutants constraints check model sim standstill soak soak-pipeline soak-operator bench bench-sdk bench-pipeline bench-operator compare-pulsar examples pipeline-demo e2e kind image spark-image chart reference clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -21,14 +21,14 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # Spark and what only tests need are large: who wants to see it run does not wait for them.
-$(RUN_STAMP): pyproject.toml | $(BIN)/python
+$(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "== installing onewriter into $(VENV), once"
-	$(BIN)/pip install --quiet --editable '.[broker,client,embedded,examples]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[broker,client,embedded,examples]'
 	touch $@
 
-$(STAMP): pyproject.toml | $(BIN)/python
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "== installing the test tools and Spark into $(VENV): about two minutes, once"
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(RUN_STAMP) $@
 
 run: $(RUN_STAMP)  ## Start Valkey and a broker on this machine and apply examples/*.yaml
@@ -110,6 +110,11 @@ chart: $(STAMP)  ## Write what of the chart follows from models
 
 reference: $(STAMP)  ## The SDK's API reference as HTML, into dist/reference
 	$(BIN)/pdoc onewriter onewriter.sync onewriter.testing --template-directory docs/reference --output-directory dist/reference
+
+constraints:  ## Install the newest versions of everything and record them in constraints.txt
+	$(BIN)/pip install --quiet --upgrade --upgrade-strategy eager --editable '.[dev]'
+	@echo '# The versions that the tests pass with: make run and make test install these. Written by make constraints.' > constraints.txt
+	$(BIN)/pip freeze --exclude-editable >> constraints.txt
 
 clean:  ## Remove the virtual environment and caches (never the data)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build/test-logs
