@@ -178,20 +178,22 @@ NEWCOMER = (
     Tier(
         "core",
         "unit, scenario and property tests, the operator's planning among them",
-        (pytest(*UNIT, *QUICK, "-n2"),),
+        (pytest(*UNIT, *QUICK, "-n2", "--dist", "worksteal"),),
         budget_seconds=150,
     ),
     Tier(
         "model",
         "the topic machine and the storage protocol, exhaustively in small scopes, with mutants",
-        (pytest("tests/model", *QUICK, "--timeout", "900", "-n2"),),
-        budget_seconds=45,
+        (pytest("tests/model", *QUICK, "--timeout", "900"),),
+        budget_seconds=75,
+        cores=1,
     ),
     Tier(
         "simulation",
         "brokers, clients and store under seeded faults, with mutants",
-        (pytest("tests/simulation", *QUICK, "--timeout", "900", "-n2"),),
-        budget_seconds=45,
+        (pytest("tests/simulation", *QUICK, "--timeout", "900"),),
+        budget_seconds=90,
+        cores=1,
     ),
     Tier(
         "compatibility",

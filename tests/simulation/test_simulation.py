@@ -21,7 +21,7 @@ from tests.simulation.story import simulate
 SEEDS_DEFAULT = 10
 SEEDS_PER_TEST = 10
 
-SOMETIMES_SEEDS = (22, 13, 16, 34, *range(1_000_000, 1_000_200))
+SOMETIMES_SEEDS = (6, 22, 13, 4, 37, *range(1_000_000, 1_000_200))
 """Run in this order until everything has occurred. choose_seeds.py chose the first ones."""
 
 SOMETIMES = {
