@@ -8,7 +8,7 @@ as JSON, an HTML page with its pictures.
 
 Each step says what it found, and what it claims is checked: it ends with an error unless all of it holds.
 Spark is started once for all of them; ``--rounds 1 --messages 200`` is the same tour, over fewer messages.
-It needs Java 17 and ``pip install 'onewriter[broker,client,embedded,examples,spark]'``.
+It needs ``pip install 'onewriter[broker,client,embedded,examples,java,spark]'``.
 """
 
 from __future__ import annotations
