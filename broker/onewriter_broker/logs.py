@@ -1,4 +1,7 @@
-"""Structured logs: one line per event, readable at a terminal, JSON everywhere else."""
+"""Structured logs: one line per event, readable at a terminal, JSON everywhere else.
+
+A line is one write, so that lines of processes that share a log do not mix.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,6 @@ def configure_logging(*, level: int = logging.INFO) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )

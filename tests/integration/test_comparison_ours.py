@@ -19,6 +19,10 @@ from tests.integration.forked_brokers import forked_brokers
 
 from onewriter_broker.testing import LocalBrokers
 
+pytestmark = (
+    pytest.mark.full
+)  # test_access_modes.py, test_takeover.py and tests/scenarios play these stories here
+
 ROUNDS = 3
 
 SECONDS_MAX = 120.0

@@ -26,6 +26,7 @@ def test_no_example_is_left_out() -> None:
     assert found == EXAMPLES.keys() | ENDLESS | OTHERWISE_RUN
 
 
+@pytest.mark.full  # waits 30 s for a broker that is not there; each example checks its own claim
 def test_one_that_does_not_hold_is_told() -> None:
     """Without a broker none holds."""
     assert run("single_reader", "pulsar://127.0.0.1:1", "") != 0

@@ -101,7 +101,7 @@ async def test_each_is_whole_and_in_its_place_among_a_stream_of_sends(
             ]
             for first in range(0, TRANSACTIONS, 5):
                 if kills and first % (TRANSACTIONS // kills) == 50:
-                    asyncio.get_running_loop().call_later(0.002, brokers.kill)
+                    asyncio.get_running_loop().call_later(0.002, brokers.replace)
                 numbers = range(first, first + 5)
                 done = await asyncio.gather(*(commit(leadership, audit, n) for n in numbers))
                 certain += [n for n, is_stored in zip(numbers, done, strict=True) if is_stored]

@@ -273,6 +273,7 @@ def test_it_waits_for_the_topic_where_that_is_asked_for(
     assert Reader(client, topic).numbers() == [0, 1, 2]
 
 
+@pytest.mark.full  # test_it_waits_with_the_priority_of_its_claim
 def test_its_place_in_the_line_is_kept_while_it_asks_again(
     broker: LocalBrokers, topic: str, raw: RawClients
 ) -> None:
