@@ -10,6 +10,8 @@ import sys
 
 import structlog
 
+from onewriter_http.logs import quiet_libraries
+
 
 def configure_logging(*, level: int = logging.INFO) -> None:
     """Set up structlog for this process; lines go to the error stream."""
@@ -30,3 +32,4 @@ def configure_logging(*, level: int = logging.INFO) -> None:
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    quiet_libraries()
