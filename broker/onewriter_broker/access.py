@@ -19,7 +19,7 @@ from onewriter_core.authorization import (
     Principal,
     RoleSubjects,
     TopicResource,
-    UndeclaredTopics as UndeclaredTopics,
+    UndeclaredTopics,
     may,
     subjects_of,
 )
