@@ -27,6 +27,7 @@ class Line:
         self.may_only_resume = False
         self.written: list[bytes | memoryview] = []
         self.work: list[Coroutine[object, object, None]] = []
+        self.resumed = 0
 
     def is_silent_since(self, moment: float) -> bool:
         return False
@@ -45,6 +46,9 @@ class Line:
 
     def pending_changed(self, difference: int) -> None:
         raise AssertionError(difference)
+
+    def go_on(self) -> None:
+        self.resumed += 1
 
 
 @pytest.mark.parametrize(
