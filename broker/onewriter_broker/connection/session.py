@@ -26,7 +26,6 @@ from onewriter_core.wire.commands import Command
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Ack, Flow, Send
 
-
 _DONE = object()
 
 

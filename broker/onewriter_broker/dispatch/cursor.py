@@ -37,7 +37,9 @@ def mask_of(ack_set: Sequence[int]) -> int | None:
     """Pulsar's words (a set bit: not acknowledged) as one number; None for a set that is too long."""
     if len(ack_set) > ACK_SET_WORDS_MAX:
         return None
-    return int.from_bytes(b"".join((word & _WORD).to_bytes(8, "little") for word in ack_set), "little")
+    return int.from_bytes(
+        b"".join((word & _WORD).to_bytes(8, "little") for word in ack_set), "little"
+    )
 
 
 def ack_set_of(mask: int) -> tuple[int, ...]:
@@ -164,10 +166,10 @@ class Cursor:
         fresh: list[tuple[Position, Position]] = []
         index = 0  # where the fresh ones will stand
         for start, end in list(self._runs(positions)):
-            following = self._gaps.after(end)
             if start <= self._gaps.after(self.mark_delete):
-                self._move_to(end)  # the lowest ones: nothing is fresh yet
+                self._move_to(max(end, self.mark_delete))  # the lowest: nothing is fresh yet
                 continue
+            following = self._gaps.after(end)
             low = bisect_right(self._starts, start)
             if low and self._gaps.after(self._ends[low - 1]) >= start:
                 low -= 1
@@ -180,9 +182,8 @@ class Cursor:
                 low, high = low + len(fresh), high + len(fresh)
                 fresh = []
             if low < high:
-                start, end = min(start, self._starts[low]), max(end, self._ends[high - 1])
-                self._starts[low:high] = [start]
-                self._ends[low:high] = [end]
+                self._starts[low:high] = [min(start, self._starts[low])]
+                self._ends[low:high] = [max(end, self._ends[high - 1])]
             else:
                 index = low
                 fresh.append((start, end))
