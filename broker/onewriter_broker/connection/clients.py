@@ -13,7 +13,6 @@ from typing import Protocol
 
 import structlog
 
-from onewriter_broker.access import UndeclaredTopics
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.authentication import Authenticator
 from onewriter_broker.connection.deadlines import ProgressDeadlines
@@ -22,10 +21,12 @@ from onewriter_broker.connection.rounds import Rounds
 from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.owning.ownerships import Ownerships
+from onewriter_broker.registrations import Registrations
 from onewriter_broker.settings import Settings
 from onewriter_broker.tls import over_tls
 from onewriter_broker.topic.detection import Detection
 from onewriter_broker.topic.topics import Topics
+from onewriter_core.authorization import UndeclaredTopics
 
 TICK_SECONDS = 0.25
 """How often the watch looks at the connections."""
@@ -77,6 +78,7 @@ class Clients:
     now: Callable[[], float]
     wall_ms: Callable[[], int]
     store: LogStore
+    registrations: Registrations
     connections: dict[Watched, None] = field(default_factory=dict)
     """In the order in which they came: a simulation must look at them in the same order twice."""
     pending_bytes: int = 0
