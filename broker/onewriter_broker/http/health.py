@@ -40,8 +40,11 @@ class MetricsPage:
             return self._text
 
 
-def add_routes(router: web.UrlDispatcher, site: Site, page: MetricsPage) -> None:
-    """See docs/http.md, "Health" and "Metrics"."""
+def add_routes(
+    router: web.UrlDispatcher, site: Site, metrics_page: MetricsPage | None = None
+) -> None:
+    """See docs/http.md, "Health" and "Metrics". Several ports share ``metrics_page``."""
+    page = metrics_page or MetricsPage(site)
 
     async def alive(request: web.Request) -> web.Response:
         del request  # that the event loop comes round to this is the answer

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from onewriter_broker.access import is_administrator
+from onewriter_broker.access import is_administrator, roles_of
 from onewriter_broker.desired import BODY_BYTES_MAX as DESIRED_BYTES_MAX
 from onewriter_broker.http import (
     acknowledged,
@@ -50,6 +50,7 @@ from onewriter_broker.http.site import (
     status_of,
 )
 from onewriter_broker.http.watchers import WATCHERS_MAX
+from onewriter_core.authorization import INSTALLATION, Action, Denied, Role, may
 from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import Identity
 from onewriter_http.browsers import Browsers, is_loopback
@@ -181,9 +182,13 @@ class HttpServer:
         async def admitted(request: web.Request) -> web.StreamResponse:
             identity = await self._admit(request)
             key = identity.subject or f"anonymous at {request.remote}"
-            is_privileged = is_administrator(identity, self._site.clients.settings)
+            principal = roles_of(self._site.clients.settings).principal(identity)
+            # A pipeline reads many logs at once, from all executors under one identity.
+            is_privileged = principal.is_administrator or (
+                stream is not None and principal.has(Role.PIPELINE)
+            )
             shares = stream or self._requests
-            async with shares.place(key, is_administrator=is_privileged):
+            async with shares.place(key, is_privileged=is_privileged):
                 return await handler(request)
 
         return await self._answer(request, admitted, None if stream else REQUEST_SECONDS)
@@ -240,8 +245,11 @@ class HttpServer:
         request[IDENTITY], request[EXPIRES] = proof.identity, proof.expires_at
         resource = request.match_info.route.resource
         changes = request.method not in _READING
-        if request.path == health.METRICS and self._site.clients.settings.authentication_required:
-            self._check_administrator(proof.identity)
+        if request.path == health.METRICS:
+            principal = roles_of(self._site.clients.settings).principal(proof.identity)
+            verdict = may(principal, Action.OBSERVE, INSTALLATION)
+            if isinstance(verdict, Denied):
+                raise verdict.error()
         if changes and (resource is None or resource.canonical not in _FOR_ALL):
             self._check_administrator(proof.identity)
         return proof.identity

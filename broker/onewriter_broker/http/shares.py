@@ -1,6 +1,6 @@
 """How many requests are worked on at once, shared fairly between those who ask.
 
-Each identity has a share; administrators have none, and some places are kept for them. A request beyond
+Each identity has a share; privileged ones (administrators) have none, and some places are kept for them. A request beyond
 that waits for a short time. Of the waiting identities each gets the next free place in rotation, so a
 client that asks for much slows down itself alone.
 """
@@ -49,24 +49,24 @@ class Shares:
         self._waiters = 0
 
     @asynccontextmanager
-    async def place(self, identity: str, *, is_administrator: bool) -> AsyncIterator[None]:
+    async def place(self, identity: str, *, is_privileged: bool) -> AsyncIterator[None]:
         """Hold a place. Raises Refusal where none becomes free in time."""
-        await self._enter(identity, is_administrator)
+        await self._enter(identity, is_privileged)
         try:
             yield
         finally:
-            self._leave(identity, is_administrator)
+            self._leave(identity, is_privileged)
 
-    async def _enter(self, identity: str, is_administrator: bool) -> None:
+    async def _enter(self, identity: str, is_privileged: bool) -> None:
         line = self._waiting.get(identity)
-        if not line and self._is_free(identity, is_administrator):
-            self._take(identity, is_administrator)
+        if not line and self._is_free(identity, is_privileged):
+            self._take(identity, is_privileged)
             return
         capacity = self._capacity
         if self._waiters >= capacity.waiting or (line and len(line) >= capacity.each):
             raise Refusal(429, f"too many {self._what} at once; retry later")
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (place, is_administrator)
+        entry = (place, is_privileged)
         self._waiting.setdefault(identity, deque()).append(entry)
         self._waiters += 1
         try:
@@ -81,9 +81,9 @@ class Shares:
 
     def _forget(self, identity: str, entry: tuple[asyncio.Future[None], bool]) -> None:
         """Its request does not wait any more, and does not use a place that it was just given."""
-        place, is_administrator = entry
+        place, is_privileged = entry
         if place.done() and not place.cancelled():
-            self._leave(identity, is_administrator)
+            self._leave(identity, is_privileged)
             return
         line = self._waiting[identity]
         line.remove(entry)
@@ -91,30 +91,30 @@ class Shares:
         if not line:
             del self._waiting[identity]
 
-    def _is_free(self, identity: str, is_administrator: bool) -> bool:
+    def _is_free(self, identity: str, is_privileged: bool) -> bool:
         capacity = self._capacity
         if self._total >= capacity.places:
             return False
-        return is_administrator or (
+        return is_privileged or (
             self._taken_by_others < capacity.places - capacity.kept
             and self._taken[identity] < capacity.each
         )
 
-    def _take(self, identity: str, is_administrator: bool) -> None:
+    def _take(self, identity: str, is_privileged: bool) -> None:
         self._total += 1
         self._taken[identity] += 1
-        self._taken_by_others += not is_administrator
+        self._taken_by_others += not is_privileged
 
-    def _leave(self, identity: str, is_administrator: bool) -> None:
+    def _leave(self, identity: str, is_privileged: bool) -> None:
         self._total -= 1
         self._taken[identity] -= 1
         if not self._taken[identity]:
             del self._taken[identity]
-        self._taken_by_others -= not is_administrator
+        self._taken_by_others -= not is_privileged
         for waiting in list(self._waiting):
             line = self._waiting[waiting]
-            place, is_privileged = line[0]
-            if not self._is_free(waiting, is_privileged):
+            place, privileged = line[0]
+            if not self._is_free(waiting, privileged):
                 continue
             line.popleft()
             self._waiters -= 1
@@ -122,5 +122,5 @@ class Shares:
             if line:
                 self._waiting[waiting] = line  # behind the others
             if not place.done():
-                self._take(waiting, is_privileged)
+                self._take(waiting, privileged)
                 place.set_result(None)

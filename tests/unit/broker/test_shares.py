@@ -21,12 +21,12 @@ class Asking:
         self.served: list[str] = []
         self._tasks: dict[str, tuple[asyncio.Task[None], asyncio.Event]] = {}
 
-    async def ask(self, name: str, identity: str, *, is_administrator: bool = False) -> None:
+    async def ask(self, name: str, identity: str, *, is_privileged: bool = False) -> None:
         """``name`` asks; whether it is served at once is seen in ``served``."""
         done = asyncio.Event()
 
         async def hold() -> None:
-            async with self._shares.place(identity, is_administrator=is_administrator):
+            async with self._shares.place(identity, is_privileged=is_privileged):
                 self.served.append(name)
                 await done.wait()
 
@@ -73,7 +73,7 @@ async def test_places_are_kept_for_administrators() -> None:
     for number in range(5):
         await asking.ask(f"{number}", f"identity-{number}")
     for number in range(2):
-        await asking.ask(f"boss{number}", "boss", is_administrator=True)
+        await asking.ask(f"boss{number}", "boss", is_privileged=True)
     assert asking.served == ["0", "1", "2", "3", "boss0", "boss1"]
     await asking.leave("0")
     assert asking.served[-1] == "4"
@@ -133,8 +133,8 @@ async def test_who_goes_while_waiting_leaves_nothing_behind() -> None:
 
 async def test_a_refusal_says_what_and_when() -> None:
     shares = Shares(Capacity(places=1, each=1, kept=0, waiting=0), "watches", 60.0)
-    async with shares.place("a", is_administrator=False):
+    async with shares.place("a", is_privileged=False):
         with pytest.raises(Refusal, match="too many watches") as refused:
-            async with shares.place("b", is_administrator=False):
+            async with shares.place("b", is_privileged=False):
                 pass
     assert refused.value.status == 429
