@@ -20,6 +20,7 @@ from onewriter_broker.connection.hangups import HangUps
 from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.owning.ownerships import Ownerships
+from onewriter_broker.quotas.book import QuotaBook
 from onewriter_broker.registrations import Registrations
 from onewriter_broker.settings import Settings
 from onewriter_broker.tls import over_tls
@@ -83,6 +84,7 @@ class Clients:
     is_told: bool = True
     """What is wanted of topics is known; until then nobody can tell who may do what."""
     hang_ups: HangUps = field(default_factory=HangUps)
+    quotas: QuotaBook = field(default_factory=QuotaBook)
     _last_look: float = 0.0
     _deadlines: ProgressDeadlines = field(init=False)
 

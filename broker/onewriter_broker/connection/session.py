@@ -16,6 +16,7 @@ from onewriter_broker.connection.producing import Producing
 from onewriter_broker.connection.requests import Link, Requests
 from onewriter_broker.connection.schemas import SchemaRequests
 from onewriter_broker.connection.together import TogetherRequests
+from onewriter_broker.quotas.book import subject_of
 from onewriter_core.errors import ProtocolError, ServerError
 from onewriter_core.ids import Identity
 from onewriter_core.topic.model import Departure
@@ -67,6 +68,7 @@ class Session:
             link,
             self._requests,
             address,
+            subject_of(identity, address),
             client_version=client_version,
             owner=self._owning,
         )
