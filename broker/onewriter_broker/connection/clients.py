@@ -22,6 +22,7 @@ from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.owning.ownerships import Ownerships
 from onewriter_broker.quotas.book import QuotaBook
+from onewriter_broker.quotas.requests import RequestsInFlight
 from onewriter_broker.registrations import Registrations
 from onewriter_broker.settings import Settings
 from onewriter_broker.tls import over_tls
@@ -91,10 +92,12 @@ class Clients:
     hang_ups: HangUps = field(default_factory=HangUps)
     quotas: QuotaBook = field(default_factory=QuotaBook)
     rounds: Rounds = field(init=False)
+    in_flight: RequestsInFlight = field(init=False)
     _last_look: float = 0.0
     _deadlines: ProgressDeadlines = field(init=False)
 
     def __post_init__(self) -> None:
+        self.in_flight = RequestsInFlight(self.quotas)
         self._deadlines = ProgressDeadlines(self.topics)
         self.rounds = Rounds(self.now, _call_soon)
 

@@ -50,7 +50,7 @@ class Session:
         self.connected_at_ms = clients.wall_ms()
         self._clients = clients
         self._link = link
-        self._requests = Requests(link)
+        self._requests = Requests(link, clients.in_flight, subject_of(identity, address))
         self._steps: Iterator[None] | None = None
         self._lookups = Lookups(clients.topics, clients.undeclared, clients.over_tls)
         self._schemas = SchemaRequests(clients, link.write)
@@ -208,6 +208,7 @@ class Session:
 
     def lost(self) -> None:
         """The socket is closed."""
+        self._requests.lost()
         self._producing.lost()
         self._owning.lost()
         self._consuming.lost()

@@ -236,7 +236,9 @@ class Metrics:
         )
         for quota in Quota:
             limit.add_metric([quota.value], quotas.limit(quota))
-            most.add_metric([quota.value], quotas.most(quota)[1])
+            is_in_flight = quota is Quota.REQUESTS_PER_SUBJECT
+            used = self._clients.in_flight.most() if is_in_flight else quotas.most(quota)[1]
+            most.add_metric([quota.value], used)
         yield from (limit, most)
         yield _counters(
             "quota_refusals",

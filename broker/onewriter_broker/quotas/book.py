@@ -25,6 +25,7 @@ class Quota(enum.StrEnum):
     PRODUCERS_PER_NAMESPACE = "producers_per_namespace"
     CONSUMERS_PER_SUBJECT = "consumers_per_subject"
     SUBSCRIPTIONS_PER_NAMESPACE = "subscriptions_per_namespace"
+    REQUESTS_PER_SUBJECT = "requests_per_subject"
     TOPICS_PER_SUBJECT = "topics_per_subject"
     TOPICS_PER_NAMESPACE = "topics_per_namespace"
 
