@@ -22,6 +22,7 @@ from onewriter_broker.connection.rounds import (
     LOOKS_MAX,
 )
 from onewriter_broker.connection.session import Session
+from onewriter_broker.quotas.book import Part, QuotaExceeded, connection_parts
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.detection import Detection
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
@@ -94,6 +95,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._held_back: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._connect_timer: asyncio.TimerHandle | None = None
+        self._counted: tuple[Part, ...] = ()
 
     # ------------------------------------------------------------ asyncio.BufferedProtocol
 
@@ -205,6 +207,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._is_closing = True
         self._clients.connections.pop(self, None)
+        self._clients.quotas.give_back(*self._counted)
+        self._counted = ()
         self._rounds.leave(self)
         self._watch_peer(is_unread=False)
         for timer in (self._expiry, self._connect_timer, self._held_back):
@@ -258,6 +262,15 @@ class ClientProtocol(asyncio.BufferedProtocol):
             return
         if self._is_closing:
             return
+        parts = connection_parts(proof.identity, self._address)
+        try:
+            self._clients.quotas.take(*parts)
+        except QuotaExceeded as exceeded:
+            log.info("connection.refused", address=self._address, reason=exceeded.message)
+            self.write(self._wire.refuse(exceeded.code, exceeded.message))
+            self.close("too many connections")
+            return
+        self._counted = parts
         if self._connect_timer is not None:
             self._connect_timer.cancel()
         self.write(
