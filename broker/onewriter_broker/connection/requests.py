@@ -13,7 +13,7 @@ from onewriter_core.ids import InvalidTopicName
 from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-REQUESTS_MAX = 1_000
+REQUESTS_MAX = 200
 """Requests of one connection that are worked on at once. Then it is not read until half are answered:
 clients may send tens of thousands of look-ups at once, and none of them is refused."""
 
