@@ -17,6 +17,7 @@ from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.authentication import Authenticator
 from onewriter_broker.connection.deadlines import ProgressDeadlines
 from onewriter_broker.connection.hangups import HangUps
+from onewriter_broker.connection.listings import Listings
 from onewriter_broker.connection.rounds import Rounds
 from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.appender import Appender
@@ -89,12 +90,14 @@ class Clients:
     """What is wanted of topics is known; until then nobody can tell who may do what."""
     hang_ups: HangUps = field(default_factory=HangUps)
     rounds: Rounds = field(init=False)
+    listings: Listings = field(init=False)
     _last_look: float = 0.0
     _deadlines: ProgressDeadlines = field(init=False)
 
     def __post_init__(self) -> None:
         self._deadlines = ProgressDeadlines(self.topics)
         self.rounds = Rounds(self.now, _call_soon)
+        self.listings = Listings(self.topics)
 
     def store_filled(self, is_full: bool) -> None:
         """The store is nearly full, or has room again."""

@@ -107,6 +107,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._is_closing = False
         self._pending_bytes = 0
         self._held_back: asyncio.TimerHandle | None = None
+        self._waiters: list[asyncio.Future[None]] = []
         self._expires_at: float | None = None
         self._is_refreshing = False
         self._expiry: asyncio.TimerHandle | None = None
@@ -226,6 +227,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._is_closing = True
         self._clients.connections.pop(self, None)
         self._rounds.leave(self)
+        self._wake_waiters()
         self._watch_peer(is_unread=False)
         for timer in (self._expiry, self._connect_timer, self._held_back):
             if timer is not None:
@@ -247,6 +249,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._room_made()
 
     def _room_made(self) -> None:
+        self._wake_waiters()
         if self._session is not None:
             self._session.room_made()
         self.go_on()
@@ -376,6 +379,18 @@ class ClientProtocol(asyncio.BufferedProtocol):
     @property
     def has_room(self) -> bool:
         return not self._is_write_paused and self._outgoing_bytes < self._outgoing_bytes_max
+
+    async def room(self) -> None:
+        while not self.has_room and not self._is_closing:
+            waiter = self._loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def _wake_waiters(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def is_silent_since(self, moment: float) -> bool:
         return not self._is_read_paused and self.last_inbound <= moment

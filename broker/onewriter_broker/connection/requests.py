@@ -34,6 +34,10 @@ class Link(Protocol):
     @property
     def has_room(self) -> bool: ...
 
+    async def room(self) -> None:
+        """Return once ``has_room``, or when the connection is closed."""
+        ...
+
     def is_silent_since(self, moment: float) -> bool:
         """Whether nothing has come from the peer since, though it was listened to."""
         ...

@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from onewriter_broker.log.api import Binding, LogStore, Outcome
+from onewriter_broker.turns import Turns
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import (
@@ -34,6 +35,9 @@ from onewriter_core.ids import (
     is_printable,
 )
 from onewriter_core.topic.model import WHOLE
+
+NAMES_PER_STEP = 1_000
+"""Topics that are looked at before others may have the event loop."""
 
 UNREADABLE_NAMES_MAX = 1_000
 """Names that cannot be read and are logged, each once."""
@@ -197,14 +201,14 @@ class Catalogs:
         They can be deleted by their names.
         """
         found: dict[str, CatalogEntry] = {}
+        turns = Turns(NAMES_PER_STEP)
         for bucket in range(self.buckets):
             await asyncio.sleep(0)  # there may be many, and all in memory
             entries = await self.bucket(bucket, binding_of(bucket))
-            found |= {
-                name: entry
-                for name, entry in entries.items()
-                if name.startswith(prefix) and not entry.is_deleted and self._is_readable(name)
-            }
+            for name, entry in list(entries.items()):
+                if name.startswith(prefix) and not entry.is_deleted and self._is_readable(name):
+                    found[name] = entry
+                await turns.step()
         return found
 
     def _is_readable(self, name: str) -> bool:

@@ -211,7 +211,7 @@ async def test_a_client_that_shows_the_same_token_is_asked_again_until_it_expire
     world = World()
     world.judge.says = Authenticated(POD, in_seconds(100))
     await world.connect()
-    waits = []
+    waits: list[float] = []
     while world.asks_in is not None and world.wall_ms < NOW_MS + 100_000 and len(waits) < 20:
         waits.append(world.asks_in)
         world.pass_seconds(world.asks_in + 0.001)
