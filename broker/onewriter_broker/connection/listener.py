@@ -23,6 +23,7 @@ from onewriter_broker.connection.rounds import (
     LOOKS_MAX,
 )
 from onewriter_broker.connection.session import Session
+from onewriter_broker.quotas.book import Part, QuotaExceeded, connection_parts
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.detection import Detection
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
@@ -112,6 +113,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._is_refreshing = False
         self._expiry: asyncio.TimerHandle | None = None
         self._connect_timer: asyncio.TimerHandle | None = None
+        self._counted: tuple[Part, ...] = ()
 
     # ------------------------------------------------------------ asyncio.BufferedProtocol
 
@@ -226,6 +228,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._is_closing = True
         self._clients.connections.pop(self, None)
+        self._clients.quotas.give_back(*self._counted)
+        self._counted = ()
         self._rounds.leave(self)
         self._wake_waiters()
         self._watch_peer(is_unread=False)
@@ -281,6 +285,15 @@ class ClientProtocol(asyncio.BufferedProtocol):
             return
         if self._is_closing:
             return
+        parts = connection_parts(proof.identity, self._address)
+        try:
+            self._clients.quotas.take(*parts)
+        except QuotaExceeded as exceeded:
+            log.info("connection.refused", address=self._address, reason=exceeded.message)
+            self.write(self._wire.refuse(exceeded.code, exceeded.message))
+            self.close("too many connections")
+            return
+        self._counted = parts
         if self._connect_timer is not None:
             self._connect_timer.cancel()
         self.write(

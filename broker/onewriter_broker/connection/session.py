@@ -18,6 +18,7 @@ from onewriter_broker.connection.producing import Producing
 from onewriter_broker.connection.requests import Link, Requests
 from onewriter_broker.connection.schemas import SchemaRequests
 from onewriter_broker.connection.together import TogetherRequests
+from onewriter_broker.quotas.book import subject_of
 from onewriter_core.errors import ProtocolError, ServerError
 from onewriter_core.ids import Identity
 from onewriter_core.topic.model import Departure
@@ -49,7 +50,7 @@ class Session:
         self.connected_at_ms = clients.wall_ms()
         self._clients = clients
         self._link = link
-        self._requests = Requests(link)
+        self._requests = Requests(link, clients.in_flight, subject_of(identity, address))
         self._steps: Iterator[None] | None = None
         self._lookups = Lookups(
             clients.topics, clients.undeclared, clients.over_tls, clients.listings
@@ -74,6 +75,7 @@ class Session:
             link,
             self._requests,
             address,
+            subject_of(identity, address),
             client_version=client_version,
             owner=self._owning,
         )
@@ -210,6 +212,7 @@ class Session:
 
     def lost(self) -> None:
         """The socket is closed."""
+        self._requests.lost()
         self._producing.lost()
         self._owning.lost()
         self._consuming.lost()
