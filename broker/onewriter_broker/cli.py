@@ -181,7 +181,8 @@ async def _run(
         settings.data_dir,
         children,
         server=embedded,
-        silent_seconds_max=settings.frozen_after_seconds,
+        frozen_seconds=settings.frozen_after_seconds,
+        stuck_seconds=settings.stuck_after_seconds,
     )
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -142,9 +142,16 @@ class Settings(BaseSettings):
         description="after a bucket moved: time for the holder to come back before a waiter",
     )
     frozen_after_seconds: float = Field(
-        1.5,
+        2.0,
         gt=0,
-        description="a broker whose event loop stands still for so long is killed by its supervisor",
+        description="a broker that for so long uses no processor time, and whose event loop stands"
+        " still, is killed by its supervisor",
+    )
+    stuck_after_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="a broker whose event loop stands still for so long, though it uses processor"
+        " time, is killed by its supervisor",
     )
     connect_timeout_seconds: float = Field(
         10.0, gt=0, description="time for a new connection's CONNECT"

@@ -30,6 +30,7 @@ from onewriter_broker.quotas.book import Quota
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.compacting import Compactions
 from onewriter_broker.turns import Turns
+from onewriter_core.ids import escaped, is_printable
 from onewriter_core.topic.effects import Record
 from onewriter_core.topic.model import Departure, Purpose
 
@@ -44,6 +45,15 @@ LAG_SECONDS: Final = 0.25
 
 _NOT_FENCED: Final = frozenset({Departure.NONE, Departure.CLOSED})
 """Causes by which nobody lost a topic against their will."""
+
+
+def escaped_labels(page: bytes) -> bytes:
+    """A page of metrics with the control characters of names escaped, twice: once for its format."""
+    text = page.decode()
+    lines = text.split("\n")
+    if all(map(is_printable, lines)):
+        return page
+    return "\n".join(escaped(line, backslash="\\\\") for line in lines).encode()
 
 
 @dataclass(slots=True)
@@ -119,7 +129,7 @@ class Metrics:
         registry = CollectorRegistry()
         registry.register(_Taken(families))
         ProcessCollector(registry=registry)
-        return generate_latest(registry)
+        return escaped_labels(generate_latest(registry))
 
     @staticmethod
     def histogram(name: str, text: str, spread: Distribution) -> Metric:

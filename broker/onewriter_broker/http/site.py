@@ -228,10 +228,14 @@ def namespace_of(request: web.Request) -> str:
 
 
 def topic_of(request: web.Request) -> TopicName:
-    """The topic out of the path; raises InvalidTopicName."""
+    """The topic out of the path; raises InvalidTopicName.
+
+    What is to be deleted may have a name that is too long for a new topic.
+    """
     found = request.match_info
     domain = found.get("domain", "persistent")
-    return TopicName.parse(f"{domain}://{found['tenant']}/{found['namespace']}/{found['topic']}")
+    text = f"{domain}://{found['tenant']}/{found['namespace']}/{found['topic']}"
+    return TopicName.parse(text, is_stored=request.method == "DELETE")
 
 
 def flag(request: web.Request, name: str) -> bool:
