@@ -7,10 +7,12 @@ import asyncio
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from onewriter_broker.http.routes import Open, Routes, on_installation
 from onewriter_broker.http.site import Site
+from onewriter_core.authorization import Action
 
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Health"."""
 
     async def alive(request: web.Request) -> web.Response:
@@ -55,6 +57,6 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
         text = await asyncio.to_thread(site.metrics.render, snapshot)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    router.add_get("/healthz", alive)
-    router.add_get("/readyz", ready)
-    router.add_get("/metrics", metrics)
+    router.add_get("/healthz", alive, Open("probes have no token"))
+    router.add_get("/readyz", ready, Open("probes have no token"))
+    router.add_get("/metrics", metrics, on_installation(Action.OBSERVE))

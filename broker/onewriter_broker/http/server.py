@@ -1,7 +1,7 @@
 """The HTTP server of one broker: its socket, its guards, and where each path goes.
 
 Guards, in this order, for every request: too many at once, a page of another origin, who asks and
-whether they may change anything, time. A defect in a handler is a 500 and a line in the log; it
+whether they may (routes.py), time. A defect in a handler is a 500 and a line in the log; it
 takes nothing else down.
 """
 
@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import structlog
 from aiohttp import web
+from aiohttp.web_urldispatcher import SystemRoute
 
-from onewriter_broker.access import is_administrator
 from onewriter_broker.http import (
     acknowledged,
     blocks,
@@ -36,6 +36,7 @@ from onewriter_broker.http import (
     staging,
     watch,
 )
+from onewriter_broker.http.routes import Open, Routes, check
 from onewriter_broker.http.site import (
     BODY_BYTES_MAX,
     EXPIRES,
@@ -47,7 +48,6 @@ from onewriter_broker.http.site import (
     status_of,
 )
 from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
-from onewriter_core.ids import Identity
 
 CONNECTIONS_MAX: Final = 2_000
 """HTTP connections at once; more are closed as they come."""
@@ -63,14 +63,8 @@ KEEP_ALIVE_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 2.0
 """How long a stopping server waits for the requests under way."""
 
-OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Answered without a token: probes and scrapers have none. They tell nothing that is secret."""
-
 STREAMS: Final = frozenset({watch.PATH, blocks.PATH})
 """Answers that may take long; they are bounded in number, and see to slow readers themselves."""
-
-_FOR_ALL: Final = staging.PRODUCERS_PATHS | acknowledged.CONSUMERS_PATHS
-"""Changes there are not for administrators alone; who may is checked where they are made."""
 
 _BEARER: Final = "bearer "
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -101,6 +95,7 @@ class HttpServer:
             return await self._guarded(request, handler)
 
         application = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[guarded])
+        self._routes = Routes(application.router)
         for module in (
             health,
             pulsar_cluster,
@@ -121,7 +116,8 @@ class HttpServer:
             bulk,
             blocks,
         ):
-            module.add_routes(application.router, self._site)
+            module.add_routes(self._routes, self._site)
+        self._routes.require_complete()
         return application
 
     async def start(self) -> None:
@@ -185,12 +181,14 @@ class HttpServer:
             self._under_way -= 1
 
     async def _admit(self, request: web.Request) -> None:
-        """Prove who asks; raises Refused, Refusal, Unavailable."""
+        """Prove who asks, and that they may; raises Refused, Refusal, InvalidTopicName, Unavailable."""
         changes = request.method not in _READING
         origin = request.headers.get("Origin")
         if changes and origin is not None and urlsplit(origin).netloc != request.host:
             raise Refusal(403, "a page of another origin may not change anything here")
-        if request.path in OPEN_PATHS:
+        route = request.match_info.route
+        rule = self._routes.rule_of(route)
+        if isinstance(rule, Open):
             return
         scheme_and_token = request.headers.get("Authorization", "")
         if scheme_and_token[: len(_BEARER)].lower() == _BEARER:
@@ -204,17 +202,10 @@ class HttpServer:
         if proof.may_only_resume:
             raise Unavailable("the identity cannot be confirmed now: come again")
         request[IDENTITY], request[EXPIRES] = proof.identity, proof.expires_at
-        resource = request.match_info.route.resource
-        if changes and (resource is None or resource.canonical not in _FOR_ALL):
-            self._check_administrator(proof.identity)
-
-    def _check_administrator(self, identity: Identity) -> None:
-        """Other changes are for ``admin_subjects``, wherever these or tokens are configured."""
-        if not is_administrator(identity, self._site.clients.settings):
-            raise Refused(
-                ServerError.AUTHORIZATION_ERROR,
-                f"{identity} is not among the administrators (setting admin_subjects)",
-            )
+        if rule is not None:
+            check(rule, request, proof.identity, self._site.clients.authorization)
+        elif not isinstance(route, SystemRoute):  # of those the handler is the 404 or 405
+            raise RuntimeError(f"no right is declared for {request.method} {request.path}")
 
 
 def _is_stream(request: web.Request) -> bool:

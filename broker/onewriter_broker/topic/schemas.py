@@ -122,8 +122,11 @@ class TopicSchemas:
 
         await _judged(judge)
 
-    async def check_consumer(self, schema: Schema, slot: int) -> None:
+    async def check_consumer(self, schema: Schema, slot: int, *, may_add: bool) -> None:
         """A consumer brings a schema: it must be able to read the topic's, or is its first.
+
+        ``may_add``: it has the right to produce, too; otherwise it reads a topic without schema as
+        it is, and leaves it without one.
 
         Raises Refused (INCOMPATIBLE_SCHEMA), Undecided and Unavailable.
         """
@@ -136,7 +139,8 @@ class TopicSchemas:
 
             await _judged(judge)
         elif await self._is_idle(slot):
-            await self.add(schema)
+            if may_add:
+                await self.add(schema)
         elif has_definition(schema):
             raise _incompatible("Topic does not have schema to check")
 
