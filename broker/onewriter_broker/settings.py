@@ -146,6 +146,45 @@ class Settings(BaseSettings):
     producers_per_connection_max: int = Field(50_000, gt=0)
     consumers_per_connection_max: int = Field(50_000, gt=0)
     topics_max: int = Field(200_000, gt=0, description="topics loaded by one broker")
+    quota_connections_per_subject: int = Field(
+        10_000,
+        ge=0,
+        description="connections of one subject, or of one host without a token; 0: any number",
+    )
+    quota_connections_per_namespace: int = Field(
+        10_000,
+        ge=0,
+        description="connections of the ServiceAccounts of one Kubernetes namespace; 0: any number",
+    )
+    quota_producers_per_subject: int = Field(
+        100_000, ge=0, description="producers of one subject, waiting ones included; 0: any number"
+    )
+    quota_producers_per_namespace: int = Field(
+        200_000, ge=0, description="producers on the topics of one namespace; 0: any number"
+    )
+    quota_consumers_per_subject: int = Field(
+        100_000, ge=0, description="consumers and readers of one subject; 0: any number"
+    )
+    quota_subscriptions_per_namespace: int = Field(
+        200_000, ge=0, description="subscriptions to the topics of one namespace; 0: any number"
+    )
+    quota_requests_per_subject: int = Field(
+        10_000,
+        ge=0,
+        description="requests of one subject that are worked on at once; then its connections are"
+        " not read until half are answered; 0: any number",
+    )
+    quota_topics_per_subject: int = Field(
+        50_000,
+        ge=0,
+        description="topics and partitions that one subject makes by using them; 0: any number",
+    )
+    quota_topics_per_namespace: int = Field(
+        100_000,
+        ge=0,
+        description="topics and partitions of a namespace beyond which no client makes more;"
+        " 0: any number",
+    )
     pending_bytes_per_connection_max: int = Field(
         16 * 1024 * 1024,
         gt=0,

@@ -5,19 +5,21 @@ The Channel of each of them; what is delivered when is the dispatcher's decision
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from onewriter_broker.connection.clients import Clients
-from onewriter_broker.connection.requests import Link, Opening, Requests, code_of
+from onewriter_broker.connection.requests import Link, Opening, Requests, code_of, error_reply
 from onewriter_broker.connection.schemas import check_consumer
 from onewriter_broker.dispatch.api import SubscribeOptions, seek_target
 from onewriter_broker.dispatch.handle import ConsumerHandle
 from onewriter_broker.log.entries import Entry, EntryRun
 from onewriter_broker.owning.records import OwnerEnd
+from onewriter_broker.quotas.book import Part, Quota, QuotaExceeded
+from onewriter_broker.quotas.held import Held
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import Identity, TopicName
 from onewriter_core.wire import replies
-from onewriter_core.wire.commands import encode_command, message_id_from_proto
+from onewriter_core.wire.commands import MessageIds, encode_command
 from onewriter_core.wire.encoding import encode_ack_response, encode_message_header, encode_messages
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Ack, Flow
@@ -58,6 +60,7 @@ class Consuming:
         link: Link,
         requests: Requests,
         address: str,
+        subject: str,
         *,
         client_version: str,
         identity: Identity,
@@ -70,7 +73,8 @@ class Consuming:
         self._clients = clients
         self._link = link
         self._requests = requests
-        self._consumers: dict[int, ConsumerHandle | OpeningConsumer] = {}
+        self._consumers: Held[ConsumerHandle | OpeningConsumer] = Held(clients.quotas)
+        self._subject = subject
         self._partitions: dict[int, int] = {}
         """By consumer id, where a consumer is one of a partition."""
         self._is_lost = False
@@ -101,6 +105,13 @@ class Consuming:
             text = "too many consumers on one connection"
             self._link.write(replies.error(command.request_id, ServerError.TOO_MANY_REQUESTS, text))
             return
+        try:
+            self._consumers.take(
+                command.consumer_id, Part(Quota.CONSUMERS_PER_SUBJECT, self._subject)
+            )
+        except QuotaExceeded as exceeded:
+            self._link.write(error_reply(command.request_id, exceeded))
+            return
         opening = OpeningConsumer(command.request_id)
         self._consumers[command.consumer_id] = opening
         self._requests.run(command.request_id, self._open(command, opening))
@@ -111,7 +122,7 @@ class Consuming:
             options = SubscribeOptions.from_command(command)
             if not command.force_topic_creation and not await self._clients.topics.exists(name):
                 raise Refused(ServerError.TOPIC_NOT_FOUND, f"{name} does not exist")
-            topic = await self._clients.topics.serve(name)
+            topic = await self._clients.topics.serve(name, self._subject)
             reader = (name, options.subscription, options.metadata, self._owner)
             await self._clients.owning.check_reader(*reader)
             subscriptions = topic.subscriptions[topic.slot_of(name)]
@@ -141,7 +152,7 @@ class Consuming:
         consumer.start()
 
     def close(self, command: pb.CommandCloseConsumer) -> None:
-        consumer = self._consumers.pop(command.consumer_id, None)
+        consumer = self._consumers.remove(command.consumer_id)
         if isinstance(consumer, ConsumerHandle):
             consumer.close()
         elif consumer is not None:
@@ -154,7 +165,8 @@ class Consuming:
             raise Refused(ServerError.CONSUMER_NOT_FOUND, "no such consumer on this connection")
         return consumer
 
-    def acknowledge(self, ack: Ack) -> None:
+    def acknowledge(self, ack: Ack) -> Iterator[None] | None:
+        """Take an ACK; the steps that are left of a large one."""
         consumer = self._consumers.get(ack.consumer_id)
         request_id = ack.request_id
         if not isinstance(consumer, ConsumerHandle):
@@ -167,33 +179,37 @@ class Consuming:
                         "no such consumer on this connection",
                     )
                 )
-            return
+            return None
         if request_id is None:
-            consumer.acknowledge(ack)
-            return
+            return consumer.acknowledge(ack)
 
         def receipt(error: OnewriterError | None) -> None:
             code = None if error is None else code_of(error)
             text = "" if error is None else str(error)
             self._link.write(encode_ack_response(ack.consumer_id, request_id, code, text))
 
-        consumer.acknowledge(ack, receipt)
+        return consumer.acknowledge(ack, receipt)
 
-    def redeliver(self, command: pb.CommandRedeliverUnacknowledgedMessages) -> None:
-        """The answer goes in front of what is delivered again: all before it is of before."""
+    def redeliver(
+        self, command: pb.CommandRedeliverUnacknowledgedMessages
+    ) -> Iterator[None] | None:
+        """The answer goes in front of what is delivered again: all before it is of before.
+
+        Returns the steps that are left of a large one.
+        """
         consumer = self._consumers.get(command.consumer_id)
         epoch = command.consumer_epoch if command.HasField("consumer_epoch") else None
         requests = [command.request_id] if command.HasField("request_id") else []
         match consumer:
             case ConsumerHandle():
                 self._link.write(*map(replies.success, requests))
-                message_ids = [message_id_from_proto(each) for each in command.message_ids]
-                consumer.redeliver(message_ids, epoch)
+                return consumer.redeliver(MessageIds(command.message_ids), epoch)
             case OpeningConsumer() if len(consumer.redelivery_requests) < PARKED_MAX:
                 consumer.raise_epoch(epoch)
                 consumer.redelivery_requests += requests
             case _:
                 self._refuse_redelivery(*requests)
+        return None
 
     def _refuse_redelivery(self, *request_ids: int) -> None:
         for request_id in request_ids:
@@ -287,7 +303,7 @@ class Consuming:
             self._link.write(replies.reached_end_of_topic(consumer_id))
 
     def consumer_closed(self, consumer_id: int) -> None:
-        if self._consumers.pop(consumer_id, None) is not None:
+        if self._consumers.remove(consumer_id) is not None:
             self._link.write(replies.close_consumer(consumer_id))
 
     def room_made(self) -> None:

@@ -26,10 +26,12 @@ from onewriter_broker.connection.properties import (
 )
 from onewriter_broker.connection.requests import Link, Opening, Requests, error_reply
 from onewriter_broker.connection.schemas import brought, version_for_producer
-from onewriter_broker.dispatch.api import check_properties
+from onewriter_broker.dispatch.api import check_pairs
 from onewriter_broker.log.api import Guard, GuardKind, Outcome
 from onewriter_broker.log.termination import terminated_at
 from onewriter_broker.log.topic_log import ENTRY_BYTES
+from onewriter_broker.quotas.book import Part, Quota, namespace_key, subject_of
+from onewriter_broker.quotas.held import Held
 from onewriter_broker.topic.deduplication import INVENTED_PREFIX
 from onewriter_broker.topic.detection import Detection
 from onewriter_broker.topic.loaded import LoadedTopic
@@ -88,7 +90,8 @@ class Producing:
         self._address = address
         self._peer_host = sys.intern(address.rpartition(":")[0])
         self._identity = identity
-        self._producers: dict[int, Producer | Opening] = {}
+        self._producers: Held[Producer | Opening] = Held(clients.quotas)
+        self._subject = subject_of(identity, address)
         self._topics_of: dict[int, LoadedTopic] = {}
         self._schema_versions: dict[int, bytes] = {}
         self._closed_producers: dict[int, None] = {}
@@ -104,6 +107,11 @@ class Producing:
         )
 
     def open(self, command: pb.CommandProducer) -> None:
+        try:
+            check_pairs(((each.key, each.value) for each in command.metadata), PROPERTIES_BYTES_MAX)
+        except Refused as error:  # before anybody looks for something in them
+            self._link.write(error_reply(command.request_id, error))
+            return
         asked = self._asked_priority(command)
         present = self._producers.get(command.producer_id)
         if present is not None:
@@ -123,8 +131,12 @@ class Producing:
         self._producers[command.producer_id] = opening
         try:
             name = TopicName.parse(command.topic)
-            check_properties(properties_of(command), PROPERTIES_BYTES_MAX)
             guard = asked_guard(properties_of(command))
+            self._producers.take(
+                command.producer_id,
+                Part(Quota.PRODUCERS_PER_SUBJECT, self._subject),
+                Part(Quota.PRODUCERS_PER_NAMESPACE, namespace_key(name.namespace_name)),
+            )
         except (InvalidTopicName, Refused) as error:
             del self._producers[command.producer_id]
             self._link.write(error_reply(command.request_id, error))
@@ -169,7 +181,7 @@ class Producing:
     ) -> None:
         guard = None
         try:
-            topic = await self._clients.topics.serve(name)
+            topic = await self._clients.topics.serve(name, self._subject)
             rights = self._clients.authorization
             if command.initial_subscription_name:
                 self._admission(name, mode_of(command), asked)

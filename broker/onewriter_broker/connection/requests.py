@@ -7,14 +7,16 @@ from typing import Protocol
 
 from onewriter_broker.log.api import BrokenKey
 from onewriter_broker.log.blocks import MalformedBlock
+from onewriter_broker.quotas.requests import RequestsInFlight
 from onewriter_broker.topic.detection import Detection
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import InvalidTopicName
 from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-REQUESTS_MAX = 10_000
-"""Requests of one connection that may wait for the store at once."""
+REQUESTS_MAX = 1_000
+"""Requests of one connection that are worked on at once. Then it is not read until half are answered:
+clients may send tens of thousands of look-ups at once, and none of them is refused."""
 
 
 class Link(Protocol):
@@ -57,6 +59,10 @@ class Link(Protocol):
         """So many bytes more, or less, are sent but unanswered."""
         ...
 
+    def go_on(self) -> None:
+        """Its session may handle commands again (Session.must_wait)."""
+        ...
+
 
 class Opening:
     """A producer or consumer whose topic is still being loaded."""
@@ -72,27 +78,55 @@ class Opening:
 class Requests:
     """The requests of one connection that are being worked on."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, in_flight: RequestsInFlight, subject: str) -> None:
+        """``in_flight``: those of all connections; ``subject``: for whom this one's count."""
         self._link = link
-        self._requests = 0
+        self._in_flight = in_flight
+        self._subject = subject
+        self._count = 0
+        self.is_full = False
+        """No further request may begin; the link is told when one may again."""
 
     def run(self, request_id: int, work: Coroutine[object, object, None]) -> None:
         """Run a request's work; what it raises is its answer."""
-        if self._requests >= REQUESTS_MAX:
-            work.close()
-            text = f"{REQUESTS_MAX} requests are being worked on"
-            self._link.write(replies.error(request_id, ServerError.TOO_MANY_REQUESTS, text))
+        self.beside(self._answered(request_id, work))
+
+    def beside(self, work: Coroutine[object, object, None]) -> None:
+        """Run a request's work that answers whatever happens."""
+        self._count += 1
+        self._in_flight.begin(self._subject)
+        has_room = self._in_flight.has_room(self._subject)
+        if not has_room:
+            self._in_flight.wait(self._subject, self._room_made)
+        self.is_full = self._count >= REQUESTS_MAX or not has_room
+        self._link.spawn(self._counted(work))
+
+    async def _counted(self, work: Coroutine[object, object, None]) -> None:
+        try:
+            await work
+        finally:
+            self._count -= 1
+            self._in_flight.end(self._subject)
+            self._room_made()
+
+    def _room_made(self) -> None:
+        if not self.is_full or self._count > REQUESTS_MAX // 2:
             return
-        self._requests += 1
-        self._link.spawn(self._answered(request_id, work))
+        if self._in_flight.has_room(self._subject):
+            self.is_full = False
+            self._link.go_on()
+        else:
+            self._in_flight.wait(self._subject, self._room_made)
+
+    def lost(self) -> None:
+        """The connection is closed."""
+        self._in_flight.leave(self._subject, self._room_made)
 
     async def _answered(self, request_id: int, work: Coroutine[object, object, None]) -> None:
         try:
             await work
         except (OnewriterError, InvalidTopicName) as error:
             self._link.write(error_reply(request_id, error))
-        finally:
-            self._requests -= 1
 
 
 def code_of(error: Exception) -> ServerError:

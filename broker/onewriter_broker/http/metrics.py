@@ -26,6 +26,7 @@ from onewriter_broker.connection.clients import Clients
 from onewriter_broker.distribution import SECONDS, Distribution
 from onewriter_broker.log.compacted import view_of
 from onewriter_broker.log.losses import Loss
+from onewriter_broker.quotas.book import Quota
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.compacting import Compactions
 from onewriter_core.topic.effects import Record
@@ -108,6 +109,7 @@ class Metrics:
             *self._path(),
             *self._compacted(),
             *self._owned(),
+            *self._quotas(),
             *self._process(),
         ]
 
@@ -223,6 +225,27 @@ class Metrics:
             yield _counters(name, text, [label], rows)
         yield _counter("readers_refused", "Consumers of no owner.", figures.readers_refused)
         yield _counter("readers_closed", "Consumers of former owners.", figures.readers_closed)
+
+    def _quotas(self) -> Iterator[Metric]:
+        quotas = self._clients.quotas
+        limit = GaugeMetricFamily(
+            "onewriter_quota_limit", "What a quota allows; 0: any number.", labels=["quota"]
+        )
+        most = GaugeMetricFamily(
+            "onewriter_quota_used_most", "What the one who uses most of it has.", labels=["quota"]
+        )
+        for quota in Quota:
+            limit.add_metric([quota.value], quotas.limit(quota))
+            is_in_flight = quota is Quota.REQUESTS_PER_SUBJECT
+            used = self._clients.in_flight.most() if is_in_flight else quotas.most(quota)[1]
+            most.add_metric([quota.value], used)
+        yield from (limit, most)
+        yield _counters(
+            "quota_refusals",
+            "Requests that were refused because of a quota.",
+            ["quota"],
+            (((quota.value,), quotas.refused[quota]) for quota in Quota),
+        )
 
     def _path(self) -> Iterator[Metric]:
         figures = self._clients.appender.statistics

@@ -25,6 +25,7 @@ from onewriter_broker.log.api import LogStore, Observation
 from onewriter_broker.log.losses import Loss
 from onewriter_broker.namespaces import Conflict, Invalid, Missing, Namespaces
 from onewriter_broker.ownership.membership import Membership
+from onewriter_broker.quotas.book import subject_of
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.catalog import Undivided
 from onewriter_broker.topic.compacting import Compactions
@@ -223,6 +224,11 @@ IDENTITY: Final = web.RequestKey("identity", Identity)
 
 EXPIRES: Final[web.RequestKey[float | None]] = web.RequestKey("expires")
 """Until when that proof counts, in Unix seconds; None: for ever."""
+
+
+def creator_of(request: web.Request) -> str:
+    """For whom a topic counts that the request makes."""
+    return subject_of(request[IDENTITY], request.remote or "")
 
 
 def namespace_of(request: web.Request) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -62,6 +63,11 @@ class CatalogEntry:
         fields = json.loads(text)
         policies = fields.get("policies", _NONE_SET)
         return cls(fields["partitions"], tuple(fields["slots"]), fields["deleted"], policies)
+
+    @property
+    def logs(self) -> int:
+        """How many logs it has."""
+        return 0 if self.is_deleted else len(self.slots)
 
     def with_slot(self, slot: int) -> CatalogEntry:
         return self if slot in self.slots else replace(self, slots=(*self.slots, slot))
@@ -112,6 +118,25 @@ class _Copy:
     """A call may have been sent that the store has still to execute."""
     entries: dict[str, CatalogEntry] | None = None
     """None: nobody has read them yet."""
+    logs: Counter[str] = field(default_factory=Counter)
+    """How many logs the entries name, by namespace."""
+
+    def fill(self, entries: dict[str, CatalogEntry]) -> None:
+        """Remember what was read."""
+        self.entries = entries
+        for name, entry in entries.items():
+            self.logs[_namespace_of(name)] += entry.logs
+
+    def put(self, name: str, entry: CatalogEntry, entries: dict[str, CatalogEntry]) -> None:
+        """Remember one that was changed."""
+        former = entries.get(name)
+        self.logs[_namespace_of(name)] += entry.logs - (0 if former is None else former.logs)
+        entries[name] = entry
+
+
+def _namespace_of(base: str) -> str:
+    """``tenant/namespace`` of a topic's full name."""
+    return "/".join(base.partition("://")[2].split("/", 2)[:2])
 
 
 def existing(known: CatalogEntry | None) -> CatalogEntry:
@@ -151,8 +176,12 @@ class Catalogs:
         if copy.is_in_doubt:
             return entries  # the binding holds no longer
         if copy.entries is None:  # else what was changed since another's answer stands in that one
-            copy.entries = entries
-        return copy.entries
+            copy.fill(entries)
+        return entries if copy.entries is None else copy.entries
+
+    def logs_in(self, namespace: str) -> int:
+        """How many logs a namespace has in the buckets that are held and were looked at."""
+        return sum(copy.logs[namespace] for copy in self._copies.values())
 
     def _copy(self, binding: Binding) -> _Copy:
         copy = self._copies.get(binding.bucket)
@@ -225,7 +254,7 @@ class Catalogs:
             if entries is None:  # forgotten meanwhile: whoever reads it now may not have seen this
                 self.forget(bucket)
             else:
-                entries[str(base)] = entry
+                self._copy(binding).put(str(base), entry, entries)
             return entry
 
     async def _check_not_elsewhere(self, base: TopicName) -> None:
