@@ -18,6 +18,7 @@ from onewriter_broker.authentication import Authenticator
 from onewriter_broker.authorization import Authorization
 from onewriter_broker.connection.deadlines import ProgressDeadlines
 from onewriter_broker.connection.hangups import HangUps
+from onewriter_broker.connection.listings import Listings
 from onewriter_broker.connection.rounds import Rounds
 from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.appender import Appender
@@ -92,6 +93,7 @@ class Clients:
     hang_ups: HangUps = field(default_factory=HangUps)
     quotas: QuotaBook = field(default_factory=QuotaBook)
     rounds: Rounds = field(init=False)
+    listings: Listings = field(init=False)
     in_flight: RequestsInFlight = field(init=False)
     _last_look: float = 0.0
     _deadlines: ProgressDeadlines = field(init=False)
@@ -100,6 +102,7 @@ class Clients:
         self.in_flight = RequestsInFlight(self.quotas)
         self._deadlines = ProgressDeadlines(self.topics)
         self.rounds = Rounds(self.now, _call_soon)
+        self.listings = Listings(self.topics)
 
     def store_filled(self, is_full: bool) -> None:
         """The store is nearly full, or has room again."""

@@ -6,11 +6,12 @@ whose route has none: what nobody declared is answered by nobody.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
+from aiohttp.web_urldispatcher import SystemRoute
 
 from onewriter_broker.authorization import Authorization
 from onewriter_broker.http.site import namespace_of, topic_of
@@ -109,15 +110,29 @@ class Routes:
     def _note(self, route: web.AbstractRoute, rule: Rule) -> None:
         self._rules[id(route)] = rule
 
-    def rule_of(self, route: web.AbstractRoute) -> Rule | None:
-        """The rule of a registered route; None: it was registered without one."""
-        return self._rules.get(id(route))
+    def rule_of(self, request: web.Request) -> Rule | None:
+        """The rule of the route that matches; None: none does, and the answer is 404 or 405.
+
+        Raises RuntimeError for a route that was registered without a rule.
+        """
+        route = request.match_info.route
+        rule = self._rules.get(id(route))
+        if rule is None and not isinstance(route, SystemRoute):
+            raise RuntimeError(f"no right is declared for {route.method} {route.resource}")
+        return rule
+
+    def __iter__(self) -> Iterator[tuple[web.AbstractRoute, Rule]]:
+        """Every route with its rule. Raises RuntimeError for a route without one."""
+        for route in self._router.routes():
+            rule = self._rules.get(id(route))
+            if rule is None:
+                raise RuntimeError(f"no right is declared for {route.method} {route.resource}")
+            yield route, rule
 
     def require_complete(self) -> None:
         """Raise RuntimeError if the router has a route without a rule."""
-        for route in self._router.routes():
-            if self.rule_of(route) is None:
-                raise RuntimeError(f"no right is declared for {route.method} {route.resource}")
+        for _ in self:
+            pass
 
 
 def check(
