@@ -11,6 +11,7 @@ import sys
 import structlog
 
 from onewriter_core.ids import escaped
+from onewriter_http.logs import quiet_libraries
 
 
 def escape_values(
@@ -46,3 +47,4 @@ def configure_logging(*, level: int = logging.INFO) -> None:
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    quiet_libraries()

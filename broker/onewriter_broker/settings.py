@@ -25,6 +25,12 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(6650, ge=0, le=65535, description="port of Pulsar's binary protocol")
     http_port: int = Field(8080, ge=0, le=65535, description="port of the HTTP interface")
+    probe_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="port of probes and metrics alone; 0: they are on the HTTP port only",
+    )
     advertised_host: str = Field(
         "", description="host that lookups answer; empty: the listen address"
     )
@@ -98,6 +104,10 @@ class Settings(BaseSettings):
         "",
         description="token subjects (comma separated) that may change things over HTTP; empty:"
         " everybody while no token is required, nobody otherwise",
+    )
+    metrics_token_file: Path | None = Field(
+        None,
+        description="token that may read metrics besides administrators' tokens; read again every 10 s",
     )
     observer_subjects: str = Field(
         "",
