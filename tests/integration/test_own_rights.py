@@ -105,4 +105,6 @@ def test_an_identity_is_the_tokens_and_no_other_names_it(
     owner = client_of(guarded, raw, "one")
     generation = own(owner, "guessed", nonce="known to all")
     thief = client_of(guarded, raw, "two")
-    assert code(thief, "guessed", generation, nonce="known to all") is ServerError.AUTHORIZATION_ERROR
+    assert (
+        code(thief, "guessed", generation, nonce="known to all") is ServerError.AUTHORIZATION_ERROR
+    )
