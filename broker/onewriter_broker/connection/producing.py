@@ -25,7 +25,7 @@ from onewriter_broker.connection.properties import (
 )
 from onewriter_broker.connection.requests import Link, Opening, Requests, error_reply
 from onewriter_broker.connection.schemas import brought, version_for_producer
-from onewriter_broker.dispatch.api import check_pairs
+from onewriter_broker.dispatch.api import check_pairs, check_printable
 from onewriter_broker.log.api import Guard, GuardKind, Outcome
 from onewriter_broker.log.termination import terminated_at
 from onewriter_broker.log.topic_log import ENTRY_BYTES
@@ -253,6 +253,7 @@ class Producing:
         if len(command.producer_name) > PRODUCER_NAME_LENGTH_MAX:
             text = f"a producer's name has at most {PRODUCER_NAME_LENGTH_MAX} characters"
             raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+        check_printable("producer name", command.producer_name)
         slot = topic.slot_of(name)
         if terminated_at(topic.runner.logs[slot].state) is not None:
             raise Refused(ServerError.TOPIC_TERMINATED_ERROR, "Topic was already terminated")

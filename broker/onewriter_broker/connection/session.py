@@ -52,7 +52,9 @@ class Session:
         self._link = link
         self._requests = Requests(link, clients.in_flight, subject_of(identity, address))
         self._steps: Iterator[None] | None = None
-        self._lookups = Lookups(clients.topics, clients.undeclared, clients.over_tls)
+        self._lookups = Lookups(
+            clients.topics, clients.undeclared, clients.over_tls, clients.listings
+        )
         self._schemas = SchemaRequests(clients, link.write)
         self._checks = Checks(clients.topics, clients.undeclared, clients.appender.prove)
         self._producing = Producing(
@@ -155,7 +157,9 @@ class Session:
             case pb.CommandLookup():
                 self._requests.beside(self._lookups.lookup(command, self._link.write))
             case pb.CommandGetTopicsOfNamespace():
-                self._requests.beside(self._lookups.topics_of_namespace(command, self._link.write))
+                self._requests.beside(
+                    self._lookups.topics_of_namespace(command, self._link.write, self._link.room)
+                )
             case pb.CommandGetSchema():
                 self._requests.run(command.request_id, self._schemas.find(command))
             case pb.CommandGetOrCreateSchema():

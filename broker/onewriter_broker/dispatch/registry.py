@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 
-from onewriter_broker.dispatch.api import SeekTarget, check_properties
+from onewriter_broker.dispatch.api import SeekTarget, check_printable, check_properties
 from onewriter_broker.dispatch.consumer import Consumer
 from onewriter_broker.dispatch.context import TopicContext
 from onewriter_broker.dispatch.cursor import Cursor, CursorFormatError
@@ -134,6 +134,7 @@ class Registry:
         A durable one begins behind what is being trimmed.
         """
         limits = self._context.limits
+        check_printable("subscription name", name)
         if len(self._by_name) >= limits.subscriptions_max:
             raise Refused(
                 ServerError.NOT_ALLOWED_ERROR,

@@ -69,6 +69,8 @@ class Line:
     def pending_changed(self, difference: int) -> None:
         self.unanswered_bytes += difference
 
+    async def room(self) -> None: ...
+
     def go_on(self) -> None:
         raise AssertionError("nothing waits")
 

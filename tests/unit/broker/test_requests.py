@@ -49,6 +49,8 @@ class Line:
     def pending_changed(self, difference: int) -> None:
         raise AssertionError(difference)
 
+    async def room(self) -> None: ...
+
     def go_on(self) -> None:
         self.resumed += 1
 
