@@ -14,6 +14,7 @@ from tests.integration.http_calls import ADMIN, OWN, Http
 from onewriter_broker.http import server
 from onewriter_broker.in_process import InProcessBroker, in_process_broker
 from onewriter_broker.local.ports import free_ports
+from onewriter_http.limits import Limits
 
 SCRAPE_TOKEN = "a-token-for-prometheus"  # noqa: S105 - made for this test
 
@@ -117,7 +118,7 @@ def test_metrics_are_for_observers_and_the_scrape_token(
 def test_the_probes_port_answers_while_every_other_place_is_taken(
     guarded: GuardedBrokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "LIMITS", server.Limits(connections_max=4))
+    monkeypatch.setattr(server, "LIMITS", Limits(connections_max=4))
     port = free_ports(1)
     broker = guarded(probe_port=port)
     with contextlib.ExitStack() as stack:
