@@ -57,6 +57,7 @@ class Leadership(Facade[AsyncLeadership]):
     def __init__(self, inner: AsyncLeadership, thread: Thread) -> None:
         super().__init__(inner, thread)
         self.producer = Producer(inner.producer, thread)
+        self.partitions = tuple(Producer(each, thread) for each in inner.partitions)
         self.lost = Loss(inner.lost, thread)
 
     over = blocking(AsyncLeadership.over)
