@@ -135,9 +135,7 @@ class Lead:
 
     def _leadership_of(self, producers: list[Producer]) -> Leadership:
         partitions = producers if producers[0].options.is_grouped else ()
-        return Leadership(
-            producers[0], self._host, identity=self._identity, partitions=partitions
-        )
+        return Leadership(producers[0], self._host, identity=self._identity, partitions=partitions)
 
     def _group_name(self) -> str:
         """Of the producers of one attempt; no other attempt has it."""
