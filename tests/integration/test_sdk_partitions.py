@@ -51,18 +51,21 @@ async def test_a_leader_that_does_not_wait_is_refused_and_one_that_fences_depose
 ) -> None:
     partitioned(broker, topic, 2)
     for name in (topic, f"{topic}-plain"):
-        async with Client(broker.service_url) as client, Client(broker.service_url) as other:
-            async with client.lead(name, announce=False) as leadership:
-                with pytest.raises(Fenced, match="exclusive producer"):
-                    async with other.lead(name, access_mode=AccessMode.EXCLUSIVE):
-                        pytest.fail("two leaders")
-                with pytest.raises(Unavailable, match="not the leader"):
-                    async with other.lead(name, timeout_seconds=0.2):
-                        pytest.fail("two leaders")
-                fencing = AccessMode.EXCLUSIVE_WITH_FENCING
-                async with other.lead(name, access_mode=fencing, announce=False) as successor:
-                    assert successor.epoch > leadership.epoch
-                    assert isinstance(await leadership.over(), Fenced)
+        async with (
+            Client(broker.service_url) as client,
+            Client(broker.service_url) as other,
+            client.lead(name, announce=False) as leadership,
+        ):
+            with pytest.raises(Fenced, match="exclusive producer"):
+                async with other.lead(name, access_mode=AccessMode.EXCLUSIVE):
+                    pytest.fail("two leaders")
+            with pytest.raises(Unavailable, match="not the leader"):
+                async with other.lead(name, timeout_seconds=0.2):
+                    pytest.fail("two leaders")
+            fencing = AccessMode.EXCLUSIVE_WITH_FENCING
+            async with other.lead(name, access_mode=fencing, announce=False) as successor:
+                assert successor.epoch > leadership.epoch
+                assert isinstance(await leadership.over(), Fenced)
 
 
 async def test_nothing_is_announced_on_a_partitioned_topic(
