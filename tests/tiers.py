@@ -196,6 +196,14 @@ NEWCOMER = (
         cores=1,
     ),
     Tier(
+        "attacks",
+        "hostile input and missing rights: nothing is written, read or stopped",
+        (pytest("tests/attacks", *QUICK),),
+        budget_seconds=60,
+        cores=1,
+        missing=missing_clients,
+    ),
+    Tier(
         "compatibility",
         "data of earlier releases, and a rolling update and downgrade beside their brokers",
         (pytest("tests/compatibility", *QUICK, "--timeout", "600"),),

@@ -35,6 +35,7 @@ from onewriter_broker.ownership.leaving import leave
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.ownership.placement import incarnation_of
 from onewriter_broker.owning.ownerships import Ownerships
+from onewriter_broker.registrations import Registrations
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_watch import StoreWatch
 from onewriter_broker.tls import ServerCertificate
@@ -116,6 +117,9 @@ class Broker:
             broken=self._met_broken_key,
         )
         self.namespaces = Namespaces(parts.store, settings.allow_undeclared.split(","))
+        self.registrations = Registrations(
+            parts.store, **({"draw": lambda: nonce} if nonce else {})
+        )
         self.catalogs = Catalogs(parts.store, settings.buckets)
         self.loads = LeaderLoads(lambda: self.membership.observer.leads)
         self.membership = Membership(
@@ -188,6 +192,7 @@ class Broker:
             now=now,
             wall_ms=wall_ms,
             store=parts.store,
+            registrations=self.registrations,
             is_told=self.desired.is_known,
         )
         self.maintenance = Maintenance(self.topics, settings, wall_ms, self.appender)
@@ -254,7 +259,8 @@ class Broker:
                 background = [
                     self.spawn(self.appender.run()),
                     self.spawn(self.membership.run()),
-                    self.spawn(self.ownership.run()),
+                    self.spawn(self._own_buckets()),
+                    self.spawn(self.registrations.run()),
                     self.spawn(self.clients.watch_for_ever()),
                     self.spawn(self.maintenance.look_for_ever()),
                     self.spawn(self.maintenance.sweep_for_ever()),
@@ -290,6 +296,11 @@ class Broker:
         finally:
             await self.store.close()
             await self._parts.anchor.close()
+
+    async def _own_buckets(self) -> None:
+        """Take buckets, once every holder of a topic in them can be given its registration."""
+        await self.registrations.learned()
+        await self.ownership.run()
 
     def reread(self) -> None:
         """Read the manifests again and follow them; while the broker starts it has just done so."""

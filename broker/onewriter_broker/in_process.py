@@ -18,6 +18,7 @@ from typing import TypeVar
 from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.app import Broker, Parts
 from onewriter_broker.authentication import AnonymousAuthenticator
+from onewriter_broker.authenticators import authenticator
 from onewriter_broker.connection.gates import Gate
 from onewriter_broker.desired import Initial
 from onewriter_broker.local.ports import free_ports
@@ -56,6 +57,7 @@ class InProcessBroker:
             "buckets": BUCKETS,
         }
         self._settings = Settings.model_validate(chosen | dict(settings or {}))
+        self._authenticator = authenticator(self._settings) or AnonymousAuthenticator()
         self._desired = combine(parse(manifests, "manifests", []))
         self._server = FakeServer()
         self._server.add_replica("replica-1")
@@ -109,7 +111,7 @@ class InProcessBroker:
                 settings=self._settings,
                 store=store,
                 anchor=MemoryAnchor(),
-                authenticator=AnonymousAuthenticator(),
+                authenticator=self._authenticator,
                 desired=Initial(self._desired),
                 single_node=False,
                 through=lambda inner: Gate(inner, self._gates, lambda: self._is_cut),

@@ -14,7 +14,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, 
 from typing import Any, Protocol
 
 from onewriter._checks import Check
-from onewriter._errors import Closed, ConfigurationError, OnewriterError, Refused, ServerError
+from onewriter._errors import (
+    Closed,
+    ConfigurationError,
+    OnewriterError,
+    Refused,
+    ServerError,
+    Unavailable,
+)
 from onewriter._guard import Guarded, GuardedBy, GuardedTopics, judge, over
 from onewriter._leader import Announcement, LeaderInfo, host_name, iso_time
 from onewriter._outbox import MessageId
@@ -24,11 +31,18 @@ from onewriter._signal import Signal, tell
 from onewriter._submitting import Handed, Submitting
 from onewriter._tenure import ProducerOptions
 from onewriter._transaction import COMMIT_SECONDS, Transaction
+from onewriter_core.publish_rights import APP_LENGTH_MAX, capability_of
 
 NONCE_BYTES = 8
 
 KEEP = object()
 """Metadata that stays as it was announced last."""
+
+CAPABILITY_SECONDS = 3600.0
+"""For how long a capability counts unless the caller says otherwise."""
+
+CAPABILITY_SECONDS_MAX = 7 * 24 * 3600.0
+"""For how long a capability may count."""
 
 ANNOUNCE_SECONDS = 10.0
 """A new leader that cannot publish who it is in that time gives the topic back."""
@@ -282,6 +296,59 @@ class Leadership(Submitting):
             properties=message.properties,
             timeout_seconds=timeout_seconds,
         )
+
+    # ------------------------------------------------------------ publishing under the epoch
+
+    @property
+    def registration(self) -> str | None:
+        """Secret that proves this leader to the brokers' HTTP API, for as long as the term lasts.
+
+        It goes into the header ``Onewriter-Registration`` and counts only together with this
+        client's own identity. None where the broker gives none: it is of an earlier release.
+        Do not log it.
+        """
+        return self.producer.registration
+
+    def capability(self, app: str, *, expires_seconds: float = CAPABILITY_SECONDS) -> str:
+        """Pass the right to publish as ``app`` under this epoch on, for so many seconds.
+
+        The text goes into the header ``Onewriter-Capability``; whoever bears it may stage, publish
+        and discard what belongs to that app until it expires or the term ends. Raises
+        ConfigurationError for an app or a time that is not allowed, Unavailable where the broker
+        gave no registration.
+        """
+        registration = self.registration
+        if registration is None:
+            raise Unavailable(f"the broker gave no registration for {self.topic}")
+        if not 0 < expires_seconds <= CAPABILITY_SECONDS_MAX:
+            raise ConfigurationError(
+                f"expires_seconds is above 0 and at most {CAPABILITY_SECONDS_MAX:g},"
+                f" not {expires_seconds!r}"
+            )
+        try:
+            return capability_of(
+                registration, app, math.ceil(time.time_ns() / 1e9 + expires_seconds)
+            )
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{app[:200]!r} is not an app: an app is 1 to {APP_LENGTH_MAX} letters, digits,"
+                " or characters of . _ : -"
+            ) from error
+
+    def spark_options(
+        self, app: str, *, expires_seconds: float = CAPABILITY_SECONDS
+    ) -> dict[str, str]:
+        """Options with which a Spark program writes to this topic under this epoch, as ``app``.
+
+        ``df.write.format("onewriter").options(**leadership.spark_options("nightly-load"))``. Raises as
+        ``capability``. Do not log them.
+        """
+        return {
+            "topic": self.topic,
+            "txnAppId": app,
+            "epoch": str(self.epoch),
+            "capability": self.capability(app, expires_seconds=expires_seconds),
+        }
 
     # ------------------------------------------------------------ proving it
 

@@ -66,6 +66,9 @@ class Producer(Submitting):
         self.guard_is_atomic: bool | None = None
         """Of a guarded producer: whether the guard is checked together with each append; None: the
         broker knows nothing of guards."""
+        self.registration: str | None = None
+        """Secret that proves the holder of the epoch to the brokers' HTTP API (publishing as a whole);
+        None before the grant, and where the broker gives none. It must not be logged."""
         self._is_closing = False
         self._drainers = 0
         """Who waits until everything is written."""
@@ -344,6 +347,10 @@ class Producer(Submitting):
             self._intake.begin(self.name, answer.last_sequence_id + 1)
         if answer.HasField("guard_is_atomic"):
             self.guard_is_atomic = answer.guard_is_atomic
+        if (
+            answer.registration
+        ):  # a broker of an earlier release gives none: the last one still counts
+            self.registration = answer.registration
         if self._tenure.link is not None:
             self._intake.message_bytes_max = self._tenure.link.connection.message_bytes_max
         self._outbox.rewind()

@@ -1,6 +1,10 @@
 """What the brokers' own user of the store may do: the rules of its ACL.
 
 Known to the broker, which checks that a server gives it no more, and to whoever sets servers up.
+The rules name the commands that a broker sends, itself or in its scripts, and no others.
+
+What the password still allows is said in docs/operations.md ("What the store's password allows"). An
+ACL cannot express less: it names commands and subcommands, not their parameters.
 """
 
 from __future__ import annotations
@@ -8,16 +12,39 @@ from __future__ import annotations
 from typing import Final
 
 _COMMANDS: Final = (
-    "xadd xrange xrevrange xread xtrim xdel xinfo xlen exists hget hmget hgetall hset hdel hexists "
-    "info eval evalsha script|load config|get wait role ping hello auth client multi exec"
+    # in scripts, on keys that the script names
+    "xadd",
+    "xrange",
+    "xrevrange",
+    "xtrim",
+    "xdel",
+    "xinfo|stream",
+    "exists",
+    "hget",
+    "hmget",
+    "hset",
+    "hdel",
+    # by the broker itself, beside those above
+    "hgetall",
+    "info",
+    "eval",  # the check at the start, whether scripts can read the dataset's id
+    "evalsha",
+    "script|load",
+    "multi",
+    "exec",
+    "wait",
+    "config|get",  # appendfsync and min-replicas-to-write, which INFO does not show
+    "client|id",
+    "client|kill",  # its own former connection, so that nothing sent there is executed late
 )
 
 
 def broker_acl_rules() -> str:
     """The rules of ``ACL SETUSER`` for a broker; add ``on`` and a password.
 
-    No key outside ``ow:*``, and nothing that could remove, replace or rewind a log. XDEL is for publishes
-    that were cut short; it lowers no number, and who may trim a log can take out more.
+    No key outside ``ow:*``, no channel, and no command that replaces a key, lowers a stream's last id
+    or changes the server. A user with these rules can still remove entries (XTRIM, XDEL), fields
+    (HDEL), and raise a stream's last id so far that it takes nothing more (XADD).
     """
-    names = _COMMANDS.split()
-    return " ".join(["resetkeys", "resetchannels", "~ow:*", "-@all", *(f"+{n}" for n in names)])
+    rules = ["resetkeys", "resetchannels", "~ow:*", "-@all", *(f"+{name}" for name in _COMMANDS)]
+    return " ".join(rules)

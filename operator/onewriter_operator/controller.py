@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from onewriter_operator.brokers.fleet import Fleet
@@ -165,6 +165,12 @@ class Controller:
         if self._is_complete:
             for key in self._all_keys():
                 self._queue.add(key)
+
+    def buckets_changed(self, topics_in: Callable[[Iterable[str]], Collection[str]]) -> None:
+        """See fleet.Listener."""
+        if self._is_complete:
+            for topic in topics_in(self._declarations.topics()):
+                self.topic_changed(topic, None)
 
     def drifted(self, broker: str) -> None:
         """See fleet.Listener."""

@@ -104,6 +104,10 @@ class Declarations:
         """The ExclusiveTopics for a Pulsar topic."""
         return sorted(self._by_topic.get(topic, ()))
 
+    def topics(self) -> list[str]:
+        """The Pulsar topics that any object declares."""
+        return list(self._by_topic)
+
     def admit(self, document: Json) -> None:
         """It is known now whether the brokers had the topic before: pass it on."""
         self._admitted.add(uid_of(document))

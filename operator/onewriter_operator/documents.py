@@ -62,6 +62,7 @@ POD: Final = Kind("", "v1", "Pod", "pods")
 SERVICE: Final = Kind("", "v1", "Service", "services")
 SLICE: Final = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
 LEASE: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases")
+SECRET: Final = Kind("", "v1", "Secret", "secrets")
 EVENT: Final = Kind("events.k8s.io", "v1", "Event", "events")
 
 

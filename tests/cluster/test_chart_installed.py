@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import json
 import re
 import subprocess
 import time
@@ -420,7 +421,25 @@ def test_nothing_is_stuck_after_an_uninstallation_and_nothing_is_lost(
     cluster = onewriter.cluster
     cluster.apply(TOPIC, ANCHOR)
     eventually(lambda: "data-onewriter-valkey-0" in onewriter.names("pvc"), "the volume's claim")
-    done = run_hook(onewriter, "clean-up", tmp_path, f"--timeout-seconds={SECONDS_MAX}")
+    # The Job is in the output of `helm template` too: applied, it changes nothing.
+    arguments = ("--helm-release=onewriter", f"--timeout-seconds={SECONDS_MAX}")
+    done = run_hook(onewriter, "clean-up", tmp_path, *arguments)
+    assert done.exit_code == 1, done.output
+    assert "is not being uninstalled" in done.output
+    assert onewriter.get("deployment", "onewriter-operator")["spec"]["replicas"] == 2
+    revision = max(
+        int(each["revision"])
+        for each in json.loads(onewriter.helm("history", "onewriter", "-o", "json"))
+    )
+    # This is what Helm notes before its first hook.
+    onewriter.cluster.kubectl(
+        *("label", "secret", f"sh.helm.release.v1.onewriter.v{revision}"),
+        *("status=uninstalling", "--overwrite"),
+        namespace=NAMESPACE,
+    )
+    done = run_hook(
+        onewriter, "clean-up", tmp_path, f"--helm-revision={min(revision, 19)}", *arguments
+    )
     assert done.exit_code == 0, f"{done.output} {done.exception}"
     assert onewriter.get("deployment", "onewriter-operator")["spec"]["replicas"] == 0
     assert onewriter.get("statefulset", "onewriter-broker")["spec"]["replicas"] == 0
@@ -450,7 +469,7 @@ def test_where_definitions_go_the_objects_are_deleted_first(
         "finalizers": ["onewriter.dev/topic-cleanup"],
     }
     cluster.apply(topic)
-    more = ("--delete-objects", f"--timeout-seconds={SECONDS_MAX}")
+    more = ("--confirm", "--delete-objects", f"--timeout-seconds={SECONDS_MAX}")
     done = run_hook(onewriter, "clean-up", tmp_path, *more)
     assert done.exit_code == 0, f"{done.output} {done.exception}"
     assert "deleting ExclusiveTopic default/gone" in done.output

@@ -13,7 +13,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from tests.servers import SERVER_KINDS, StoreServer, running_pair, running_server
+from tests.servers import (
+    BROKER_PASSWORD,
+    BROKER_USER,
+    SERVER_KINDS,
+    StoreServer,
+    running_pair,
+    running_server,
+)
 from tests.stamps import stamp_anew
 
 from onewriter_broker.log.api import Append, Binding, Block, Fence, FencedLog, LogStore, Outcome
@@ -143,7 +150,10 @@ class FakeWorld:
 
 
 class ServerWorld:
-    """Real servers; a link that the stores connect through stands for discovery."""
+    """Real servers; a link that the stores connect through stands for discovery.
+
+    The stores connect as a user with a broker's rights and no others.
+    """
 
     def __init__(self, folder: Path, primary: StoreServer, replica: StoreServer | None) -> None:
         self.kind = primary.kind
@@ -158,6 +168,8 @@ class ServerWorld:
     def settings(self) -> RedisSettings:
         return RedisSettings(
             url=f"unix://{self._link}",
+            username=BROKER_USER,
+            password=BROKER_PASSWORD,
             buckets=BUCKETS,
             replicas=1,
             connect_timeout_seconds=PATIENCE_SECONDS,

@@ -326,6 +326,12 @@ async def test_heartbeats_and_settings_are_open_to_every_broker(
     await store.set_settings({})
 
 
+async def test_the_first_of_several_brokers_creates_a_setting(store: LogStore) -> None:
+    assert await store.settle_setting("key", "mine") == "mine"
+    assert await store.settle_setting("key", "theirs") == "mine"
+    assert (await store.read_settings())["key"] == "mine"
+
+
 async def test_a_closed_store_answers_nothing(world: World, store: LogStore) -> None:
     await store.close()
     with pytest.raises(Undecided):

@@ -22,7 +22,14 @@ from tests.conformance.log_store_worlds import (
     topics_of_bucket,
     writer,
 )
-from tests.servers import SERVER_PROGRAMS, StoreServer, running_pair, running_server
+from tests.servers import (
+    BROKER_PASSWORD,
+    BROKER_USER,
+    SERVER_PROGRAMS,
+    StoreServer,
+    running_pair,
+    running_server,
+)
 
 from onewriter_broker.local.ports import free_ports
 from onewriter_broker.log.api import BrokenKey, Durability, LogStore, Observation, Outcome
@@ -103,7 +110,7 @@ async def test_a_new_connection_has_the_server_forget_the_old_one_first(
     # Client ids of another server process mean nothing here.
     stranger = dataclasses.replace(beside, run_id="of another process")
     third = await open_primary(world.settings(), replaces=stranger)
-    assert await beside.connection.submit(["PING"]) == b"PONG"
+    assert await beside.connection.submit(["CLIENT", "ID"]) == beside.client_id
     for primary in (beside, second, third):
         primary.connection.close()
         await primary.connection.wait_closed()
@@ -283,48 +290,67 @@ async def test_the_embedded_default_passes_the_checks(world: ServerWorld) -> Non
     assert facts.replid == world.replid()
 
 
-async def test_a_broker_user_can_do_its_work_and_undo_nothing(world: ServerWorld) -> None:
-    rules = broker_acl_rules().split()
-    world.primary.command("ACL", "SETUSER", "broker", "on", f">{PASSWORD}", *rules)
-    settings = dataclasses.replace(world.settings(), username="broker", password=PASSWORD)
-    facts = await check_server(settings)
+async def test_the_broker_user_passes_the_checks_and_can_undo_no_fence(
+    world: ServerWorld, store: LogStore
+) -> None:
+    facts = await check_server(world.settings())
+    assert facts.user == BROKER_USER
     assert facts.allowed == ()
     assert judge(facts, Durability.LOCAL).refusals == ()
-    store = RedisLogStore(settings)
     mine = await writer(world, store)
     await mine.fence(TOPIC)
     await mine.append(TOPIC, b"1")
-    assert await store.commit(Durability.LOCAL)
-    assert not await store.commit(Durability.REPLICATED)
-    end = Position(5, 1)
-    assert await store.trim(mine.binding, TOPIC, mine.token, end, {"a": "b"}) is Outcome.DONE
-    assert await store.set_catalog(mine.binding, {"t": "{}"}, ["u"]) is Outcome.DONE
-    assert await store.write_audit(mine.binding, {"event": "x"}) is Outcome.DONE
-    assert await store.read_blocks(TOPIC, EARLIEST, count=9, replid=mine.binding.replid)
-    await store.beat("broker-a", "1")
-    await store.forget_member("broker-a")
-    await store.set_settings({"a": "b"}, ["c"])
-    await store.close()
-
     client = redis.Redis(
-        unix_socket_path=str(world.primary.path), username="broker", password=PASSWORD
+        unix_socket_path=str(world.primary.path), username=BROKER_USER, password=BROKER_PASSWORD
     )
     key = f"ow:{{b0}}:log:{TOPIC}"
     for words in (
         ("DEL", key),
         ("XSETID", key, "1-1"),
-        ("SET", key, "x"),
-        ("EXPIRE", key, "1"),
-        ("RENAME", key, "x"),
-        ("FLUSHALL",),
-        ("CONFIG", "SET", "maxmemory", "1"),
         ("EVAL", f"return redis.call('DEL', '{key}')", "0"),
+        ("EVAL", f"return redis.call('XSETID', '{key}', '1-1')", "0"),
+        ("XADD", key, "4-1", "late", "entry"),
         ("HSET", "elsewhere", "a", "b"),
+        ("CONFIG", "SET", "maxmemory", "1"),
     ):
         with pytest.raises(redis.exceptions.ResponseError):
             client.execute_command(*words)  # type: ignore[no-untyped-call]
     client.close()
-    assert world.primary.command("EXISTS", key) == 1
+    assert await positions(store) == ["5-0", "5-1"]
+
+
+def test_every_command_that_the_rules_do_not_name_is_denied(world: ServerWorld) -> None:
+    """The server itself lists its commands and says which of them the user may run."""
+    named = {rule[1:] for rule in broker_acl_rules().split() if rule.startswith("+")}
+    listed = commands_of(world.primary)
+    allowed = {name for name, words in listed.items() if may_run(world.primary, words)}
+    assert named <= listed.keys()
+    assert allowed - BEFORE_LOGIN == named
+
+
+BEFORE_LOGIN = {"auth", "hello", "quit", "reset"}
+"""What every user may run, whatever its rules: they come before anybody has logged in."""
+
+
+def commands_of(server: StoreServer) -> dict[str, list[str]]:
+    """All commands and subcommands, each with as many arguments as it takes at least."""
+    client = redis.Redis(unix_socket_path=str(server.path), protocol=2)
+    client.response_callbacks.clear()
+    found: dict[str, list[str]] = {}
+    for entry in client.execute_command("COMMAND"):  # type: ignore[no-untyped-call]
+        for name, arity, *_ in entry[9] or [entry]:
+            words = name.decode().split("|")
+            found[name.decode()] = words + ["1"] * (abs(arity) - len(words))
+    client.close()
+    return found
+
+
+def may_run(server: StoreServer, words: list[str]) -> bool:
+    try:
+        answer = server.command("ACL", "DRYRUN", BROKER_USER, *words)
+    except redis.exceptions.ResponseError as error:
+        answer = str(error).encode()
+    return b"permissions to run" not in answer
 
 
 async def test_an_acl_user_that_may_delete_is_found_out(world: ServerWorld) -> None:

@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from tests.integration.bare_brokers import bare_broker, settle
 from tests.integration.conftest import ROUNDS
 from tests.integration.continuous_writer import ContinuousWriter, named_owner
+from tests.integration.http_calls import Http
 from tests.integration.raw import contents_of, eventually
 from tests.servers import SERVER_KINDS, StoreServer, running_pair, running_server
 
@@ -257,6 +258,9 @@ def test_flushall_is_refused_until_a_person_decides(topic: str) -> None:
         acknowledged = writer.at_rest()
         time.sleep(1.0)
         assert len(writer.acked) == acknowledged, "something was acknowledged into the void"
+        status, said = Http(brokers.http_url)("GET", "/readyz")
+        assert "holds nothing" in " ".join(said["buckets"]["waiting"].values())
+        assert status == 200, "buckets that had granted nothing are served"
         done = CliRunner().invoke(
             adopt_command,
             [

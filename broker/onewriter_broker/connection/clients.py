@@ -21,6 +21,7 @@ from onewriter_broker.connection.hangups import HangUps
 from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.owning.ownerships import Ownerships
+from onewriter_broker.registrations import Registrations
 from onewriter_broker.settings import Settings
 from onewriter_broker.tls import over_tls
 from onewriter_broker.topic.detection import Detection
@@ -72,6 +73,7 @@ class Clients:
     now: Callable[[], float]
     wall_ms: Callable[[], int]
     store: LogStore
+    registrations: Registrations
     connections: dict[Watched, None] = field(default_factory=dict)
     """In the order in which they came: a simulation must look at them in the same order twice."""
     pending_bytes: int = 0

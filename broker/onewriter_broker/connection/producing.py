@@ -369,8 +369,15 @@ class Producing:
                 last_sequence_id=producer.last_sequence_id,
                 schema_version=self._schema_versions.get(producer.producer_id, b""),
                 guard_is_atomic=self._is_atomic(producer.guard),
+                registration=self._registration(producer, epoch),
             )
         )
+
+    def _registration(self, producer: Producer, epoch: int | None) -> str | None:
+        """What proves the holder of an epoch to the HTTP API, for clients that know the field."""
+        if epoch is None or not producer.is_exclusive or self._link.extensions_version == 0:
+            return None
+        return self._clients.registrations.of(producer.topic_log.name, epoch, self._identity)
 
     def _is_atomic(self, guard: Guard | None) -> bool | None:
         if guard is None or self._link.extensions_version == 0:

@@ -39,6 +39,8 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
             problems.append("the store does not answer")
         if known == 0:
             problems.append("no bucket has a known owner")
+        if ownership.waiting() and not ownership.served():
+            problems.append("every bucket that this broker should serve waits")
         report = {
             "ready": not problems,
             "problems": problems,

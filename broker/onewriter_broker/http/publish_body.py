@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from onewriter_broker.http.site import Refusal
-from onewriter_broker.log.blocks import is_app
 from onewriter_broker.topic.staging import PART_BYTES_MAX, Claimed
 from onewriter_broker.turns import Turns
 from onewriter_core.ids import NUMBER_MAX
+from onewriter_core.publish_rights import is_app
 from onewriter_core.topic.model import AccessMode
 
 PARTS_MAX: Final = 10_000

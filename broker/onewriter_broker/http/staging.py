@@ -15,7 +15,6 @@ from onewriter_broker.access import Admission, admit
 from onewriter_broker.http.publish_body import LABEL, NUMBER, epoch_of, read_body
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, object_body, topic_of
 from onewriter_broker.log.api import VERSION_PREFIX
-from onewriter_broker.log.blocks import is_app
 from onewriter_broker.log.publishing import TooLarge
 from onewriter_broker.topic.layouts import LAYOUT_PREFIX, Overtaken
 from onewriter_broker.topic.loaded import LoadedTopic
@@ -23,6 +22,7 @@ from onewriter_broker.topic.publish_requests import Answer, Asked
 from onewriter_broker.topic.staging import PART_BYTES_MAX, MissingPart
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName
+from onewriter_core.publish_rights import is_app
 from onewriter_core.topic.model import AccessMode
 
 PUBLISH_BODY_BYTES_MAX: Final = 4 * 1024 * 1024

@@ -25,6 +25,9 @@ PATH: Final = "/onewriter/v1/watch"
 GATHER_SECONDS: Final = 0.1
 """At most one line per topic in this time; the latest state counts."""
 
+LOOK_SECONDS: Final = 1.0
+"""How often is looked whether other buckets are served, or wait."""
+
 PING_SECONDS: Final = 5.0
 """Between two lines that say no more than that the broker is there."""
 
@@ -78,6 +81,7 @@ class _Stream:
         self._response = response
         self._expires_at = expires_at
         self._told: set[str] = set()
+        self._told_buckets: dict[str, Any] = {}
 
     async def run(self) -> None:
         """Tell what there is, then every change, until the broker stops or the proof expires.
@@ -86,6 +90,7 @@ class _Stream:
         """
         loop = asyncio.get_running_loop()
         await self._tell_changes()
+        await self._tell_buckets()
         synced = {"broker": self._site.incarnation, "revision": self._site.desired.revision}
         await self._write([{"type": "SYNCED"} | synced])
         ping_at = loop.time() + PING_SECONDS
@@ -93,8 +98,9 @@ class _Stream:
             if loop.time() >= ping_at:
                 await self._write([{"type": "PING"}])
                 ping_at = loop.time() + PING_SECONDS
+            await self._tell_buckets()
             try:
-                async with asyncio.timeout_at(ping_at):
+                async with asyncio.timeout_at(min(ping_at, loop.time() + LOOK_SECONDS)):
                     await self._watcher.woken.wait()
             except TimeoutError:
                 continue
@@ -106,6 +112,19 @@ class _Stream:
         for start in range(0, len(names), TOPICS_PER_TURN):
             await self._write(map(self._line, names[start : start + TOPICS_PER_TURN]))
             await asyncio.sleep(0)
+
+    async def _tell_buckets(self) -> None:
+        """Which buckets are served here, and which should be and wait: where that has changed."""
+        ownership = self._site.topics.ownership
+        found = {
+            "type": "BUCKETS",
+            "count": self._site.clients.settings.buckets,
+            "served": sorted(ownership.served()),
+            "waiting": {str(bucket): text for bucket, text in sorted(ownership.waiting().items())},
+        }
+        if found != self._told_buckets:
+            self._told_buckets = found
+            await self._write([found])
 
     def _line(self, name: str) -> dict[str, Any]:
         topic = self._site.topics.loaded.get(name)

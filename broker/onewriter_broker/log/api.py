@@ -497,6 +497,13 @@ class LogStore(Protocol):
         """Change cluster-wide settings; not fenced, they are configuration."""
         ...
 
+    async def settle_setting(self, name: str, value: str) -> str:
+        """Create a cluster-wide setting unless it exists; the value that stands.
+
+        Of several brokers that create one, the first one's value stands for all.
+        """
+        ...
+
     async def close(self) -> None:
         """Release connections; pending writes end Undecided."""
         ...

@@ -17,6 +17,7 @@ import google_crc32c
 from onewriter_broker.log.api import OPEN_PUBLISH, Append, Block, Marker, StoredBlock
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import NUMBER_MAX, Position
+from onewriter_core.publish_rights import APP_LENGTH_MAX
 
 FORMAT_VERSION = 1
 """Written into each bucket's record; a reader refuses a version it does not know."""
@@ -34,9 +35,6 @@ PUBLISH_BLOCKS_MAX = 2_560
 """Blocks of one atomic publish; the state names where they stand while it is open. More are not made of
 256 MiB in 262,144 entries: 512 blocks may be full by entries, and of the others two that follow one
 another have more than 256 KiB."""
-
-APP_LENGTH_MAX = 200
-"""Characters of the name under which somebody publishes atomically."""
 
 CHAIN_BYTES = 16
 CHAIN_START = bytes(CHAIN_BYTES)
@@ -129,11 +127,6 @@ def publish_of(name: str) -> tuple[str, int]:
     """App and version out of a block's ``publish``."""
     app, _, version = name.rpartition("/")
     return app, int(version)
-
-
-def is_app(name: str) -> bool:
-    """Whether somebody may publish atomically under that name."""
-    return _PUBLISH.fullmatch(f"{name}/0") is not None
 
 
 def check_together(appends: Sequence[Append]) -> None:

@@ -24,7 +24,7 @@ from onewriter_broker.log.api import (
     OwnWrite,
     Standing,
 )
-from onewriter_broker.log.keys import Keys, LogKeys
+from onewriter_broker.log.keys import SETTINGS, Keys, LogKeys
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import Position, TopicName
 
@@ -86,6 +86,7 @@ COMPACT_DROP = _load("compact_drop")
 CHECK = _load("check")
 OWN = _load("own")
 OWN_DROP = _load("own_drop")
+SETTLE_SETTING = _load("settle_setting")
 ALL_SCRIPTS = (
     STAMP,
     FENCE,
@@ -102,6 +103,7 @@ ALL_SCRIPTS = (
     COMPACT_WRITE,
     COMPACT_FINISH,
     COMPACT_DROP,
+    SETTLE_SETTING,
 )
 
 
@@ -114,12 +116,18 @@ def outcome(reply: object) -> Outcome:
 
 
 def _answer(reply: object) -> Outcome | BrokenKey:
-    if isinstance(reply, bytes):
-        if reply in _OUTCOMES:
-            return _OUTCOMES[reply]
-        if reply.startswith(_BROKEN):
-            return BrokenKey(reply.removeprefix(_BROKEN).decode(errors="replace"))
-    raise Undecided(f"the store answered {reply!r} to a guarded write")
+    if isinstance(reply, bytes) and reply in _OUTCOMES:
+        return _OUTCOMES[reply]
+    error = _broken_or_undecided(reply)
+    if isinstance(error, BrokenKey):
+        return error
+    raise error
+
+
+def _broken_or_undecided(reply: object) -> BrokenKey | Undecided:
+    if isinstance(reply, bytes) and reply.startswith(_BROKEN):
+        return BrokenKey(reply.removeprefix(_BROKEN).decode(errors="replace"))
+    return Undecided(f"the store answered {reply!r} to a guarded write")
 
 
 def _guard(binding: Binding) -> list[Word]:
@@ -295,6 +303,18 @@ def set_catalog(
     """catalog.lua: change a bucket's catalog."""
     arguments = [*_guard(binding), *_changes(fields, remove)]
     return CATALOG.call([keys.unit(binding.bucket), keys.topics(binding.bucket)], arguments)
+
+
+def settle_setting(name: str, value: str) -> list[Word]:
+    """settle_setting.lua: create a setting once."""
+    return SETTLE_SETTING.call([SETTINGS], [name, value])
+
+
+def settled(reply: object) -> str:
+    """The setting that stands; raises as ``outcome`` does."""
+    if isinstance(reply, bytes) and not reply.startswith(_BROKEN):
+        return reply.decode(errors="replace")
+    raise _broken_or_undecided(reply)
 
 
 def own(keys: Keys, write: OwnWrite, audit_records_max: int) -> list[Word]:

@@ -273,6 +273,10 @@ class RedisLogStore:
             commands.append(["HDEL", keys.SETTINGS, *remove])
         await self._reads.send(commands)
 
+    async def settle_setting(self, name: str, value: str) -> str:
+        words = redis_scripts.settle_setting(name, value)
+        return redis_scripts.settled((await self._reads.send([words]))[1][0])
+
     async def close(self) -> None:
         await self._writes.close()
         await self._reads.close()

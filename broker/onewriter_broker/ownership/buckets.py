@@ -154,6 +154,17 @@ class BucketOwnership:
         waiting = self._waiting.get(bucket)
         return self._unreadable.get(bucket, "") if waiting is None else waiting.reason
 
+    def served(self) -> list[int]:
+        """The buckets that this broker serves, and can."""
+        return [bucket for bucket in self._held if bucket not in self._waiting]
+
+    def waiting(self) -> dict[int, str]:
+        """The buckets that this broker should serve and cannot, with the reason.
+
+        Buckets of others whose record cannot be read are not among them: their owners may serve them.
+        """
+        return {bucket: waiting.reason for bucket, waiting in self._waiting.items()}
+
     # Ledgers and grants.
 
     async def reserve_ledger(self, bucket: int) -> int:

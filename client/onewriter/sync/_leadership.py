@@ -50,6 +50,7 @@ class Leadership(Facade[AsyncLeadership]):
     metadata: Reading[AsyncLeadership, Any] = Reading(lambda it: it.metadata)
     is_over: Reading[AsyncLeadership, bool] = Reading(lambda it: it.is_over)
     predecessor: Reading[AsyncLeadership, LeaderInfo | None] = Reading(lambda it: it.predecessor)
+    registration: Reading[AsyncLeadership, str | None] = Reading(lambda it: it.registration)
     waiting: Reading[AsyncLeadership, int] = Reading(lambda it: it.waiting)
     guard: Reading[AsyncLeadership, GuardedBy] = Reading(lambda it: it.guard)
     serve_until: Reading[AsyncLeadership, float] = Reading(lambda it: it.serve_until)
@@ -68,6 +69,8 @@ class Leadership(Facade[AsyncLeadership]):
     info = direct(AsyncLeadership.info)
     announcement = direct(AsyncLeadership.announcement)
     announce = blocking(AsyncLeadership.announce)
+
+    capability = direct(AsyncLeadership.capability)
 
     check_held = direct(AsyncLeadership.check_held)
     check = blocking(AsyncLeadership.check)

@@ -26,6 +26,7 @@ class Producer(Facade[AsyncProducer]):
     epoch: Reading[AsyncProducer, int | None] = Reading(lambda it: it.epoch)
     queue_priority: Reading[AsyncProducer, int] = Reading(lambda it: it.queue_priority)
     guard_is_atomic: Reading[AsyncProducer, bool | None] = Reading(lambda it: it.guard_is_atomic)
+    registration: Reading[AsyncProducer, str | None] = Reading(lambda it: it.registration)
     state: Reading[AsyncProducer, ProducerState] = Reading(lambda it: it.state)
     is_ready: Reading[AsyncProducer, bool] = Reading(lambda it: it.is_ready)
     waiting: Reading[AsyncProducer, int] = Reading(lambda it: it.waiting)

@@ -55,11 +55,13 @@ def producer_success(
     last_sequence_id: int = -1,
     schema_version: bytes = b"",
     guard_is_atomic: bool | None = None,
+    registration: str | None = None,
 ) -> bytes:
     """Answers PRODUCER; ``ready=False`` tells a producer that it waits for the topic.
 
     A waiter gets a second one with the same request id, ready and with its ``topic_epoch``.
-    ``guard_is_atomic`` is for guarded producers of clients that know our own commands.
+    ``guard_is_atomic`` (of guarded producers) and ``registration`` (of holders, see
+    publish_rights.py) are for clients that know our own commands.
     """
     return encode_command(
         pb.CommandProducerSuccess(
@@ -70,6 +72,7 @@ def producer_success(
             topic_epoch=topic_epoch,
             producer_ready=ready,
             guard_is_atomic=guard_is_atomic,
+            registration=registration,
         )
     )
 

@@ -9,12 +9,15 @@ whenever it has changed, the newest only, and again when the broker turns out to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 import structlog
 
+from onewriter_operator.brokers import buckets
+from onewriter_operator.brokers.buckets import Buckets
 from onewriter_operator.brokers.client import (
     BrokerClient,
     BrokerRefused,
@@ -61,6 +64,9 @@ class Listener(Protocol):
 
     def fleet_changed(self) -> None:
         """Another number of brokers can be followed."""
+
+    def buckets_changed(self, topics_in: Callable[[Iterable[str]], Collection[str]]) -> None:
+        """Some buckets wait, or wait no longer; ``topics_in`` picks the topics that lie in them."""
 
     def drifted(self, broker: str) -> None:
         """A broker had another desired state than it was given last."""
@@ -111,6 +117,8 @@ class Fleet:
         self._declarations = declarations
         self._listener = listener
         self._views = Views()
+        self._buckets = Buckets()
+        self._buckets_timer: asyncio.TimerHandle | None = None
         self._desired: Desired | None = None
         self._dirty = asyncio.Event()
         self._gathering = Gathering()
@@ -160,6 +168,10 @@ class Fleet:
         """Whether the broker that served the topic last cannot be followed."""
         broker = self._brokers.get(self._views.server(topic))
         return broker is not None and not broker.is_synced
+
+    def why_waiting(self, topic: str) -> str:
+        """Why no broker serves the topic's bucket; empty when one does, or nothing is known."""
+        return self._buckets.why_waiting(topic, asyncio.get_running_loop().time())
 
     def applied(self, key: Key, piece: str) -> Applied:
         """What the brokers took over of an object, as it is passed on now."""
@@ -411,6 +423,9 @@ class Fleet:
                     now = asyncio.get_running_loop().time()
                     self._tell_gone(topic, self._views.drop(name, topic, now))
                     told.discard(topic)
+                case "BUCKETS":
+                    now = asyncio.get_running_loop().time()
+                    self._note_buckets(self._buckets.put(name, line, now))
                 case "SYNCED" if not is_complete:
                     is_complete = True
                     broker.is_back()
@@ -466,7 +481,25 @@ class Fleet:
         log.warning("broker.lost", broker=broker.client.name, reason=broker.problem)
         for topic in self._views.lose(broker.client.name):
             self._listener.topic_changed(topic, None)
+        self._tell_buckets(
+            self._buckets.lose(broker.client.name, asyncio.get_running_loop().time())
+        )
         self._listener.fleet_changed()
+
+    def _note_buckets(self, ceased: set[int]) -> None:
+        """Have topics visited whose bucket waits no longer, and those of others once that counts."""
+        self._tell_buckets(ceased)
+        if self._buckets.are_waiting and self._buckets_timer is None:
+            loop = asyncio.get_running_loop()
+            self._buckets_timer = loop.call_later(buckets.PATIENCE_SECONDS, self._look_at_buckets)
+
+    def _look_at_buckets(self) -> None:
+        self._buckets_timer = None
+        self._note_buckets(self._buckets.due(asyncio.get_running_loop().time()))
+
+    def _tell_buckets(self, changed: set[int]) -> None:
+        if changed:
+            self._listener.buckets_changed(partial(self._buckets.topics_in, changed))
 
 
 def _names(error: str, key: Key) -> bool:

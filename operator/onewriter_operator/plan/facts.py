@@ -149,7 +149,8 @@ class Facts:
 
     ``view`` is what the broker that serves its topic says (``GET /onewriter/v1/topics/...``), None
     when none serves it; ``view_age_seconds`` how long it has been in that state, or nobody has served
-    it. ``is_lost``: the broker that served it last cannot be followed. ``pending_seconds``: for how
+    it. ``bucket_waiting``: why no broker serves its bucket, empty when one does.
+    ``is_lost``: the broker that served it last cannot be followed. ``pending_seconds``: for how
     long the brokers have been meant to have the object as it is now. ``status_editor`` is who changed
     the status besides the operator, if somebody did.
     """
@@ -161,6 +162,7 @@ class Facts:
     brokers: Brokers = Brokers()
     view: Json | None = None
     view_age_seconds: float = 3600.0
+    bucket_waiting: str = ""
     is_lost: bool = False
     pending_seconds: float = 3600.0
     status_editor: str = ""

@@ -94,6 +94,8 @@ def _serving(facts: TopicFacts) -> Verdict:
         return no("Serving", "BucketWaiting", reason)
     if view is not None:
         return yes("Serving", "Served", f"served by {view.get('broker') or 'a broker'}")
+    if facts.bucket_waiting:
+        return no("Serving", "BucketWaiting", facts.bucket_waiting)
     if not facts.is_unserved:
         return unknown("Serving", "BrokersUnreachable", unreachable(facts.brokers))
     if not facts.applied.is_everywhere:
@@ -106,6 +108,8 @@ def _writer(facts: TopicFacts, serving: Verdict) -> Verdict:
     if _is_obstructed(facts):
         return unknown("WriterActive", "NotServed", facts.standing.message)
     if view is None:
+        if facts.bucket_waiting:
+            return no("WriterActive", "Vacant", f"no broker serves it: {facts.bucket_waiting}")
         if facts.is_unserved:
             return no("WriterActive", "Vacant", "nobody writes")
         return unknown("WriterActive", "BrokersUnreachable", serving.message)

@@ -36,6 +36,7 @@ class Surroundings:
         key = key_of(document)
         standing = self.declarations.standing(key)
         view = self.fleet.view(standing.topic) if standing.is_passed_on else None
+        waiting = self.fleet.why_waiting(standing.topic) if standing.is_passed_on else ""
         piece = self.declarations.piece(key)
         applied = self.fleet.applied(key, piece)
         if self.declarations.is_held_back(document):
@@ -49,6 +50,7 @@ class Surroundings:
             "brokers": self.fleet.state(),
             "view": None if view is None else view.status,
             "view_age_seconds": self.fleet.age_seconds(standing.topic),
+            "bucket_waiting": waiting,
             "is_lost": self.fleet.is_lost(standing.topic),
             "pending_seconds": memory.pending_seconds(piece, asyncio.get_running_loop().time()),
             "status_editor": editor[0] if editor != memory.editor else "",

@@ -4,6 +4,10 @@ Objects stay where their definitions stay; their finalizers of ours go, because 
 them. Brokers stop while they still have the right to say what they give back. Where the definitions
 go too, the objects are deleted first, while the operator can still do what their deletion policies
 ask for. Anchors, volumes and logs are never touched here.
+
+The chart's Job is part of every rendering, so ``helm template | kubectl apply`` runs it too. It
+therefore acts only where the release is really being uninstalled: Helm notes that in the Secret of
+the release's revision before it runs the first hook. Who uninstalls in another way confirms it.
 """
 
 from __future__ import annotations
@@ -18,12 +22,15 @@ from onewriter_operator.documents import (
     CLAIM,
     FIELD_MANAGER,
     GROUP,
+    SECRET,
     SLICE,
     TOPIC,
     Json,
     Kind,
     finalizers_of,
+    is_set,
     key_of,
+    labels_of,
     metadata,
     uid_of,
 )
@@ -43,7 +50,47 @@ BROKERS_SECONDS_MAX: Final = 40.0
 DELETION_SHARE: Final = 0.6
 """Of the time, for the operator to finish deletions; the rest is for doing it without."""
 
+UNINSTALL: Final = f"{GROUP}/uninstall"
+"""Annotation of the operator's Deployment: ``true`` confirms that the installation is to end."""
+
+HELM_REVISIONS_READ: Final = 20
+"""Revisions whose Secrets are read: a rollback is a later revision with the hooks of an earlier one."""
+
 Tell = Callable[[str], None]
+
+
+class NotBeingUninstalled(Exception):
+    """Nothing says that the installation is to end: nothing was done."""
+
+
+async def check_uninstalling(
+    kube: Kube, configuration: Configuration, helm_release: str, helm_revision: int
+) -> None:
+    """Whether the installation is being uninstalled, by Helm's own record or by a confirmation.
+
+    Raises NotBeingUninstalled, ApiRefused, ApiUnreachable.
+    """
+    operator = names.component(configuration, names.OPERATOR)
+    deployment = await kube.get(DEPLOYMENT, configuration.namespace, operator)
+    if deployment is not None and is_set(deployment, UNINSTALL):
+        return
+    found = "no Secret of Helm exists for it"
+    for revision in range(helm_revision, helm_revision + HELM_REVISIONS_READ):
+        name = f"sh.helm.release.v1.{helm_release}.v{revision}"
+        secret = await kube.get(SECRET, configuration.namespace, name) if helm_release else None
+        if secret is None:
+            continue
+        status = labels_of(secret).get("status", "")
+        if status == "uninstalling":
+            return
+        if status != "superseded":
+            found = f"Helm's Secret {name} has the status {status!r}"
+    raise NotBeingUninstalled(
+        f"release {helm_release or configuration.release} is not being uninstalled ({found}); "
+        "nothing was changed. Install with --no-hooks where `helm template` is piped into "
+        "`kubectl apply`. To end the installation without Helm, first run: "
+        f"kubectl annotate deployment {operator} -n {configuration.namespace} {UNINSTALL}=true"
+    )
 
 
 def without_ours(finalizers: list[str]) -> list[str]:

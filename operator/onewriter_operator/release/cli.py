@@ -77,13 +77,32 @@ def wait(path: Path, kubeconfig: Path | None, timeout_seconds: float) -> None:
     is_flag=True,
     help="Delete all topics and claims first, as their deletion policies say.",
 )
+@click.option(
+    "--helm-release",
+    default="",
+    help="Act only while Helm uninstalls this release, or the operator's Deployment is annotated "
+    f"{clean_up.UNINSTALL}=true.",
+)
+@click.option(
+    "--helm-revision", type=int, default=1, help="The revision that the release was rendered as."
+)
+@click.option("--confirm", is_flag=True, help="Act without asking whether the installation ends.")
 def clean_up_command(
-    path: Path, kubeconfig: Path | None, timeout_seconds: float, *, delete_objects: bool
+    path: Path,
+    kubeconfig: Path | None,
+    timeout_seconds: float,
+    helm_release: str,
+    helm_revision: int,
+    *,
+    delete_objects: bool,
+    confirm: bool,
 ) -> None:
     """Stop the operator and take off what would leave objects stuck without it."""
     configuration = read(path)
 
     async def work(kube: Kube) -> None:
+        if not confirm:
+            await clean_up.check_uninstalling(kube, configuration, helm_release, helm_revision)
         await clean_up.clean_up(
             kube, configuration, timeout_seconds, click.echo, deletes_objects=delete_objects
         )
@@ -137,5 +156,7 @@ def _run(kubeconfig: Path | None, work: Callable[[Kube], Awaitable[None]]) -> No
         asyncio.run(whole())
     except ApiRefused as refused:
         raise click.ClickException(f"the API server refuses: {refused}") from refused
+    except clean_up.NotBeingUninstalled as error:
+        raise click.ClickException(str(error)) from error
     except ApiUnreachable as error:
         raise Unavailable(f"the API server cannot be reached: {error}") from error

@@ -90,6 +90,8 @@ class Leader:
                     if not chunk:
                         break
                     found += chunk
+            except ConnectionError:
+                return b""
             except OSError as error:
                 raise Away(f"the driver's leader process does not answer: {error}") from error
         return bytes(found)

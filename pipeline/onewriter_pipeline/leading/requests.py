@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from onewriter_core.publish_rights import CAPABILITY_HEADER
 from onewriter_pipeline import errors
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Damaged, PipelineError
@@ -45,7 +46,7 @@ class Grant:
 
     def headers(self) -> dict[str, str]:
         """What a request under this epoch carries."""
-        return {"Onewriter-Capability": self.capability} if self.capability else {}
+        return {CAPABILITY_HEADER: self.capability} if self.capability else {}
 
 
 @dataclass(frozen=True, slots=True)

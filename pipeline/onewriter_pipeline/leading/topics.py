@@ -185,10 +185,12 @@ class Topics:
                     f"this driver has {USES_MAX} queries and batch writes at once already"
                 )
             use = self._uses[asking.use] = _Use(asking.use, asking.idle_seconds)
-        elif not use.is_in_batch and use.lost:
-            texts = [*use.lost.values()]
-            await self._drop(use)
-            raise Conflict("; ".join(texts))
+        elif not use.is_in_batch:
+            for led in [each for each in self._led.values() if use.key in each.uses]:
+                await self._prove(led)
+            if use.lost:
+                await self._drop(use)
+                raise Conflict("; ".join(use.lost.values()))
         is_new = not use.is_in_batch or not use.grants
         use.is_in_batch, use.ends_at = True, self._now() + BATCH_SECONDS_MAX
         if is_new:
@@ -281,12 +283,9 @@ class Topics:
         topic, it is led again, all partitions under one epoch.
         """
         leadership = led.leadership
-        if is_new and not leadership.is_over:
-            with contextlib.suppress(
-                OnewriterError
-            ):  # who is fenced hears of it; who cannot ask goes on
-                await leadership.check()
-        if leadership.is_over:
+        if is_new:
+            await self._prove(led)
+        if leadership.is_over or not self._is_led(led):
             return False
         if not is_new or led.uses - {use.key} or not leadership.partitions:
             return True
@@ -297,6 +296,18 @@ class Topics:
                 await self._release(led)
                 return False
         return True
+
+    async def _prove(self, led: _Led) -> None:
+        """Learn of a loss before the connection brings the news. A broker that cannot be asked proves nothing."""
+        try:
+            await led.leadership.check()
+        except Fenced as error:
+            self._lost(led, error)
+        except OnewriterError:
+            log.info("epoch %d of %s could not be checked", led.leadership.epoch, led.name)
+
+    def _is_led(self, led: _Led) -> bool:
+        return self._led.get((led.place[0], led.name)) is led
 
     async def _win(self, topic: str, asking: Asking, access: Access) -> _Led:
         place = access, asking.service_url
@@ -336,7 +347,7 @@ class Topics:
 
     def _lost(self, led: _Led, reason: OnewriterError) -> None:
         """A leadership is over; called in the turn of the loop that brought the news."""
-        if self._led.get((led.place[0], led.name)) is not led:
+        if not self._is_led(led):
             return  # it was given back
         del self._led[led.place[0], led.name]
         epoch = led.leadership.epoch
@@ -362,7 +373,7 @@ class Topics:
                     await self._release(led)
 
     async def _release(self, led: _Led) -> None:
-        if self._led.get((led.place[0], led.name)) is not led:
+        if not self._is_led(led):
             return
         del self._led[led.place[0], led.name]
         with contextlib.suppress(OnewriterError):
@@ -381,8 +392,12 @@ def _name(app: str) -> str:
 
 def _capability(leadership: Leadership, app: str) -> str:
     """What executors, and whoever commits, show to stage and publish as an app; empty: not known yet."""
-    del leadership, app
-    return ""
+    if not app:
+        return ""
+    try:
+        return leadership.capability(app, expires_seconds=CAPABILITY_SECONDS)
+    except Unavailable:  # a broker of an earlier release asks for none
+        return ""
 
 
 def _note(task: asyncio.Task[None]) -> None:

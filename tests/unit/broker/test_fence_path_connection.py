@@ -84,6 +84,7 @@ def connected(clock: Clock) -> tuple[Clients, ClientProtocol, Pipe, OneProducer]
         now=lambda: clock.seconds,
         wall_ms=lambda: 0,
         store=SimpleNamespace(),
+        registrations=SimpleNamespace(),  # type: ignore[arg-type]
     )
     link = ClientProtocol(clients, "c1", lambda work: work.close())
     pipe = Pipe()

@@ -215,6 +215,8 @@ async def test_after_flushall_the_bucket_is_lost_loudly(world: World) -> None:
     assert await broker.refence(0, binding(broker), Outcome.LOST) is Refenced.LOST
     assert world.events["broker-0~a"].reasons == [LostReason.DATASET_REFUSED]
     assert "holds nothing of bucket 0" in broker.waiting_reason(0)
+    assert "holds nothing of bucket 0" in broker.waiting()[0]
+    assert broker.served() == []
 
 
 async def test_after_flushall_a_bucket_that_granted_nothing_is_stamped_again(world: World) -> None:

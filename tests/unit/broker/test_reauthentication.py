@@ -83,6 +83,7 @@ class World:
             now=lambda: 100.0,
             wall_ms=lambda: NOW_MS,
             store=cast("Any", SimpleNamespace()),
+            registrations=cast("Any", SimpleNamespace()),
         )
         self.link = ClientProtocol(clients, "c1", self.works.append)
         self.pipe = Pipe()

@@ -97,5 +97,15 @@ def test_the_broker_user_may_undo_nothing() -> None:
     words = broker_acl_rules().split()
     assert "~ow:*" in words
     assert "-@all" in words
-    forbidden = {"del", "unlink", "set", "xsetid", "rename", "expire", "flushall", "config"}
+    forbidden = {
+        "del",
+        "unlink",
+        "set",
+        "xsetid",
+        "rename",
+        "expire",
+        "flushall",
+        "config",
+        "client",
+    }
     assert not forbidden & {word.removeprefix("+") for word in words}

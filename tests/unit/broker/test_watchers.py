@@ -52,11 +52,19 @@ class World:
         self.watchers = Watchers()
         self.loaded: dict[str, int] = {}
         self.padding = ""
+        self.served: list[int] = [0, 1]
+        self.waiting: dict[int, str] = {}
         self.site = cast(
             "Site",
             SimpleNamespace(
                 watchers=self.watchers,
-                topics=SimpleNamespace(loaded=self.loaded),
+                topics=SimpleNamespace(
+                    loaded=self.loaded,
+                    ownership=SimpleNamespace(
+                        served=lambda: self.served, waiting=lambda: self.waiting
+                    ),
+                ),
+                clients=SimpleNamespace(settings=SimpleNamespace(buckets=64)),
                 desired=SimpleNamespace(revision="r7"),
                 incarnation="broker-0~1",
                 seen=lambda: None,
@@ -127,7 +135,8 @@ async def test_all_topics_then_synced_then_changes_and_goings(
     async with session.get(world.url) as answer:
         reader = Reader(aiter(answer.content))
         lines = await reader.until("SYNCED")
-        assert [line["status"]["value"] for line in lines[:-1]] == list(range(100))
+        assert [line["status"]["value"] for line in lines[:-2]] == list(range(100))
+        assert lines[-2] == {"type": "BUCKETS", "count": 64, "served": [0, 1], "waiting": {}}
         assert lines[-1] == {"type": "SYNCED", "broker": "broker-0~1", "revision": "r7"}
         for value in range(50):
             world.set("t3", value)
@@ -141,6 +150,21 @@ async def test_all_topics_then_synced_then_changes_and_goings(
         ]
         world.set("t4", 5)
         assert (await reader.until("TOPIC"))[-1]["status"]["value"] == 5
+
+
+async def test_buckets_that_wait_are_told_and_so_is_their_end(
+    world: World, session: ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "LOOK_SECONDS", 0.01)
+    async with session.get(world.url) as answer:
+        reader = Reader(aiter(answer.content))
+        await reader.until("SYNCED")
+        world.served, world.waiting = [1], {0: "refused"}
+        found = (await reader.until("BUCKETS"))[-1]
+        assert (found["served"], found["waiting"]) == ([1], {"0": "refused"})
+        world.served, world.waiting = [0, 1], {}
+        found = (await reader.until("BUCKETS"))[-1]
+        assert (found["served"], found["waiting"]) == ([0, 1], {})
 
 
 async def test_pings_come_while_changes_do(world: World, session: ClientSession) -> None:
@@ -175,7 +199,7 @@ async def test_who_does_not_read_is_cut_off_and_holds_nobody_up(
         world.padding = ""
         async with session.get(world.url) as other:
             lines = await Reader(aiter(other.content)).until("SYNCED")
-            assert len(lines) == 501
+            assert len(lines) == 502
 
 
 async def test_the_brokers_end_is_the_watchs_end(world: World, session: ClientSession) -> None:

@@ -100,6 +100,8 @@ class FakeBroker:
         self.heard: list[tuple[FakeLink, Command, bytes]] = []
         self.answers: dict[type, Answer | None] = {}
         self.epoch = 6
+        self.registration: str | None = None
+        """What it gives to holders beside their epoch."""
         self.url = ""
         self.message_bytes_max = MESSAGE_LENGTH_MAX
         self._change = asyncio.Event()
@@ -207,6 +209,7 @@ class FakeBroker:
                 command.producer_name or "given-by-the-broker",
                 topic_epoch=epoch,
                 last_sequence_id=last_sequence_id,
+                registration=self.registration,
             )
         )
 

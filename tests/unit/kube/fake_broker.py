@@ -111,6 +111,7 @@ class FakeBroker:
         self.deletions: list[tuple[str, bool]] = []
         self.refuse_put: list[str] | None = None
         self.is_down = False
+        self.buckets: Json | None = None
         self.connected: set[str] = set()
         self.elsewhere: set[str] = set()
         self._watchers: list[asyncio.Queue[Json | None]] = []
@@ -127,6 +128,11 @@ class FakeBroker:
         """The broker no longer serves it."""
         self.served.pop(topic, None)
         self._tell({"type": "GONE", "topic": topic})
+
+    def report_buckets(self, served: list[int], waiting: dict[str, str]) -> None:
+        """It serves these of 64 buckets, and should serve those."""
+        self.buckets = {"type": "BUCKETS", "count": 64, "served": served, "waiting": waiting}
+        self._tell(self.buckets)
 
     def cut(self) -> None:
         """Every stream ends."""
@@ -232,6 +238,8 @@ class FakeBroker:
         queue: asyncio.Queue[Json | None] = asyncio.Queue()
         for topic, found in self.served.items():
             queue.put_nowait({"type": "TOPIC", "topic": topic, "status": found})
+        if self.buckets is not None:
+            queue.put_nowait(self.buckets)
         queue.put_nowait({"type": "SYNCED", "broker": self.incarnation, "revision": self.revision})
         self._watchers.append(queue)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Any
 
 import pytest
@@ -42,6 +42,7 @@ class Heard:
         self.applied_keys: list[Key] = []
         self.fleet_changes = 0
         self.drifts: list[str] = []
+        self.waiting: list[str] = []
 
     def topic_changed(self, topic: str, claims: Collection[str] | None) -> None:
         self.topics.append((topic, None if claims is None else set(claims)))
@@ -51,6 +52,9 @@ class Heard:
 
     def fleet_changed(self) -> None:
         self.fleet_changes += 1
+
+    def buckets_changed(self, topics_in: Callable[[Iterable[str]], Collection[str]]) -> None:
+        self.waiting += topics_in([TOPIC])
 
     def drifted(self, broker: str) -> None:
         self.drifts.append(broker)

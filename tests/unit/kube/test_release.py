@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 from tests.unit.kube.installation_configurations import EXTERNAL, configured
 
+from onewriter_operator.documents import Kind
 from onewriter_operator.installation import names, objects
-from onewriter_operator.release.clean_up import without_ours
+from onewriter_operator.release.clean_up import (
+    NotBeingUninstalled,
+    check_uninstalling,
+    without_ours,
+)
 from onewriter_operator.release.readiness import DEPLOYMENT, STATEFUL_SET, problem, workloads
 
 Json = dict[str, Any]
@@ -69,3 +74,63 @@ def test_only_our_finalizers_are_taken_off() -> None:
     finalizers = ["onewriter.dev/topic-cleanup", "example.org/theirs", "foregroundDeletion"]
     assert without_ours(finalizers) == ["example.org/theirs", "foregroundDeletion"]
     assert without_ours([]) == []
+
+
+# ------------------------------------------------------------ is it being uninstalled?
+
+
+class Objects:
+    """What an API server has, by kind and name."""
+
+    def __init__(self, *documents: Json) -> None:
+        self._found = {(each["kind"], each["metadata"]["name"]): each for each in documents}
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Json | None:
+        assert namespace == configured().namespace
+        return self._found.get((kind.kind, name))
+
+
+def helm_secret(revision: int, status: str) -> Json:
+    about = {"name": f"sh.helm.release.v1.one.v{revision}", "labels": {"status": status}}
+    return {"kind": "Secret", "metadata": about}
+
+
+def operator_deployment(**annotations: str) -> Json:
+    noted = {f"onewriter.dev/{name}": value for name, value in annotations.items()}
+    return {"kind": "Deployment", "metadata": {"name": "onewriter-operator", "annotations": noted}}
+
+
+async def checked(*documents: Json, revision: int = 1) -> None:
+    kube: Any = Objects(*documents)
+    await check_uninstalling(kube, configured(), "one", revision)
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [
+        [helm_secret(1, "uninstalling")],
+        [helm_secret(1, "superseded"), helm_secret(3, "uninstalling")],
+        [operator_deployment(uninstall="true")],
+        [operator_deployment(uninstall="true"), helm_secret(1, "deployed")],
+    ],
+    ids=["helm uninstalls it", "after a rollback", "confirmed", "confirmed beside Helm"],
+)
+async def test_an_installation_that_is_to_end_is_cleaned_up(documents: list[Json]) -> None:
+    await checked(*documents)
+
+
+@pytest.mark.parametrize(
+    ("documents", "words"),
+    [
+        ([], "no Secret of Helm"),
+        ([operator_deployment()], "no Secret of Helm"),
+        ([operator_deployment(uninstall="false")], "no Secret of Helm"),
+        ([helm_secret(1, "deployed")], "has the status 'deployed'"),
+        ([helm_secret(1, "pending-upgrade")], "has the status 'pending-upgrade'"),
+    ],
+)
+async def test_an_applied_rendering_ends_nothing(documents: list[Json], words: str) -> None:
+    with pytest.raises(NotBeingUninstalled, match=words) as refused:
+        await checked(*documents)
+    assert "onewriter.dev/uninstall=true" in str(refused.value)
+    assert "--no-hooks" in str(refused.value)

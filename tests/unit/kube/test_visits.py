@@ -102,6 +102,9 @@ class OneBroker:
     def state(self) -> Brokers:
         return Brokers()
 
+    def why_waiting(self, topic: str) -> str:
+        return ""
+
     def is_lost(self, topic: str) -> bool:
         return False
 

@@ -15,6 +15,7 @@ from onewriter_broker.log import publishing
 from onewriter_broker.log.api import Block
 from onewriter_broker.topic import staged_rows
 from onewriter_broker.topic.staging import PART_BYTES_MAX
+from onewriter_core import publish_rights
 from onewriter_core.ids import Position
 from onewriter_pipeline.auditing import observer
 from onewriter_pipeline.brokers import frames
@@ -34,7 +35,7 @@ def test_a_part_that_is_packed_is_one_that_is_taken() -> None:
 
 
 def test_a_row_with_its_key_and_the_longest_app_is_an_entry() -> None:
-    most = packing.ROW_AND_KEY_BYTES_MAX + packing.ENTRY_HEAD_BYTES + log_blocks.APP_LENGTH_MAX
+    most = packing.ROW_AND_KEY_BYTES_MAX + packing.ENTRY_HEAD_BYTES + publish_rights.APP_LENGTH_MAX
     assert most <= publishing.ENTRY_BYTES_MAX
 
 
@@ -52,7 +53,7 @@ def test_a_publish_that_is_asked_for_is_one_that_is_made() -> None:
     ["a", "a" * 200, "a" * 201, "", "A.z_0:9-", "a/b", "a b", "ä", "a\n", "a+b", "a@b", "1"],
 )
 def test_an_app_may_publish_on_both_sides_or_on_none(app: str) -> None:
-    if log_blocks.is_app(app):
+    if publish_rights.is_app(app):
         staging.check_app(app)
     else:
         with pytest.raises(Invalid):

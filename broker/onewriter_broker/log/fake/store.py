@@ -48,7 +48,7 @@ WRITES = (
 
 READS = (
     *("read_state", "read_owned", "read_catalog", "read_blocks", "read_audit"),
-    *("beat", "members", "forget_member", "read_settings", "set_settings"),
+    *("beat", "members", "forget_member", "read_settings", "set_settings", "settle_setting"),
 )
 """Those on the other connection."""
 

@@ -1172,6 +1172,7 @@ class CommandProducerSuccess(_message.Message):
     TOPIC_EPOCH_FIELD_NUMBER: _builtins.int
     PRODUCER_READY_FIELD_NUMBER: _builtins.int
     GUARD_IS_ATOMIC_FIELD_NUMBER: _builtins.int
+    REGISTRATION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     producer_name: _builtins.str
     last_sequence_id: _builtins.int
@@ -1180,6 +1181,8 @@ class CommandProducerSuccess(_message.Message):
     producer_ready: _builtins.bool
     guard_is_atomic: _builtins.bool
     """Ours, to a guarded producer: whether the store checks its guard together with each append."""
+    registration: _builtins.str
+    """Ours, to the holder of an epoch: the secret with which it publishes under that epoch over HTTP."""
     def __init__(
         self,
         *,
@@ -1190,10 +1193,11 @@ class CommandProducerSuccess(_message.Message):
         topic_epoch: _builtins.int | None = ...,
         producer_ready: _builtins.bool | None = ...,
         guard_is_atomic: _builtins.bool | None = ...,
+        registration: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["guard_is_atomic", b"guard_is_atomic", "last_sequence_id", b"last_sequence_id", "producer_name", b"producer_name", "producer_ready", b"producer_ready", "request_id", b"request_id", "schema_version", b"schema_version", "topic_epoch", b"topic_epoch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["guard_is_atomic", b"guard_is_atomic", "last_sequence_id", b"last_sequence_id", "producer_name", b"producer_name", "producer_ready", b"producer_ready", "registration", b"registration", "request_id", b"request_id", "schema_version", b"schema_version", "topic_epoch", b"topic_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["guard_is_atomic", b"guard_is_atomic", "last_sequence_id", b"last_sequence_id", "producer_name", b"producer_name", "producer_ready", b"producer_ready", "request_id", b"request_id", "schema_version", b"schema_version", "topic_epoch", b"topic_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["guard_is_atomic", b"guard_is_atomic", "last_sequence_id", b"last_sequence_id", "producer_name", b"producer_name", "producer_ready", b"producer_ready", "registration", b"registration", "request_id", b"request_id", "schema_version", b"schema_version", "topic_epoch", b"topic_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

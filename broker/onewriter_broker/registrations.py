@@ -1,0 +1,77 @@
+"""The registrations of holders on this broker, and the installation's key behind them.
+
+The key lies in the store's settings hash. The first broker of an installation creates it, all
+others read it, so every broker computes the same registration for the same holder. What a
+registration is good for is in ``onewriter_core.publish_rights``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from onewriter_broker.log.api import LogStore
+from onewriter_core.errors import OnewriterError
+from onewriter_core.ids import Identity, TopicName
+from onewriter_core.publish_rights import KEY_BYTES, registration_of
+
+KEY_SETTING: Final = "installation-key"
+"""Field of the store's settings hash: the key, as text."""
+
+RETRY_SECONDS: Final = 0.2
+"""Between two attempts to learn the key while the store does not answer."""
+
+REFRESH_SECONDS: Final = 10.0
+"""Between two looks at the key that stands: a failover may have lost one that was just created."""
+
+log = structlog.get_logger(__name__)
+
+
+def _drawn() -> str:
+    return secrets.token_hex(KEY_BYTES)
+
+
+class Registrations:
+    """Computes registrations. ``learned`` must return before the first topic is served."""
+
+    def __init__(self, store: LogStore, draw: Callable[[], str] = _drawn) -> None:
+        """``draw`` gives a key for an installation that has none yet."""
+        self._store = store
+        self._draw = draw
+        self._key = ""
+
+    async def learned(self) -> None:
+        """Return once the key is known, however long the store takes."""
+        is_told = False
+        while not self._key:
+            try:
+                await self.refresh()
+            except OnewriterError as error:
+                if not is_told:
+                    log.warning("registrations.key_unknown", reason=str(error))
+                    is_told = True
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def run(self) -> None:
+        """Follow the key that stands in the store, until cancelled."""
+        await self.learned()
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            try:
+                await self.refresh()
+            except OnewriterError as error:
+                log.debug("registrations.store_away", reason=str(error))
+
+    async def refresh(self) -> None:
+        """Use the key that the store has; give it this broker's if it has none. Raises Undecided."""
+        self._key = await self._store.settle_setting(KEY_SETTING, self._key or self._draw())
+
+    def of(self, topic: TopicName, epoch: int, holder: Identity) -> str | None:
+        """The registration of an epoch's holder; None while the key is not known."""
+        if not self._key:
+            return None
+        return registration_of(self._key.encode(), topic, epoch, holder)

@@ -1,0 +1,101 @@
+"""Which buckets no broker serves, and why, out of what all brokers report. Pure bookkeeping.
+
+A broker reports the buckets that it serves and those that it should serve and does not. A bucket
+counts as waiting once a broker has reported it so for ``PATIENCE_SECONDS`` and no broker serves it:
+a store that restarts must not rewrite the status of every topic, twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from onewriter_core.ids import TopicName, bucket_of
+from onewriter_operator.documents import Json
+
+PATIENCE_SECONDS: Final = 10.0
+"""A bucket that nobody serves is reported in the status of its topics after so long."""
+
+BUCKETS_MAX: Final = 65_536
+"""Buckets that a report may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    count: int
+    served: frozenset[int]
+    waiting: Mapping[int, str]
+
+
+class Buckets:
+    """The buckets of one installation, by the reports of its brokers."""
+
+    def __init__(self) -> None:
+        self._reports: dict[str, _Report] = {}
+        self._since: dict[int, float] = {}
+        self._told: dict[int, str] = {}
+
+    def put(self, broker: str, line: Json, now: float) -> set[int]:
+        """Take a broker's report in; the buckets that counted as waiting and wait no longer."""
+        count = int(line["count"])
+        if not 0 < count <= BUCKETS_MAX:
+            raise ValueError(f"a report of {count} buckets")
+        waiting = {int(bucket): str(reason) for bucket, reason in line["waiting"].items()}
+        self._reports[broker] = _Report(count, frozenset(map(int, line["served"])), waiting)
+        return self._ceased(now)
+
+    def lose(self, broker: str, now: float) -> set[int]:
+        """Forget a broker that cannot be followed; see ``put``."""
+        self._reports.pop(broker, None)
+        return self._ceased(now)
+
+    def due(self, now: float) -> set[int]:
+        """The buckets whose waiting counts since the last call, or has another reason."""
+        counted = {
+            bucket: reason
+            for bucket, reason in self._waiting().items()
+            if now - self._since[bucket] >= PATIENCE_SECONDS
+        }
+        changed = {bucket for bucket, reason in counted.items() if self._told.get(bucket) != reason}
+        self._told |= counted
+        return changed
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether any bucket waits."""
+        return bool(self._since)
+
+    def why_waiting(self, topic: str, now: float) -> str:
+        """Why no broker serves the topic's bucket; empty when one does, or nothing is known."""
+        bucket = self._bucket_of(topic)
+        since = self._since.get(bucket)
+        if since is None or now - since < PATIENCE_SECONDS:
+            return ""
+        return f"bucket {bucket} waits: {self._waiting()[bucket]}"
+
+    def topics_in(self, buckets: Container[int], topics: Iterable[str]) -> list[str]:
+        """The topics that lie in some buckets."""
+        return [topic for topic in topics if self._bucket_of(topic) in buckets]
+
+    def _bucket_of(self, topic: str) -> int:
+        """The topic's bucket; -1 while no broker has said how many there are."""
+        count = max((report.count for report in self._reports.values()), default=0)
+        return bucket_of(TopicName.parse(topic), count) if count and topic else -1
+
+    def _waiting(self) -> dict[int, str]:
+        """The buckets that a broker should serve, and none does."""
+        served: set[int] = set()
+        found: dict[int, str] = {}
+        for _, report in sorted(self._reports.items()):
+            served |= report.served
+            found = {**report.waiting, **found}
+        return {bucket: reason for bucket, reason in found.items() if bucket not in served}
+
+    def _ceased(self, now: float) -> set[int]:
+        waiting = self._waiting()
+        self._since = {bucket: self._since.get(bucket, now) for bucket in waiting}
+        ceased = self._told.keys() - waiting.keys()
+        for bucket in ceased:
+            del self._told[bucket]
+        return set(ceased)
