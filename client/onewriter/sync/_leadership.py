@@ -71,6 +71,7 @@ class Leadership(Facade[AsyncLeadership]):
     announce = blocking(AsyncLeadership.announce)
 
     capability = direct(AsyncLeadership.capability)
+    spark_options = direct(AsyncLeadership.spark_options)
 
     check_held = direct(AsyncLeadership.check_held)
     check = blocking(AsyncLeadership.check)
