@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 from tests.integration.http_calls import Http
+from tests.integration.leaders import driving
 from tests.integration.test_atomic_publish import Reader
 
 from onewriter_broker.testing import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.leading.asking import Leader
 from onewriter_pipeline.leading.requests import EXCLUSIVE, Grant
 from onewriter_pipeline.publishing import writing
-from onewriter_pipeline.publishing.driving import Driving
 from onewriter_pipeline.publishing.staging import Publication
 from onewriter_pipeline.publishing.writing import StagedLog, Target
 
@@ -33,16 +30,6 @@ def rows(numbers: Iterable[int], topics: Sequence[str] = (), keys: int = 0) -> p
     if keys:
         columns["__key"] = [f"key-{number % keys}" for number in listed]
     return pa.record_batch(columns)
-
-
-@contextlib.contextmanager
-def driving(mode: str = EXCLUSIVE, **more: Any) -> Iterator[Driving]:
-    """A driver that leads what it writes, for one batch write or query."""
-    led = Driving(secrets.token_hex(8), Leader(), mode, **more)
-    try:
-        yield led
-    finally:
-        led.end(is_over=True)
 
 
 def staged(target: Target, version: int, *batches: pa.RecordBatch) -> list[StagedLog]:
@@ -76,10 +63,9 @@ def write(
         return led.publish(target, APP, version, staged(begun, version, *batches), epochs)
 
 
-def led_by(target: Target, epochs: Mapping[str, int]) -> Target:
+def led_by(target: Target, grants: Mapping[str, Grant]) -> Target:
     """The target of a program that leads its topics itself."""
-    grants = {full(topic): Grant(epoch) for topic, epoch in epochs.items()}
-    return replace(target, grants=grants, is_led=True)
+    return replace(target, grants={full(topic): grants[topic] for topic in grants}, is_led=True)
 
 
 def target_of(broker: LocalBrokers, topic: str = "", **more: Any) -> Target:
