@@ -37,6 +37,11 @@ def granted(access: Access | str, topic: str, app: str, mode: str = EXCLUSIVE) -
         yield led.begin(target, app).grants[str(TopicName.parse(topic))]
 
 
+def shown(grant: Grant) -> dict[str, str]:
+    """The headers of a grant, as a script gives them to Http."""
+    return {name.replace("-", "_"): value for name, value in grant.headers().items()}
+
+
 @contextlib.contextmanager
 def program(service_url: str, topic: str, app: str, **more: Any) -> Iterator[Grant]:
     """A topic that a user's program leads, which deposes whoever did; what it passes on to an app."""
