@@ -269,7 +269,7 @@ def a_query_is_restarted(log: Log) -> None:
 
 def a_driver_is_superseded_in_a_batch(log: Log) -> None:
     """It publishes nothing more, and says who leads; the batch is the other driver's, once."""
-    fencing = {"accessMode": "exclusive-with-fencing"}
+    fencing: dict[str, Any] = {"accessMode": "exclusive-with-fencing"}
     query = log.stream(**fencing)
     query.commit([query.write(0, rows(0, 10))])
     messages: Messages = [query.write(0, rows(10, 10), batch=1)]
@@ -285,7 +285,7 @@ def a_driver_is_superseded_in_a_batch(log: Log) -> None:
 
 def a_driver_is_superseded_between_batches(log: Log) -> None:
     """The next batch fails before any row is staged; begun again, the query leads as it may."""
-    fencing = {"accessMode": "exclusive-with-fencing"}
+    fencing: dict[str, Any] = {"accessMode": "exclusive-with-fencing"}
     query = log.stream(**fencing)
     query.commit([query.write(0, rows(0, 10))])
     other = log.stream(elsewhere=True, **fencing)
@@ -317,7 +317,7 @@ def a_leader_process_dies_in_a_batch(log: Log) -> None:
 
 def drivers_depose_each_other(log: Log) -> None:
     """Each of them begins again where it failed: every row is there once all the same."""
-    fencing = {"accessMode": "exclusive-with-fencing"}
+    fencing: dict[str, Any] = {"accessMode": "exclusive-with-fencing"}
     for batch in range(4):
         one = log.stream(**fencing)
         first: Messages = [one.write(0, rows(batch * 10, 10), batch=batch)]
@@ -438,8 +438,10 @@ def a_batch_begins_under_no_epoch(_: Log) -> Mutation:
     """It is published under whichever epoch its driver leads by then."""
     right = Driving.publish
 
-    def publish(self: Driving, *words: Any) -> Any:
-        return right(self, *words[:-1], dict.fromkeys(words[-1], 0))
+    def publish(
+        self: Driving, target: Any, app: str, version: int, staged: Any, begun_under: Any
+    ) -> Any:
+        return right(self, target, app, version, staged, dict.fromkeys(begun_under, 0))
 
     return patch.object(Driving, "publish", publish)
 
@@ -448,9 +450,9 @@ def a_loss_is_not_noted(_: Log) -> Mutation:
     """A driver that was deposed goes on with the next batch as if it had begun anew."""
     right = Driving.begin
 
-    def begin(self: Driving, *words: Any) -> Any:
+    def begin(self: Driving, target: Any, app: str) -> Any:
         self.end(is_over=True)
-        return right(self, *words)
+        return right(self, target, app)
 
     return patch.object(Driving, "begin", begin)
 
