@@ -76,8 +76,9 @@ def text(random: Random) -> str:
 
 def number(random: Random, bits: int = 64) -> int:
     """A whole number that fits into so many bits, mostly at an edge."""
-    found = random.choice(NUMBERS) if random.random() < 0.8 else random.getrandbits(bits)
-    return found & (2**bits - 1)
+    found: int = random.choice(NUMBERS) if random.random() < 0.8 else random.getrandbits(bits)
+    mask: int = 2**bits - 1
+    return found & mask
 
 
 def count(random: Random) -> int:
