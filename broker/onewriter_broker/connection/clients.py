@@ -28,6 +28,7 @@ from onewriter_broker.registrations import Registrations
 from onewriter_broker.settings import Settings
 from onewriter_broker.tls import over_tls
 from onewriter_broker.topic.detection import Detection
+from onewriter_broker.topic.schema_check import SchemaChecks
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.authorization import UndeclaredTopics
 
@@ -92,6 +93,7 @@ class Clients:
     """What is wanted of topics is known; until then nobody can tell who may do what."""
     hang_ups: HangUps = field(default_factory=HangUps)
     quotas: QuotaBook = field(default_factory=QuotaBook)
+    schema_checks: SchemaChecks = field(default_factory=SchemaChecks)
     rounds: Rounds = field(init=False)
     listings: Listings = field(init=False)
     in_flight: RequestsInFlight = field(init=False)
