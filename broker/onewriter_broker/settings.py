@@ -25,6 +25,12 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(6650, ge=0, le=65535, description="port of Pulsar's binary protocol")
     http_port: int = Field(8080, ge=0, le=65535, description="port of the HTTP interface")
+    probe_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="port of probes and metrics alone; 0: they are on the HTTP port only",
+    )
     advertised_host: str = Field(
         "", description="host that lookups answer; empty: the listen address"
     )
@@ -99,6 +105,10 @@ class Settings(BaseSettings):
         description="token subjects (comma separated) that may change things over HTTP; empty:"
         " everybody while no token is required, nobody otherwise",
     )
+    metrics_token_file: Path | None = Field(
+        None,
+        description="token that may read metrics besides administrators' tokens; read again every 10 s",
+    )
     observer_subjects: str = Field(
         "",
         description="token subjects (comma separated) that may see all topics and the metrics",
@@ -132,9 +142,16 @@ class Settings(BaseSettings):
         description="after a bucket moved: time for the holder to come back before a waiter",
     )
     frozen_after_seconds: float = Field(
-        1.5,
+        2.0,
         gt=0,
-        description="a broker whose event loop stands still for so long is killed by its supervisor",
+        description="a broker that for so long uses no processor time, and whose event loop stands"
+        " still, is killed by its supervisor",
+    )
+    stuck_after_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="a broker whose event loop stands still for so long, though it uses processor"
+        " time, is killed by its supervisor",
     )
     connect_timeout_seconds: float = Field(
         10.0, gt=0, description="time for a new connection's CONNECT"

@@ -14,7 +14,7 @@ from onewriter_core.ids import InvalidTopicName
 from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-REQUESTS_MAX = 1_000
+REQUESTS_MAX = 200
 """Requests of one connection that are worked on at once. Then it is not read until half are answered:
 clients may send tens of thousands of look-ups at once, and none of them is refused."""
 
@@ -34,6 +34,10 @@ class Link(Protocol):
 
     @property
     def has_room(self) -> bool: ...
+
+    async def room(self) -> None:
+        """Return once ``has_room``, or when the connection is closed."""
+        ...
 
     def is_silent_since(self, moment: float) -> bool:
         """Whether nothing has come from the peer since, though it was listened to."""

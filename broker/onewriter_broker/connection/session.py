@@ -16,6 +16,7 @@ from onewriter_broker.connection.lookups import Lookups
 from onewriter_broker.connection.owning import Owning
 from onewriter_broker.connection.producing import Producing
 from onewriter_broker.connection.requests import Link, Requests
+from onewriter_broker.connection.rights import CommandRights
 from onewriter_broker.connection.schemas import SchemaRequests
 from onewriter_broker.connection.together import TogetherRequests
 from onewriter_broker.quotas.book import subject_of
@@ -52,9 +53,11 @@ class Session:
         self._link = link
         self._requests = Requests(link, clients.in_flight, subject_of(identity, address))
         self._steps: Iterator[None] | None = None
-        self._lookups = Lookups(clients.topics, clients.undeclared, clients.over_tls)
+        self._lookups = Lookups(
+            clients.topics, clients.authorization, identity, clients.over_tls, clients.listings
+        )
         self._schemas = SchemaRequests(clients, link.write)
-        self._checks = Checks(clients.topics, clients.undeclared, clients.appender.prove)
+        self._checks = Checks(clients.topics, clients.appender.prove)
         self._producing = Producing(
             clients,
             link,
@@ -75,8 +78,10 @@ class Session:
             address,
             subject_of(identity, address),
             client_version=client_version,
+            identity=identity,
             owner=self._owning,
         )
+        self._rights = CommandRights(clients.authorization, identity, self._consuming.topic_of)
 
     def handle(self, command: Command, payload: memoryview | None) -> bool:
         """Take one command. Raises ProtocolError when the connection cannot go on.
@@ -126,6 +131,8 @@ class Session:
             is_told=self._clients.is_told,
             may_only_resume=self._link.may_only_resume,
         )
+        if refusal is None:
+            refusal = self._rights.refusal(command)
         if refusal is not None:
             self._link.write(refusal)
             return
@@ -160,7 +167,9 @@ class Session:
             case pb.CommandLookup():
                 self._requests.beside(self._lookups.lookup(command, self._link.write))
             case pb.CommandGetTopicsOfNamespace():
-                self._requests.beside(self._lookups.topics_of_namespace(command, self._link.write))
+                self._requests.beside(
+                    self._lookups.topics_of_namespace(command, self._link.write, self._link.room)
+                )
             case pb.CommandGetSchema():
                 self._requests.run(command.request_id, self._schemas.find(command))
             case pb.CommandGetOrCreateSchema():

@@ -15,6 +15,7 @@ from onewriter_broker.dispatch.api import (
     SeekTarget,
     Spawn,
     SubscribeOptions,
+    check_printable,
     check_properties,
 )
 from onewriter_broker.dispatch.context import TopicContext
@@ -179,6 +180,7 @@ class Subscriptions:
         registry.sweep()
         _check_text("subscription name", options.subscription, limits.name_bytes_max)
         _check_text("consumer name", options.consumer_name, limits.name_bytes_max)
+        check_printable("consumer name", options.consumer_name)
         check_properties(options.metadata, limits.properties_bytes_max)
         subscription = registry.get(options.subscription)
         if subscription is None:

@@ -9,13 +9,12 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
-from onewriter_broker.access import check_topic
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.lookups import wait_for_owner, why_not_served
@@ -34,11 +33,15 @@ from onewriter_broker.topic.publishing import Publishing
 from onewriter_broker.topic.staging import Staging
 from onewriter_broker.topic.topics import Topics
 from onewriter_broker.turns import Turns
+from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 
 BODY_BYTES_MAX: Final = 256 * 1024
 """A request's body."""
+
+DEPTH_MAX: Final = 64
+"""Levels of lists and objects in a JSON body."""
 
 FORWARD_SECONDS: Final = 20.0
 """Time for a request that this broker makes to another one on behalf of its caller."""
@@ -152,9 +155,21 @@ class Site:
     def addresses(self) -> Addresses:
         return self.clients.addresses
 
-    def check_topic(self, name: TopicName) -> None:
+    def check_topic(self, request: web.Request, name: TopicName) -> None:
         """Raise Refused for a topic that is not declared and may not be made."""
-        check_topic(name, self.topics.desired.topic(name), self.clients.undeclared)
+        self.clients.authorization.require(request[IDENTITY], Action.CREATE_TOPIC, name)
+
+    def shows(self, request: web.Request, name: TopicName | str) -> bool:
+        """Whether a listing shows the topic to the caller."""
+        return self.clients.authorization.sees(request[IDENTITY], name)
+
+    async def shown(self, request: web.Request, names: Iterable[str]) -> list[str]:
+        """Those of the topics that a listing shows to the caller."""
+        return await self.clients.authorization.seen(request[IDENTITY], names)
+
+    def sees_all(self, request: web.Request) -> bool:
+        """Whether every listing shows the caller everything."""
+        return self.clients.authorization.sees_all(request[IDENTITY])
 
     def require_namespace(self, namespace: str, message: str = "Namespace does not exist") -> None:
         """Raise Missing for a namespace that nobody made and no manifest names."""
@@ -226,10 +241,14 @@ def namespace_of(request: web.Request) -> str:
 
 
 def topic_of(request: web.Request) -> TopicName:
-    """The topic out of the path; raises InvalidTopicName."""
+    """The topic out of the path; raises InvalidTopicName.
+
+    What is to be deleted may have a name that is too long for a new topic.
+    """
     found = request.match_info
     domain = found.get("domain", "persistent")
-    return TopicName.parse(f"{domain}://{found['tenant']}/{found['namespace']}/{found['topic']}")
+    text = f"{domain}://{found['tenant']}/{found['namespace']}/{found['topic']}"
+    return TopicName.parse(text, is_stored=request.method == "DELETE")
 
 
 def flag(request: web.Request, name: str) -> bool:
@@ -248,15 +267,32 @@ def number(request: web.Request, name: str, default: int, most: int) -> int:
 
 
 async def json_body(request: web.Request) -> object:
-    """The body as JSON, whatever its content type says; None when it is empty."""
-    text = (await request.read()).decode("utf-8", "replace")
+    """The body as JSON, whatever its content type says; None when it is empty. Raises Refusal."""
+    text = await request.read()
     if not text.strip():
         return None
     try:
-        value: object = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        value: object = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Refusal(400, f"the body is not JSON: {error}") from None
+    if text.count(b"[") + text.count(b"{") > DEPTH_MAX and _is_deep(value):
+        raise Refusal(400, f"the body is nested deeper than {DEPTH_MAX} levels")
     return value
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(DEPTH_MAX):
+        level = [
+            item
+            for each in level
+            if isinstance(each, dict | list)
+            for item in (each.values() if isinstance(each, dict) else each)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 async def object_body(request: web.Request) -> dict[str, object]:
@@ -267,10 +303,6 @@ async def object_body(request: web.Request) -> dict[str, object]:
     if not isinstance(value, dict):
         raise Refusal(400, "the body must be a JSON object")
     return value
-
-
-def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
 
 
 Answerable = (OnewriterError, InvalidTopicName, Refusal)

@@ -21,11 +21,29 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
+import structlog
+
 from onewriter_broker.log.api import Binding, LogStore, Outcome
+from onewriter_broker.turns import Turns
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.errors import Refused, ServerError, Unavailable
-from onewriter_core.ids import TopicName, bucket_of, bucket_without_tags
+from onewriter_core.ids import (
+    InvalidTopicName,
+    TopicName,
+    bucket_of,
+    bucket_without_tags,
+    escaped,
+    is_printable,
+)
 from onewriter_core.topic.model import WHOLE
+
+NAMES_PER_STEP = 1_000
+"""Topics that are looked at before others may have the event loop."""
+
+UNREADABLE_NAMES_MAX = 1_000
+"""Names that cannot be read and are logged, each once."""
+
+log = structlog.get_logger(__name__)
 
 _NONE_SET: Mapping[str, object] = MappingProxyType({})
 
@@ -146,6 +164,13 @@ def existing(known: CatalogEntry | None) -> CatalogEntry:
     return known
 
 
+def _check_new(base: TopicName) -> None:
+    """Raise Refused for a name that no new topic gets."""
+    if not is_printable(str(base)):
+        text = f"the name of a new topic has no control characters: {str(base)!a}"
+        raise Refused(ServerError.INVALID_TOPIC_NAME, text)
+
+
 class Catalogs:
     """The catalogs of all buckets: cached for those this broker owns, read for the others.
 
@@ -157,6 +182,7 @@ class Catalogs:
         self._store = store
         self._copies: dict[int, _Copy] = {}
         self._changing: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
+        self._unreadable: set[str] = set()
 
     def forget(self, bucket: int) -> None:
         """Read the bucket's catalog again, behind all that was sent: it was lost, or a call had no answer."""
@@ -198,17 +224,31 @@ class Catalogs:
     async def under(
         self, prefix: str, binding_of: Callable[[int], Binding | None]
     ) -> dict[str, CatalogEntry]:
-        """All topics whose names begin so, out of all buckets. Raises Undecided."""
+        """All topics whose names begin so, out of all buckets. Raises Undecided.
+
+        Without those whose names cannot be read: an earlier version stored names that are too long.
+        They can be deleted by their names.
+        """
         found: dict[str, CatalogEntry] = {}
+        turns = Turns(NAMES_PER_STEP)
         for bucket in range(self.buckets):
             await asyncio.sleep(0)  # there may be many, and all in memory
             entries = await self.bucket(bucket, binding_of(bucket))
-            found |= {
-                name: entry
-                for name, entry in entries.items()
-                if name.startswith(prefix) and not entry.is_deleted
-            }
+            for name, entry in list(entries.items()):
+                if name.startswith(prefix) and not entry.is_deleted and self._is_readable(name):
+                    found[name] = entry
+                await turns.step()
         return found
+
+    def _is_readable(self, name: str) -> bool:
+        try:
+            TopicName.parse(name)
+        except InvalidTopicName as error:
+            if name not in self._unreadable and len(self._unreadable) < UNREADABLE_NAMES_MAX:
+                self._unreadable.add(name)
+                log.warning("catalog.name_unreadable", topic=escaped(name), reason=str(error))
+            return False
+        return True
 
     async def entry(self, base: TopicName, binding: Binding | None) -> CatalogEntry | None:
         """A topic's entry, None when it does not exist or was deleted. Raises Undecided."""
@@ -240,6 +280,8 @@ class Catalogs:
             entry = change(known)
             if entry is known:
                 return entry
+            if known is None:
+                _check_new(base)
             if present is None:
                 await self._check_not_elsewhere(base)
             outcome = None

@@ -72,6 +72,8 @@ class Line:
     def hold_back(self) -> None:
         raise AssertionError("there is room")
 
+    async def room(self) -> None: ...
+
     def go_on(self) -> None:
         raise AssertionError("nothing waits")
 
