@@ -42,7 +42,11 @@ from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 from onewriter_core.topic.model import AccessMode, Departure, Request
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import queue_priority
-from onewriter_core.wire.messages import entry_checksum_ok
+from onewriter_core.wire.messages import (
+    METADATA_BYTES_MAX,
+    entry_checksum_ok,
+    metadata_is_bounded,
+)
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Send
 
@@ -357,6 +361,13 @@ class Producing:
                 self._link.write(
                     replies.send_error(
                         send.producer_id, send.sequence_id, ServerError.CHECKSUM_ERROR, text
+                    )
+                )
+            elif len(payload) > METADATA_BYTES_MAX and not metadata_is_bounded(payload):
+                text = f"the metadata of a message takes more than {METADATA_BYTES_MAX} bytes"
+                self._link.write(
+                    replies.send_error(
+                        send.producer_id, send.sequence_id, ServerError.NOT_ALLOWED_ERROR, text
                     )
                 )
             elif producer.is_active:
