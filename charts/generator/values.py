@@ -19,6 +19,7 @@ from onewriter_operator.configuration import (
     OptIn,
     PodOptions,
     PullPolicy,
+    Quotas,
     Resources,
     Sidecar,
     TenancyOptions,
@@ -224,6 +225,8 @@ class Values(ApiModel):
     """The store that is installed beside them."""
     external_store: ExternalStore = ExternalStore()
     """A Redis or Valkey that somebody else runs, instead."""
+    quotas: Quotas = Quotas()
+    """What one subject, and one namespace, may take of each broker; 0: any number."""
     operator: OperatorValues = OperatorValues()
     """What deploys the others, and looks after topics."""
     sidecar: Sidecar = Sidecar()

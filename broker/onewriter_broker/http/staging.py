@@ -13,7 +13,7 @@ from aiohttp import web
 
 from onewriter_broker.access import Admission, admit
 from onewriter_broker.http.publish_body import LABEL, NUMBER, epoch_of, read_body
-from onewriter_broker.http.site import IDENTITY, Refusal, Site, object_body, topic_of
+from onewriter_broker.http.site import IDENTITY, Refusal, Site, creator_of, object_body, topic_of
 from onewriter_broker.log.api import VERSION_PREFIX
 from onewriter_broker.log.publishing import TooLarge
 from onewriter_broker.topic.layouts import LAYOUT_PREFIX, Overtaken
@@ -241,7 +241,7 @@ async def _admitted(
     await site.require_owned(request, name)
     if name.partition is None and (await topics.partitions_of(name) or 0) > 0:
         raise Refusal(400, f"{name} has partitions: name the one that is to be published to")
-    topic = await topics.serve(name)
+    topic = await topics.serve(name, creator_of(request))
     if topic.requires_schema:
         raise Refused(ServerError.INCOMPATIBLE_SCHEMA, f"{name} takes messages with a schema only")
     return topic, admission

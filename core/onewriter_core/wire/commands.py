@@ -7,6 +7,7 @@ command may come when is connection.py; building the usual answers is replies.py
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Protocol, overload
@@ -399,6 +400,7 @@ def queue_priority(
 
 # ---- encoding ----------------------------------------------------------------------------------
 
+_LENGTHS = struct.Struct(">II")
 _PREFIXES: Mapping[type, bytes] = {
     kind: b"\x08" + encode_varint(number) + encode_varint(number << 3 | 2)
     for number, kind in _MESSAGE_CLASSES.items()
@@ -412,3 +414,10 @@ def encode_command(message: Message) -> bytes:
     Protobuf's EncodeError when a required field is missing, KeyError for what is no command.
     """
     return encode_frame(_PREFIXES[type(message)], message.SerializeToString())
+
+
+def command_frame(kind: type[Message], pieces: Sequence[bytes]) -> list[bytes]:
+    """The frame, in parts, of a command of that class whose encoding is these pieces one behind the other."""
+    length = sum(map(len, pieces))
+    head = _PREFIXES[kind] + encode_varint(length)
+    return [_LENGTHS.pack(4 + len(head) + length, len(head) + length) + head, *pieces]

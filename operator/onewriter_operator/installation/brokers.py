@@ -158,6 +158,7 @@ def _environment(configuration: Configuration) -> list[Json]:
         "tenancyEnforced": configuration.tenancy.enforced,
         "tenancyAllow": written_exceptions(configuration.tenancy.rule.exceptions),
         **_store(configuration),
+        **configuration.quotas.settings,
         **options.settings,
     }
     if options.tls.enabled:
