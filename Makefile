@@ -72,8 +72,12 @@ standstill: $(STAMP)  ## Unit tests on a machine that stands still once in each,
 	for seed in $$(seq $(SEEDS)); do echo "seed $$seed"; \
 		ONEWRITER_SEED=$$seed $(BIN)/pytest -q -n 2 -p tests.standstill tests/unit tests/property tests/scenarios || exit 1; done
 
-soak: $(STAMP)  ## Campaigns at full length: hundreds of failovers and kills
+worst-inputs: $(STAMP)  ## Search for the wire inputs that hold a broker's event loop longest
+	$(BIN)/python -m bench.worst_inputs
+
+soak: $(STAMP)  ## Campaigns at full length: hundreds of failovers and kills, 300,000 hostile inputs
 	ONEWRITER_ROUNDS=200 $(BIN)/pytest tests/integration -m campaign --timeout 7200
+	$(BIN)/python -m tests.attacks.fuzzing.campaign
 
 soak-pipeline: $(STAMP)  ## 100 kills of executors, drivers and brokers while a stream is written
 	ONEWRITER_ROUNDS=100 $(BIN)/pytest tests/spark -m campaign --timeout 7200

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from onewriter_broker.access import Admission, admit
 from onewriter_broker.http.publish_body import LABEL, NUMBER, epoch_of, read_body
+from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, creator_of, object_body, topic_of
 from onewriter_broker.log.api import VERSION_PREFIX
 from onewriter_broker.log.publishing import TooLarge
@@ -20,6 +20,7 @@ from onewriter_broker.topic.layouts import LAYOUT_PREFIX, Overtaken
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.publish_requests import Answer, Asked
 from onewriter_broker.topic.staging import PART_BYTES_MAX, MissingPart
+from onewriter_core.authorization import Action, AskedProducer, Granted
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.publish_rights import is_app
@@ -39,11 +40,6 @@ _DISCARD: Final = _VERSION + "/discard"
 _LAYOUT: Final = _VERSION + "/layout"
 _APP: Final = _TOPIC + "/published/{app}"
 
-PRODUCERS_PATHS: Final = frozenset(
-    web.DynamicResource(path).canonical for path in (_VERSION, _PART, _PUBLISH, _DISCARD, _LAYOUT)
-)
-"""What is changed at these paths, whoever may produce to the topic may change."""
-
 _MODES: Final = (
     AccessMode.EXCLUSIVE,
     AccessMode.EXCLUSIVE_WITH_FENCING,
@@ -51,7 +47,7 @@ _MODES: Final = (
 )
 
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Atomic publishes"."""
 
     async def stage(request: web.Request) -> web.Response:
@@ -100,13 +96,13 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
             raise Refusal(413, str(error)) from error
         return web.json_response(_told(answer, asked))
 
-    router.add_put(_PART, stage)
-    router.add_post(_PUBLISH, publish)
+    router.add_put(_PART, stage, on_topic(Action.PUBLISH_UNDER_EPOCH))
+    router.add_post(_PUBLISH, publish, on_topic(Action.PUBLISH_UNDER_EPOCH))
     _add_layout(router, site)
     _add_dropping(router, site)
 
 
-def _add_layout(router: web.UrlDispatcher, site: Site) -> None:
+def _add_layout(router: Routes, site: Site) -> None:
     async def layout(request: web.Request) -> web.Response:
         name, app, version = _names(request)
         if name.partition is not None:
@@ -143,10 +139,10 @@ def _add_layout(router: web.UrlDispatcher, site: Site) -> None:
                 raise Refusal(409, text) from error
         return web.json_response({"partitions": partitions})
 
-    router.add_post(_LAYOUT, layout)
+    router.add_post(_LAYOUT, layout, on_topic(Action.PUBLISH_UNDER_EPOCH))
 
 
-def _add_dropping(router: web.UrlDispatcher, site: Site) -> None:
+def _add_dropping(router: Routes, site: Site) -> None:
     async def discard(request: web.Request) -> web.Response:
         name, app, version = _names(request)
         await _admitted(site, request, name, _MODES)
@@ -185,9 +181,9 @@ def _add_dropping(router: web.UrlDispatcher, site: Site) -> None:
             raise Refusal(404, f"{name} was never published to under {app}")
         return web.json_response({"app": app, "version": max(versions)})
 
-    router.add_post(_DISCARD, discard_parts)
-    router.add_delete(_VERSION, discard)
-    router.add_delete(_APP, forget)
+    router.add_post(_DISCARD, discard_parts, on_topic(Action.PUBLISH_UNDER_EPOCH))
+    router.add_delete(_VERSION, discard, on_topic(Action.PUBLISH_UNDER_EPOCH))
+    router.add_delete(_APP, forget, on_topic(Action.ADMINISTER_TOPIC))
 
 
 async def _forgotten(
@@ -212,32 +208,20 @@ async def _forgotten(
 
 async def _admitted(
     site: Site, request: web.Request, name: TopicName, modes: tuple[AccessMode, ...]
-) -> tuple[LoadedTopic, Admission]:
+) -> tuple[LoadedTopic, Granted]:
     """The topic, served here, where this caller may produce in one of these modes.
 
     Raises Refused, Refusal, Unavailable, HTTPTemporaryRedirect.
     """
-    topics = site.topics
-    declared = topics.desired.topic(name)
-    claims = topics.desired.claims_for(declared) if declared is not None else ()
-    admission, objection = None, None
-    for mode in modes:
-        try:
-            admission = admit(
-                name,
-                declared,
-                claims,
-                request[IDENTITY],
-                mode,
-                None,
-                site.clients.undeclared,
-                topics.desired.pods_of,
-            )
-            break
-        except Refused as refused:
-            objection = objection or refused
-    if admission is None:
-        raise objection or Refused(ServerError.AUTHORIZATION_ERROR, "nobody may")
+    topics, authorization = site.topics, site.clients.authorization
+    resource, identity = authorization.topic(name), request[IDENTITY]
+    decisions = [
+        authorization.may(identity, Action.PRODUCE, resource, AskedProducer(mode)) for mode in modes
+    ]
+    granted = [each for each in decisions if isinstance(each, Granted)]
+    if not granted:  # the first mode's refusal is counted and answered
+        authorization.require(identity, Action.PRODUCE, resource, AskedProducer(modes[0]))
+    admission = granted[0]
     await site.require_owned(request, name)
     if name.partition is None and (await topics.partitions_of(name) or 0) > 0:
         raise Refusal(400, f"{name} has partitions: name the one that is to be published to")

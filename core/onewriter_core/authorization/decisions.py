@@ -39,13 +39,15 @@ class Action(StrEnum):
     PUBLISH_UNDER_EPOCH = "publish_under_epoch"
     """Stage and publish blocks over HTTP in the name of the topic's holder."""
     CONSUME = "consume"
-    """Read messages, blocks, segments, the audit of a topic; its schemas; where it ends."""
+    """Read messages, blocks and segments of a topic, and where it ends."""
     CHANGE_SUBSCRIPTION = "change_subscription"
     """Seek, skip, acknowledge over HTTP, unsubscribe, create a subscription over HTTP."""
     OWN = "own"
     """Own a topic, a partition or a resource by name."""
     RESET_OWNERSHIP = "reset_ownership"
     """Own by generation 0, whoever owns it now."""
+    READ_SCHEMA = "read_schema"
+    """Read the schemas of a topic, which its producers and its consumers need."""
     GUARD = "guard"
     """Have other writes depend on who leads the topic, or ask whether an epoch is current."""
     CREATE_SCHEMA = "create_schema"
@@ -126,8 +128,19 @@ def may(
             return _topic(principal, action, resource, asked)
         case OwnedResource():
             return _owned(principal, action, resource)
-        case NamespaceResource() | Installation():
+        case NamespaceResource():
+            return _namespace(principal, action, resource)
+        case Installation():
             return _above_topics(principal, action, resource)
+
+
+def _namespace(
+    principal: Principal, action: Action, resource: NamespaceResource
+) -> Granted | Denied:
+    is_open = resource.policy.consumers_default is ConsumersDefault.EVERYONE
+    if action is Action.OBSERVE and (is_open or principal.namespace == resource.namespace):
+        return _YES
+    return _above_topics(principal, action, resource)
 
 
 def _above_topics(
@@ -181,7 +194,7 @@ def _topic(
             return _exists(principal, action, topic) or _YES
         case Action.LOOK_UP:
             return _look_up(principal, topic)
-        case Action.GUARD:
+        case Action.GUARD | Action.READ_SCHEMA:
             if _may_read(principal, topic) or _may_write_somehow(principal, topic):
                 return _YES
             return _not_a_reader(principal, action, topic)

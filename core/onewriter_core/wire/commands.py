@@ -193,6 +193,8 @@ def decode_by_protobuf(data: bytes) -> Command:
     if not message.IsInitialized():
         missing = ", ".join(message.FindInitializationErrors()[:3])
         raise ProtocolError(f"{name.upper()} lacks {missing}, or has an unknown value there")
+    if base.type == pb.BaseCommand.ACK and len(base.ack.properties) > ACK_PROPERTIES_MAX:
+        raise ProtocolError(f"ACK with more than {ACK_PROPERTIES_MAX} properties")
     check_values(message)
     from_proto = _FROM_PROTO.get(base.type)
     command: Command = message if from_proto is None else from_proto(message)
@@ -257,6 +259,9 @@ def _has_values_to_check(descriptor: Descriptor) -> bool:
         for field in descriptor.fields
     )
 
+
+ACK_PROPERTIES_MAX = 1_000
+"""Of one ACK. No stock client sends so many, and nobody reads them here."""
 
 IDS_AT_ONCE_MAX = 100
 """Ids of an ACK that are made into values with the command; more stay as they are until they are needed."""
