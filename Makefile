@@ -7,11 +7,12 @@ STAMP := $(VENV)/.installed
 RUN_STAMP := $(VENV)/.installed-to-run
 DATA ?= var
 SEEDS ?= 300
+UPGRADE ?= --upgrade
 
 # Tests start brokers by the thousand; what Python compiled of the sources is kept between them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-rest test-all mutants constraints check model sim standstill soak soak-pipeline soak-operator bench bench-sdk bench-pipeline bench-operator compare-pulsar examples pipeline-demo e2e kind image spark-image chart reference clean help
+.PHONY: run test test-rest test-all mutants requirements check model sim standstill soak soak-pipeline soak-operator bench bench-sdk bench-pipeline bench-operator compare-pulsar examples pipeline-demo e2e kind image spark-image chart reference clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -20,15 +21,24 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "onewriter needs Python 3.11 or later (set PYTHON=)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# Spark and what only tests need are large: who wants to see it run does not wait for them.
-$(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+# pip checks the hash of every file that it installs (requirements/README.md). Build backends come from the same
+# lists, so nothing is built in an environment that pip fills by itself.
+PIP_INSTALL := $(BIN)/pip --disable-pip-version-check install --quiet
+HASHED := $(PIP_INSTALL) --no-build-isolation --require-hashes
+OWN := $(PIP_INSTALL) --no-build-isolation --no-deps --editable .
+
+# Spark and the test tools are large, so make run installs neither.
+$(RUN_STAMP): pyproject.toml requirements/run.txt requirements/build.txt | $(BIN)/python
 	@echo "== installing onewriter into $(VENV), once"
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[broker,client,embedded,examples]'
+	$(HASHED) --requirement requirements/build.txt --requirement requirements/run.txt
+	$(OWN)
 	touch $@
 
-$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+$(STAMP): pyproject.toml requirements/test.txt requirements/build.txt | $(BIN)/python
 	@echo "== installing the test tools and Spark into $(VENV): about two minutes, once"
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(HASHED) --requirement requirements/build.txt
+	$(HASHED) --requirement requirements/test.txt
+	$(OWN)
 	touch $(RUN_STAMP) $@
 
 run: $(RUN_STAMP)  ## Start Valkey and a broker on this machine and apply examples/*.yaml
@@ -111,10 +121,9 @@ chart: $(STAMP)  ## Write what of the chart follows from models
 reference: $(STAMP)  ## The SDK's API reference as HTML, into dist/reference
 	$(BIN)/pdoc onewriter onewriter.sync onewriter.testing --template-directory docs/reference --output-directory dist/reference
 
-constraints:  ## Install the newest versions of everything and record them in constraints.txt
-	$(BIN)/pip install --quiet --upgrade --upgrade-strategy eager --editable '.[dev]'
-	@echo '# The versions that the tests pass with: make run and make test install these. Written by make constraints.' > constraints.txt
-	$(BIN)/pip freeze --exclude-editable >> constraints.txt
+requirements: | $(BIN)/python  ## Write the hashed requirements with the newest versions (UPGRADE= keeps the versions)
+	$(PIP_INSTALL) uv
+	UV=$(BIN)/uv requirements/compile.sh $(UPGRADE)
 
 clean:  ## Remove the virtual environment and caches (never the data)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build/test-logs

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from onewriter_broker.access import UndeclaredTopics
 from onewriter_broker.anchor.api import Addresses, Anchor
 from onewriter_broker.authentication import Authenticator
 from onewriter_broker.connection.clients import Clients
@@ -52,6 +51,7 @@ from onewriter_broker.topic.staging import Staging
 from onewriter_broker.topic.topics import Topics
 from onewriter_broker.topic.transitions import Chronicles
 from onewriter_core.api.manifests import DesiredState
+from onewriter_core.authorization import UndeclaredTopics
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import Record

@@ -13,6 +13,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from onewriter_broker.log.api import Durability
+from onewriter_core.authorization import ConsumersDefault
 
 
 class Settings(BaseSettings):
@@ -97,6 +98,19 @@ class Settings(BaseSettings):
         "",
         description="token subjects (comma separated) that may change things over HTTP; empty:"
         " everybody while no token is required, nobody otherwise",
+    )
+    observer_subjects: str = Field(
+        "",
+        description="token subjects (comma separated) that may see all topics and the metrics",
+    )
+    pipeline_subjects: str = Field(
+        "",
+        description="token subjects (comma separated) that may read every topic and trim it",
+    )
+    consumers_default: ConsumersDefault = Field(
+        ConsumersDefault.EVERYONE,
+        description="who may read a topic that names no consumers: everyone, or namespace (the"
+        " ServiceAccounts of its Kubernetes namespace)",
     )
     queue_priority_field: int = Field(
         14, ge=0, description="field of CommandProducer that carries PIP-440's priority; 0: none"

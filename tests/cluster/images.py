@@ -14,13 +14,11 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import time
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,10 +30,19 @@ PYTHON = ("python3", "python3-venv", "ca-certificates", "libstdc++6")
 TOOLS = ("buildah", "mmdebstrap")
 DAY_SECONDS = 86_400
 CONTEXT = (
-    *(".dockerignore", "README.md", "pyproject.toml"),
+    *(".dockerignore", "README.md", "pyproject.toml", "image", "requirements"),
     *("core", "broker", "client", "operator", "pipeline"),
 )
 """What Dockerfiles copy from."""
+
+LISTS = ("image", "requirements/build.txt", "requirements/image-tools.txt")
+"""What every image is built with."""
+
+DOCKER_BASE = "python:3.13-slim"
+"""The base where ``BASE`` names none; Docker resolves it to a digest first."""
+
+BILL = "opt/onewriter/share/sbom.cdx.json"
+"""The software bill of materials, in the image."""
 
 FILES_TIME = 1_600_000_000
 """When all files of it were made: a step whose files are the same is known by that, too."""
@@ -48,20 +55,17 @@ PROXIES = ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy")
 class Image:
     """An image: what it is made of, and where that is laid.
 
-    ``extras`` of the project are installed in it; ``packages`` are Debian's, of its base; ``sources``
-    change it, beside its Dockerfile; ``wheels`` are laid there for it, the project's own to ``own``;
-    ``unpacked``: what the index has as sources alone; ``in_layers``: its steps are kept, and those
-    whose files are the same are not done again.
+    ``requirements`` are installed in it, with their hashes; ``packages`` are Debian's, of its base; ``sources``
+    change it, beside its Dockerfile; packages are laid into ``wheels`` for it; ``in_layers``: its steps are
+    kept, and those whose files are the same are not done again.
     """
 
     name: str
     dockerfile: str
-    extras: str
+    requirements: str
     packages: tuple[str, ...]
     sources: tuple[str, ...]
     wheels: str
-    own: str
-    unpacked: tuple[str, ...] = ()
     in_layers: bool = False
 
     @property
@@ -88,21 +92,18 @@ class Image:
 ONEWRITER = Image(
     name="onewriter",
     dockerfile="Dockerfile",
-    extras="broker,client,embedded,operator",
+    requirements="requirements/image.txt",
     packages=PYTHON,
     sources=("core", "broker", "client", "operator", "pipeline"),
     wheels="dist/wheels",
-    own="dist/wheels",
 )
 SPARK = Image(
     name="onewriter-spark",
     dockerfile="Dockerfile.spark",
-    extras="spark",
+    requirements="requirements/spark-image.txt",
     packages=(*PYTHON, "openjdk-17-jre-headless"),
     sources=("core", "pipeline"),
     wheels="dist/spark-wheels",
-    own="dist/spark-own",
-    unpacked=("pyspark",),
     in_layers=True,
 )
 IMAGES = {image.name: image for image in (ONEWRITER, SPARK)}
@@ -141,7 +142,14 @@ def archive(image: Image = ONEWRITER) -> Path:
 def _fingerprint(image: Image) -> str:
     """Changes whenever the image would."""
     digest = hashlib.sha256()
-    for name in (image.dockerfile, ".dockerignore", "pyproject.toml", *image.sources):
+    for name in (
+        image.dockerfile,
+        ".dockerignore",
+        "pyproject.toml",
+        *LISTS,
+        image.requirements,
+        *image.sources,
+    ):
         path = ROOT / name
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in files:
@@ -167,8 +175,19 @@ def _docker_answers() -> bool:
 
 
 def _by_docker(image: Image) -> None:
-    _run(["docker", "build", f"--file={ROOT / image.dockerfile}", "--tag", image.tag, str(ROOT)])
+    build = ["docker", "build", f"--file={ROOT / image.dockerfile}", "--tag", image.tag]
+    _run([*build, f"--build-arg=BASE={_pinned_base()}", str(ROOT)])
     _run(["docker", "save", "--output", str(image.archive), image.tag])
+
+
+def _pinned_base() -> str:
+    """The base image by its digest: ``BASE`` of the environment, else what the default's tag leads to now."""
+    base = os.environ.get("BASE", DOCKER_BASE)
+    if "@sha256:" in base:
+        return base
+    _run(["docker", "pull", "--quiet", base])
+    inspect = ["docker", "image", "inspect", "--format", "{{index .RepoDigests 0}}", base]
+    return _run(inspect).stdout.strip()
 
 
 def _by_buildah(image: Image, fingerprint: str) -> None:
@@ -250,68 +269,49 @@ def _get_tools() -> None:
 
 
 def _lay_wheels(image: Image, cache: Path, context: Path) -> None:
-    """Everything that the image installs; what it needs of others is fetched once a day at most."""
-    wheels, owns = context / image.wheels, context / image.own
-    for laid in (wheels, owns):
-        laid.mkdir(parents=True, exist_ok=True)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    _run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(owns), str(ROOT)])
-    (own,) = owns.glob("onewriter-*.whl")
-    requirements = _requirements(image)
-    wanted = hashlib.sha256("\n".join(requirements).encode()).hexdigest()[:12]
+    """Every package that the image and its build install, fetched once for each version of the lists."""
+    lists = [ROOT / name for name in (*LISTS[1:], image.requirements)]
+    wanted = hashlib.sha256(b"".join(each.read_bytes() for each in lists)).hexdigest()[:12]
+    wheels = context / image.wheels
+    wheels.mkdir(parents=True, exist_ok=True)
     kept = cache / f"{wheels.name}-{wanted}"
-    if not _is_of_today(kept):
+    if not kept.exists():
         for older in cache.glob(f"{wheels.name}-*"):
             shutil.rmtree(older)
         _buildah(cache, "rmi", "--prune")  # layers of what is renewed here
         unfinished = cache / "unfinished-wheels"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
-        shutil.copy2(own, unfinished)
-        for requirement in requirements:
-            # Made here, where the client keeps it: large, and the same for any machine.
-            if re.split(r"[^\w.-]", requirement)[0] in image.unpacked:
-                _run(
-                    [
-                        *pip,
-                        "wheel",
-                        "--quiet",
-                        "--no-deps",
-                        f"--wheel-dir={unfinished}",
-                        requirement,
-                    ]
-                )
-        _download(image, cache, pip, unfinished, own.name)
-        (unfinished / own.name).unlink()
+        _download(image, cache, context, unfinished)
         unfinished.rename(kept)
     for wheel in kept.iterdir():
         _lay(wheel, wheels / wheel.name)
 
 
-def _requirements(image: Image) -> list[str]:
-    """What of others is installed in it, as the project asks for it."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    return [
-        *project["dependencies"],
-        *(each for name in image.extras.split(",") for each in extras[name]),
-    ]
-
-
-def _download(image: Image, cache: Path, pip: Sequence[str], target: Path, own: str) -> None:
-    """Chosen by the base's own Python, found as pip is told to here."""
+def _download(image: Image, cache: Path, context: Path, target: Path) -> None:
+    """Chosen by the base's own Python, found as pip is told to here; pip checks every hash."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     authority = _run([*pip, "config", "get", "global.cert"], check=False).stdout.strip()
     index = _run([*pip, "config", "get", "global.index-url"], check=False).stdout.strip()
     shared = [
         f"--volume={target}:/wheels",
+        f"--volume={context / 'requirements'}:/requirements:ro",
         f"--volume={authority or '/etc/ssl/certs/ca-certificates.crt'}:/run/authority.crt:ro",
         "--env=PIP_CERT=/run/authority.crt",
         *([f"--env=PIP_INDEX_URL={index}"] if index else []),
         *(f"--env={name}" for name in PROXIES if name in os.environ),
     ]
-    script = (
-        "python3 -m venv /tmp/venv && /tmp/venv/bin/pip download --quiet --dest /wheels"
-        f" --only-binary=:all: --find-links /wheels '/wheels/{own}[{image.extras}]'"
+    pip_in_base = "/venv/bin/pip --quiet --disable-pip-version-check"
+    lists = [f"/{name}" for name in (*LISTS[1:], image.requirements)]
+    script = " && ".join(
+        [
+            "python3 -m venv /venv",
+            f"{pip_in_base} install --require-hashes --requirement {lists[0]}",
+            *(
+                f"{pip_in_base} download --no-build-isolation --require-hashes --dest /wheels --requirement {each}"
+                for each in lists
+            ),
+        ]
     )
     container = _buildah(cache, "from", image.base).stdout.strip()
     try:
@@ -357,15 +357,32 @@ def _run(
 def unpack(target: Path, image: Image = ONEWRITER) -> Path:
     """The image's file system, for looking at it or for running it without a runtime."""
     with tarfile.open(archive(image)) as whole:
-        manifest = whole.extractfile("manifest.json")
-        if manifest is None:
-            raise CannotBuild("the archive has no manifest")
-        for layer in json.load(manifest)[0]["Layers"]:
+        for layer in _layers(whole):
             content = whole.extractfile(layer)
             with tarfile.open(fileobj=content) as files:
                 files.extractall(target, filter="tar")
     target.chmod(0o755)  # it is everybody's root directory
     return target
+
+
+def write_bill(image: Image) -> Path:
+    """Copy the software bill of materials out of the archive, beside it. Raises CannotBuild."""
+    with tarfile.open(archive(image)) as whole:
+        for layer in _layers(whole):
+            with tarfile.open(fileobj=whole.extractfile(layer)) as files:
+                if BILL in files.getnames() and (content := files.extractfile(BILL)) is not None:
+                    target = image.archive.parent / f"{image.name}.cdx.json"
+                    target.write_bytes(content.read())
+                    return target
+    raise CannotBuild(f"{image.archive} has no {BILL}")
+
+
+def _layers(whole: tarfile.TarFile) -> list[str]:
+    manifest = whole.extractfile("manifest.json")
+    if manifest is None:
+        raise CannotBuild("the archive has no manifest")
+    layers: list[str] = json.load(manifest)[0]["Layers"]
+    return layers
 
 
 def main(names: Sequence[str]) -> int:
@@ -376,6 +393,7 @@ def main(names: Sequence[str]) -> int:
     try:
         for name in names or (ONEWRITER.name,):
             print(archive(IMAGES[name]))
+            print(write_bill(IMAGES[name]))
     except CannotBuild as error:
         print(error, file=sys.stderr)
         return 1

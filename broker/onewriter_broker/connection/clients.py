@@ -13,7 +13,6 @@ from typing import Protocol
 
 import structlog
 
-from onewriter_broker.access import UndeclaredTopics
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.authentication import Authenticator
 from onewriter_broker.connection.deadlines import ProgressDeadlines
@@ -26,6 +25,7 @@ from onewriter_broker.settings import Settings
 from onewriter_broker.tls import over_tls
 from onewriter_broker.topic.detection import Detection
 from onewriter_broker.topic.topics import Topics
+from onewriter_core.authorization import UndeclaredTopics
 
 TICK_SECONDS = 0.25
 """How often the watch looks at the connections."""

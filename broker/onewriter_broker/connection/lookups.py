@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from onewriter_broker.access import UndeclaredTopics, check_topic
+from onewriter_broker.access import check_topic
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.topic.topics import Topics
+from onewriter_core.authorization import UndeclaredTopics
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import InvalidTopicName, TopicName
 from onewriter_core.wire import replies

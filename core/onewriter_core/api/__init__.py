@@ -19,6 +19,7 @@ from onewriter_core.api.common import API_VERSION, AccessModeWord, Metadata
 from onewriter_core.api.topic import (
     Access,
     Compaction,
+    Consumers,
     DeletionPolicy,
     Detection,
     Durability,
@@ -40,6 +41,7 @@ __all__ = [
     "AccessModeWord",
     "ClaimSubject",
     "Compaction",
+    "Consumers",
     "DeletionPolicy",
     "Detection",
     "Durability",

@@ -12,10 +12,12 @@ from onewriter_core.api.common import (
     DECLARED_TOPIC,
     DNS_LABEL,
     IS_A_SET,
+    PRINTABLE,
     SERVICE_NAME,
     AccessModeWord,
     ApiModel,
     ListOf,
+    NamespaceName,
     Resource,
     WordOf,
     rule,
@@ -29,6 +31,9 @@ PARTITIONS_MAX = 1024
 
 DECLARED_TOPIC_LENGTH_MAX = TOPIC_NAME_LENGTH_MAX - len(f"{PARTITION_SUFFIX}{PARTITIONS_MAX - 1}")
 """Bytes of a declared topic's name, such that its partitions' names fit as well."""
+
+CONSUMERS_MAX = 256
+"""Namespaces that a topic names as its consumers, and as many subjects."""
 
 DAY_SECONDS = 86_400
 RETENTION_AGE_SECONDS_MAX = 100 * 366 * DAY_SECONDS
@@ -69,8 +74,32 @@ class DeletionPolicy(StrEnum):
     DELETE = "Delete"
 
 
+class Consumers(ApiModel):
+    """Who may read: everyone, or those that are named. Claims for the topic allow reading as well."""
+
+    everyone: bool = False
+    """Whether every client may read the topic."""
+    namespaces: Annotated[
+        ListOf[NamespaceName], Field(max_length=CONSUMERS_MAX, json_schema_extra=IS_A_SET)
+    ] = ()
+    """Kubernetes namespaces whose ServiceAccounts may read the topic."""
+    subjects: Annotated[
+        ListOf[Annotated[str, Field(pattern=PRINTABLE, max_length=253)]],
+        Field(max_length=CONSUMERS_MAX, json_schema_extra=IS_A_SET),
+    ] = ()
+    """Token subjects that may read the topic; of a ServiceAccount:
+    system:serviceaccount:NAMESPACE:NAME."""
+
+    @field_validator("namespaces", "subjects")
+    @classmethod
+    def _nobody_twice(cls, named: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(named)) != len(named):
+            raise ValueError("must not name one twice")
+        return named
+
+
 class Access(ApiModel):
-    """Who may write, and how."""
+    """Who may write, and how; who may read."""
 
     modes: Annotated[
         ListOf[AccessModeWord], Field(min_length=1, max_length=4, json_schema_extra=IS_A_SET)
@@ -82,6 +111,9 @@ class Access(ApiModel):
     """Producer access modes that are allowed, as Pulsar names them."""
     require_claim: bool = True
     """Whether a producer needs a ProducerClaim that matches it."""
+    consumers: Consumers | None = None
+    """Who may read. Unset: as the installation is set up, by default the ServiceAccounts of the
+    topic's namespace in Kubernetes, and every client on one machine."""
 
     @field_validator("modes")
     @classmethod
@@ -250,7 +282,7 @@ class ExclusiveTopicSpec(ApiModel):
     partitions: Annotated[int, Field(ge=0, le=PARTITIONS_MAX)] = 0
     """Partitions, each with its own epoch and all with the same writer; 0: a topic without."""
     access: Access = Access()
-    """Who may write, and how."""
+    """Who may write, and how; who may read."""
     promotion: Promotion = Promotion()
     """How the next writer is chosen."""
     detection: Detection = Detection()

@@ -8,15 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onewriter_broker.access import (
-    PRIORITY_PROPERTY,
-    Admission,
-    UndeclaredTopics,
-    admit,
-    check_topic,
-    parse_priority,
-)
+from onewriter_broker.access import PRIORITY_PROPERTY, Admission, admit, check_topic, parse_priority
 from onewriter_core.api import ExclusiveTopic, ProducerClaim
+from onewriter_core.authorization import UndeclaredTopics
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Identity, TopicName
 from onewriter_core.topic.model import AccessMode

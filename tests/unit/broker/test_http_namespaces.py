@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onewriter_broker.access import UndeclaredTopics, check_topic
+from onewriter_broker.access import check_topic
 from onewriter_broker.log.fake.server import FakeServer
 from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.namespaces import (
@@ -14,6 +14,7 @@ from onewriter_broker.namespaces import (
     Missing,
     Namespaces,
 )
+from onewriter_core.authorization import UndeclaredTopics
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import TopicName
 

@@ -8,7 +8,6 @@ from typing import cast
 
 import pytest
 
-from onewriter_broker.access import UndeclaredTopics
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.connection.lookups import (
     HINDERED_WAIT_SECONDS,
@@ -19,6 +18,7 @@ from onewriter_broker.connection.lookups import (
 )
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.api.manifests import DesiredState
+from onewriter_core.authorization import UndeclaredTopics
 from onewriter_core.errors import ServerError, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.wire.commands import decode_command

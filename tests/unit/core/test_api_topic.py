@@ -62,7 +62,15 @@ def test_a_whole_specification_is_read_and_written_back_as_it_stood() -> None:
     spec = {
         "topic": "persistent://shop/default/orders",
         "partitions": 8,
-        "access": {"modes": ["Shared", "Exclusive"], "requireClaim": False},
+        "access": {
+            "modes": ["Shared", "Exclusive"],
+            "requireClaim": False,
+            "consumers": {
+                "everyone": False,
+                "namespaces": ["analytics"],
+                "subjects": ["system:serviceaccount:bank:reader", "alice"],
+            },
+        },
         "promotion": {"policy": "Fifo"},
         "detection": {
             "pingIntervalSeconds": 0.5,

@@ -1,0 +1,50 @@
+"""Who may do what: one pure function, ``may(principal, action, resource)``.
+
+Every command of the wire protocol and every HTTP route asks it. Nothing here performs I/O or knows
+connections, queues or clocks: the topic machine decides *when* somebody writes, and how an identity
+is proved is the broker's ``authentication``. docs/security.md has the table of rights.
+"""
+
+from onewriter_core.authorization.claims import PodsOf, matches
+from onewriter_core.authorization.decisions import (
+    Action,
+    AskedProducer,
+    Denied,
+    Granted,
+    may,
+)
+from onewriter_core.authorization.principals import Principal, Role, RoleSubjects, subjects_of
+from onewriter_core.authorization.resources import (
+    INSTALLATION,
+    ConsumersDefault,
+    Installation,
+    NamespaceResource,
+    OwnedResource,
+    Policy,
+    Resource,
+    TopicResource,
+    UndeclaredTopics,
+)
+
+__all__ = [
+    "INSTALLATION",
+    "Action",
+    "AskedProducer",
+    "ConsumersDefault",
+    "Denied",
+    "Granted",
+    "Installation",
+    "NamespaceResource",
+    "OwnedResource",
+    "PodsOf",
+    "Policy",
+    "Principal",
+    "Resource",
+    "Role",
+    "RoleSubjects",
+    "TopicResource",
+    "UndeclaredTopics",
+    "matches",
+    "may",
+    "subjects_of",
+]

@@ -1,0 +1,426 @@
+"""The decision itself: ``may``.
+
+Refusals are told apart deliberately. What a topic forbids to everybody is NOT_ALLOWED_ERROR: another
+identity would not help. What it forbids to this identity is AUTHORIZATION_ERROR: another identity, or
+a claim, would. A topic that does not exist and may not be made is TOPIC_NOT_FOUND, as in Pulsar.
+
+A stranger (an identity without any right to a topic) gets the same answer for a topic that belongs to
+somebody else and, where topics belong to namespaces, for one that does not exist. What a declaration
+says is told in ``Denied.detail``, which is for the log and not for the client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from onewriter_core.api.claim import Permission, ProducerClaim
+from onewriter_core.api.common import MODE_WORDS
+from onewriter_core.authorization.claims import matches, may_match_later
+from onewriter_core.authorization.principals import Principal, Role
+from onewriter_core.authorization.resources import (
+    ConsumersDefault,
+    Installation,
+    NamespaceResource,
+    OwnedResource,
+    Resource,
+    TopicResource,
+)
+from onewriter_core.errors import Refused, ServerError
+from onewriter_core.topic.model import AccessMode
+
+
+class Action(StrEnum):
+    """What somebody wants to do. The value is the right's name in errors, logs and metrics."""
+
+    PRODUCE = "produce"
+    """Write to a topic in some access mode, holding it where the mode is exclusive."""
+    PUBLISH_UNDER_EPOCH = "publish_under_epoch"
+    """Stage and publish blocks over HTTP in the name of the topic's holder."""
+    CONSUME = "consume"
+    """Read messages, blocks, segments, the audit of a topic; its schemas; where it ends."""
+    CHANGE_SUBSCRIPTION = "change_subscription"
+    """Seek, skip, acknowledge over HTTP, unsubscribe, create a subscription over HTTP."""
+    OWN = "own"
+    """Own a topic, a partition or a resource by name."""
+    RESET_OWNERSHIP = "reset_ownership"
+    """Own by generation 0, whoever owns it now."""
+    GUARD = "guard"
+    """Have other writes depend on who leads the topic, or ask whether an epoch is current."""
+    CREATE_SCHEMA = "create_schema"
+    """Add a version to a topic's schemas."""
+    CREATE_TOPIC = "create_topic"
+    """Have a topic come into being: one that is declared, or may be used undeclared."""
+    LOOK_UP = "look_up"
+    """Ask which broker serves a topic and how many partitions it has."""
+    OBSERVE = "observe"
+    """See a topic in listings, its status and history; of the installation: metrics, all topics."""
+    TRIM = "trim"
+    """Remove entries that were stored elsewhere."""
+    ADMINISTER_TOPIC = "administer_topic"
+    ADMINISTER_NAMESPACE = "administer_namespace"
+    ADMINISTER_INSTALLATION = "administer_installation"
+
+
+@dataclass(frozen=True, slots=True)
+class AskedProducer:
+    """How a producer wants to write. ``priority``: None when it asks for none."""
+
+    mode: AccessMode
+    priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Yes. The fields say something for PRODUCE with an AskedProducer only.
+
+    ``claim_name`` is the claim that says so, empty when none was needed. ``priority`` is the one in
+    effect (decided at registration; a claim edited later counts for the next one).
+    ``may_take_over``: it may depose the holder.
+    """
+
+    priority: int = 0
+    claim_name: str = ""
+    may_take_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """No. ``right`` is what is missing, ``reason`` a sentence for the client.
+
+    ``detail`` is for the log: what the client is not told because it has no right to the resource.
+    """
+
+    right: Action
+    reason: str
+    code: ServerError = ServerError.AUTHORIZATION_ERROR
+    detail: str = ""
+
+    @property
+    def is_a_missing_right(self) -> bool:
+        """Whether another identity would be allowed; else nobody would, or the client retries."""
+        return self.code is ServerError.AUTHORIZATION_ERROR
+
+    def error(self) -> Refused:
+        """The refusal as the error that answers the request."""
+        return Refused(self.code, self.reason)
+
+
+_YES: Final = Granted()
+
+
+def may(
+    principal: Principal,
+    action: Action,
+    resource: Resource,
+    asked: AskedProducer | None = None,
+) -> Granted | Denied:
+    """Decide whether ``principal`` may do ``action`` to ``resource``.
+
+    ``asked`` belongs to PRODUCE: with it the decision is about that access mode, without it about any
+    mode that the topic allows.
+    """
+    match resource:
+        case TopicResource():
+            return _topic(principal, action, resource, asked)
+        case OwnedResource():
+            return _owned(principal, action, resource)
+        case NamespaceResource() | Installation():
+            return _above_topics(principal, action, resource)
+
+
+def _above_topics(
+    principal: Principal, action: Action, resource: NamespaceResource | Installation
+) -> Granted | Denied:
+    if principal.is_administrator:
+        return _YES
+    if action is Action.OBSERVE and principal.has(Role.OBSERVER):
+        return _YES
+    return _lacks(principal, action, resource, "the setting admin_subjects does not name it")
+
+
+def _owned(principal: Principal, action: Action, resource: OwnedResource) -> Granted | Denied:
+    """A name belongs to the subject that owned it first, until it is released or dropped."""
+    if principal.is_administrator:
+        return _YES
+    if action in {Action.OWN, Action.GUARD, Action.OBSERVE} and resource.first_subject in {
+        None,
+        "",
+        principal.identity.subject,
+    }:
+        return _YES
+    if action is Action.OBSERVE and principal.has(Role.OBSERVER):
+        return _YES
+    return _lacks(
+        principal,
+        action,
+        resource,
+        "another subject owned it first, and keeps it until it is released or an administrator"
+        " drops its record",
+        detail=f"its record belongs to {resource.first_subject}",
+    )
+
+
+def _topic(
+    principal: Principal, action: Action, topic: TopicResource, asked: AskedProducer | None
+) -> Granted | Denied:
+    if topic.name.domain != "persistent":
+        text = "only persistent topics are served here"
+        return Denied(action, text, ServerError.NOT_ALLOWED_ERROR)
+    match action:
+        case Action.PRODUCE | Action.PUBLISH_UNDER_EPOCH | Action.CREATE_SCHEMA:
+            return _produce(principal, action, topic, asked)
+        case Action.CONSUME | Action.CHANGE_SUBSCRIPTION:
+            return _YES if _may_read(principal, topic) else _not_a_reader(principal, action, topic)
+        case Action.OWN:
+            return _own(principal, topic)
+        case Action.RESET_OWNERSHIP:
+            return _reset(principal, topic)
+        case Action.CREATE_TOPIC:
+            return _exists(principal, action, topic) or _YES
+        case Action.LOOK_UP:
+            return _look_up(principal, topic)
+        case Action.GUARD:
+            if _may_read(principal, topic) or _may_write_somehow(principal, topic):
+                return _YES
+            return _not_a_reader(principal, action, topic)
+        case Action.OBSERVE:
+            if principal.has(Role.OBSERVER) or _may_read(principal, topic):
+                return _YES
+            return _not_a_reader(principal, action, topic)
+        case Action.TRIM:
+            if principal.has(Role.ADMINISTRATOR, Role.PIPELINE):
+                return _YES
+            text = "the settings admin_subjects and pipeline_subjects do not name it"
+            return _lacks(principal, action, topic, text)
+        case Action.ADMINISTER_TOPIC | Action.ADMINISTER_NAMESPACE | Action.ADMINISTER_INSTALLATION:
+            if principal.is_administrator:
+                return _YES
+            text = "the setting admin_subjects does not name it"
+            return _lacks(principal, action, topic, text)
+
+
+# ------------------------------------------------------------ reading
+
+
+def _may_read(principal: Principal, topic: TopicResource) -> bool:
+    """Whether it may read: by role, by ``spec.access.consumers``, by the default, by its claim."""
+    if principal.has(Role.ADMINISTRATOR, Role.PIPELINE):
+        return True
+    identity = principal.identity
+    if any(matches(claim, identity, topic.pods_of) for claim in topic.claims):
+        return True
+    consumers = None if topic.declaration is None else topic.declaration.spec.access.consumers
+    if consumers is None:
+        return _is_open(topic) or principal.namespace == topic.namespace
+    return (
+        consumers.everyone
+        or (bool(identity.subject) and identity.subject in consumers.subjects)
+        or (principal.namespace is not None and principal.namespace in consumers.namespaces)
+    )
+
+
+def _is_open(topic: TopicResource) -> bool:
+    """Whether a topic that names no consumers is read by everybody."""
+    return topic.policy.consumers_default is ConsumersDefault.EVERYONE
+
+
+def _not_a_reader(principal: Principal, action: Action, topic: TopicResource) -> Denied:
+    return _lacks(
+        principal,
+        action,
+        topic,
+        "spec.access.consumers of its ExclusiveTopic does not name it",
+        detail=_who_reads(topic),
+    )
+
+
+def _who_reads(topic: TopicResource) -> str:
+    consumers = None if topic.declaration is None else topic.declaration.spec.access.consumers
+    if consumers is None:
+        kind = "declares no consumers" if topic.declaration is not None else "is not declared"
+        return f"it {kind}, so the ServiceAccounts of namespace {topic.namespace} may read it"
+    named = [
+        *(f"subject {subject}" for subject in consumers.subjects),
+        *(f"namespace {namespace}" for namespace in consumers.namespaces),
+    ]
+    return f"its spec.access.consumers allow {', '.join(named) or 'nobody'}"
+
+
+# ------------------------------------------------------------ writing
+
+
+def _exists(principal: Principal, action: Action, topic: TopicResource) -> Denied | None:
+    """Why a topic that is not declared may not be used; None when it may."""
+    if topic.declaration is not None:
+        return None
+    if not _may_read(principal, topic):
+        if action is Action.CREATE_TOPIC:
+            return _not_a_reader(principal, action, topic)
+        return _no_claim(principal, action, topic, "it is not declared")
+    undeclared = topic.policy.undeclared
+    if undeclared.are_refused:
+        text = f"no ExclusiveTopic declares {topic.name.base}, and this is required"
+        return Denied(action, text, ServerError.TOPIC_NOT_FOUND)
+    if topic.name.namespace_name not in undeclared.namespaces:
+        text = f"no namespace {topic.name.namespace_name} exists here"
+        return Denied(action, text, ServerError.TOPIC_NOT_FOUND)
+    return None
+
+
+def _produce(
+    principal: Principal, action: Action, topic: TopicResource, asked: AskedProducer | None
+) -> Granted | Denied:
+    """A producer that matches claims is bound by them even where no claim is required.
+
+    Of several that admit it, the one with the highest priority counts, then the first by name.
+    Without a required or matching claim Pulsar's behaviour holds: every mode that the topic allows,
+    takeover included. A priority outside WaitForExclusive is 0, whatever was asked.
+    """
+    denied = _exists(principal, action, topic)
+    if denied is not None:
+        return denied
+    if topic.declaration is None:
+        return _unclaimed(asked)
+    access = topic.declaration.spec.access
+    priority = None if asked is None else asked.priority
+    matching = sorted(
+        _matching(principal, topic),
+        key=lambda claim: (-claim.spec.priority_in_effect(priority), claim.metadata.name),
+    )
+    if not matching and access.require_claim:
+        return _no_claim(principal, action, topic)
+    if asked is None:
+        return _produce_somehow(principal, action, topic, matching)
+    if asked.mode not in access.modes:
+        allowed = ", ".join(MODE_WORDS[each] for each in access.modes)
+        text = (
+            f"{topic.name.base} does not allow access mode {MODE_WORDS[asked.mode]};"
+            f" it allows {allowed}"
+        )
+        return Denied(action, text, ServerError.NOT_ALLOWED_ERROR)
+    if not matching:
+        return _unclaimed(asked)
+    objections = []
+    for claim in matching:
+        objection = claim.spec.refuses_mode(asked.mode)
+        if objection is None:
+            return Granted(
+                _queue_priority(asked.mode, claim.spec.priority_in_effect(priority)),
+                claim.metadata.name,
+                may_take_over=claim.spec.refuses_mode(AccessMode.EXCLUSIVE_WITH_FENCING) is None,
+            )
+        objections.append(f"{claim.metadata.name} {objection}")
+    text = f"mode {MODE_WORDS[asked.mode]} is not for it: ProducerClaim {'; '.join(objections)}"
+    return _lacks(principal, action, topic, text)
+
+
+def _produce_somehow(
+    principal: Principal,
+    action: Action,
+    topic: TopicResource,
+    matching: list[ProducerClaim],
+) -> Granted | Denied:
+    """Whether it may produce in any of the modes that the topic allows."""
+    last: Granted | Denied = _unclaimed(None)
+    if not matching or topic.declaration is None:
+        return last
+    for mode in topic.declaration.spec.access.modes:
+        last = _produce(principal, action, topic, AskedProducer(mode))
+        if isinstance(last, Granted):
+            return last
+    return last
+
+
+def _unclaimed(asked: AskedProducer | None) -> Granted:
+    priority = 0 if asked is None else _queue_priority(asked.mode, asked.priority or 0)
+    return Granted(priority, "", may_take_over=True)
+
+
+def _queue_priority(mode: AccessMode, priority: int) -> int:
+    return priority if mode is AccessMode.WAIT_FOR_EXCLUSIVE else 0
+
+
+def _matching(principal: Principal, topic: TopicResource) -> list[ProducerClaim]:
+    return [claim for claim in topic.claims if matches(claim, principal.identity, topic.pods_of)]
+
+
+def _no_claim(
+    principal: Principal, action: Action, topic: TopicResource, detail: str = ""
+) -> Denied:
+    for claim in topic.claims:
+        if may_match_later(claim, principal.identity):
+            text = (
+                f"{principal} is not among the pods that ProducerClaim {claim.metadata.name} is"
+                " known to select, or not yet"
+            )
+            return Denied(action, text, ServerError.SERVICE_NOT_READY)
+    return _lacks(
+        principal, action, topic, "it requires a ProducerClaim, and none matches", detail=detail
+    )
+
+
+def _may_write_somehow(principal: Principal, topic: TopicResource) -> bool:
+    return isinstance(_produce(principal, Action.PRODUCE, topic, None), Granted)
+
+
+# ------------------------------------------------------------ owning and looking up
+
+
+def _own(principal: Principal, topic: TopicResource) -> Granted | Denied:
+    """An owner closes readers and guards what it writes: it must be allowed to do both.
+
+    Where a claim is required to write, one is required to own, of whatever mode.
+    """
+    denied = _exists(principal, Action.OWN, topic)
+    if denied is not None:
+        return denied
+    declaration = topic.declaration
+    if declaration is None:
+        return _YES
+    if declaration.spec.access.require_claim and not _matching(principal, topic):
+        return _no_claim(principal, Action.OWN, topic)
+    if not _may_read(principal, topic):
+        return _not_a_reader(principal, Action.OWN, topic)
+    return _YES
+
+
+def _reset(principal: Principal, topic: TopicResource) -> Granted | Denied:
+    is_allowed = principal.is_administrator or any(
+        Permission.RESET_OWNERSHIP in claim.spec.allow for claim in _matching(principal, topic)
+    )
+    if is_allowed:
+        return _exists(principal, Action.RESET_OWNERSHIP, topic) or _YES
+    return _lacks(
+        principal,
+        Action.RESET_OWNERSHIP,
+        topic,
+        "no ProducerClaim that matches allows resetOwnership, and it is no administrator",
+    )
+
+
+def _look_up(principal: Principal, topic: TopicResource) -> Granted | Denied:
+    """Clients look a topic up before they produce or consume: either right will do.
+
+    A pod that a podSelector may select later looks it up, too: it is told to retry when it produces.
+    """
+    if principal.has(Role.OBSERVER) or _may_read(principal, topic):
+        return _exists(principal, Action.LOOK_UP, topic) or _YES
+    produce = _produce(principal, Action.LOOK_UP, topic, None)
+    if isinstance(produce, Granted) or produce.code is ServerError.SERVICE_NOT_READY:
+        return _YES
+    return _lacks(
+        principal,
+        Action.LOOK_UP,
+        topic,
+        "it may neither produce to it nor consume it",
+        detail=_who_reads(topic),
+    )
+
+
+def _lacks(
+    principal: Principal, right: Action, resource: Resource, why: str, *, detail: str = ""
+) -> Denied:
+    text = f"{principal} lacks the right {right} on {resource}: {why}"
+    return Denied(right, text, detail=detail)
