@@ -1,4 +1,4 @@
-"""Staged parts and atomic publishes: for whoever may produce to the topic, not for administrators alone.
+"""Staged parts and atomic publishes: for the holder of a topic, and for whom it passes its right on to.
 
 Which topic, who may, what the body says; the doing is topic/staging.py and topic/publishing.py.
 """
@@ -6,24 +6,26 @@ Which topic, who may, what the body says; the doing is topic/staging.py and topi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from aiohttp import web
 
-from onewriter_broker.access import Admission, admit
+from onewriter_broker.access import Admission, admit, is_administrator
 from onewriter_broker.http.publish_body import LABEL, NUMBER, epoch_of, read_body
+from onewriter_broker.http.publish_rights import changer_of, shows_proof, under_epoch
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, object_body, topic_of
 from onewriter_broker.log.api import VERSION_PREFIX
 from onewriter_broker.log.publishing import TooLarge
 from onewriter_broker.topic.layouts import LAYOUT_PREFIX, Overtaken
 from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.publish_requests import Answer, Asked
-from onewriter_broker.topic.staging import PART_BYTES_MAX, MissingPart
+from onewriter_broker.topic.publish_requests import Answer, Asked, Right
+from onewriter_broker.topic.staging import PART_BYTES_MAX, Changer, MissingPart
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.publish_rights import is_app
-from onewriter_core.topic.model import AccessMode
+from onewriter_core.topic.model import WHOLE, AccessMode
 
 PUBLISH_BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 """The body that names the parts of a publish."""
@@ -42,7 +44,7 @@ _APP: Final = _TOPIC + "/published/{app}"
 PRODUCERS_PATHS: Final = frozenset(
     web.DynamicResource(path).canonical for path in (_VERSION, _PART, _PUBLISH, _DISCARD, _LAYOUT)
 )
-"""What is changed at these paths, whoever may produce to the topic may change."""
+"""What is changed at these paths needs no administrator: the handlers decide who may change it."""
 
 _MODES: Final = (
     AccessMode.EXCLUSIVE,
@@ -57,13 +59,15 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
     async def stage(request: web.Request) -> web.Response:
         name, app, version = _names(request)
         part, attempt = _label(request, "part"), _label(request, "attempt")
-        await _admitted(site, request, name, _MODES)
+        right = await _right_to_stage(site, request, name, app)
         if site.clients.store_is_full:
             raise Unavailable("the store is nearly full: nothing is staged until it is not")
         with site.staging.uploading():
             body = await _body(request, PART_BYTES_MAX)
             try:
-                kept = await site.staging.keep(name, f"{app}/{version}/{part}/{attempt}", body)
+                key = f"{app}/{version}/{part}/{attempt}"
+                changer = changer_of(site, request, name, right)
+                kept = await site.staging.keep(name, key, body, changer)
             except ProtocolError as error:
                 raise Refusal(400, str(error)) from error
             except TooLarge as error:
@@ -79,19 +83,21 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
         epoch, mode, parts = await read_body(
             await _body(request, PUBLISH_BODY_BYTES_MAX), f"{app}/"
         )
-        modes = (mode,) if epoch is None else _MODES
-        topic, admission = await _admitted(site, request, name, modes)
         asked = Asked(
             app,
             version,
             epoch,
             parts,
             identity=request[IDENTITY],
-            claim=admission.claim_name,
             address=request.remote or "",
             mode=mode,
-            priority=admission.priority,
         )
+        if epoch is None:
+            topic, admission = await _admitted(site, request, name, (mode,))
+            asked = replace(asked, claim=admission.claim_name, priority=admission.priority)
+        else:
+            topic, right = await _led(site, request, name, app, epoch, version=version)
+            asked = replace(asked, right=right)
         try:
             answer = await site.publishing.publish(name, topic, asked, site.clients.wall_ms())
         except MissingPart as error:
@@ -112,10 +118,15 @@ def _add_layout(router: web.UrlDispatcher, site: Site) -> None:
         if name.partition is not None:
             raise Refusal(400, f"{name} is a partition: ask for {name.base}")
         epoch, is_noted = await _layout_asked(request)
+        if epoch is not None and not shows_proof(request):
+            under_epoch(site, request, name, app, None, epoch)
         await site.require_owned(request, name)
         partitions = await site.topics.partitions_of(name) or 0
         first = name.with_partition(0) if partitions else name
-        topic, _ = await _admitted(site, request, first, _MODES)
+        if epoch is None:
+            topic, _ = await _admitted(site, request, first, _MODES)
+        else:
+            topic, _ = await _led(site, request, first, app, epoch)
         if partitions:
             topic_log = topic.runner.logs[topic.slot_of(first)]
             names = [name.with_partition(number) for number in range(partitions)]
@@ -149,16 +160,16 @@ def _add_layout(router: web.UrlDispatcher, site: Site) -> None:
 def _add_dropping(router: web.UrlDispatcher, site: Site) -> None:
     async def discard(request: web.Request) -> web.Response:
         name, app, version = _names(request)
-        await _admitted(site, request, name, _MODES)
-        dropped = await site.staging.drop(name, f"{app}/{version}/")
+        changer = await _changer(site, request, name, app)
+        dropped = await site.staging.drop(name, f"{app}/{version}/", changer)
         return web.json_response({"dropped": dropped})
 
     async def discard_parts(request: web.Request) -> web.Response:
         name, app, version = _names(request)
         body = await _body(request, PUBLISH_BODY_BYTES_MAX)
         parts = (await read_body(body, f"{app}/{version}/")).parts
-        await _admitted(site, request, name, _MODES)
-        dropped = await site.staging.drop_parts(name, [part.key for part in parts])
+        changer = await _changer(site, request, name, app)
+        dropped = await site.staging.drop_parts(name, [part.key for part in parts], changer)
         return web.json_response({"dropped": dropped})
 
     async def forget(request: web.Request) -> web.Response:
@@ -210,6 +221,81 @@ async def _forgotten(
     return int(version)
 
 
+async def _led(
+    site: Site,
+    request: web.Request,
+    name: TopicName,
+    app: str,
+    epoch: int | None = None,
+    *,
+    version: int | None = None,
+) -> tuple[LoadedTopic, Right]:
+    """The topic, served here, under whose epoch this caller may publish as ``app``.
+
+    ``epoch`` None: the one that leads. ``version``: one that may be on its way into the log; while it
+    is, Undecided comes before a refusal, which would say that it is not published. Raises Refused,
+    Refusal, Unavailable, Undecided, HTTPTemporaryRedirect.
+    """
+    if not shows_proof(request):
+        under_epoch(site, request, name, app, None, epoch)
+    await site.require_owned(request, name)
+    topic = await _existing(site, name)
+    try:
+        right = under_epoch(site, request, name, app, topic, epoch)
+    except Refused:
+        if topic is not None and version is not None:
+            topic_log = topic.runner.logs[topic.slot_of(name)]
+            site.publishing.check_nothing_on_its_way(topic_log, app, version)
+        raise
+    if topic is None:
+        await _check_undivided(site, name)
+        raise Refused(ServerError.TOPIC_NOT_FOUND, f"{name} does not exist")
+    _check_takes_rows(name, topic)
+    return topic, right
+
+
+async def _existing(site: Site, name: TopicName) -> LoadedTopic | None:
+    """The log's topic, loaded; None: there is no such log. Raises Unavailable, Undecided."""
+    entry = await site.topics.entry_of(name)
+    slot = WHOLE if name.partition is None else name.partition
+    if entry is None or slot not in entry.slots:
+        return None
+    return await site.topics.serve(name)
+
+
+async def _check_undivided(site: Site, name: TopicName) -> None:
+    """Raises Refusal for a topic that has partitions; Undecided."""
+    if name.partition is None and (await site.topics.partitions_of(name) or 0) > 0:
+        raise Refusal(400, f"{name} has partitions: name the one that is to be published to")
+
+
+async def _right_to_stage(
+    site: Site, request: web.Request, name: TopicName, app: str
+) -> Right | None:
+    """The right to stage under the epoch that leads; None: the caller may produce, and no more."""
+    if shows_proof(request):
+        return (await _led(site, request, name, app))[1]
+    await _admitted(site, request, name, _MODES)
+    return None
+
+
+async def _changer(site: Site, request: web.Request, name: TopicName, app: str) -> Changer:
+    """Whoever asks for parts to be dropped; each part decides who may drop it. Raises as ``_led``."""
+    right = None
+    if shows_proof(request):
+        with suppress(Refused):  # the secret of a former epoch may drop what was staged under it
+            right = (await _led(site, request, name, app))[1]
+    elif not is_administrator(request[IDENTITY], site.clients.settings):
+        await _admitted(site, request, name, _MODES)
+    await site.require_owned(request, name)
+    return changer_of(site, request, name, right)
+
+
+def _check_takes_rows(name: TopicName, topic: LoadedTopic) -> None:
+    if topic.requires_schema:
+        raise Refused(ServerError.INCOMPATIBLE_SCHEMA, f"{name} takes messages with a schema only")
+
+
 async def _admitted(
     site: Site, request: web.Request, name: TopicName, modes: tuple[AccessMode, ...]
 ) -> tuple[LoadedTopic, Admission]:
@@ -239,11 +325,9 @@ async def _admitted(
     if admission is None:
         raise objection or Refused(ServerError.AUTHORIZATION_ERROR, "nobody may")
     await site.require_owned(request, name)
-    if name.partition is None and (await topics.partitions_of(name) or 0) > 0:
-        raise Refusal(400, f"{name} has partitions: name the one that is to be published to")
+    await _check_undivided(site, name)
     topic = await topics.serve(name)
-    if topic.requires_schema:
-        raise Refused(ServerError.INCOMPATIBLE_SCHEMA, f"{name} takes messages with a schema only")
+    _check_takes_rows(name, topic)
     return topic, admission
 
 

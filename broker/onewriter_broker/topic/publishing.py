@@ -131,6 +131,21 @@ class Publishing:
                 raise Unavailable(f"{text} is kept for {FORGOTTEN_SECONDS:g} s: ask again")
             return _duplicate(held)
 
+    def check_nothing_on_its_way(self, topic_log: TopicLog, app: str, version: int) -> None:
+        """Raises Undecided while this version of an app, or a later one, may still be published.
+
+        For who is refused before anything is performed.
+        """
+        publishes = topic_log.publishes
+        requests = self._requests.get(topic_log, ())
+        if (publishes is not None and publishes.may_count(app, version)) or any(
+            each.asked.app == app and each.asked.version >= version and not each.done.done()
+            for each in requests
+        ):
+            raise Undecided(
+                "this version was asked for before, and may be published yet: ask again"
+            )
+
     @contextlib.contextmanager
     def keeping_still(self, topic_log: TopicLog, app: str) -> Iterator[None]:
         """Nothing is published to a log under an app meanwhile.

@@ -147,7 +147,9 @@ class Staging:
         finally:
             self._uploads -= 1
 
-    async def keep(self, topic: TopicName, key: str, body: bytes, changer: Changer = BROKER) -> Claimed:
+    async def keep(
+        self, topic: TopicName, key: str, body: bytes, changer: Changer = BROKER
+    ) -> Claimed:
         """Keep a part; one of the same key is replaced as a whole.
 
         Raises ProtocolError for a part that nobody could read, TooLarge where its version alone is too
@@ -248,9 +250,7 @@ class Staging:
             raise MissingPart(f"the staged part {part.key} has {rows} rows, not {part.rows}")
         return body
 
-    async def drop(
-        self, topic: TopicName, prefix: str, changer: Changer = BROKER
-    ) -> int:
+    async def drop(self, topic: TopicName, prefix: str, changer: Changer = BROKER) -> int:
         """Forget the parts whose keys begin so and that ``changer`` may drop; how many.
 
         Raises Undecided.
