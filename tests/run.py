@@ -203,9 +203,11 @@ def run_all(runs: Sequence[Run]) -> None:
 
 
 def run_tiers(chosen: Sequence[Tier], console: Console) -> list[Run]:
-    shutil.rmtree(LOGS, ignore_errors=True)
-    LOGS.mkdir(parents=True)
+    LOGS.mkdir(parents=True, exist_ok=True)
     runs = [Run(tier) for tier in chosen]
+    for run in runs:  # those of other tiers may belong to a run beside this one
+        run.log.unlink(missing_ok=True)
+        run.progress.unlink(missing_ok=True)
     with showing(runs, console):
         run_all(runs)
     return runs

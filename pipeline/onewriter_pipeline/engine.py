@@ -125,6 +125,26 @@ def running(name: str, master: str = "", settings: Sequence[str] = ()) -> Iterat
             spark.stop()
 
 
+@contextmanager
+def active(spark: SparkSession) -> Iterator[None]:
+    """Make a session the active one of this thread for a block; behind it the one before is, if there was one.
+
+    Spark looks up a registered format that it writes to in the active session, whichever session the rows are of.
+    """
+    before = type(spark).getActiveSession()
+    _activate(spark)
+    try:
+        yield
+    finally:
+        if before is not None:
+            _activate(before)
+
+
+def _activate(spark: SparkSession) -> None:
+    """Spark's Python offers nothing else: who makes a frame in a session makes the session active."""
+    spark.createDataFrame([], "nothing INT")
+
+
 def on_spark(spark: SparkSession) -> Runner[Task, Result]:
     """Runs tasks on the executors of a session, one Spark task each."""
 

@@ -166,3 +166,34 @@ def test_ack_sets_survive_the_way_over_the_wire(mask: int) -> None:
     words = ack_set_of(mask)
     assert all(-(2**63) <= word < 2**63 for word in words)
     assert mask_of(words) == mask
+
+
+@given(logs(), st.lists(st.sets(st.integers(0, 30)), max_size=8), st.data())
+@settings(max_examples=300, deadline=None)
+def test_entries_acknowledged_together_are_those_acknowledged_one_by_one(
+    entries: list[Position], batches: list[set[int]], data: st.DataObject
+) -> None:
+    gaps = LedgerGaps()
+    for start in data.draw(st.sets(st.integers(0, len(entries) - 1))):
+        read_between(gaps, entries, start)
+    together, single = Cursor(EARLIEST, gaps), Cursor(EARLIEST, gaps)
+    for batch in batches:
+        positions = sorted({entries[number % len(entries)] for number in batch})
+        for cursor in (together, single):
+            cursor.acknowledge_messages(entries[-1], 1)
+        assert together.acknowledge_all(positions) == []
+        for position in positions:
+            assert single.acknowledge(position)
+        assert together.mark_delete == single.mark_delete
+        assert together.ranges == single.ranges
+        assert together.reach == single.reach
+        assert together.to_saved() == single.to_saved()
+
+
+def test_of_entries_acknowledged_together_those_beyond_the_bound_are_not_taken() -> None:
+    cursor = Cursor(Position(1, 0), LedgerGaps(), ranges_max=2)
+    odd = [Position(1, number) for number in (3, 5, 7, 8, 9)]
+    assert cursor.acknowledge_all(odd) == odd[2:]
+    assert cursor.refused == 3
+    assert cursor.ranges == [(Position(1, 3), Position(1, 3)), (Position(1, 5), Position(1, 5))]
+    assert cursor.acknowledge_all([Position(1, 4), Position(1, 6)]) == []

@@ -33,7 +33,7 @@ from onewriter_pipeline.auditing.repeats import Doubtful
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.cli import run
-from onewriter_pipeline.engine import in_process
+from onewriter_pipeline.engine import active, in_process
 from onewriter_pipeline.errors import NotFound
 from onewriter_pipeline.jobs.offload import Offload
 from onewriter_pipeline.jobs.options import EXIT_OK, EXIT_VIOLATION
@@ -72,7 +72,9 @@ def test_log_and_table_hold_and_tell_the_history_of_writers(
     takeovers(fill, topic)
     tables = Tables(str(tmp_path / "table"))
     Offload(Access(broker.http_url), tables, Selection(topics=(topic,))).run(in_process, 2)
-    hot, cold = audited(spark, broker, topic, tables).run(spark, "both")
+    with active(spark):
+        hot, cold = audited(spark, broker, topic, tables).run(spark, "both")
+        assert SparkSession.getActiveSession() is spark  # it goes on in what it had
     assert (hot.findings, cold.findings) == ([], [])
     for report in (hot, cold):
         (seen,) = report.topics

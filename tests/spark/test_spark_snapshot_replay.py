@@ -15,7 +15,7 @@ from tests.spark.conftest import Fill
 
 from onewriter_broker.testing import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.engine import in_process
+from onewriter_pipeline.engine import active, in_process
 from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.jobs import replay, snapshot
 from onewriter_pipeline.jobs.dataframes import publish
@@ -75,7 +75,8 @@ def test_the_newest_of_each_key_from_log_and_table_and_published(
         assert sorted(newest_values(spark, reading(broker, target))) == NEWEST
     for kind in FORMATS:
         path = str(tmp_path / kind)
-        snapshot.Target(path, kind, False, "", "", None).write(whole)
+        with active(spark.newSession()):  # another part of the program works in one of its own
+            snapshot.Target(path, kind, False, "", "", None).write(whole)
         files = [path] if kind == PARQUET else DeltaTable(path).file_uris()
         assert spark.read.parquet(*files).count() == len(NEWEST)
         with pytest.raises(Invalid, match="--overwrite"):

@@ -17,6 +17,7 @@ from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.authentication import Authenticator
 from onewriter_broker.connection.deadlines import ProgressDeadlines
 from onewriter_broker.connection.hangups import HangUps
+from onewriter_broker.connection.rounds import Rounds
 from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.owning.ownerships import Ownerships
@@ -34,6 +35,10 @@ STALL_SECONDS = 1.0
 """A gap between two looks that tells that this broker itself stood still: it looks anew."""
 
 log = structlog.get_logger(__name__)
+
+
+def _call_soon(call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(call)
 
 
 class Watched(Protocol):
@@ -83,11 +88,13 @@ class Clients:
     is_told: bool = True
     """What is wanted of topics is known; until then nobody can tell who may do what."""
     hang_ups: HangUps = field(default_factory=HangUps)
+    rounds: Rounds = field(init=False)
     _last_look: float = 0.0
     _deadlines: ProgressDeadlines = field(init=False)
 
     def __post_init__(self) -> None:
         self._deadlines = ProgressDeadlines(self.topics)
+        self.rounds = Rounds(self.now, _call_soon)
 
     def store_filled(self, is_full: bool) -> None:
         """The store is nearly full, or has room again."""

@@ -5,7 +5,7 @@ The Channel of each of them; what is delivered when is the dispatcher's decision
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from onewriter_broker.access import check_topic
 from onewriter_broker.connection.clients import Clients
@@ -18,7 +18,7 @@ from onewriter_broker.owning.records import OwnerEnd
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import TopicName
 from onewriter_core.wire import replies
-from onewriter_core.wire.commands import encode_command, message_id_from_proto
+from onewriter_core.wire.commands import MessageIds, encode_command
 from onewriter_core.wire.encoding import encode_ack_response, encode_message_header, encode_messages
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Ack, Flow
@@ -149,7 +149,8 @@ class Consuming:
             raise Refused(ServerError.CONSUMER_NOT_FOUND, "no such consumer on this connection")
         return consumer
 
-    def acknowledge(self, ack: Ack) -> None:
+    def acknowledge(self, ack: Ack) -> Iterator[None] | None:
+        """Take an ACK; the steps that are left of a large one."""
         consumer = self._consumers.get(ack.consumer_id)
         request_id = ack.request_id
         if not isinstance(consumer, ConsumerHandle):
@@ -162,33 +163,37 @@ class Consuming:
                         "no such consumer on this connection",
                     )
                 )
-            return
+            return None
         if request_id is None:
-            consumer.acknowledge(ack)
-            return
+            return consumer.acknowledge(ack)
 
         def receipt(error: OnewriterError | None) -> None:
             code = None if error is None else code_of(error)
             text = "" if error is None else str(error)
             self._link.write(encode_ack_response(ack.consumer_id, request_id, code, text))
 
-        consumer.acknowledge(ack, receipt)
+        return consumer.acknowledge(ack, receipt)
 
-    def redeliver(self, command: pb.CommandRedeliverUnacknowledgedMessages) -> None:
-        """The answer goes in front of what is delivered again: all before it is of before."""
+    def redeliver(
+        self, command: pb.CommandRedeliverUnacknowledgedMessages
+    ) -> Iterator[None] | None:
+        """The answer goes in front of what is delivered again: all before it is of before.
+
+        Returns the steps that are left of a large one.
+        """
         consumer = self._consumers.get(command.consumer_id)
         epoch = command.consumer_epoch if command.HasField("consumer_epoch") else None
         requests = [command.request_id] if command.HasField("request_id") else []
         match consumer:
             case ConsumerHandle():
                 self._link.write(*map(replies.success, requests))
-                message_ids = [message_id_from_proto(each) for each in command.message_ids]
-                consumer.redeliver(message_ids, epoch)
+                return consumer.redeliver(MessageIds(command.message_ids), epoch)
             case OpeningConsumer() if len(consumer.redelivery_requests) < PARKED_MAX:
                 consumer.raise_epoch(epoch)
                 consumer.redelivery_requests += requests
             case _:
                 self._refuse_redelivery(*requests)
+        return None
 
     def _refuse_redelivery(self, *request_ids: int) -> None:
         for request_id in request_ids:

@@ -1,7 +1,8 @@
 """Sockets: bytes in and out of a connection, its handshake, its back-pressure.
 
-Reading stops, on that connection alone, while too many of its bytes are unanswered or its peer does
-not read what it is sent. Frames point into the slabs they arrived in; nothing is copied here.
+Reading stops, on that connection alone, while too many of its bytes or requests are unanswered, while
+its peer does not read what it is sent, and while it has received more than its share of the event loop
+is enough for (rounds.py). Frames point into the slabs they arrived in; nothing is copied here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ import structlog
 
 from onewriter_broker.authentication import Authenticated
 from onewriter_broker.connection.clients import Clients
+from onewriter_broker.connection.rounds import (
+    CONNECTION_SECONDS,
+    FRAMES_BETWEEN_LOOKS,
+    LOOKS_MAX,
+)
 from onewriter_broker.connection.session import Session
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.detection import Detection
@@ -68,6 +74,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
             frame_length_max=clients.settings.message_bytes_max + FRAME_OVERHEAD_BYTES
         )
         self._session: Session | None = None
+        self._rounds = clients.rounds
+        self._is_queued = False
+        self._is_stalled = False
         self._transport: asyncio.Transport
         self._descriptor: int | None = None
         self._outgoing: list[bytes | memoryview] = []
@@ -79,6 +88,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._taken_at = self.last_inbound
         self._is_write_paused = False
         self._is_read_paused = False
+        self._is_hang_up_watched = False
         self._is_closing = False
         self._pending_bytes = 0
         self._held_back: asyncio.TimerHandle | None = None
@@ -107,19 +117,33 @@ class ClientProtocol(asyncio.BufferedProtocol):
         return self._wire.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.last_inbound = self._clients.now()
+        now = self.last_inbound = self._clients.now()
         if self._is_closing:
             return
+        self._wire.received_bytes(nbytes)
+        if self._is_queued or self._is_stalled:
+            return  # it has more than it could handle already
+        if self._rounds.has_time:
+            self._handle_some(now)
+            self._rounds.spent(self._clients.now() - now)
+        else:
+            self._wait_for_round()
+
+    def work(self) -> None:
+        """A round has come to this connection (Rounds)."""
+        self._is_queued = False
+        if not self._is_closing and not self._is_stalled:
+            self._handle_some(self._clients.now())
+            self._update_reading()
+
+    def _handle_some(self, now: float) -> None:
+        """Handle commands until none is left, or this connection's share of the time is used up."""
         try:
-            session = self._session
-            for command, payload in self._wire.buffer_updated(nbytes):
-                if session is None:
-                    self._before_session(command)
-                    session = self._session
-                else:
-                    session.handle(command, payload)
-            if session is not None:
-                session.read_ended()
+            has_more = self._handle_until(now + CONNECTION_SECONDS)
+            if self._session is not None:
+                self._session.read_ended()
+            if has_more:
+                self._go_on_later()
         except ProtocolError as error:
             log.info("connection.broken", address=self._address, reason=str(error))
             self.close(str(error))
@@ -127,12 +151,61 @@ class ClientProtocol(asyncio.BufferedProtocol):
             log.exception("connection.failed", address=self._address)
             self._abort()
 
+    def _handle_until(self, ends: float) -> bool:
+        """False: nothing is left to be handled."""
+        session = self._session
+        if session is not None:
+            while session.has_steps:
+                session.step()
+                if self._clients.now() >= ends:
+                    return True
+        left, looks = FRAMES_BETWEEN_LOOKS, LOOKS_MAX
+        for command, payload in self._wire.received():
+            if session is None:
+                self._before_session(command)
+                session = self._session
+            elif session.handle(command, payload):
+                left = 1
+            left -= 1
+            if left:
+                continue
+            left = FRAMES_BETWEEN_LOOKS
+            looks -= 1
+            if session is not None and (session.must_wait or not self.has_room):
+                return True
+            if not looks or self._clients.now() >= ends:
+                return True
+        return session is not None and session.has_steps
+
+    def _go_on_later(self) -> None:
+        session = self._session
+        if session is not None and not session.has_steps:
+            self._is_stalled = session.must_wait or not self.has_room
+        if self._is_stalled:
+            self._update_reading()
+        else:
+            self._wait_for_round()
+
+    def _wait_for_round(self) -> None:
+        self._is_queued = True
+        self._rounds.wait(self)
+        self._update_reading()
+
+    def go_on(self) -> None:
+        """What the next commands had to wait for may have come: look in the next round."""
+        session = self._session
+        if self._is_stalled and session is not None:
+            self._is_stalled = session.must_wait or not self.has_room
+            if not self._is_stalled:
+                self._wait_for_round()
+
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._is_closing = True
         self._clients.connections.pop(self, None)
+        self._rounds.leave(self)
         self._watch_peer(is_unread=False)
         for timer in (self._expiry, self._connect_timer, self._held_back):
             if timer is not None:
@@ -151,8 +224,12 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._is_write_paused = False
         self._update_reading()
+        self._room_made()
+
+    def _room_made(self) -> None:
         if self._session is not None:
             self._session.room_made()
+        self.go_on()
 
     # ------------------------------------------------------------ the handshake
 
@@ -284,8 +361,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if outgoing and not self._transport.is_closing():
             self._written_bytes += flushed
             self._transport.writelines(outgoing)
-        if was_full and not self._is_write_paused and self._session is not None:
-            self._session.room_made()
+        if was_full and not self._is_write_paused:
+            self._room_made()
 
     def close(self, reason: str) -> None:
         if self._is_closing:
@@ -339,8 +416,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
         """Stop or go on reading; stops at the bound and goes on at half of it."""
         settings = self._clients.settings
         factor = 0.5 if self._is_read_paused else 1.0
-        pause = (
+        is_unread = (
             self._is_write_paused
+            or self._is_stalled
             or self._held_back is not None
             or self._pending_bytes > settings.pending_bytes_per_connection_max * factor
             or (
@@ -348,20 +426,24 @@ class ClientProtocol(asyncio.BufferedProtocol):
                 and self._clients.pending_bytes > settings.pending_bytes_max * factor
             )
         )
+        pause = is_unread or self._is_queued
         if pause and not self._is_read_paused:
             self._is_read_paused = True
             self._transport.pause_reading()
-            self._watch_peer(is_unread=True)
         elif not pause and self._is_read_paused:
             self._is_read_paused = False
             self.last_inbound = self._clients.now()
-            self._watch_peer(is_unread=False)
             self._transport.resume_reading()
+        self._watch_peer(is_unread=is_unread)
 
     def _watch_peer(self, *, is_unread: bool) -> None:
-        """While it is not read, only the system can tell that its peer has gone."""
-        if self._descriptor is None:
+        """While it is not read, only the system can tell that its peer has gone.
+
+        One that waits for a round alone is read again too soon for that.
+        """
+        if self._descriptor is None or is_unread is self._is_hang_up_watched:
             return
+        self._is_hang_up_watched = is_unread
         if is_unread:
             self._clients.hang_ups.watch(self._descriptor, self._peer_gone)
         else:

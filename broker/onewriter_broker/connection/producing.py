@@ -25,7 +25,7 @@ from onewriter_broker.connection.properties import (
 )
 from onewriter_broker.connection.requests import Link, Opening, Requests, error_reply
 from onewriter_broker.connection.schemas import brought, version_for_producer
-from onewriter_broker.dispatch.api import check_properties
+from onewriter_broker.dispatch.api import check_pairs
 from onewriter_broker.log.api import Guard, GuardKind, Outcome
 from onewriter_broker.log.termination import terminated_at
 from onewriter_broker.log.topic_log import ENTRY_BYTES
@@ -102,6 +102,11 @@ class Producing:
         )
 
     def open(self, command: pb.CommandProducer) -> None:
+        try:
+            check_pairs(((each.key, each.value) for each in command.metadata), PROPERTIES_BYTES_MAX)
+        except Refused as error:  # before anybody looks for something in them
+            self._link.write(error_reply(command.request_id, error))
+            return
         asked = self._asked_priority(command)
         present = self._producers.get(command.producer_id)
         if present is not None:
@@ -121,7 +126,6 @@ class Producing:
         self._producers[command.producer_id] = opening
         try:
             name = TopicName.parse(command.topic)
-            check_properties(properties_of(command), PROPERTIES_BYTES_MAX)
             guard = asked_guard(properties_of(command))
         except (InvalidTopicName, Refused) as error:
             del self._producers[command.producer_id]

@@ -13,8 +13,9 @@ from onewriter_core.ids import InvalidTopicName
 from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-REQUESTS_MAX = 10_000
-"""Requests of one connection that may wait for the store at once."""
+REQUESTS_MAX = 1_000
+"""Requests of one connection that are worked on at once. Then it is not read until half are answered:
+clients may send tens of thousands of look-ups at once, and none of them is refused."""
 
 
 class Link(Protocol):
@@ -57,6 +58,10 @@ class Link(Protocol):
         """So many bytes more, or less, are sent but unanswered."""
         ...
 
+    def go_on(self) -> None:
+        """Its session may handle commands again (Session.must_wait)."""
+        ...
+
 
 class Opening:
     """A producer or consumer whose topic is still being loaded."""
@@ -74,25 +79,34 @@ class Requests:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._requests = 0
+        self._count = 0
+        self.is_full = False
+        """No further request may begin; the link is told when one may again."""
 
     def run(self, request_id: int, work: Coroutine[object, object, None]) -> None:
         """Run a request's work; what it raises is its answer."""
-        if self._requests >= REQUESTS_MAX:
-            work.close()
-            text = f"{REQUESTS_MAX} requests are being worked on"
-            self._link.write(replies.error(request_id, ServerError.TOO_MANY_REQUESTS, text))
-            return
-        self._requests += 1
-        self._link.spawn(self._answered(request_id, work))
+        self.beside(self._answered(request_id, work))
+
+    def beside(self, work: Coroutine[object, object, None]) -> None:
+        """Run a request's work that answers whatever happens."""
+        self._count += 1
+        self.is_full = self._count >= REQUESTS_MAX
+        self._link.spawn(self._counted(work))
+
+    async def _counted(self, work: Coroutine[object, object, None]) -> None:
+        try:
+            await work
+        finally:
+            self._count -= 1
+            if self.is_full and self._count <= REQUESTS_MAX // 2:
+                self.is_full = False
+                self._link.go_on()
 
     async def _answered(self, request_id: int, work: Coroutine[object, object, None]) -> None:
         try:
             await work
         except (OnewriterError, InvalidTopicName) as error:
             self._link.write(error_reply(request_id, error))
-        finally:
-            self._requests -= 1
 
 
 def code_of(error: Exception) -> ServerError:

@@ -1,10 +1,12 @@
 """One client connection: its commands, and who answers them.
 
 SEND, ACK and FLOW take the short way. Nothing in here blocks: what must wait for the store runs as
-a task, and a bounded number of them per connection (requests.py).
+a task, and a bounded number of them per connection (requests.py); what takes long is done in steps.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from onewriter_broker.connection.checks import Checks
 from onewriter_broker.connection.clients import Clients
@@ -23,6 +25,8 @@ from onewriter_core.wire import replies
 from onewriter_core.wire.commands import Command
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Ack, Flow, Send
+
+_DONE = object()
 
 
 class Session:
@@ -46,6 +50,7 @@ class Session:
         self._clients = clients
         self._link = link
         self._requests = Requests(link)
+        self._steps: Iterator[None] | None = None
         self._lookups = Lookups(clients.topics, clients.undeclared, clients.over_tls)
         self._schemas = SchemaRequests(clients, link.write)
         self._checks = Checks(clients.topics, clients.undeclared, clients.appender.prove)
@@ -71,18 +76,38 @@ class Session:
             owner=self._owning,
         )
 
-    def handle(self, command: Command, payload: memoryview | None) -> None:
-        """Take one command. Raises ProtocolError when the connection cannot go on."""
+    def handle(self, command: Command, payload: memoryview | None) -> bool:
+        """Take one command. Raises ProtocolError when the connection cannot go on.
+
+        False: a message, which takes little time. Anything else may take more, or has left steps.
+        """
         if isinstance(command, Send):
             if payload is None:
                 raise ProtocolError("SEND without a message")
             self._producing.send(command, payload)
-        elif isinstance(command, Ack):
-            self._consuming.acknowledge(command)
+            return False
+        if isinstance(command, Ack):
+            self._steps = self._consuming.acknowledge(command)
         elif isinstance(command, Flow):
             self._consuming.flow(command)
         else:
             self._other(command)
+        return True
+
+    @property
+    def has_steps(self) -> bool:
+        """The last command is not done: ``step`` goes on with it. No other one is handled before."""
+        return self._steps is not None
+
+    def step(self) -> None:
+        """Do some more of the last command, for a millisecond or so."""
+        if self._steps is not None and next(self._steps, _DONE) is _DONE:
+            self._steps = None
+
+    @property
+    def must_wait(self) -> bool:
+        """The next command may not be handled now."""
+        return self._steps is not None or self._requests.is_full
 
     def read_ended(self) -> None:
         """All commands of one read were handled."""
@@ -115,7 +140,7 @@ class Session:
             case pb.CommandUnsubscribe():
                 self._requests.run(command.request_id, self._consuming.unsubscribe(command))
             case pb.CommandRedeliverUnacknowledgedMessages():
-                self._consuming.redeliver(command)
+                self._steps = self._consuming.redeliver(command)
             case pb.CommandSeek():
                 self._requests.run(command.request_id, self._consuming.seek(command))
             case pb.CommandGetLastMessageId():
@@ -124,11 +149,11 @@ class Session:
                 self._consuming.stats(command)
             case pb.CommandPartitionedMetadata():
                 self._producing.remember_partition(command.topic)
-                self._link.spawn(self._lookups.partitions(command, self._link.write))
+                self._requests.beside(self._lookups.partitions(command, self._link.write))
             case pb.CommandLookup():
-                self._link.spawn(self._lookups.lookup(command, self._link.write))
+                self._requests.beside(self._lookups.lookup(command, self._link.write))
             case pb.CommandGetTopicsOfNamespace():
-                self._link.spawn(self._lookups.topics_of_namespace(command, self._link.write))
+                self._requests.beside(self._lookups.topics_of_namespace(command, self._link.write))
             case pb.CommandGetSchema():
                 self._requests.run(command.request_id, self._schemas.find(command))
             case pb.CommandGetOrCreateSchema():

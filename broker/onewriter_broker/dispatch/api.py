@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -187,6 +187,11 @@ def seek_target(command: pb.CommandSeek) -> SeekTarget:
 
 def check_properties(properties: Mapping[str, str], bytes_max: int) -> None:
     """Raise Refused when the properties of a client's object take more than so many bytes."""
-    size = sum(len(key.encode()) + len(value.encode()) for key, value in properties.items())
+    check_pairs(properties.items(), bytes_max)
+
+
+def check_pairs(pairs: Iterable[tuple[str, str]], bytes_max: int) -> None:
+    """The same for properties as a command carries them, the same key perhaps many times."""
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in pairs)
     if size > bytes_max:
         raise Refused(ServerError.NOT_ALLOWED_ERROR, f"properties take more than {bytes_max} bytes")

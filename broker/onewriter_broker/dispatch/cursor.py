@@ -11,8 +11,9 @@ entry comes twice but never not at all.
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from onewriter_broker.dispatch.ledgers import LedgerGaps
@@ -25,6 +26,7 @@ ACK_SET_WORDS_MAX = 2048
 """64-bit words of an acknowledgement set that are looked at: 131,072 messages in a batch."""
 
 _WORD = 2**64 - 1
+_HIGHEST = Position(NUMBER_MAX, NUMBER_MAX)
 
 
 class CursorFormatError(ValueError):
@@ -35,20 +37,15 @@ def mask_of(ack_set: Sequence[int]) -> int | None:
     """Pulsar's words (a set bit: not acknowledged) as one number; None for a set that is too long."""
     if len(ack_set) > ACK_SET_WORDS_MAX:
         return None
-    mask = 0
-    for index, word in enumerate(ack_set):
-        mask |= (word & _WORD) << (64 * index)
-    return mask
+    return int.from_bytes(
+        b"".join((word & _WORD).to_bytes(8, "little") for word in ack_set), "little"
+    )
 
 
 def ack_set_of(mask: int) -> tuple[int, ...]:
     """The number as Pulsar's words, signed as the wire has them."""
-    words = []
-    while mask:
-        word = mask & _WORD
-        words.append(word - 2**64 if word >= 2**63 else word)
-        mask >>= 64
-    return tuple(words)
+    count = (mask.bit_length() + 63) // 64
+    return struct.unpack(f"<{count}q", mask.to_bytes(8 * count, "little"))
 
 
 def before(position: Position) -> Position:
@@ -78,6 +75,8 @@ class Cursor:
         self._starts: list[Position] = []
         self._ends: list[Position] = []
         self._partial: dict[Position, int] = {}
+        self._partial_floor = _HIGHEST
+        """None of them is lower."""
         self._partial_bytes = 0
 
     # ------------------------------------------------------------ asking
@@ -109,8 +108,10 @@ class Cursor:
     def acknowledged_count(self) -> int:
         """Entries acknowledged above the mark-delete position, as far as known."""
         return sum(
-            self._gaps.count(before(start), end)[0]
-            for start, end in zip(self._starts, self._ends, strict=True)
+            last - max(first, 1) + 1
+            if ledger == last_ledger
+            else self._gaps.count(before(Position(ledger, first)), Position(last_ledger, last))[0]
+            for (ledger, first), (last_ledger, last) in zip(self._starts, self._ends, strict=True)
         )
 
     def _range_end(self, position: Position) -> Position | None:
@@ -154,6 +155,68 @@ class Cursor:
         self.reach = max(self.reach, position)
         return True
 
+    def acknowledge_all(self, positions: Sequence[Position]) -> list[Position]:
+        """Acknowledge these entries, lowest first; returns those not taken (see ``acknowledge``).
+
+        Ranges that come to stand side by side are inserted together, so all others move once.
+        """
+        if len(positions) == 1:
+            return [] if self.acknowledge(positions[0]) else list(positions)
+        refused: list[Position] = []
+        fresh: list[tuple[Position, Position]] = []
+        index = 0  # where the fresh ones will stand
+        for start, end in list(self._runs(positions)):
+            if start <= self._gaps.after(self.mark_delete):
+                self._move_to(max(end, self.mark_delete))  # the lowest: nothing is fresh yet
+                continue
+            following = self._gaps.after(end)
+            low = bisect_right(self._starts, start)
+            if low and self._gaps.after(self._ends[low - 1]) >= start:
+                low -= 1
+            high = bisect_right(self._starts, max(end, following), low)
+            if low == high and len(self._starts) + len(fresh) >= self._ranges_max:
+                refused += [position for position in positions if start <= position <= end]
+                continue
+            if fresh and (low < high or low != index):
+                self._insert(index, fresh)
+                low, high = low + len(fresh), high + len(fresh)
+                fresh = []
+            if low < high:
+                self._starts[low:high] = [min(start, self._starts[low])]
+                self._ends[low:high] = [max(end, self._ends[high - 1])]
+            else:
+                index = low
+                fresh.append((start, end))
+            self.reach = max(self.reach, end)
+        self._insert(index, fresh)
+        self.refused += len(refused)
+        if self._partial:
+            for position in positions:
+                if position not in refused:
+                    self._forget_partial(position)
+        return refused
+
+    def _runs(self, positions: Sequence[Position]) -> Iterator[tuple[Position, Position]]:
+        """These positions, lowest first, as ranges (first, last) without those acknowledged."""
+        start = end = None
+        for position in positions:
+            if position <= self.mark_delete:
+                continue
+            if start is None or end is None:
+                start = end = position
+            elif position <= self._gaps.after(end):
+                end = position
+            else:
+                yield start, end
+                start = end = position
+        if start is not None and end is not None:
+            yield start, end
+
+    def _insert(self, index: int, ranges: Sequence[tuple[Position, Position]]) -> None:
+        if ranges:
+            self._starts[index:index] = [start for start, _ in ranges]
+            self._ends[index:index] = [end for _, end in ranges]
+
     def acknowledge_messages(self, position: Position, remaining: int) -> bool:
         """Acknowledge the messages of a batch whose bits are not set in ``remaining``.
 
@@ -174,6 +237,7 @@ class Cursor:
         else:
             self._partial_bytes += _weight(left) - _weight(known)
         self._partial[position] = left
+        self._partial_floor = min(self._partial_floor, position)
         self.reach = max(self.reach, position)
         return True
 
@@ -253,9 +317,10 @@ class Cursor:
             del starts[:index], ends[:index]
         self.mark_delete = position
         self.reach = max(self.reach, position)
-        if self._partial:
+        if self._partial and self._partial_floor <= position:
             for passed in [held for held in self._partial if held <= position]:
                 self._forget_partial(passed)
+            self._partial_floor = min(self._partial, default=_HIGHEST)
 
     def _forget_partial(self, position: Position) -> None:
         mask = self._partial.pop(position, None)

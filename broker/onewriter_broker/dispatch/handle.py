@@ -6,7 +6,7 @@ its channel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from onewriter_broker.dispatch.api import Receipt, SeekTarget
@@ -55,22 +55,26 @@ class ConsumerHandle:
         """
         self.subscription.flow(self.consumer, permits)
 
-    def acknowledge(self, ack: Ack, receipt: Receipt | None = None) -> None:
-        """Take an ACK. ``receipt`` is called exactly once, perhaps before this returns."""
+    def acknowledge(self, ack: Ack, receipt: Receipt | None = None) -> Iterator[None] | None:
+        """Take an ACK, or return the steps in which a large one is taken.
+
+        ``receipt`` is called exactly once, perhaps before this returns.
+        """
         if not self.consumer.is_closed:
-            self.subscription.acknowledge(self.consumer, ack, receipt)
-        elif receipt is not None:
+            return self.subscription.acknowledge(self.consumer, ack, receipt)
+        if receipt is not None:
             receipt(Unavailable("the consumer is closed"))
+        return None
 
     def redeliver(
         self, message_ids: Sequence[MessageId] = (), consumer_epoch: int | None = None
-    ) -> None:
+    ) -> Iterator[None] | None:
         """Send again: these (Shared) or all that is unacknowledged.
 
         A higher ``consumer_epoch`` is stored in any case: nothing read under a lower one is
-        written from here on.
+        written from here on. Returns the steps that are left when there are many ids.
         """
-        self.subscription.redeliver(self.consumer, message_ids, consumer_epoch)
+        return self.subscription.redeliver(self.consumer, message_ids, consumer_epoch)
 
     def follow_epoch(self, consumer_epoch: int | None) -> None:
         """The client says which epoch it is in; a higher one asks for redelivery as well."""

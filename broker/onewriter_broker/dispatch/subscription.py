@@ -6,7 +6,7 @@ put it elsewhere, consumers come and go. Which subscriptions a topic has is regi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from onewriter_broker.dispatch.api import Channel, Receipt, SubscribeOptions, SubscriptionType
 from onewriter_broker.dispatch.consumer import Consumer
@@ -17,12 +17,28 @@ from onewriter_broker.dispatch.reading import ReadAhead
 from onewriter_broker.dispatch.shared import SharedDispatcher
 from onewriter_broker.dispatch.single import SingleActiveDispatcher
 from onewriter_broker.log.termination import terminated_at
-from onewriter_core.errors import OnewriterError, Refused, ServerError
+from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Position
 from onewriter_core.wire.values import Ack, MessageId
 
 CUMULATIVE = 1
 """CommandAck.ack_type."""
+
+
+IDS_PER_STEP = 100
+"""Ids of an ACK or a REDELIVER that are handled at once; after so many others may have the event loop."""
+
+
+def _parts(message_ids: Sequence[MessageId]) -> Iterator[Sequence[MessageId]]:
+    for start in range(0, len(message_ids), IDS_PER_STEP):
+        yield message_ids[start : start + IDS_PER_STEP]
+
+
+def _too_many() -> Refused:
+    return Refused(
+        ServerError.TOO_MANY_REQUESTS,
+        "too many acknowledgements out of order: acknowledge the oldest messages first",
+    )
 
 
 class Subscription:
@@ -219,29 +235,66 @@ class Subscription:
 
     def redeliver(
         self, consumer: Consumer, message_ids: Sequence[MessageId], consumer_epoch: int | None
-    ) -> None:
+    ) -> Iterator[None] | None:
         """Send again: these (Shared) or all that is unacknowledged.
 
-        A higher ``consumer_epoch`` is stored in any case.
+        A higher ``consumer_epoch`` is stored in any case. Returns the steps that are left when
+        there are many ids.
         """
         if consumer.is_closed:
-            return
+            return None
         consumer.raise_epoch(consumer_epoch)
-        self._dispatcher.redeliver(consumer, message_ids)
+        if len(message_ids) > IDS_PER_STEP and self.kind is SubscriptionType.SHARED:
+            return self._redeliver_in_steps(consumer, message_ids)
+        # The other types do not look at the ids.
+        self._dispatcher.redeliver(consumer, message_ids[:IDS_PER_STEP])
         self.wake()
+        return None
+
+    def _redeliver_in_steps(
+        self, consumer: Consumer, message_ids: Sequence[MessageId]
+    ) -> Iterator[None]:
+        for part in _parts(message_ids):
+            if consumer.is_closed:
+                return
+            self._dispatcher.redeliver(consumer, part)
+            self.wake()
+            yield
 
     # ------------------------------------------------------------ acknowledging
 
-    def acknowledge(self, consumer: Consumer, ack: Ack, receipt: Receipt | None) -> None:
-        """Take an ACK of one of its consumers; ``receipt`` perhaps before this returns."""
+    def acknowledge(
+        self, consumer: Consumer, ack: Ack, receipt: Receipt | None
+    ) -> Iterator[None] | None:
+        """Take an ACK of one of its consumers; ``receipt`` perhaps before this returns.
+
+        Returns the steps in which an ACK of many ids is taken.
+        """
         error: OnewriterError | None = None
         if ack.txnid_least or ack.txnid_most:
             error = Refused(ServerError.NOT_ALLOWED_ERROR, "there are no transactions here")
         elif ack.ack_type == CUMULATIVE:
             error = self._acknowledge_until(consumer, ack)
+        elif len(ack.message_ids) > IDS_PER_STEP:
+            return self._acknowledge_in_steps(consumer, ack.message_ids, receipt)
         else:
-            for message_id in ack.message_ids:
-                error = self._acknowledge_one(consumer, message_id) or error
+            error = self._acknowledge_some(consumer, ack.message_ids)
+        self._acknowledged(error, receipt)
+        return None
+
+    def _acknowledge_in_steps(
+        self, consumer: Consumer, message_ids: Sequence[MessageId], receipt: Receipt | None
+    ) -> Iterator[None]:
+        error: OnewriterError | None = None
+        for part in _parts(message_ids):
+            if consumer.is_closed:
+                error = Unavailable("the consumer is closed")
+                break
+            error = self._acknowledge_some(consumer, part) or error
+            yield
+        self._acknowledged(error, receipt)
+
+    def _acknowledged(self, error: OnewriterError | None, receipt: Receipt | None) -> None:
         self.last_acknowledged_ms = self._context.wall_clock_ms()
         self.changed()
         if receipt is None:
@@ -251,25 +304,36 @@ class Subscription:
         else:
             receipt(error)
 
-    def _acknowledge_one(self, consumer: Consumer, message_id: MessageId) -> OnewriterError | None:
-        position = message_id.position
-        if position > self._context.log.committed:
-            return Refused(ServerError.NOT_ALLOWED_ERROR, f"{position} is not in the log")
-        if message_id.ack_set:
-            mask = mask_of(message_id.ack_set)
-            taken = mask is not None and self.cursor.acknowledge_messages(position, mask)
-        else:
-            taken = self.cursor.acknowledge(position)
-        if not taken:
-            return Refused(
-                ServerError.TOO_MANY_REQUESTS,
-                "too many acknowledgements out of order: acknowledge the oldest messages first",
-            )
-        remaining = self.cursor.remaining(position)
-        self._dispatcher.acknowledged(
-            consumer, position, 0 if remaining is None else remaining.bit_count()
-        )
-        return None
+    def _acknowledge_some(
+        self, consumer: Consumer, message_ids: Sequence[MessageId]
+    ) -> OnewriterError | None:
+        """Take these, in the order of the log. The last error counts."""
+        error: OnewriterError | None = None
+        committed = self._context.log.committed
+        whole: list[Position] = []
+        for message_id in message_ids:
+            position = message_id.position
+            if position > committed:
+                error = Refused(ServerError.NOT_ALLOWED_ERROR, f"{position} is not in the log")
+            elif not message_id.ack_set:
+                whole.append(position)
+            else:
+                mask = mask_of(message_id.ack_set)
+                if mask is None or not self.cursor.acknowledge_messages(position, mask):
+                    error = _too_many()
+                else:
+                    remaining = self.cursor.remaining(position)
+                    self._dispatcher.acknowledged(
+                        consumer, position, 0 if remaining is None else remaining.bit_count()
+                    )
+        if len(whole) > 1:
+            whole.sort()
+        for position in self.cursor.acknowledge_all(whole):
+            error = _too_many()
+            whole.remove(position)
+        for position in whole:
+            self._dispatcher.acknowledged(consumer, position, 0)
+        return error
 
     def _acknowledge_until(self, consumer: Consumer, ack: Ack) -> OnewriterError | None:
         if self.kind is SubscriptionType.SHARED:

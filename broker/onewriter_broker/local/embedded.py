@@ -30,6 +30,7 @@ import structlog
 
 from onewriter_broker.local.children import start_child, stop_child
 from onewriter_broker.local.datadir import DirectoryLock
+from onewriter_broker.log.keys import MEMBERS
 from onewriter_core.errors import ConfigurationError, Unavailable
 from onewriter_core.store_rights import broker_acl_rules
 
@@ -372,10 +373,10 @@ class EmbeddedServer:
         _log.info("embedded.started", program=str(self._program.path), process_id=process.pid)
 
     async def _answers(self, process: Process) -> None:
-        """Wait for PONG; while it loads its data it answers LOADING, which is no PONG."""
+        """Wait until it looks something up; while it loads its data it answers LOADING."""
         give_up_at = _now() + START_SECONDS_MAX
         delay = PROBE_SECONDS
-        while not await self._ping():
+        while not await self._has_loaded():
             if process.returncode is not None:
                 raise Unavailable(
                     f"the embedded server ended with code {process.returncode}: {self._log_end()}"
@@ -388,7 +389,8 @@ class EmbeddedServer:
             await asyncio.sleep(delay)
             delay = min(1.5 * delay, PROBE_SECONDS_MAX)
 
-    async def _ping(self) -> bool:
+    async def _has_loaded(self) -> bool:
+        """Whether it answers the brokers' user, who may look up a key and not PING."""
         try:
             async with asyncio.timeout(PROBE_SECONDS_MAX):
                 reader, writer = await asyncio.open_unix_connection(self._socket)
@@ -396,11 +398,9 @@ class EmbeddedServer:
             return False
         try:
             async with asyncio.timeout(PROBE_SECONDS_MAX):
-                writer.write(f"AUTH {USER} {self._password}\r\nPING\r\n".encode())
-                return (await reader.readline(), await reader.readline()) == (
-                    b"+OK\r\n",
-                    b"+PONG\r\n",
-                )
+                writer.write(f"AUTH {USER} {self._password}\r\nEXISTS {MEMBERS}\r\n".encode())
+                answers = (await reader.readline(), await reader.readline())
+                return answers in ((b"+OK\r\n", b":0\r\n"), (b"+OK\r\n", b":1\r\n"))
         except (OSError, TimeoutError):
             return False
         finally:

@@ -7,9 +7,9 @@ command may come when is connection.py; building the usual answers is replies.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Protocol
+from typing import Protocol, overload
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -217,7 +217,7 @@ def check_values(message: Message) -> None:
             for text in value if field.is_repeated else (value,):
                 if not isinstance(text, str):
                     raise ProtocolError(f"{message.DESCRIPTOR.name}: {field.name} is not UTF-8")
-        elif field.message_type is not None:
+        elif field.message_type is not None and _has_values_to_check(field.message_type):
             for part in value if field.is_repeated else (value,):
                 check_values(part)
 
@@ -257,14 +257,43 @@ def _has_values_to_check(descriptor: Descriptor) -> bool:
     )
 
 
+IDS_AT_ONCE_MAX = 100
+"""Ids of an ACK that are made into values with the command; more stay as they are until they are needed."""
+
+ACK_SET_WORDS_MAX = 2049
+"""Words of an acknowledgement set that are read; one more than any batch has, so that it shows."""
+
+
+class MessageIds(Sequence[MessageId]):
+    """The ids of a large command, each made into a value when somebody asks for it."""
+
+    __slots__ = ("_messages",)
+
+    def __init__(self, messages: Sequence[pb.MessageIdData]) -> None:
+        self._messages = messages
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @overload
+    def __getitem__(self, index: int) -> MessageId: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[MessageId]: ...
+    def __getitem__(self, index: int | slice) -> MessageId | Sequence[MessageId]:
+        if isinstance(index, slice):
+            return [message_id_from_proto(each) for each in self._messages[index]]
+        return message_id_from_proto(self._messages[index])
+
+
 def message_id_from_proto(message: pb.MessageIdData) -> MessageId:
     """A MessageIdData as our value."""
+    words = message.ack_set
     return MessageId(
         message.ledger_id,
         message.entry_id,
         message.partition,
         message.batch_index,
-        tuple(message.ack_set),
+        tuple(words[:ACK_SET_WORDS_MAX]) if words else (),
         message.batch_size if message.HasField("batch_size") else None,
         message_id_from_proto(message.first_chunk_message_id)
         if message.HasField("first_chunk_message_id")
@@ -305,7 +334,9 @@ def _ack_from_proto(message: pb.CommandAck) -> Ack:
     return Ack(
         message.consumer_id,
         message.ack_type,
-        tuple(message_id_from_proto(each) for each in message.message_id),
+        MessageIds(message.message_id)
+        if len(message.message_id) > IDS_AT_ONCE_MAX
+        else tuple(message_id_from_proto(each) for each in message.message_id),
         message.request_id if message.HasField("request_id") else None,
         message.validation_error if message.HasField("validation_error") else None,
         tuple((each.key, each.value) for each in message.properties),

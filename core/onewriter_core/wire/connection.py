@@ -9,6 +9,7 @@ error there. Server and client are mirror images: what one sends is what the oth
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 
@@ -153,11 +154,13 @@ class Connection:
     whatever arrives in that state is dropped.
     """
 
-    __slots__ = ("_next_states", "_reader", "_receiving", "_state")
+    __slots__ = ("_next_states", "_reader", "_receiving", "_state", "_unchecked_length_max")
 
     def __init__(self, reader: FrameReader, receiving: frozenset[int]) -> None:
         self._reader = reader
         self._receiving = receiving
+        self._unchecked_length_max = sys.maxsize
+        """Longer commands are checked before they are decoded."""
         self._enter(State.OPENED)
 
     @property
@@ -176,9 +179,13 @@ class Connection:
 
     def buffer_updated(self, count: int) -> Iterator[Received]:
         """Take note of ``count`` received bytes; yields the commands that are complete now."""
+        self.received_bytes(count)
+        return self.received()
+
+    def received_bytes(self, count: int) -> None:
+        """Take note of ``count`` received bytes, whose commands ``received`` yields later."""
         if self._state is not State.CLOSED:
             self._reader.buffer_updated(count)
-        return self.received()
 
     def received(self) -> Iterator[Received]:
         """Commands not yet yielded: goes on where an abandoned iterator stopped."""
@@ -186,6 +193,8 @@ class Connection:
             return
         try:
             for data, payload in self._reader.frames():
+                if len(data) > self._unchecked_length_max:
+                    self._check_undecoded(data)
                 command = decode_command(data)
                 kind = type(command)
                 state = self._next_states.get(kind)
@@ -230,6 +239,9 @@ class Connection:
             name = type_name(type_of(type(command)))
             raise ProtocolError(f"{name} is not expected while {self._state.value}")
         self._enter(state)
+
+    def _check_undecoded(self, data: bytearray) -> None:
+        """Raise ProtocolError for a command that must not be decoded (ServerConnection)."""
 
     def _enter(self, state: State) -> None:
         self._state = state

@@ -10,6 +10,7 @@ which means "not the usual shape" like any other surprise. commands.py checks th
 
 from __future__ import annotations
 
+from onewriter_core.errors import ProtocolError
 from onewriter_core.wire.values import (
     INT32_MAX,
     INT64_MAX,
@@ -133,10 +134,14 @@ def decode_flow(data: bytearray) -> Flow | None:
     return Flow(consumer_id, permits) if consumer_id >= 0 and permits >= 0 else None
 
 
+ACK_LENGTH_MAX = 16 * 1024
+"""Bytes of an ACK whose ids are decoded at once; a longer one is protobuf's, whose ids are read in steps."""
+
+
 def decode_ack(data: bytearray) -> Ack | None:
     """An ACK command of the usual shape, else None."""
     try:
-        if data[2] != 0x52:
+        if data[2] != 0x52 or len(data) > ACK_LENGTH_MAX:
             return None
         position = _fields_start(data)
         consumer_id = ack_type = -1
@@ -279,3 +284,28 @@ def _message_id(data: bytearray, position: int, end: int) -> MessageId:
     if position != end or ledger < 0 or entry < 0:
         raise _Unusual
     return MessageId(ledger, entry, partition, batch_index, tuple(ack_set), batch_size)
+
+
+def command_content(data: bytearray) -> tuple[int, int]:
+    """A command's type and where its content begins, which must reach to its end.
+
+    Raises ProtocolError for a command that is not written so.
+    """
+    try:
+        if data[0] != 0x08:
+            raise _Unusual
+        number, position = _number(data, 1)
+        tag, position = _number(data, position)
+        length, position = _number(data, position)
+    except (IndexError, _Unusual):
+        raise ProtocolError("a command that does not begin with its type") from None
+    if tag != number << 3 | 2 or position + length != len(data):
+        raise ProtocolError("a command that is not its type followed by that type's content")
+    return number, position
+
+
+def _number(data: bytearray, position: int) -> tuple[int, int]:
+    """The varint at ``position`` and the position behind it."""
+    if data[position] < 0x80:
+        return data[position], position + 1
+    return _varint(data, position)

@@ -65,7 +65,6 @@ class FrameReader:
     __slots__ = (
         "_command_length_max",
         "_end",
-        "_frame_length_max",
         "_grown",
         "_keep_broker_entry_metadata",
         "_needed",
@@ -74,6 +73,7 @@ class FrameReader:
         "_small_reads",
         "_start",
         "_view",
+        "frame_length_max",
     )
 
     def __init__(
@@ -83,7 +83,8 @@ class FrameReader:
         command_length_max: int = COMMAND_LENGTH_MAX,
         keep_broker_entry_metadata: bool = False,
     ) -> None:
-        self._frame_length_max = frame_length_max
+        self.frame_length_max = frame_length_max
+        """It counts for frames that were not yielded yet."""
         self._command_length_max = command_length_max
         self._keep_broker_entry_metadata = keep_broker_entry_metadata
         self._slab = bytearray(SLAB_LENGTH_MIN)
@@ -138,9 +139,9 @@ class FrameReader:
             slab = self._slab
             start = self._start
             total, command_length = _LENGTHS.unpack_from(slab, start)
-            if total > self._frame_length_max:
+            if total > self.frame_length_max:
                 raise ProtocolError(
-                    f"a frame of {total} bytes; at most {self._frame_length_max} are accepted"
+                    f"a frame of {total} bytes; at most {self.frame_length_max} are accepted"
                 )
             if command_length > total - 4:
                 raise ProtocolError(f"a command of {command_length} bytes in a frame of {total}")

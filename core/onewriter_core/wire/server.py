@@ -5,8 +5,14 @@ Answers that do not touch the connection's state are built by replies.py and enc
 
 from __future__ import annotations
 
-from onewriter_core.errors import ServerError
+from onewriter_core.errors import ProtocolError, ServerError
 from onewriter_core.wire import replies
+from onewriter_core.wire.command_limits import (
+    HANDSHAKE_LENGTH_MAX,
+    UNCHECKED_LENGTH_MAX,
+    check_length,
+    known_type,
+)
 from onewriter_core.wire.commands import (
     BROKER_REQUEST_ID,
     EXTENSIONS_VERSION,
@@ -14,23 +20,25 @@ from onewriter_core.wire.commands import (
     PROTOCOL_VERSION,
     Command,
     encode_command,
+    type_name,
 )
-from onewriter_core.wire.connection import FROM_CLIENT, Connection, State
+from onewriter_core.wire.connection import FROM_CLIENT, TRANSITIONS, Connection, State
 from onewriter_core.wire.frames import FRAME_LENGTH_MAX, FrameReader
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 
 class ServerConnection(Connection):
-    """Decodes what a client sends and checks its order.
+    """Decodes what a client sends and checks its order, and before that its type and its size.
 
     ``peer`` is the client's CONNECT, None before it. ``frame_length_max``: bytes of a frame.
     """
 
-    __slots__ = ("peer",)
+    __slots__ = ("_frame_length_max", "peer")
 
     def __init__(self, *, frame_length_max: int = FRAME_LENGTH_MAX) -> None:
         self.peer: pb.CommandConnect | None = None
-        super().__init__(FrameReader(frame_length_max=frame_length_max), FROM_CLIENT)
+        self._frame_length_max = frame_length_max
+        super().__init__(FrameReader(frame_length_max=HANDSHAKE_LENGTH_MAX), FROM_CLIENT)
 
     @property
     def protocol_version(self) -> int:
@@ -80,6 +88,20 @@ class ServerConnection(Connection):
         """Turn the client away instead of CONNECTED: write this, then close the socket."""
         self.close()
         return replies.error(BROKER_REQUEST_ID, code, message)
+
+    def _check_undecoded(self, data: bytearray) -> None:
+        number = known_type(data)
+        if number not in FROM_CLIENT or (self._state, number) not in TRANSITIONS:
+            raise ProtocolError(f"{type_name(number)} is not expected while {self._state.value}")
+        check_length(number, len(data))
+
+    def _enter(self, state: State) -> None:
+        super()._enter(state)
+        is_connected = state is State.CONNECTED
+        self._unchecked_length_max = UNCHECKED_LENGTH_MAX if is_connected else -1
+        self._reader.frame_length_max = (
+            self._frame_length_max if is_connected else HANDSHAKE_LENGTH_MAX
+        )
 
     def _on_transition(self, command: Command, state: State | None) -> None:
         super()._on_transition(command, state)

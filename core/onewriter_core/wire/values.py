@@ -6,6 +6,7 @@ not sent per message is a protobuf message (commands.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onewriter_core.ids import Position
@@ -67,7 +68,7 @@ class Ack:
 
     consumer_id: int
     ack_type: int
-    message_ids: tuple[MessageId, ...] = ()
+    message_ids: Sequence[MessageId] = ()
     request_id: int | None = None
     validation_error: int | None = None
     properties: tuple[tuple[str, int], ...] = ()

@@ -134,10 +134,10 @@ class Audit:
 
     def run(self, spark: SparkSession, tier: str) -> list[Report]:
         """Audit ``live``, ``table`` or ``both``. Raises PipelineError."""
-        spark = small(spark)
-        if tier == BOTH:
-            return self.both(spark)
-        return [self.live(spark) if tier == LIVE else self.table(spark)]
+        with small(spark) as own:
+            if tier == BOTH:
+                return self.both(own)
+            return [self.live(own) if tier == LIVE else self.table(own)]
 
     def live(self, spark: SparkSession) -> Report:
         """Audit the live logs. Raises PipelineError."""

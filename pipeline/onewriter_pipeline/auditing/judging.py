@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 from onewriter_pipeline.auditing import facts
 from onewriter_pipeline.auditing.checks import CHECKS, LOGS, PRINTS, STANDS
 from onewriter_pipeline.auditing.inputs import NAMES, tables_of
+from onewriter_pipeline.engine import active
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,12 +36,14 @@ _SETTINGS: Final = {
 """For many queries over few rows: compiling them would take longer than running them."""
 
 
-def small(spark: SparkSession) -> SparkSession:
+@contextmanager
+def small(spark: SparkSession) -> Iterator[SparkSession]:
     """A session beside another one, for an audit: with views and settings of its own."""
     own = spark.newSession()
     for name, value in _SETTINGS.items():
         own.conf.set(name, value)
-    return own
+    with active(spark), active(own):
+        yield own
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -19,7 +19,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
-from onewriter_pipeline.engine import said_by
+from onewriter_pipeline.engine import active, said_by
 from onewriter_pipeline.errors import EngineFailed, Invalid, TableError
 from onewriter_pipeline.schema import SNAPSHOT_COLUMNS, arrow_schema
 from onewriter_pipeline.tables.delta import (
@@ -65,9 +65,11 @@ def replace(rows: DataFrame, place: Place) -> None:
     existing(place)
     made_folder(place)
     run = uuid.uuid4().hex[:RUN_DIGITS]
-    rows.sparkSession.dataSource.register(format_of(place, run))
+    spark = rows.sparkSession
+    spark.dataSource.register(format_of(place, run))
     try:
-        rows.select(*COLUMNS.names).write.format(FORMAT).mode("append").save()
+        with active(spark):
+            rows.select(*COLUMNS.names).write.format(FORMAT).mode("append").save()
     except (Py4JError, PySparkException, OSError) as error:
         if not _is_committed(place, run):
             discard_run(place, run, [""])

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 
 import pytest
 
-from onewriter_broker.connection.requests import Requests
+from onewriter_broker.connection.requests import REQUESTS_MAX, Requests
 from onewriter_broker.log.blocks import MalformedBlock
 from onewriter_broker.topic.detection import Detection
 from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
@@ -27,6 +27,7 @@ class Line:
         self.may_only_resume = False
         self.written: list[bytes | memoryview] = []
         self.work: list[Coroutine[object, object, None]] = []
+        self.resumed = 0
 
     def is_silent_since(self, moment: float) -> bool:
         return False
@@ -45,6 +46,9 @@ class Line:
 
     def pending_changed(self, difference: int) -> None:
         raise AssertionError(difference)
+
+    def go_on(self) -> None:
+        self.resumed += 1
 
 
 @pytest.mark.parametrize(
@@ -70,3 +74,26 @@ async def test_what_a_request_s_work_raises_is_its_answer(
     requests.run(7, fail())
     await line.work[0]
     assert line.written == [replies.error(7, code, str(error))]
+
+
+async def test_at_the_bound_no_further_request_begins_until_half_are_answered() -> None:
+    line = Line()
+    requests = Requests(line)
+
+    async def wait() -> None: ...
+
+    for _ in range(REQUESTS_MAX - 1):
+        requests.beside(wait())
+    assert not requests.is_full
+    requests.beside(wait())
+    assert requests.is_full
+    for work in line.work[: REQUESTS_MAX // 2 - 1]:
+        await work
+    assert requests.is_full
+    assert line.resumed == 0
+    await line.work[REQUESTS_MAX // 2 - 1]
+    assert not requests.is_full
+    assert line.resumed == 1
+    for work in line.work[REQUESTS_MAX // 2 :]:
+        await work
+    assert line.resumed == 1

@@ -8,7 +8,12 @@ from google.protobuf.message import EncodeError
 from onewriter_core.errors import ProtocolError, ServerError
 from onewriter_core.ids import Position
 from onewriter_core.wire import commands
-from onewriter_core.wire.commands import decode_command, encode_command, queue_priority
+from onewriter_core.wire.commands import (
+    ACK_SET_WORDS_MAX,
+    decode_command,
+    encode_command,
+    queue_priority,
+)
 from onewriter_core.wire.encoding import encode_ack, encode_varint
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import (
@@ -205,7 +210,16 @@ def test_what_cannot_be_encoded_is_our_mistake_and_loud() -> None:
             encode_varint(number)
 
 
-def test_a_long_list_of_words_is_decoded_in_one_pass() -> None:
-    message_id = MessageId(1, 2, ack_set=tuple(range(-30_000, 30_000)))
-    frame = encode_ack(1, 0, [message_id])
+def test_of_a_long_list_of_words_no_more_is_read_than_a_batch_can_have() -> None:
+    words = tuple(range(-30_000, 30_000))
+    frame = encode_ack(1, 0, [MessageId(1, 2, ack_set=words)])
+    message_id = MessageId(1, 2, ack_set=words[:ACK_SET_WORDS_MAX])
     assert decode_command(frame[8:]) == Ack(1, 0, (message_id,))
+
+
+def test_the_ids_of_a_large_acknowledgement_are_those_of_the_frame() -> None:
+    ids = [MessageId(7, number, partition=3, batch_index=1) for number in range(5_000)]
+    found = decode_command(encode_ack(1, 0, ids)[8:])
+    assert isinstance(found, Ack)
+    assert list(found.message_ids) == ids
+    assert list(found.message_ids[10:20]) == ids[10:20]

@@ -1,0 +1,173 @@
+"""What one client sends, however much and of whatever kind, leaves the broker to the others."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from tests.attacks.guarded import GuardedBrokers, address_of, token_of, wire_as
+from tests.integration.conftest import RawClients
+from tests.integration.raw import RawClient, eventually, full
+from tests.integration.raw_connection import RefusedByBroker
+
+from onewriter_broker.connection import rounds
+from onewriter_broker.in_process import InProcessBroker, in_process_broker
+from onewriter_core.wire.commands import decode_command, encode_command
+from onewriter_core.wire.encoding import encode_ack
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import MessageId
+
+PAIRS = 80_000
+
+
+def producer_frame(pairs: int) -> bytes:
+    metadata = [pb.KeyValue(key="k", value="v")] * pairs
+    return encode_command(
+        pb.CommandProducer(topic=full("flood"), producer_id=1, request_id=1, metadata=metadata)
+    )
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the commands that were decoded."""
+    lengths: list[int] = []
+
+    def counting(data: bytes | bytearray | memoryview) -> object:
+        lengths.append(len(data))
+        return decode_command(data)
+
+    monkeypatch.setattr("onewriter_core.wire.connection.decode_command", counting)
+    return lengths
+
+
+@pytest.mark.parametrize("pairs", [1, 500, PAIRS])
+def test_a_stranger_cannot_have_anything_but_connect_decoded(
+    guarded: GuardedBrokers, raw: RawClients, decoded: list[int], pairs: int
+) -> None:
+    broker = guarded()
+    stranger = raw(address_of(broker), connects=False)
+    before = len(decoded)
+    with contextlib.suppress(OSError):  # closed while it was still sending
+        stranger.write(producer_frame(pairs))
+    stranger.wait_closed()
+    assert len(decoded) == before
+    wire_as(broker, raw, "somebody").producer("flood")
+
+
+def test_a_token_that_is_too_large_is_refused_as_a_token(
+    guarded: GuardedBrokers, raw: RawClients
+) -> None:
+    with pytest.raises(RefusedByBroker, match="AUTHENTICATION_ERROR"):
+        raw(address_of(guarded()), token="t" * 19 * 1024)
+
+
+def test_properties_beyond_all_need_close_the_connection_undecoded(
+    raw: RawClients, decoded: list[int]
+) -> None:
+    with in_process_broker() as broker:
+        client = raw(address_of(broker))
+        client.say(pb.CommandPing())
+        client.expect(pb.CommandPong)
+        with contextlib.suppress(OSError):
+            client.write(producer_frame(PAIRS))
+        client.wait_closed()
+        assert max(decoded) < 100_000
+
+
+@pytest.fixture
+def shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections may handle next to nothing before it is another's turn."""
+    monkeypatch.setattr("onewriter_broker.connection.listener.CONNECTION_SECONDS", 0.0)
+    monkeypatch.setattr("onewriter_broker.connection.listener.FRAMES_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(rounds, "ITERATION_SECONDS", 0.0)
+
+
+def published(broker: InProcessBroker, raw: RawClients, topic: str, count: int) -> RawClient:
+    client = raw(address_of(broker))
+    producer = client.producer(topic)
+    sent = [producer.send(b"x") for _ in range(count)]
+    for sequence_id in sent:
+        producer.receipt(sequence_id)
+    return client
+
+
+@pytest.mark.usefixtures("shares")
+@pytest.mark.parametrize("order", [1, -1])
+def test_acknowledgements_of_many_messages_at_once_are_taken_in_steps(
+    raw: RawClients, order: int
+) -> None:
+    with in_process_broker() as broker:
+        client = published(broker, raw, "acknowledged", 1_000)
+        consumer = client.subscribe("acknowledged", "s", pb.CommandSubscribe.SHARED)
+        ids = [consumer.receive()[0].message_id for _ in range(1_000)]
+        odd = [MessageId(each.ledger, each.entry) for each in ids[1::2]][::order]
+        filling = [MessageId(ids[0].ledger, 1_000_000)] * 5_000
+        client.write(encode_ack(consumer.consumer_id, 0, odd + filling, request_id=7))
+        client.say(pb.CommandPing())
+        client.expect(pb.CommandPong)  # behind the ACK
+        found = client.expect(pb.CommandAckResponse, lambda each: each.request_id == 7)
+        assert found.HasField("error")  # of the ids that are not in the log
+        again = raw(address_of(broker))
+        client.close()
+        other = again.subscribe("acknowledged", "s", pb.CommandSubscribe.SHARED)
+        left = {other.receive()[0].message_id.entry for _ in range(500)}
+        assert left == {each.entry for each in ids[::2]}
+
+
+@pytest.mark.usefixtures("shares")
+def test_the_order_of_commands_is_kept_though_each_waits_for_a_round(raw: RawClients) -> None:
+    with in_process_broker() as broker:
+        client = raw(address_of(broker))
+        frames = b"".join(
+            encode_command(pb.CommandPartitionedMetadata(topic=full(f"t{n}"), request_id=n))
+            + encode_command(pb.CommandConsumerStats(consumer_id=1, request_id=n))
+            for n in range(300)
+        )
+        client.write(frames)
+        answers = [client.expect(pb.CommandConsumerStatsResponse).request_id for _ in range(300)]
+        assert answers == list(range(300))
+        for _ in range(300):
+            client.expect(pb.CommandPartitionedMetadataResponse)
+
+
+def test_look_ups_beyond_the_bound_wait_and_are_all_answered(
+    raw: RawClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onewriter_broker.connection.requests.REQUESTS_MAX", 10)
+    with in_process_broker() as broker:
+        client = raw(address_of(broker))
+        frames = [
+            encode_command(pb.CommandLookup(topic=full(f"t{n}"), request_id=n)) for n in range(2000)
+        ]
+        client.write(b"".join(frames))
+        answers = {client.expect(pb.CommandLookupResponse).request_id for _ in range(2000)}
+        assert answers == set(range(2000))
+
+
+def test_a_client_that_reads_no_answers_is_not_read_either(raw: RawClients) -> None:
+    """What it asks for stays with it, and not in the broker's memory."""
+    with in_process_broker(settings={"outgoing_bytes_per_connection_max": 64 * 1024}) as broker:
+        client = raw(address_of(broker), window=4096)
+        client.freeze()
+        client.socket.settimeout(2)
+        ping = encode_command(pb.CommandLookup(topic=full("t"), request_id=1))
+        with contextlib.suppress(TimeoutError):
+            for _ in range(10_000):
+                client.socket.sendall(ping * 100)
+            pytest.fail("the broker read everything")
+        raw(address_of(broker)).producer("bystander").publish(b"served")
+        client.close()
+        eventually(lambda: len(broker._broker.clients.connections) == 1)
+
+
+def test_a_guarded_broker_serves_on_beside_floods(guarded: GuardedBrokers, raw: RawClients) -> None:
+    broker = guarded()
+    bystander = wire_as(broker, raw, "bystander").producer("bystander")
+    clients = [raw(address_of(broker), token=token_of(f"flood{n}")) for n in range(5)]
+    for client in clients:
+        client.write(producer_frame(4_000) + encode_command(pb.CommandPing()) * 500)
+    bystander.publish(b"served")
+    for client in clients:
+        client.expect(pb.CommandProducerSuccess)
+        for _ in range(500):
+            client.expect(pb.CommandPong)
