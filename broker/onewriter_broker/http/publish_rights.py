@@ -10,7 +10,7 @@ from typing import Final
 
 from aiohttp import web
 
-from onewriter_broker.access import is_administrator
+from onewriter_broker.access import is_administrator, roles_of
 from onewriter_broker.http.site import IDENTITY, Site
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.publish_requests import Right
@@ -19,8 +19,11 @@ from onewriter_core.authorization import (
     Action,
     Denied,
     EpochResource,
+    Granted,
+    Policy,
     Principal,
     Proof,
+    TopicResource,
     may,
 )
 from onewriter_core.errors import Unavailable
@@ -74,6 +77,25 @@ def under_epoch(
     if named is None or holder is None:  # no proof can be given of it
         raise Unavailable(f"nobody holds {name}")
     return Right(named, holder, is_passed_on=proof is Proof.CAPABILITY)
+
+
+def may_ask_of_ended(
+    site: Site, request: web.Request, name: TopicName, topic: LoadedTopic, epoch: int
+) -> bool:
+    """Whether the caller of a capability may ask what was published under an epoch that has ended.
+
+    The broker forgets who held an epoch, so it cannot verify a capability of one that has ended.
+    """
+    tenure = _tenure(topic, name)
+    if CAPABILITY_HEADER not in request.headers or (tenure is not None and tenure.epoch == epoch):
+        return False
+    desired, declared = site.topics.desired, topic.declared
+    claims = desired.claims_for(declared) if declared is not None else ()
+    settings, undeclared = site.clients.settings, site.clients.undeclared
+    policy = Policy(settings.consumers_default, undeclared)
+    resource = TopicResource(name, declared, tuple(claims), desired.pods_of, policy)
+    principal = roles_of(settings).principal(request[IDENTITY])
+    return isinstance(may(principal, Action.CONSUME, resource), Granted)
 
 
 def changer_of(site: Site, request: web.Request, name: TopicName, right: Right | None) -> Changer:

@@ -14,7 +14,12 @@ from aiohttp import web
 
 from onewriter_broker.access import Admission, admit, is_administrator
 from onewriter_broker.http.publish_body import LABEL, NUMBER, epoch_of, read_body
-from onewriter_broker.http.publish_rights import changer_of, shows_proof, under_epoch
+from onewriter_broker.http.publish_rights import (
+    changer_of,
+    may_ask_of_ended,
+    shows_proof,
+    under_epoch,
+)
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, object_body, topic_of
 from onewriter_broker.log.api import VERSION_PREFIX
 from onewriter_broker.log.publishing import TooLarge
@@ -229,20 +234,29 @@ async def _led(
     epoch: int | None = None,
     *,
     version: int | None = None,
-) -> tuple[LoadedTopic, Right]:
+) -> tuple[LoadedTopic, Right | None]:
     """The topic, served here, under whose epoch this caller may publish as ``app``.
 
     ``epoch`` None: the one that leads. ``version``: one that may be on its way into the log; while it
-    is, Undecided comes before a refusal, which would say that it is not published. Raises Refused,
-    Refusal, Unavailable, Undecided, HTTPTemporaryRedirect.
+    is, Undecided comes before a refusal, which would say that it is not published. The right is None
+    where a capability cannot be verified, because its epoch has ended: who may read the topic may
+    then ask what became of a version, and publishes nothing. Raises Refused, Refusal, Unavailable,
+    Undecided, HTTPTemporaryRedirect.
     """
     if not shows_proof(request):
         under_epoch(site, request, name, app, None, epoch)
     await site.require_owned(request, name)
     topic = await _existing(site, name)
+    right: Right | None
     try:
         right = under_epoch(site, request, name, app, topic, epoch)
     except Refused:
+        if (
+            topic is not None
+            and epoch is not None
+            and may_ask_of_ended(site, request, name, topic, epoch)
+        ):
+            return topic, None
         if topic is not None and version is not None:
             topic_log = topic.runner.logs[topic.slot_of(name)]
             site.publishing.check_nothing_on_its_way(topic_log, app, version)

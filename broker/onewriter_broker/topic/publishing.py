@@ -315,8 +315,12 @@ class Publishing:
             return await self._append(runner, slot, asked, entries, own.may_write)
 
     async def _check_epoch(self, runner: TopicRunner, slot: int, asked: Asked) -> None:
-        if asked.epoch is not None:
-            await check_leads(runner, slot, asked.epoch, self._appender.prove)
+        if asked.epoch is None:
+            return
+        await check_leads(runner, slot, asked.epoch, self._appender.prove)
+        if asked.right is None or asked.right.epoch != asked.epoch:
+            text = f"the right to publish under epoch {asked.epoch} was not proved"
+            raise Refused(ServerError.AUTHORIZATION_ERROR, text)
 
     async def count_led(self, runner: TopicRunner, partitions: int, epoch: int) -> int:
         """As ``leading.count_led``."""

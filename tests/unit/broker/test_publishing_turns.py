@@ -18,7 +18,7 @@ from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.topic import publishing
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.publish_requests import Answer, Asked
+from onewriter_broker.topic.publish_requests import Answer, Asked, Right
 from onewriter_broker.topic.publishing import Publishing
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_broker.topic.staging import Claimed, MissingPart, Staging
@@ -62,7 +62,8 @@ class Room:
     async def publish(
         self, parts: Sequence[Claimed], *, version: int = 1, epoch: int | None = None
     ) -> Answer:
-        asked = Asked(APP, version, epoch, parts)
+        right = None if epoch is None else Right(epoch, Identity())
+        asked = Asked(APP, version, epoch, parts, right=right)
         return await self.publishing.publish(ORDERS, self.topic, asked, 1_234)
 
     @property
