@@ -53,8 +53,9 @@ def under_epoch(
     app: str,
     topic: LoadedTopic | None,
     epoch: int | None = None,
+    action: Action = Action.PUBLISH_UNDER_EPOCH,
 ) -> Right:
-    """The right to publish as ``app`` under an epoch, by what the request shows.
+    """The right to publish (or to stage) as ``app`` under an epoch, by what the request shows.
 
     ``epoch``: None means the one that leads the topic. ``topic``: None where it does not exist, or
     where nothing is shown anyway. Raises Refused where the right is missing, Unavailable.
@@ -64,12 +65,12 @@ def under_epoch(
     holder = tenure.identity if tenure is not None and tenure.epoch == named else None
     proof = Proof.NONE
     if shows_proof(request):
-        if holder is None and REGISTRATION_HEADER in request.headers:
-            holder = request[IDENTITY]  # a former holder may ask what became of its publish
         proof = _proof(site, request, name, app, named, holder)
+        if proof is Proof.REGISTRATION and holder is None:
+            holder = request[IDENTITY]  # a former holder may ask what became of its publish
     decision = may(
         Principal(request[IDENTITY]),
-        Action.PUBLISH_UNDER_EPOCH,
+        action,
         EpochResource(name, app, named, holder, proof),
     )
     if isinstance(decision, Denied):
@@ -82,12 +83,12 @@ def under_epoch(
 def may_ask_of_ended(
     site: Site, request: web.Request, name: TopicName, topic: LoadedTopic, epoch: int
 ) -> bool:
-    """Whether the caller of a capability may ask what was published under an epoch that has ended.
+    """Whether a caller whose right cannot be verified may ask about an epoch that does not lead.
 
     The broker forgets who held an epoch, so it cannot verify a capability of one that has ended.
     """
     tenure = _tenure(topic, name)
-    if CAPABILITY_HEADER not in request.headers or (tenure is not None and tenure.epoch == epoch):
+    if REGISTRATION_HEADER in request.headers or (tenure is not None and tenure.epoch == epoch):
         return False
     desired, declared = site.topics.desired, topic.declared
     claims = desired.claims_for(declared) if declared is not None else ()
@@ -128,12 +129,14 @@ def _proof(
     holder: Identity | None,
 ) -> Proof:
     """What the request shows is worth. Raises Unavailable."""
-    if epoch is None or holder is None:
+    if epoch is None:
         return Proof.INVALID
     registration = request.headers.get(REGISTRATION_HEADER)
     if registration is not None:
-        is_held = _is_holder(site, registration, name, epoch, holder)
+        is_held = _is_holder(site, registration, name, epoch, holder or request[IDENTITY])
         return Proof.REGISTRATION if is_held else Proof.INVALID
+    if holder is None:
+        return Proof.INVALID
     capability = parse_capability(request.headers.get(CAPABILITY_HEADER, ""))
     if capability is None or capability.app != app:
         return Proof.INVALID

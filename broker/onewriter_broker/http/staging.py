@@ -27,6 +27,7 @@ from onewriter_broker.topic.layouts import LAYOUT_PREFIX, Overtaken
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.publish_requests import Answer, Asked, Right
 from onewriter_broker.topic.staging import PART_BYTES_MAX, Changer, MissingPart
+from onewriter_core.authorization import Action
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.publish_rights import is_app
@@ -123,15 +124,13 @@ def _add_layout(router: web.UrlDispatcher, site: Site) -> None:
         if name.partition is not None:
             raise Refusal(400, f"{name} is a partition: ask for {name.base}")
         epoch, is_noted = await _layout_asked(request)
-        if epoch is not None and not shows_proof(request):
-            under_epoch(site, request, name, app, None, epoch)
         await site.require_owned(request, name)
         partitions = await site.topics.partitions_of(name) or 0
         first = name.with_partition(0) if partitions else name
         if epoch is None:
             topic, _ = await _admitted(site, request, first, _MODES)
         else:
-            topic, _ = await _led(site, request, first, app, epoch)
+            topic, _ = await _led(site, request, first, app, epoch, action=Action.STAGE)
         if partitions:
             topic_log = topic.runner.logs[topic.slot_of(first)]
             names = [name.with_partition(number) for number in range(partitions)]
@@ -234,6 +233,7 @@ async def _led(
     epoch: int | None = None,
     *,
     version: int | None = None,
+    action: Action = Action.PUBLISH_UNDER_EPOCH,
 ) -> tuple[LoadedTopic, Right | None]:
     """The topic, served here, under whose epoch this caller may publish as ``app``.
 
@@ -243,13 +243,13 @@ async def _led(
     then ask what became of a version, and publishes nothing. Raises Refused, Refusal, Unavailable,
     Undecided, HTTPTemporaryRedirect.
     """
-    if not shows_proof(request):
+    if action is Action.PUBLISH_UNDER_EPOCH and not shows_proof(request):
         under_epoch(site, request, name, app, None, epoch)
     await site.require_owned(request, name)
     topic = await _existing(site, name)
     right: Right | None
     try:
-        right = under_epoch(site, request, name, app, topic, epoch)
+        right = under_epoch(site, request, name, app, topic, epoch, action)
     except Refused:
         if (
             topic is not None
@@ -286,10 +286,23 @@ async def _check_undivided(site: Site, name: TopicName) -> None:
 async def _right_to_stage(
     site: Site, request: web.Request, name: TopicName, app: str
 ) -> Right | None:
-    """The right to stage under the epoch that leads; None: the caller may produce, and no more."""
+    """The right to stage under the epoch that leads; None: the caller may produce, and no more.
+
+    What it shows may be of an epoch that has ended, or does not lead this partition: then its own right
+    to produce is enough to stage, and the publish decides. Raises as ``_led``.
+    """
+    refusal: Refused | None = None
     if shows_proof(request):
-        return (await _led(site, request, name, app))[1]
-    await _admitted(site, request, name, _MODES)
+        try:
+            return (await _led(site, request, name, app))[1]
+        except Refused as refused:
+            if refused.code is not ServerError.AUTHORIZATION_ERROR:
+                raise
+            refusal = refused
+    try:
+        await _admitted(site, request, name, _MODES)
+    except Refused as refused:
+        raise refusal or refused from refused
     return None
 
 

@@ -41,6 +41,8 @@ class Action(StrEnum):
     """Write to a topic in some access mode, holding it where the mode is exclusive."""
     PUBLISH_UNDER_EPOCH = "publish_under_epoch"
     """Stage and publish blocks over HTTP in the name of the topic's holder."""
+    STAGE = "stage"
+    """Prepare a publish under an epoch: have noted over how many partitions its rows are routed."""
     CONSUME = "consume"
     """Read messages, blocks, segments, the audit of a topic; its schemas; where it ends."""
     CHANGE_SUBSCRIPTION = "change_subscription"
@@ -176,7 +178,7 @@ def _topic(
     match action:
         case Action.PRODUCE | Action.CREATE_SCHEMA:
             return _produce(principal, action, topic, asked)
-        case Action.PUBLISH_UNDER_EPOCH:
+        case Action.PUBLISH_UNDER_EPOCH | Action.STAGE:
             return _lacks(principal, action, topic, _NO_PROOF[Proof.NONE])
         case Action.CONSUME | Action.CHANGE_SUBSCRIPTION:
             return _YES if _may_read(principal, topic) else _not_a_reader(principal, action, topic)
@@ -229,8 +231,11 @@ def _under_epoch(principal: Principal, action: Action, epoch: EpochResource) -> 
     Neither a claim nor a role is enough: a standby has a claim, too, and what an administrator
     publishes would be recorded as the holder's.
     """
-    if action is not Action.PUBLISH_UNDER_EPOCH:
+    if action not in {Action.PUBLISH_UNDER_EPOCH, Action.STAGE}:
         return _lacks(principal, action, epoch, "an epoch is only published under")
+    holder = None if epoch.holder is None else epoch.holder.subject
+    if action is Action.STAGE and principal.identity.subject == holder:
+        return _YES  # a task of the holder's program, which may have another pod
     match epoch.proof:
         case Proof.CAPABILITY:
             return _YES
