@@ -72,6 +72,9 @@ standstill: $(STAMP)  ## Unit tests on a machine that stands still once in each,
 	for seed in $$(seq $(SEEDS)); do echo "seed $$seed"; \
 		ONEWRITER_SEED=$$seed $(BIN)/pytest -q -n 2 -p tests.standstill tests/unit tests/property tests/scenarios || exit 1; done
 
+worst-inputs: $(STAMP)  ## Search for the wire inputs that hold a broker's event loop longest
+	$(BIN)/python -m bench.worst_inputs
+
 soak: $(STAMP)  ## Campaigns at full length: hundreds of failovers and kills
 	ONEWRITER_ROUNDS=200 $(BIN)/pytest tests/integration -m campaign --timeout 7200
 

@@ -126,7 +126,7 @@ def stalled_readers(lab: Onewriter, topic: str) -> Iterator[None]:
         for _ in range(STREAMS_MAX):
             reader = stack.enter_context(socket.create_connection(("127.0.0.1", lab.http_port)))
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            reader.sendall(f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode())
+            reader.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         time.sleep(SETTLE_SECONDS)
         yield
 

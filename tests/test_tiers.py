@@ -25,6 +25,12 @@ def test_budgets_of_make_test_fit_into_its_twelve_minutes() -> None:
     assert tiers.overspent_seconds() <= 0
 
 
+def test_budgets_of_make_test_rest_fit_into_what_ci_has_left() -> None:
+    assert tiers.overspent_of_rest_seconds() <= 0
+    on_lab = Tier("more", "nothing", (), budget_seconds=tiers.REST_SECONDS, cores=1, on_lab=True)
+    assert tiers.overspent_of_rest_seconds([*REST, on_lab]) > 0
+
+
 def test_a_tier_beyond_the_budget_is_noticed() -> None:
     too_much = Tier("more", "nothing", (), budget_seconds=tiers.RUN_SECONDS)
     assert tiers.overspent_seconds([*NEWCOMER, too_much]) > 0

@@ -34,6 +34,7 @@ from onewriter_broker.ownership.leaving import leave
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.ownership.placement import incarnation_of
 from onewriter_broker.owning.ownerships import Ownerships
+from onewriter_broker.quotas.book import Quota, QuotaBook
 from onewriter_broker.registrations import Registrations
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_watch import StoreWatch
@@ -133,7 +134,11 @@ class Broker:
         )
         self.read_budget = ReadBudget()
         self.watchers = Watchers()
-        self.topics = Topics(settings, self.catalogs, self._subscriptions, self.namespaces)
+        limits = {quota: int(getattr(settings, quota.setting)) for quota in Quota}
+        self.quotas = QuotaBook(limits)
+        self.topics = Topics(
+            settings, self.catalogs, self._subscriptions, self.namespaces, self.quotas
+        )
         self.owning = Ownerships(
             self.topics,
             settings.buckets,
@@ -194,6 +199,7 @@ class Broker:
             store=parts.store,
             registrations=self.registrations,
             is_told=self.desired.is_known,
+            quotas=self.quotas,
         )
         self.maintenance = Maintenance(self.topics, settings, wall_ms, self.appender)
         self.store_watch = StoreWatch(
@@ -330,6 +336,7 @@ class Broker:
             clock=self.now,
             wall_clock_ms=self.wall_ms,
             budget=self.read_budget,
+            quotas=self.quotas,
         )
 
     def _deposed(self, bucket: int, outcome: Outcome) -> None:

@@ -56,6 +56,9 @@ def _memory_size(
     "--port", type=int, help="Port of Pulsar's binary protocol; further brokers count up."
 )
 @click.option("--http-port", type=int, help="Port of the HTTP interface; further brokers count up.")
+@click.option(
+    "--probe-port", type=int, help="Port of probes and metrics alone; further brokers count up."
+)
 @click.option("--host", help="Address to listen on.")
 @click.option("--advertised-host", help="Host that look-ups answer, if it is not the one above.")
 @click.option(
@@ -160,6 +163,7 @@ async def _run(
                 "name": f"broker-{number}",
                 "port": settings.port + number,
                 "http_port": settings.http_port + number,
+                "probe_port": settings.probe_port and settings.probe_port + number,
                 "tls_port": settings.tls_port + number,
                 "https_port": settings.https_port + number,
             }
@@ -177,7 +181,8 @@ async def _run(
         settings.data_dir,
         children,
         server=embedded,
-        silent_seconds_max=settings.frozen_after_seconds,
+        frozen_seconds=settings.frozen_after_seconds,
+        stuck_seconds=settings.stuck_after_seconds,
     )
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -204,6 +209,7 @@ async def _greet(brokers: list[Settings], desired: DesiredState) -> None:
         click.echo(
             f"onewriter: {broker.name} at pulsar://{broker.host}:{broker.port}"
             f" and http://{broker.host}:{broker.http_port}"
+            + (f", probes at http://{broker.host}:{broker.probe_port}" if broker.probe_port else "")
         )
     for topic in desired.topics:
         partitions = topic.spec.partitions

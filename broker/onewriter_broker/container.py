@@ -33,7 +33,8 @@ def broker() -> None:
     supervisor = Supervisor(
         settings.data_dir,
         lambda: [broker_child(settings)],
-        silent_seconds_max=settings.frozen_after_seconds,
+        frozen_seconds=settings.frozen_after_seconds,
+        stuck_seconds=settings.stuck_after_seconds,
     )
     sys.exit(asyncio.run(supervisor.run()))
 

@@ -10,13 +10,30 @@ import sys
 
 import structlog
 
+from onewriter_core.ids import escaped
+from onewriter_http.logs import quiet_libraries
+
+
+def escape_values(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Names may hold what a terminal obeys: show it instead."""
+    return {
+        key: "\n".join(map(escaped, value.split("\n")))
+        if key == "exception"
+        else escaped(value)
+        if isinstance(value, str)
+        else value
+        for key, value in event.items()
+    }
+
 
 def configure_logging(*, level: int = logging.INFO) -> None:
     """Set up structlog for this process; lines go to the error stream."""
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer()
+    renderers: list[structlog.typing.Processor] = (
+        [escape_values, structlog.dev.ConsoleRenderer()]
         if sys.stderr.isatty()
-        else structlog.processors.JSONRenderer()
+        else [structlog.processors.JSONRenderer()]
     )
     structlog.configure(
         processors=[
@@ -24,9 +41,10 @@ def configure_logging(*, level: int = logging.INFO) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            renderer,
+            *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    quiet_libraries()

@@ -25,6 +25,12 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(6650, ge=0, le=65535, description="port of Pulsar's binary protocol")
     http_port: int = Field(8080, ge=0, le=65535, description="port of the HTTP interface")
+    probe_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="port of probes and metrics alone; 0: they are on the HTTP port only",
+    )
     advertised_host: str = Field(
         "", description="host that lookups answer; empty: the listen address"
     )
@@ -99,6 +105,10 @@ class Settings(BaseSettings):
         description="token subjects (comma separated) that may change things over HTTP; empty:"
         " everybody while no token is required, nobody otherwise",
     )
+    metrics_token_file: Path | None = Field(
+        None,
+        description="token that may read metrics besides administrators' tokens; read again every 10 s",
+    )
     observer_subjects: str = Field(
         "",
         description="token subjects (comma separated) that may see all topics and the metrics",
@@ -132,9 +142,16 @@ class Settings(BaseSettings):
         description="after a bucket moved: time for the holder to come back before a waiter",
     )
     frozen_after_seconds: float = Field(
-        1.5,
+        2.0,
         gt=0,
-        description="a broker whose event loop stands still for so long is killed by its supervisor",
+        description="a broker that for so long uses no processor time, and whose event loop stands"
+        " still, is killed by its supervisor",
+    )
+    stuck_after_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="a broker whose event loop stands still for so long, though it uses processor"
+        " time, is killed by its supervisor",
     )
     connect_timeout_seconds: float = Field(
         10.0, gt=0, description="time for a new connection's CONNECT"
@@ -146,6 +163,45 @@ class Settings(BaseSettings):
     producers_per_connection_max: int = Field(50_000, gt=0)
     consumers_per_connection_max: int = Field(50_000, gt=0)
     topics_max: int = Field(200_000, gt=0, description="topics loaded by one broker")
+    quota_connections_per_subject: int = Field(
+        10_000,
+        ge=0,
+        description="connections of one subject, or of one host without a token; 0: any number",
+    )
+    quota_connections_per_namespace: int = Field(
+        10_000,
+        ge=0,
+        description="connections of the ServiceAccounts of one Kubernetes namespace; 0: any number",
+    )
+    quota_producers_per_subject: int = Field(
+        100_000, ge=0, description="producers of one subject, waiting ones included; 0: any number"
+    )
+    quota_producers_per_namespace: int = Field(
+        200_000, ge=0, description="producers on the topics of one namespace; 0: any number"
+    )
+    quota_consumers_per_subject: int = Field(
+        100_000, ge=0, description="consumers and readers of one subject; 0: any number"
+    )
+    quota_subscriptions_per_namespace: int = Field(
+        200_000, ge=0, description="subscriptions to the topics of one namespace; 0: any number"
+    )
+    quota_requests_per_subject: int = Field(
+        10_000,
+        ge=0,
+        description="requests of one subject that are worked on at once; then its connections are"
+        " not read until half are answered; 0: any number",
+    )
+    quota_topics_per_subject: int = Field(
+        50_000,
+        ge=0,
+        description="topics and partitions that one subject makes by using them; 0: any number",
+    )
+    quota_topics_per_namespace: int = Field(
+        100_000,
+        ge=0,
+        description="topics and partitions of a namespace beyond which no client makes more;"
+        " 0: any number",
+    )
     pending_bytes_per_connection_max: int = Field(
         16 * 1024 * 1024,
         gt=0,

@@ -18,6 +18,7 @@ from onewriter_operator.configuration import (
     NetworkPolicies,
     PodOptions,
     PullPolicy,
+    Quotas,
     Resources,
     Sidecar,
     Valkey,
@@ -211,6 +212,8 @@ class Values(ApiModel):
     """The store that is installed beside them."""
     external_store: ExternalStore = ExternalStore()
     """A Redis or Valkey that somebody else runs, instead."""
+    quotas: Quotas = Quotas()
+    """What one subject, and one namespace, may take of each broker; 0: any number."""
     operator: OperatorValues = OperatorValues()
     """What deploys the others, and looks after topics."""
     sidecar: Sidecar = Sidecar()

@@ -20,11 +20,40 @@ NUMBER_MAX = 2**53 - 1
 """The highest ledger, topic epoch or entry id ever used."""
 
 TOPIC_NAME_LENGTH_MAX = 512
-"""Bytes of a topic's full name; longer ones are refused."""
+"""Bytes of a topic's full name, without the suffix of a partition; longer ones are refused."""
 
 PARTITION_SUFFIX = "-partition-"
 _PARTITION = re.compile(r"^(?P<base>.+)-partition-(?P<index>0|[1-9][0-9]{0,4})$")
 _PART = re.compile(r"^[-=:.\w]+$", re.ASCII)
+
+
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f"  # C0, DEL, C1
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # direction and line breaks
+    "\ud800-\udfff]"  # halves of characters
+)
+_NUMBER_DIGITS_MAX = 20
+
+
+def is_printable(text: str) -> bool:
+    """Whether a name has no control characters: none that a terminal obeys or that turns text around.
+
+    Names that are new must be printable. Older ones may be stored that are not.
+    """
+    return _UNPRINTABLE.search(text) is None
+
+
+def escaped(text: str, *, backslash: str = "\\") -> str:
+    """A name for a terminal or a log: a control character as its number, after a ``backslash``."""
+    return _UNPRINTABLE.sub(lambda found: f"{backslash}u{ord(found[0]):04x}", text)
+
+
+def whole_number(text: str, most: int = NUMBER_MAX) -> int | None:
+    """The number that a peer writes in ASCII digits, 0 to ``most``; None for any other text."""
+    if not (text.isascii() and text.isdecimal()) or len(text) > _NUMBER_DIGITS_MAX:
+        return None
+    number = int(text)
+    return number if number <= most else None
 
 
 class InvalidTopicName(ValueError):
@@ -73,10 +102,11 @@ class TopicName:
     domain: str = "persistent"
 
     @classmethod
-    def parse(cls, text: str) -> TopicName:
+    def parse(cls, text: str, *, is_stored: bool = False) -> TopicName:
         """Read a full name, ``tenant/namespace/topic`` or a short ``topic`` of public/default.
 
         Raises InvalidTopicName. A ``-partition-N`` suffix is recognised as Pulsar does.
+        ``is_stored``: take a name that is too long, as earlier versions stored some.
         """
         domain, separator, rest = text.partition("://")
         if not separator:
@@ -89,13 +119,21 @@ class TopicName:
         tenant, namespace, local = sys.intern(parts[0]), sys.intern(parts[1]), parts[2]
         if not (_PART.match(tenant) and _PART.match(namespace) and local) or "\x00" in local:
             raise InvalidTopicName(f"not a topic name: {text[:200]!r}")
-        if len(text.encode("utf-8", "surrogatepass")) > TOPIC_NAME_LENGTH_MAX:
-            raise InvalidTopicName(f"a topic name has at most {TOPIC_NAME_LENGTH_MAX} bytes")
         domain = sys.intern(domain)
         match = _PARTITION.match(local)
         if match is None:
-            return cls(tenant, namespace, local, None, domain)
-        return cls(tenant, namespace, match["base"], int(match["index"]), domain)
+            name = cls(tenant, namespace, local, None, domain)
+        else:
+            name = cls(tenant, namespace, match["base"], int(match["index"]), domain)
+        if not is_stored and name._base_length > TOPIC_NAME_LENGTH_MAX:
+            raise InvalidTopicName(f"a topic name has at most {TOPIC_NAME_LENGTH_MAX} bytes")
+        return name
+
+    @property
+    def _base_length(self) -> int:
+        """Bytes of the full name without a partition's suffix."""
+        before = len(f"{self.domain}://{self.tenant}/{self.namespace}/")
+        return before + len(self.local.encode("utf-8", "surrogatepass"))
 
     @property
     def base(self) -> TopicName:

@@ -247,6 +247,38 @@ class Brokers(PodOptions):
         return float(self.settings.get("stopSeconds", 10.0))
 
 
+Count = Annotated[int, Field(ge=0)]
+
+
+class Quotas(ApiModel):
+    """What one subject, and one namespace, may take of each broker; 0: any number."""
+
+    connections_per_subject: Count = 2_000
+    """Connections of one subject, or of one host without a token."""
+    connections_per_namespace: Count = 5_000
+    """Connections of all ServiceAccounts of one Kubernetes namespace."""
+    producers_per_subject: Count = 20_000
+    """Producers of one subject, waiting ones included."""
+    producers_per_namespace: Count = 50_000
+    """Producers on the topics of one TENANT/NAMESPACE."""
+    consumers_per_subject: Count = 20_000
+    """Consumers and readers of one subject."""
+    subscriptions_per_namespace: Count = 50_000
+    """Subscriptions to the topics of one TENANT/NAMESPACE."""
+    requests_per_subject: Count = 5_000
+    """Requests of one subject that are worked on at once; then its connections are not read."""
+    topics_per_subject: Count = 5_000
+    """Undeclared topics and partitions that one subject makes by using them."""
+    topics_per_namespace: Count = 20_000
+    """Topics and partitions of one TENANT/NAMESPACE beyond which no client makes more."""
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """The same as settings of a broker: quotaConnectionsPerSubject and so on."""
+        values: dict[str, Setting] = self.model_dump(by_alias=True)
+        return {f"quota{name[0].upper()}{name[1:]}": value for name, value in values.items()}
+
+
 class AppendSync(StrEnum):
     """When the store syncs its log to disk."""
 
@@ -419,6 +451,8 @@ class Configuration(ApiModel):
     """The store that is installed beside them."""
     external_store: ExternalStore = ExternalStore()
     """A store that somebody else runs instead."""
+    quotas: Quotas = Quotas()
+    """What one subject, and one namespace, may take of each broker; 0: any number."""
     network_policies: NetworkPolicies = NetworkPolicies()
     """Who may talk to whom."""
     operator: OperatorOptions = OperatorOptions()

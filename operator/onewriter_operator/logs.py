@@ -7,6 +7,8 @@ import sys
 
 import structlog
 
+from onewriter_http.logs import quiet_libraries
+
 
 class _Forward(logging.Handler):
     """Passes on what libraries say through the standard library's logging."""
@@ -33,3 +35,4 @@ def configure_logging(*, level: int = logging.INFO) -> None:
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=logging.WARNING, handlers=[_Forward()], force=True)
+    quiet_libraries()

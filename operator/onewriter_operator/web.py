@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from onewriter_http.limits import Limits
+from onewriter_http.server import Server
 from onewriter_operator.metrics import Metrics
+
+LIMITS: Final = Limits(
+    connections_max=256,
+    connections_per_address_max=64,
+    header_seconds=2.0,
+    body_seconds=2.0,
+    idle_seconds=30.0,
+    answer_seconds=20.0,
+    body_bytes_max=0,
+)
 
 
 class Web:
@@ -27,22 +40,20 @@ class Web:
         self._metrics = metrics
         self._problems = problems
         self._refresh = refresh
-        self._runner: web.AppRunner | None = None
-
-    async def start(self, host: str, port: int) -> None:
-        """Listen."""
-        app = web.Application()
+        self._making = asyncio.Lock()
+        app = web.Application(client_max_size=1)
         app.router.add_get("/healthz", self._alive)
         app.router.add_get("/readyz", self._ready)
         app.router.add_get("/metrics", self._read)
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
+        self._server = Server(app, LIMITS, name=__name__)
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen."""
+        await self._server.listen(host, port)
 
     async def stop(self) -> None:
         """Stop listening."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._server.stop()
 
     async def _alive(self, request: web.Request) -> web.Response:
         del request  # that the event loop comes round to this is the answer
@@ -56,6 +67,7 @@ class Web:
 
     async def _read(self, request: web.Request) -> web.Response:
         del request
-        self._refresh()
-        text = await asyncio.to_thread(self._metrics.render)
+        async with self._making:  # one at a time
+            self._refresh()
+            text = await asyncio.to_thread(self._metrics.render)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})

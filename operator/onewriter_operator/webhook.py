@@ -18,6 +18,8 @@ import structlog
 from aiohttp import web
 from cryptography import x509
 
+from onewriter_http.limits import Limits
+from onewriter_http.server import Server
 from onewriter_operator.admission import Injection, NotInjectable, patch_of
 from onewriter_operator.documents import Json
 
@@ -26,6 +28,8 @@ CHECK_SECONDS: Final = 5.0
 
 BODY_BYTES_MAX: Final = 3 * 1024 * 1024
 """A review: two copies of a pod at most."""
+
+LIMITS: Final = Limits(body_bytes_max=BODY_BYTES_MAX)
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +46,9 @@ class Webhook:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._seen: tuple[float, ...] = ()
-        self._runner: web.AppRunner | None = None
+        app = web.Application(client_max_size=BODY_BYTES_MAX)
+        app.router.add_post("/inject", self._inject)
+        self._server = Server(app, LIMITS, name=__name__)
         self.not_after: float | None = None
         """When the certificate that is served expires, in Unix seconds."""
         self.problem = "the webhook has no certificate yet"
@@ -50,11 +56,7 @@ class Webhook:
     async def start(self, host: str, port: int) -> None:
         """Listen. Raises OSError when the certificate cannot be read."""
         await self._load()
-        app = web.Application(client_max_size=BODY_BYTES_MAX)
-        app.router.add_post("/inject", self._inject)
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, host, port, ssl_context=self._context).start()
+        await self._server.listen(host, port, self._context)
 
     async def run(self) -> None:
         """Follow the certificate until cancelled; one that cannot be read changes nothing."""
@@ -72,8 +74,7 @@ class Webhook:
 
     async def stop(self) -> None:
         """Stop listening."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._server.stop()
 
     async def _load(self) -> None:
         seen = await asyncio.to_thread(self._modified)
@@ -96,11 +97,9 @@ class Webhook:
 
     async def _inject(self, request: web.Request) -> web.Response:
         try:
-            review = json.loads(await request.read())
-            asked = review["request"]
-            uid, pod, namespace = asked["uid"], asked["object"], asked.get("namespace", "")
-        except (ValueError, KeyError, TypeError) as error:
-            return web.json_response({"reason": f"no AdmissionReview: {error!r}"}, status=400)
+            uid, pod, namespace = _review(await request.read())
+        except ValueError as error:
+            return web.json_response({"reason": f"not an AdmissionReview: {error}"}, status=400)
         return web.json_response(
             {
                 "apiVersion": "admission.k8s.io/v1",
@@ -113,9 +112,28 @@ class Webhook:
         try:
             patch = patch_of(pod, namespace, await self._injection())
         except NotInjectable as error:
-            return {"allowed": False, "status": {"code": 422, "message": f"onewriter: {error}"}}
+            return _refused(422, f"onewriter: {error}")
+        except (AttributeError, KeyError, TypeError, ValueError):  # other than the API server makes
+            return _refused(400, "onewriter: the pod is malformed")
         found: dict[str, Any] = {"allowed": True}
         if patch:
             text = json.dumps(patch).encode()
             found |= {"patchType": "JSONPatch", "patch": base64.b64encode(text).decode()}
         return found
+
+
+def _review(body: bytes) -> tuple[str, Json, str]:
+    """The uid, pod and namespace of an AdmissionReview. Raises ValueError."""
+    try:
+        review = json.loads(body)
+        asked = review["request"]
+        uid, pod, namespace = asked["uid"], asked["object"], asked.get("namespace", "")
+    except (KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError("request.uid or request.object is missing") from None
+    if not isinstance(uid, str) or not isinstance(pod, dict) or not isinstance(namespace, str):
+        raise ValueError("request.uid, request.object or request.namespace has another type")  # noqa: TRY004 - as above
+    return uid, pod, namespace
+
+
+def _refused(code: int, message: str) -> Json:
+    return {"allowed": False, "status": {"code": code, "message": message}}

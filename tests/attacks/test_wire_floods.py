@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 import pytest
 from tests.attacks.guarded import GuardedBrokers, address_of, token_of, wire_as
@@ -12,6 +13,8 @@ from tests.integration.raw_connection import RefusedByBroker
 
 from onewriter_broker.connection import rounds
 from onewriter_broker.in_process import InProcessBroker, in_process_broker
+from onewriter_broker.topic.catalog import CatalogEntry
+from onewriter_broker.topic.topics import Topics
 from onewriter_core.wire.commands import decode_command, encode_command
 from onewriter_core.wire.encoding import encode_ack
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -171,3 +174,37 @@ def test_a_guarded_broker_serves_on_beside_floods(guarded: GuardedBrokers, raw: 
         client.expect(pb.CommandProducerSuccess)
         for _ in range(500):
             client.expect(pb.CommandPong)
+
+
+def test_lists_asked_for_together_are_made_once_and_are_complete(
+    raw: RawClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onewriter_broker.connection.listings.NAMES_PER_STEP", 7)
+    made: list[str | None] = []
+    listed = Topics.list
+
+    async def counting(self: Topics, namespace: str | None) -> Mapping[str, CatalogEntry]:
+        made.append(namespace)
+        return await listed(self, namespace)
+
+    monkeypatch.setattr(Topics, "list", counting)
+    with in_process_broker() as broker:
+        clients = [raw(address_of(broker)) for _ in range(5)]
+        for number in range(40):
+            clients[0].producer(f"t{number}")
+        frames = b"".join(
+            encode_command(
+                pb.CommandGetTopicsOfNamespace(request_id=number, namespace="public/default")
+            )
+            for number in range(40)
+        )
+        for client in clients:
+            client.write(frames)
+        wanted = sorted(full(f"t{number}") for number in range(40))
+        for client in clients:
+            answers = [client.expect(pb.CommandGetTopicsOfNamespaceResponse) for _ in range(40)]
+            assert [answer.request_id for answer in answers] == list(range(40))
+            assert all(list(answer.topics) == wanted for answer in answers)
+            assert not answers[0].filtered
+            assert answers[0].changed
+        assert len(made) <= 2 * 40 + len(clients)  # of 200: each client's are made one by one

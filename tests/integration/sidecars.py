@@ -85,7 +85,7 @@ class Sidecar:
         body = b"".join(len(each).to_bytes(4, "big") + each for each in contents)
         kind = "application/vnd.onewriter.messages"
         request = (
-            f"POST /publish HTTP/1.1\r\nHost: sidecar\r\nConnection: close\r\n"
+            f"POST /publish HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             f"Onewriter-Session: {session}\r\nContent-Type: {kind}\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         ).encode()
@@ -123,7 +123,7 @@ class Events(threading.Thread):
         self.seen: list[dict[str, Any]] = []
         self._link = socket.create_connection(("127.0.0.1", sidecar.port), timeout=SECONDS_MAX)
         self._link.sendall(
-            b"GET /leadership HTTP/1.1\r\nHost: sidecar\r\nAccept: text/event-stream\r\n\r\n"
+            b"GET /leadership HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
         )
         self.start()
 

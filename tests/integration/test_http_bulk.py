@@ -299,7 +299,7 @@ def stalled_reader(broker: LocalBrokers, topic: str) -> socket.socket:
     address = urlsplit(broker.http_url)
     reader = socket.create_connection((str(address.hostname), int(address.port or 0)))
     reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    reader.sendall(f"GET {OWN}/{topic}/blocks HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    reader.sendall(f"GET {OWN}/{topic}/blocks HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     assert reader.recv(12) == b"HTTP/1.1 200"
     return reader
 

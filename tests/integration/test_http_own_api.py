@@ -281,7 +281,8 @@ def test_reading_needs_a_token_and_changing_an_administrators(guarded: LocalBrok
     boss = Http(guarded.http_url, token("boss"))
     expired = Http(guarded.http_url, token("boss", exp=int(time.time()) - 1))  # noqa: TID251 - JWT
     forged = Http(guarded.http_url, jwt.encode({"sub": "boss"}, SECRET[::-1], algorithm="HS256"))
-    assert [nobody("GET", path)[0] for path in ("/healthz", "/readyz", "/metrics")] == [200] * 3
+    assert [nobody("GET", path)[0] for path in ("/healthz", "/readyz")] == [200] * 2
+    assert [client("GET", "/metrics")[0] for client in (nobody, reader, boss)] == [401, 403, 200]
     for stranger in (nobody, expired, forged):
         assert stranger("GET", "/onewriter/v1/topics")[0] == 401
         assert stranger("GET", f"{ADMIN}/tenants")[0] == 401

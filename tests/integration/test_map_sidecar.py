@@ -96,7 +96,7 @@ def test_changes_are_told_to_the_other_side(pair: list[Sidecar], shared: str) ->
     one.http("PUT", f"/map/{shared}/before", b"1")
     with socket.create_connection(("127.0.0.1", two.port), timeout=SECONDS_MAX) as link:
         link.sendall(
-            f"GET /map/{shared}?initial=true HTTP/1.1\r\nHost: sidecar\r\n"
+            f"GET /map/{shared}?initial=true HTTP/1.1\r\nHost: localhost\r\n"
             "Accept: text/event-stream\r\n\r\n".encode()
         )
         with link.makefile("rb") as lines:

@@ -67,7 +67,7 @@ def test_a_loss_is_an_event_and_a_stop_gives_back(
     asked(sidecar, {"group": "g", "resources": [resource, resource + "2"]})
     with socket.create_connection(("127.0.0.1", sidecar.port), timeout=60) as link:
         link.sendall(
-            b"GET /own?group=g HTTP/1.1\r\nHost: sidecar\r\nAccept: text/event-stream\r\n\r\n"
+            b"GET /own?group=g HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
         )
         with link.makefile("rb") as lines:
             told = (json.loads(line[6:]) for line in lines if line.startswith(b"data: "))

@@ -54,6 +54,7 @@ SURVIVOR_TIERS: tuple[tuple[str, ...], ...] = (
     ("tests/model",),
     ("tests/simulation",),
     ("tests/conformance",),
+    ("tests/attacks", "tests/compatibility"),
     ("tests/integration",),
     ("tests/spark",),
 )

@@ -17,14 +17,18 @@ from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.authentication import Authenticator
 from onewriter_broker.connection.deadlines import ProgressDeadlines
 from onewriter_broker.connection.hangups import HangUps
+from onewriter_broker.connection.listings import Listings
 from onewriter_broker.connection.rounds import Rounds
 from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.owning.ownerships import Ownerships
+from onewriter_broker.quotas.book import QuotaBook
+from onewriter_broker.quotas.requests import RequestsInFlight
 from onewriter_broker.registrations import Registrations
 from onewriter_broker.settings import Settings
 from onewriter_broker.tls import over_tls
 from onewriter_broker.topic.detection import Detection
+from onewriter_broker.topic.schema_check import SchemaChecks
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.authorization import UndeclaredTopics
 
@@ -88,13 +92,19 @@ class Clients:
     is_told: bool = True
     """What is wanted of topics is known; until then nobody can tell who may do what."""
     hang_ups: HangUps = field(default_factory=HangUps)
+    quotas: QuotaBook = field(default_factory=QuotaBook)
+    schema_checks: SchemaChecks = field(default_factory=SchemaChecks)
     rounds: Rounds = field(init=False)
+    listings: Listings = field(init=False)
+    in_flight: RequestsInFlight = field(init=False)
     _last_look: float = 0.0
     _deadlines: ProgressDeadlines = field(init=False)
 
     def __post_init__(self) -> None:
+        self.in_flight = RequestsInFlight(self.quotas)
         self._deadlines = ProgressDeadlines(self.topics)
         self.rounds = Rounds(self.now, _call_soon)
+        self.listings = Listings(self.topics)
 
     def store_filled(self, is_full: bool) -> None:
         """The store is nearly full, or has room again."""

@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 
 from onewriter_broker.access import check_topic
 from onewriter_broker.connection.clients import Clients
-from onewriter_broker.connection.requests import Link, Opening, Requests, code_of
+from onewriter_broker.connection.requests import Link, Opening, Requests, code_of, error_reply
 from onewriter_broker.connection.schemas import check_consumer
 from onewriter_broker.dispatch.api import SubscribeOptions, seek_target
 from onewriter_broker.dispatch.handle import ConsumerHandle
 from onewriter_broker.log.entries import Entry, EntryRun
 from onewriter_broker.owning.records import OwnerEnd
+from onewriter_broker.quotas.book import Part, Quota, QuotaExceeded
+from onewriter_broker.quotas.held import Held
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import TopicName
 from onewriter_core.wire import replies
@@ -59,6 +61,7 @@ class Consuming:
         link: Link,
         requests: Requests,
         address: str,
+        subject: str,
         *,
         client_version: str,
         owner: OwnerEnd,
@@ -69,7 +72,8 @@ class Consuming:
         self._clients = clients
         self._link = link
         self._requests = requests
-        self._consumers: dict[int, ConsumerHandle | OpeningConsumer] = {}
+        self._consumers: Held[ConsumerHandle | OpeningConsumer] = Held(clients.quotas)
+        self._subject = subject
         self._partitions: dict[int, int] = {}
         """By consumer id, where a consumer is one of a partition."""
         self._is_lost = False
@@ -95,6 +99,13 @@ class Consuming:
             text = "too many consumers on one connection"
             self._link.write(replies.error(command.request_id, ServerError.TOO_MANY_REQUESTS, text))
             return
+        try:
+            self._consumers.take(
+                command.consumer_id, Part(Quota.CONSUMERS_PER_SUBJECT, self._subject)
+            )
+        except QuotaExceeded as exceeded:
+            self._link.write(error_reply(command.request_id, exceeded))
+            return
         opening = OpeningConsumer(command.request_id)
         self._consumers[command.consumer_id] = opening
         self._requests.run(command.request_id, self._open(command, opening))
@@ -106,7 +117,7 @@ class Consuming:
             check_topic(name, self._clients.topics.desired.topic(name), self._clients.undeclared)
             if not command.force_topic_creation and not await self._clients.topics.exists(name):
                 raise Refused(ServerError.TOPIC_NOT_FOUND, f"{name} does not exist")
-            topic = await self._clients.topics.serve(name)
+            topic = await self._clients.topics.serve(name, self._subject)
             reader = (name, options.subscription, options.metadata, self._owner)
             await self._clients.owning.check_reader(*reader)
             subscriptions = topic.subscriptions[topic.slot_of(name)]
@@ -136,7 +147,7 @@ class Consuming:
         consumer.start()
 
     def close(self, command: pb.CommandCloseConsumer) -> None:
-        consumer = self._consumers.pop(command.consumer_id, None)
+        consumer = self._consumers.remove(command.consumer_id)
         if isinstance(consumer, ConsumerHandle):
             consumer.close()
         elif consumer is not None:
@@ -287,7 +298,7 @@ class Consuming:
             self._link.write(replies.reached_end_of_topic(consumer_id))
 
     def consumer_closed(self, consumer_id: int) -> None:
-        if self._consumers.pop(consumer_id, None) is not None:
+        if self._consumers.remove(consumer_id) is not None:
             self._link.write(replies.close_consumer(consumer_id))
 
     def room_made(self) -> None:

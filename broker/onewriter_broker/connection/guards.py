@@ -17,7 +17,7 @@ from onewriter_broker.topic.checking import Prove, raise_floor, standing_of
 from onewriter_broker.topic.tenures import tenure_of
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import Fenced, Refused, ServerError, Unavailable
-from onewriter_core.ids import NUMBER_MAX, TopicName, bucket_of
+from onewriter_core.ids import TopicName, bucket_of, whole_number
 from onewriter_core.own.floors import decode
 from onewriter_core.own.names import canonical, own_field, resource_bucket, split_field
 from onewriter_core.topic.model import WHOLE
@@ -55,12 +55,13 @@ def asked_guard(properties: Mapping[str, str]) -> AskedGuard | None:
 
 
 def _number(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) <= NUMBER_MAX):
+    number = whole_number(text)
+    if not number:
         raise Refused(
             ServerError.NOT_ALLOWED_ERROR,
             f"{GUARD_NUMBER_PROPERTY} must be the epoch or the generation that the writes depend on",
         )
-    return int(text)
+    return number
 
 
 def resolve(asked: AskedGuard, target: TopicName, buckets: int) -> Guard:

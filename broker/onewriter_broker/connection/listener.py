@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable, Coroutine
 from typing import cast
 
@@ -22,6 +23,7 @@ from onewriter_broker.connection.rounds import (
     LOOKS_MAX,
 )
 from onewriter_broker.connection.session import Session
+from onewriter_broker.quotas.book import Part, QuotaExceeded, connection_parts
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.detection import Detection
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
@@ -42,15 +44,29 @@ NONCE_LENGTH = 9
 HOLD_BACK_SECONDS = 1.0
 """While the store is nearly full: the pause in reading a connection after a message of it."""
 
+CHALLENGE_SECONDS_MAX = 60.0
+"""A client is asked for another token so long before its own expires, or at half of what is left of it;
+if it shows the same one, at half of what is left then. At its expiry the connection is closed."""
+
+CHALLENGE_SECONDS_MIN = 1.0
+"""Later it is not asked again."""
+
 REFRESH_SECONDS = 20.0
-"""Time to answer an AUTH_CHALLENGE before the connection is closed."""
+"""Time to answer an AUTH_CHALLENGE while the token is good for long."""
 
 RETRY_SECONDS = 20.0
 """Between two challenges of a connection whose token nobody can judge now."""
 
 NO_TOKEN = "no new token in time"  # noqa: S105 - what a log line says
+EXPIRED = "the token has expired"
 
 log = structlog.get_logger(__name__)
+
+
+def _challenge_at(expires_at: float, now: float) -> float:
+    """When to ask for another token, of one that expires then; Unix seconds."""
+    lead = min(CHALLENGE_SECONDS_MAX, (expires_at - now) / 2)
+    return expires_at if lead < CHALLENGE_SECONDS_MIN / 2 else expires_at - lead
 
 
 class ClientProtocol(asyncio.BufferedProtocol):
@@ -92,8 +108,12 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._is_closing = False
         self._pending_bytes = 0
         self._held_back: asyncio.TimerHandle | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self._expires_at: float | None = None
+        self._is_refreshing = False
         self._expiry: asyncio.TimerHandle | None = None
         self._connect_timer: asyncio.TimerHandle | None = None
+        self._counted: tuple[Part, ...] = ()
 
     # ------------------------------------------------------------ asyncio.BufferedProtocol
 
@@ -138,6 +158,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def _handle_some(self, now: float) -> None:
         """Handle commands until none is left, or this connection's share of the time is used up."""
+        if self._expires_at is not None and self._clients.wall_ms() >= self._expires_at * 1000:
+            self.close(EXPIRED)  # what it sent since is not looked at
+            return
         try:
             has_more = self._handle_until(now + CONNECTION_SECONDS)
             if self._session is not None:
@@ -205,7 +228,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._is_closing = True
         self._clients.connections.pop(self, None)
+        self._clients.quotas.give_back(*self._counted)
+        self._counted = ()
         self._rounds.leave(self)
+        self._wake_waiters()
         self._watch_peer(is_unread=False)
         for timer in (self._expiry, self._connect_timer, self._held_back):
             if timer is not None:
@@ -227,6 +253,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._room_made()
 
     def _room_made(self) -> None:
+        self._wake_waiters()
         if self._session is not None:
             self._session.room_made()
         self.go_on()
@@ -258,6 +285,15 @@ class ClientProtocol(asyncio.BufferedProtocol):
             return
         if self._is_closing:
             return
+        parts = connection_parts(proof.identity, self._address)
+        try:
+            self._clients.quotas.take(*parts)
+        except QuotaExceeded as exceeded:
+            log.info("connection.refused", address=self._address, reason=exceeded.message)
+            self.write(self._wire.refuse(exceeded.code, exceeded.message))
+            self.close("too many connections")
+            return
+        self._counted = parts
         if self._connect_timer is not None:
             self._connect_timer.cancel()
         self.write(
@@ -276,11 +312,15 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._proved(proof)
 
     def _proved(self, proof: Authenticated) -> None:
-        """When the proof ends, or should be renewed, ask for another one."""
+        """Ask for another proof well before this one ends, or when it should be renewed."""
         self.may_only_resume = proof.may_only_resume
-        ends = [at for at in (proof.renew_at, proof.expires_at) if at is not None]
-        if ends:
-            self._ask_again_at(min(ends), proof.expires_at)
+        self._expires_at = proof.expires_at
+        now = self._clients.wall_ms() / 1000
+        asks = [] if proof.renew_at is None else [proof.renew_at]
+        if proof.expires_at is not None:
+            asks.append(_challenge_at(proof.expires_at, now))
+        if asks:
+            self._ask_again_at(min(asks), proof.expires_at)
         elif self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
@@ -292,18 +332,27 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._expiry = self._loop.call_later(seconds, self._ask_again, expires_at)
 
     def _ask_again(self, expires_at: float | None) -> None:
-        """Ask for a token; a client that cannot give another is closed when its own has expired."""
+        """Ask for a token; without another one the connection is closed when its own has expired."""
+        left = math.inf if expires_at is None else expires_at - self._clients.wall_ms() / 1000
+        if left <= 0:
+            self.close(EXPIRED)
+            return
         peer = self._wire.peer
         if peer is not None and peer.feature_flags.supports_auth_refresh:
             self.write(self._wire.challenge(SERVER_VERSION, peer.auth_method_name))
-            self._expiry = self._loop.call_later(REFRESH_SECONDS, self.close, NO_TOKEN)
-        elif expires_at is not None and expires_at > self._clients.wall_ms() / 1000:
+            if left > CHALLENGE_SECONDS_MAX:
+                self._expiry = self._loop.call_later(REFRESH_SECONDS, self.close, NO_TOKEN)
+            else:
+                self._expiry = self._loop.call_later(left, self.close, EXPIRED)
+        elif expires_at is not None:
             self._ask_again_at(expires_at, expires_at)
         else:
-            self.close("the token has expired")
+            self.close(EXPIRED)
 
     def auth_response(self, command: pb.CommandAuthResponse) -> None:
-        self.spawn(self._refresh(command))
+        if not self._is_refreshing:  # else it is asked again if that does not do
+            self._is_refreshing = True
+            self.spawn(self._refresh(command))
 
     async def _refresh(self, command: pb.CommandAuthResponse) -> None:
         """A fresh token in answer to the challenge: the same identity, or the connection ends.
@@ -320,8 +369,11 @@ class ClientProtocol(asyncio.BufferedProtocol):
         except Unavailable as error:
             log.info("connection.not_renewed", address=self._address, reason=str(error))
             if not self._is_closing:
+                self._expires_at = None  # nobody could give it another one either
                 self._ask_again_at(self._clients.wall_ms() / 1000 + RETRY_SECONDS, None)
             return
+        finally:
+            self._is_refreshing = False
         if self._session is None or proof.identity != self._session.identity:
             self.close("the new token names somebody else")
             return
@@ -340,6 +392,18 @@ class ClientProtocol(asyncio.BufferedProtocol):
     @property
     def has_room(self) -> bool:
         return not self._is_write_paused and self._outgoing_bytes < self._outgoing_bytes_max
+
+    async def room(self) -> None:
+        while not self.has_room and not self._is_closing:
+            waiter = self._loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def _wake_waiters(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def is_silent_since(self, moment: float) -> bool:
         return not self._is_read_paused and self.last_inbound <= moment

@@ -9,10 +9,11 @@ close the whole connection, and with it every producer that leads on it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from onewriter_broker.access import check_topic
 from onewriter_broker.anchor.api import Addresses
+from onewriter_broker.connection.listings import Listings, write_topics
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.authorization import UndeclaredTopics
 from onewriter_core.errors import OnewriterError, Refused, ServerError
@@ -32,7 +33,8 @@ OWNER_POLL_SECONDS = 0.05
 NO_OWNER = "Failed to acquire ownership of the topic's bucket in time"
 """The C++ client keeps its connection when a look-up fails with these words, whatever the code."""
 
-Write = Callable[[bytes], None]
+Write = Callable[..., None]
+"""Takes a frame, perhaps in parts."""
 
 
 async def wait_for_owner(
@@ -82,8 +84,11 @@ class Lookups:
         topics: Topics,
         undeclared: UndeclaredTopics,
         over_tls: Callable[[Addresses], Addresses] = lambda _plain: Addresses(),
+        listings: Listings | None = None,
     ) -> None:
         self._topics = topics
+        self._listings = listings or Listings(topics)
+        self._listing = asyncio.Lock()
         self._undeclared = undeclared
         self._over_tls = over_tls
 
@@ -139,24 +144,28 @@ class Lookups:
         return ServerError.SERVICE_NOT_READY, str(error)
 
     async def topics_of_namespace(
-        self, command: pb.CommandGetTopicsOfNamespace, write: Write
+        self,
+        command: pb.CommandGetTopicsOfNamespace,
+        write: Write,
+        room: Callable[[], Awaitable[None]],
     ) -> None:
-        """Answer GET_TOPICS_OF_NAMESPACE with the names of all logs, filtered where asked to be."""
+        """Answer GET_TOPICS_OF_NAMESPACE with the names of all logs; a client filters them itself.
+
+        ``room`` returns once the client has read what it was sent. The answers of one connection are
+        made one after another.
+        """
         request_id = command.request_id
         if command.mode == pb.CommandGetTopicsOfNamespace.NON_PERSISTENT:
             write(replies.topics_of_namespace(request_id, []))
             return
-        try:
-            found = await self._topics.list(command.namespace)
-        except OnewriterError as error:
-            write(replies.error(request_id, ServerError.SERVICE_NOT_READY, str(error)))
-            return
-        names = [
-            str(log_name)
-            for text, entry in found.items()
-            for log_name in entry.log_names(TopicName.parse(text))
-        ]
-        write(replies.topics_of_namespace(request_id, sorted(names)))
+        async with self._listing:
+            await room()
+            try:
+                names = await self._listings.logs_of(command.namespace)
+            except OnewriterError as error:
+                write(replies.error(request_id, ServerError.SERVICE_NOT_READY, str(error)))
+                return
+            await write_topics(request_id, names, write)
 
 
 def _code(error: Refused | InvalidTopicName) -> ServerError:

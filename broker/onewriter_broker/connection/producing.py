@@ -25,10 +25,12 @@ from onewriter_broker.connection.properties import (
 )
 from onewriter_broker.connection.requests import Link, Opening, Requests, error_reply
 from onewriter_broker.connection.schemas import brought, version_for_producer
-from onewriter_broker.dispatch.api import check_pairs
+from onewriter_broker.dispatch.api import check_pairs, check_printable
 from onewriter_broker.log.api import Guard, GuardKind, Outcome
 from onewriter_broker.log.termination import terminated_at
 from onewriter_broker.log.topic_log import ENTRY_BYTES
+from onewriter_broker.quotas.book import Part, Quota, namespace_key, subject_of
+from onewriter_broker.quotas.held import Held
 from onewriter_broker.topic.deduplication import INVENTED_PREFIX
 from onewriter_broker.topic.detection import Detection
 from onewriter_broker.topic.loaded import LoadedTopic
@@ -86,7 +88,8 @@ class Producing:
         self._address = address
         self._peer_host = sys.intern(address.rpartition(":")[0])
         self._identity = identity
-        self._producers: dict[int, Producer | Opening] = {}
+        self._producers: Held[Producer | Opening] = Held(clients.quotas)
+        self._subject = subject_of(identity, address)
         self._topics_of: dict[int, LoadedTopic] = {}
         self._schema_versions: dict[int, bytes] = {}
         self._closed_producers: dict[int, None] = {}
@@ -127,6 +130,11 @@ class Producing:
         try:
             name = TopicName.parse(command.topic)
             guard = asked_guard(properties_of(command))
+            self._producers.take(
+                command.producer_id,
+                Part(Quota.PRODUCERS_PER_SUBJECT, self._subject),
+                Part(Quota.PRODUCERS_PER_NAMESPACE, namespace_key(name.namespace_name)),
+            )
         except (InvalidTopicName, Refused) as error:
             del self._producers[command.producer_id]
             self._link.write(error_reply(command.request_id, error))
@@ -172,7 +180,7 @@ class Producing:
         guard = None
         try:
             check_topic(name, self._clients.topics.desired.topic(name), self._clients.undeclared)
-            topic = await self._clients.topics.serve(name)
+            topic = await self._clients.topics.serve(name, self._subject)
             if command.initial_subscription_name:
                 self._admission(name, topic, mode_of(command), asked)
                 subscriptions = topic.subscriptions[topic.slot_of(name)]
@@ -245,6 +253,7 @@ class Producing:
         if len(command.producer_name) > PRODUCER_NAME_LENGTH_MAX:
             text = f"a producer's name has at most {PRODUCER_NAME_LENGTH_MAX} characters"
             raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+        check_printable("producer name", command.producer_name)
         slot = topic.slot_of(name)
         if terminated_at(topic.runner.logs[slot].state) is not None:
             raise Refused(ServerError.TOPIC_TERMINATED_ERROR, "Topic was already terminated")

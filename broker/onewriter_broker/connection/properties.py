@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 
 from onewriter_core.errors import Refused, ServerError
+from onewriter_core.ids import NUMBER_MAX, whole_number
 from onewriter_core.topic.model import SERVE_SECONDS_MAX, AccessMode
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
@@ -23,6 +24,9 @@ HOST_PROPERTY = "onewriter.host"
 
 SERVE_SECONDS_PROPERTY = "onewriter.serve-seconds"
 """For how long after a CHECK that says so it acts in the topic's name (decisions 22)."""
+
+
+SECONDS_DIGITS_MAX = 32
 
 
 def properties_of(command: pb.CommandProducer) -> dict[str, str]:
@@ -41,9 +45,13 @@ def mode_of(command: pb.CommandProducer) -> AccessMode:
 def if_epoch_of(properties: Mapping[str, str]) -> int | None:
     """Raises Refused."""
     text = properties.get(IF_EPOCH_PROPERTY)
-    if text is not None and not text.isdecimal():
-        raise Refused(ServerError.NOT_ALLOWED_ERROR, f"{IF_EPOCH_PROPERTY} must be a number")
-    return None if text is None else int(text)
+    if text is None:
+        return None
+    epoch = whole_number(text)
+    if epoch is None:
+        wrong = f"{IF_EPOCH_PROPERTY} must be a whole number, at most {NUMBER_MAX}"
+        raise Refused(ServerError.NOT_ALLOWED_ERROR, wrong)
+    return epoch
 
 
 def serve_seconds_of(properties: Mapping[str, str]) -> float:
@@ -52,7 +60,7 @@ def serve_seconds_of(properties: Mapping[str, str]) -> float:
     if text is None:
         return 0.0
     try:
-        seconds = float(text)
+        seconds = float(text) if text.isascii() and len(text) <= SECONDS_DIGITS_MAX else math.nan
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= SERVE_SECONDS_MAX:

@@ -7,13 +7,14 @@ from typing import Protocol
 
 from onewriter_broker.log.api import BrokenKey
 from onewriter_broker.log.blocks import MalformedBlock
+from onewriter_broker.quotas.requests import RequestsInFlight
 from onewriter_broker.topic.detection import Detection
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import InvalidTopicName
 from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-REQUESTS_MAX = 1_000
+REQUESTS_MAX = 200
 """Requests of one connection that are worked on at once. Then it is not read until half are answered:
 clients may send tens of thousands of look-ups at once, and none of them is refused."""
 
@@ -33,6 +34,10 @@ class Link(Protocol):
 
     @property
     def has_room(self) -> bool: ...
+
+    async def room(self) -> None:
+        """Return once ``has_room``, or when the connection is closed."""
+        ...
 
     def is_silent_since(self, moment: float) -> bool:
         """Whether nothing has come from the peer since, though it was listened to."""
@@ -77,8 +82,11 @@ class Opening:
 class Requests:
     """The requests of one connection that are being worked on."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, in_flight: RequestsInFlight, subject: str) -> None:
+        """``in_flight``: those of all connections; ``subject``: for whom this one's count."""
         self._link = link
+        self._in_flight = in_flight
+        self._subject = subject
         self._count = 0
         self.is_full = False
         """No further request may begin; the link is told when one may again."""
@@ -90,7 +98,11 @@ class Requests:
     def beside(self, work: Coroutine[object, object, None]) -> None:
         """Run a request's work that answers whatever happens."""
         self._count += 1
-        self.is_full = self._count >= REQUESTS_MAX
+        self._in_flight.begin(self._subject)
+        has_room = self._in_flight.has_room(self._subject)
+        if not has_room:
+            self._in_flight.wait(self._subject, self._room_made)
+        self.is_full = self._count >= REQUESTS_MAX or not has_room
         self._link.spawn(self._counted(work))
 
     async def _counted(self, work: Coroutine[object, object, None]) -> None:
@@ -98,9 +110,21 @@ class Requests:
             await work
         finally:
             self._count -= 1
-            if self.is_full and self._count <= REQUESTS_MAX // 2:
-                self.is_full = False
-                self._link.go_on()
+            self._in_flight.end(self._subject)
+            self._room_made()
+
+    def _room_made(self) -> None:
+        if not self.is_full or self._count > REQUESTS_MAX // 2:
+            return
+        if self._in_flight.has_room(self._subject):
+            self.is_full = False
+            self._link.go_on()
+        else:
+            self._in_flight.wait(self._subject, self._room_made)
+
+    def lost(self) -> None:
+        """The connection is closed."""
+        self._in_flight.leave(self._subject, self._room_made)
 
     async def _answered(self, request_id: int, work: Coroutine[object, object, None]) -> None:
         try:

@@ -41,9 +41,10 @@ def brought(command: WithSchema) -> Schema | None:
     return None if schema.type in NOT_KEPT else Schema.from_wire(schema)
 
 
-def schemas_of(clients: Clients, topic: LoadedTopic) -> TopicSchemas:
+def schemas_of(clients: Clients, topic: LoadedTopic, client: str = "") -> TopicSchemas:
     """The schemas of a topic that is served here."""
-    return TopicSchemas(topic, clients.topics.namespaces, clients.wall_ms)
+    checks = clients.schema_checks
+    return TopicSchemas(topic, clients.topics.namespaces, clients.wall_ms, checks, client)
 
 
 async def version_for_producer(

@@ -18,6 +18,7 @@ from onewriter_broker.connection.producing import Producing
 from onewriter_broker.connection.requests import Link, Requests
 from onewriter_broker.connection.schemas import SchemaRequests
 from onewriter_broker.connection.together import TogetherRequests
+from onewriter_broker.quotas.book import subject_of
 from onewriter_core.errors import ProtocolError, ServerError
 from onewriter_core.ids import Identity
 from onewriter_core.topic.model import Departure
@@ -49,9 +50,11 @@ class Session:
         self.connected_at_ms = clients.wall_ms()
         self._clients = clients
         self._link = link
-        self._requests = Requests(link)
+        self._requests = Requests(link, clients.in_flight, subject_of(identity, address))
         self._steps: Iterator[None] | None = None
-        self._lookups = Lookups(clients.topics, clients.undeclared, clients.over_tls)
+        self._lookups = Lookups(
+            clients.topics, clients.undeclared, clients.over_tls, clients.listings
+        )
         self._schemas = SchemaRequests(clients, link.write)
         self._checks = Checks(clients.topics, clients.undeclared, clients.appender.prove)
         self._producing = Producing(
@@ -72,6 +75,7 @@ class Session:
             link,
             self._requests,
             address,
+            subject_of(identity, address),
             client_version=client_version,
             owner=self._owning,
         )
@@ -153,7 +157,9 @@ class Session:
             case pb.CommandLookup():
                 self._requests.beside(self._lookups.lookup(command, self._link.write))
             case pb.CommandGetTopicsOfNamespace():
-                self._requests.beside(self._lookups.topics_of_namespace(command, self._link.write))
+                self._requests.beside(
+                    self._lookups.topics_of_namespace(command, self._link.write, self._link.room)
+                )
             case pb.CommandGetSchema():
                 self._requests.run(command.request_id, self._schemas.find(command))
             case pb.CommandGetOrCreateSchema():
@@ -206,6 +212,7 @@ class Session:
 
     def lost(self) -> None:
         """The socket is closed."""
+        self._requests.lost()
         self._producing.lost()
         self._owning.lost()
         self._consuming.lost()

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from onewriter_broker.log.entries import Entry, EntryRun
 from onewriter_core.errors import OnewriterError, Refused, ServerError
+from onewriter_core.ids import is_printable
 from onewriter_core.wire.commands import message_id_from_proto
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import MessageId
@@ -195,3 +196,9 @@ def check_pairs(pairs: Iterable[tuple[str, str]], bytes_max: int) -> None:
     size = sum(len(key.encode()) + len(value.encode()) for key, value in pairs)
     if size > bytes_max:
         raise Refused(ServerError.NOT_ALLOWED_ERROR, f"properties take more than {bytes_max} bytes")
+
+
+def check_printable(what: str, name: str) -> None:
+    """Raise Refused for a new name with control characters."""
+    if not is_printable(name):
+        raise Refused(ServerError.NOT_ALLOWED_ERROR, f"the {what} has control characters: {name!a}")

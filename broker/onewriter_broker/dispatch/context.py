@@ -12,6 +12,7 @@ from onewriter_broker.dispatch.reading import ReadBudget, TailReader
 from onewriter_broker.dispatch.saving import CursorSaver
 from onewriter_broker.dispatch.turns import Turns
 from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.quotas.book import QuotaBook
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +32,8 @@ class TopicContext:
     tail: TailReader
     saver: CursorSaver
     turns: Turns
+    quotas: QuotaBook
+    """Counts subscriptions, with those of all topics of a broker."""
 
     @classmethod
     def of(
@@ -42,6 +45,7 @@ class TopicContext:
         spawn: Spawn,
         clock: Callable[[], float],
         wall_clock_ms: Callable[[], int],
+        quotas: QuotaBook,
     ) -> TopicContext:
         """The context of one log, with nothing learned, saved or delivered yet."""
         return cls(
@@ -55,4 +59,5 @@ class TopicContext:
             tail=TailReader(log, limits),
             saver=CursorSaver(log, spawn=spawn, limits=limits),
             turns=Turns(spawn),
+            quotas=quotas,
         )

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 
-from onewriter_broker.dispatch.api import SeekTarget, check_properties
+from onewriter_broker.dispatch.api import SeekTarget, check_printable, check_properties
 from onewriter_broker.dispatch.consumer import Consumer
 from onewriter_broker.dispatch.context import TopicContext
 from onewriter_broker.dispatch.cursor import Cursor, CursorFormatError
 from onewriter_broker.dispatch.finding import last_compacted_id, last_message_id, seek_position
 from onewriter_broker.dispatch.saving import STATE_PREFIX, read_cursor
 from onewriter_broker.dispatch.subscription import Subscription
+from onewriter_broker.quotas.book import Part, Quota, namespace_key
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.wire.values import MessageId
@@ -26,12 +27,14 @@ _log = structlog.get_logger(__name__)
 class Registry:
     """See the module. Construct it once the log's state is loaded and its watermark is set."""
 
-    __slots__ = ("_by_name", "_context", "_is_closed", "_last")
+    __slots__ = ("_by_name", "_context", "_is_closed", "_last", "_part")
 
     def __init__(self, context: TopicContext) -> None:
         self._context = context
         self._by_name: dict[str, Subscription] = {}
         self._is_closed = False
+        namespace = namespace_key(context.log.name.namespace_name)
+        self._part = Part(Quota.SUBSCRIPTIONS_PER_NAMESPACE, namespace)
         self._last: tuple[Position, MessageId, Position] | None = None
         self._restore()
         context.log.watchers.append(self._advanced)
@@ -73,6 +76,7 @@ class Registry:
     def _put(
         self, name: str, cursor: Cursor, *, is_durable: bool, properties: Mapping[str, str]
     ) -> Subscription:
+        self._context.quotas.count(self._part)
         subscription = self._by_name[name] = Subscription(
             self._context,
             name,
@@ -125,17 +129,20 @@ class Registry:
         is_durable: bool,
         properties: Mapping[str, str],
     ) -> Subscription:
-        """Create a subscription; a durable one is saved soon. Raises Refused at a bound.
+        """Create a subscription; a durable one is saved soon. Raises Refused at a bound, or a quota.
 
         A durable one begins behind what is being trimmed.
         """
         limits = self._context.limits
+        check_printable("subscription name", name)
         if len(self._by_name) >= limits.subscriptions_max:
             raise Refused(
                 ServerError.NOT_ALLOWED_ERROR,
                 f"the topic has {limits.subscriptions_max} subscriptions already",
             )
         check_properties(properties, limits.properties_bytes_max)
+        quotas, (quota, namespace) = self._context.quotas, self._part
+        quotas.check(quota, namespace, quotas.used(quota, namespace))
         if is_durable:
             mark_delete = self._context.log.behind_cuts(mark_delete)
         subscription = self._put(
@@ -184,6 +191,8 @@ class Registry:
         """Forget a subscription that nobody needs any more."""
         if self._by_name.get(subscription.name) is subscription:
             del self._by_name[subscription.name]
+            if not self._is_closed:
+                self._context.quotas.give_back(self._part)
         subscription.close()
 
     def sweep(self) -> None:
@@ -199,6 +208,8 @@ class Registry:
 
     def close(self) -> int:
         """Close all consumers and stop; how many consumers that were."""
+        if not self._is_closed:
+            self._context.quotas.give_back(*[self._part] * len(self._by_name))
         self._is_closed = True
         self._context.log.watchers.remove(self._advanced)
         self._context.turns.close()

@@ -15,6 +15,7 @@ from onewriter_broker.dispatch.api import (
     SeekTarget,
     Spawn,
     SubscribeOptions,
+    check_printable,
     check_properties,
 )
 from onewriter_broker.dispatch.context import TopicContext
@@ -32,6 +33,7 @@ from onewriter_broker.dispatch.saving import STATE_PREFIX
 from onewriter_broker.dispatch.stats import subscription_stats
 from onewriter_broker.dispatch.subscription import Subscription
 from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.quotas.book import QuotaBook
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.wire.values import EARLIEST_ID, LATEST_ID, MessageId
@@ -58,6 +60,7 @@ class Subscriptions:
         "_limits",
         "_log",
         "_made",
+        "_quotas",
         "_spawn",
         "_wall_clock_ms",
     )
@@ -71,10 +74,12 @@ class Subscriptions:
         wall_clock_ms: Callable[[], int],
         limits: Limits | None = None,
         budget: ReadBudget | None = None,
+        quotas: QuotaBook | None = None,
     ) -> None:
         self._log = log
         self._limits = limits or _DEFAULT_LIMITS
         self._budget = ReadBudget() if budget is None else budget  # an empty one is false
+        self._quotas = quotas or QuotaBook()
         self._spawn = spawn
         self._clock = clock
         self._wall_clock_ms = wall_clock_ms
@@ -94,6 +99,7 @@ class Subscriptions:
                 spawn=self._spawn,
                 clock=self._clock,
                 wall_clock_ms=self._wall_clock_ms,
+                quotas=self._quotas,
             )
             self._made = (context, Registry(context))
         return self._made
@@ -174,6 +180,7 @@ class Subscriptions:
         registry.sweep()
         _check_text("subscription name", options.subscription, limits.name_bytes_max)
         _check_text("consumer name", options.consumer_name, limits.name_bytes_max)
+        check_printable("consumer name", options.consumer_name)
         check_properties(options.metadata, limits.properties_bytes_max)
         subscription = registry.get(options.subscription)
         if subscription is None:

@@ -3,15 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from onewriter_broker.http.site import Site
 
+ALIVE: Final = "/healthz"
+READY: Final = "/readyz"
+METRICS: Final = "/metrics"
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
-    """See docs/http.md, "Health"."""
+
+class MetricsPage:
+    """The metrics as text: collected in steps and rendered in a thread, once at a time.
+
+    Requests that arrive meanwhile share the next page.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._making = asyncio.Lock()
+        self._begun_at = float("-inf")
+        self._text = b""
+
+    async def text(self) -> bytes:
+        """A page that shows at least what was there when it was asked for."""
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        async with self._making:
+            if self._begun_at <= asked_at:
+                self._begun_at = loop.time()
+                snapshot = await self._site.metrics.snapshot()
+                # Rendering is pure work on what was copied: beside the event loop.
+                self._text = await asyncio.to_thread(self._site.metrics.render, snapshot)
+            return self._text
+
+
+def add_routes(
+    router: web.UrlDispatcher, site: Site, metrics_page: MetricsPage | None = None
+) -> None:
+    """See docs/http.md, "Health" and "Metrics". Several ports share ``metrics_page``."""
+    page = metrics_page or MetricsPage(site)
 
     async def alive(request: web.Request) -> web.Response:
         del request  # that the event loop comes round to this is the answer
@@ -50,11 +83,8 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
 
     async def metrics(request: web.Request) -> web.Response:
         del request
-        snapshot = site.metrics.snapshot()
-        # Rendering is pure work on what was copied: beside the event loop.
-        text = await asyncio.to_thread(site.metrics.render, snapshot)
-        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=await page.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    router.add_get("/healthz", alive)
-    router.add_get("/readyz", ready)
-    router.add_get("/metrics", metrics)
+    router.add_get(ALIVE, alive)
+    router.add_get(READY, ready)
+    router.add_get(METRICS, metrics)

@@ -26,19 +26,34 @@ from onewriter_broker.connection.clients import Clients
 from onewriter_broker.distribution import SECONDS, Distribution
 from onewriter_broker.log.compacted import view_of
 from onewriter_broker.log.losses import Loss
+from onewriter_broker.quotas.book import Quota
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.compacting import Compactions
+from onewriter_broker.turns import Turns
+from onewriter_core.ids import escaped, is_printable
 from onewriter_core.topic.effects import Record
 from onewriter_core.topic.model import Departure, Purpose
 
 TOPIC_SERIES_MAX: Final = 1_000
 """Topics with series of their own."""
 
+ITEMS_PER_TURN: Final = 500
+"""Topics or records that are counted before other work gets a turn of the event loop."""
+
 LAG_SECONDS: Final = 0.25
 """Between two looks at how late the event loop is."""
 
 _NOT_FENCED: Final = frozenset({Departure.NONE, Departure.CLOSED})
 """Causes by which nobody lost a topic against their will."""
+
+
+def escaped_labels(page: bytes) -> bytes:
+    """A page of metrics with the control characters of names escaped, twice: once for its format."""
+    text = page.decode()
+    lines = text.split("\n")
+    if all(map(is_printable, lines)):
+        return page
+    return "\n".join(escaped(line, backslash="\\\\") for line in lines).encode()
 
 
 @dataclass(slots=True)
@@ -100,16 +115,13 @@ class Metrics:
 
     # ------------------------------------------------------------ reading out
 
-    def snapshot(self) -> list[Metric]:
-        """All figures as they are now; on the event loop, brief."""
-        return [
-            *self._ownership(),
-            *self._topics(),
-            *self._path(),
-            *self._compacted(),
-            *self._owned(),
-            *self._process(),
-        ]
+    async def snapshot(self) -> list[Metric]:
+        """All figures as they are now; what is counted over all topics and records, in steps."""
+        found = [*self._ownership(), *await self._topics_counted()]
+        for part in (self._topics, self._path, self._compacted, self._quotas):
+            found += part()
+            await asyncio.sleep(0)
+        return [*found, *await self._owned(), *self._process()]
 
     @staticmethod
     def render(families: list[Metric]) -> bytes:
@@ -117,7 +129,7 @@ class Metrics:
         registry = CollectorRegistry()
         registry.register(_Taken(families))
         ProcessCollector(registry=registry)
-        return generate_latest(registry)
+        return escaped_labels(generate_latest(registry))
 
     @staticmethod
     def histogram(name: str, text: str, spread: Distribution) -> Metric:
@@ -133,18 +145,26 @@ class Metrics:
         waiting = sum(bool(ownership.waiting_reason(bucket)) for bucket in buckets)
         yield _gauge("buckets_waiting", "Buckets that could not be taken or fully served.", waiting)
 
+    async def _topics_counted(self) -> list[Metric]:
+        topics, turns = list(self._clients.topics.loaded.values()), Turns(ITEMS_PER_TURN)
+        held = waiters = producers = 0
+        for topic in topics:
+            runner = topic.runner
+            held += bool(runner.topic.holders)
+            waiters += len(runner.topic.queue)
+            producers += len(runner.producers)
+            await turns.step()
+        return [
+            _gauge("topics_held", "Of these, topics with an exclusive writer.", held),
+            _gauge("waiters", "Producers in line, over all topics.", waiters),
+            _gauge("producers", "Connected producers, waiting ones included.", producers),
+        ]
+
     def _topics(self) -> Iterator[Metric]:
         loaded = self._clients.topics.loaded
-        runners = [topic.runner for topic in loaded.values()]
-        held = sum(bool(runner.topic.holders) for runner in runners)
-        waiters = sum(len(runner.topic.queue) for runner in runners)
-        producers = sum(len(runner.producers) for runner in runners)
         yield _gauge("topics_loaded", "Topics served by this broker now.", len(loaded))
         broken = len(self._clients.topics.broken)
         yield _gauge("topics_broken", "Topics refused because a key must be repaired.", broken)
-        yield _gauge("topics_held", "Of these, topics with an exclusive writer.", held)
-        yield _gauge("waiters", "Producers in line, over all topics.", waiters)
-        yield _gauge("producers", "Connected producers, waiting ones included.", producers)
         unlisted = max(0, len(loaded) - TOPIC_SERIES_MAX)
         yield _gauge("topics_without_series", "Loaded topics without own series.", unlisted)
         epoch = GaugeMetricFamily("onewriter_topic_epoch", "Topic epoch.", labels=["topic"])
@@ -207,22 +227,51 @@ class Metrics:
                 size.add_metric([name], sum(held))
         yield size
 
-    def _owned(self) -> Iterator[Metric]:
+    async def _owned(self) -> list[Metric]:
         owning = self._clients.owning
         now, rooms = self._clients.now(), list(owning.rooms())
         entries = [entry for room in rooms for entry in room.entries.values()]
-        owned = sum(entry.current(now).is_owned for entry in entries)
-        yield _gauge("ownerships", "Resources with an owner, of buckets asked for.", owned)
-        yield _gauge("ownership_records", "Resources ever owned, of the same.", len(entries))
+        owned, turns = 0, Turns(ITEMS_PER_TURN)
+        for entry in entries:
+            owned += entry.current(now).is_owned
+            await turns.step()
+        found = [
+            _gauge("ownerships", "Resources with an owner, of buckets asked for.", owned),
+            _gauge("ownership_records", "Resources ever owned, of the same.", len(entries)),
+        ]
         figures = owning.statistics
         for name, text, label, counted in (
             ("ownerships_granted", "Resources given.", "cause", figures.granted),
             ("ownerships_denied", "Resources denied.", "code", figures.denied),
         ):
             rows = (((value,), count) for value, count in counted.items())
-            yield _counters(name, text, [label], rows)
-        yield _counter("readers_refused", "Consumers of no owner.", figures.readers_refused)
-        yield _counter("readers_closed", "Consumers of former owners.", figures.readers_closed)
+            found.append(_counters(name, text, [label], rows))
+        return [
+            *found,
+            _counter("readers_refused", "Consumers of no owner.", figures.readers_refused),
+            _counter("readers_closed", "Consumers of former owners.", figures.readers_closed),
+        ]
+
+    def _quotas(self) -> Iterator[Metric]:
+        quotas = self._clients.quotas
+        limit = GaugeMetricFamily(
+            "onewriter_quota_limit", "What a quota allows; 0: any number.", labels=["quota"]
+        )
+        most = GaugeMetricFamily(
+            "onewriter_quota_used_most", "What the one who uses most of it has.", labels=["quota"]
+        )
+        for quota in Quota:
+            limit.add_metric([quota.value], quotas.limit(quota))
+            is_in_flight = quota is Quota.REQUESTS_PER_SUBJECT
+            used = self._clients.in_flight.most() if is_in_flight else quotas.most(quota)[1]
+            most.add_metric([quota.value], used)
+        yield from (limit, most)
+        yield _counters(
+            "quota_refusals",
+            "Requests that were refused because of a quota.",
+            ["quota"],
+            (((quota.value,), quotas.refused[quota]) for quota in Quota),
+        )
 
     def _path(self) -> Iterator[Metric]:
         figures = self._clients.appender.statistics

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from onewriter_broker.connection.schemas import kept_of, schemas_of
 from onewriter_broker.http.pulsar_topics import checked, existing
-from onewriter_broker.http.site import Refusal, Site, flag, object_body
+from onewriter_broker.http.site import Refusal, Site, creator_of, flag, object_body
 from onewriter_broker.topic.schema_rules import KeptSchema, Schema, parts
 from onewriter_broker.topic.schemas import TopicSchemas, find
 from onewriter_core.errors import Refused
@@ -61,7 +61,7 @@ def _add_writes(router: web.UrlDispatcher, site: Site) -> None:
         """As in Pulsar a schema may be there before its topic."""
         name: TopicName = checked(site, request)
         await site.require_owned(request, name)
-        return schemas_of(site.clients, await site.topics.serve(name))
+        return schemas_of(site.clients, await site.topics.serve(name, creator_of(request)))
 
     async def set_(request: web.Request) -> web.Response:
         schema = _posted(await object_body(request))

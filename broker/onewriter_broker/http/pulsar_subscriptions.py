@@ -11,7 +11,7 @@ from aiohttp import web
 from onewriter_broker.dispatch.api import SeekToId, SeekToTime
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.http.pulsar_topics import PATH, checked, served, slots_of
-from onewriter_broker.http.site import Refusal, Site, done, flag, json_body
+from onewriter_broker.http.site import Refusal, Site, creator_of, done, flag, json_body
 from onewriter_broker.namespaces import Conflict
 from onewriter_core.wire.values import EARLIEST_ID, LATEST_ID, MessageId
 
@@ -41,7 +41,7 @@ def _add_lists(router: web.UrlDispatcher, site: Site) -> None:
         name = checked(site, request)
         await site.require_owned(request, name)
         if not await site.topics.exists(name):
-            await site.topics.serve(name)  # as Pulsar does
+            await site.topics.serve(name, creator_of(request))  # as Pulsar does
         name, topic = await served(site, request)
         subscription = request.match_info["subscription"]
         logs = [topic.subscriptions[slot] for slot in slots_of(name, topic)]

@@ -21,6 +21,7 @@ from onewriter_broker.http.pulsar_stats import (
 from onewriter_broker.http.site import (
     Refusal,
     Site,
+    creator_of,
     done,
     flag,
     json_body,
@@ -130,7 +131,7 @@ def _add_topic(router: web.UrlDispatcher, site: Site) -> None:
         properties = properties_of(await json_body(request))
         if await _has_log(site, name):
             raise Refusal(409, "This topic already exists")
-        await site.topics.serve(name)
+        await site.topics.serve(name, creator_of(request))
         if properties:
             await set_own(site.topics, name.base, "properties", lambda _: properties)
         return done()
@@ -211,7 +212,7 @@ def _add_partitions(router: web.UrlDispatcher, site: Site) -> None:
         await site.require_owned(request, name)
         if await site.topics.exists(name):
             raise Refusal(409, "This topic already exists")
-        await site.topics.set_partitions(name, partitions)
+        await site.topics.set_partitions(name, partitions, creator_of(request))
         if properties:
             await set_own(site.topics, name, "properties", lambda _: properties)
         return done()
@@ -230,7 +231,7 @@ def _add_partitions(router: web.UrlDispatcher, site: Site) -> None:
             )
         _check_most(wanted)
         if wanted > present:
-            await site.topics.set_partitions(name, wanted)
+            await site.topics.set_partitions(name, wanted, creator_of(request))
         return done()
 
     async def delete(request: web.Request) -> web.Response:

@@ -1,21 +1,23 @@
-"""The HTTP server of one broker: its socket, its guards, and where each path goes.
+"""The HTTP servers of one broker: their ports, their guards, and where each path goes.
 
-Guards, in this order, for every request: too many at once, a page of another origin, who asks and
-whether they may change anything, time. A defect in a handler is a 500 and a line in the log; it
-takes nothing else down.
+Guards, in this order, for every request: the limits of ``onewriter_http`` (connections, slow requests,
+compressed bodies), a page of another site, who asks and whether they may, a place among the requests of
+all identities, time. A defect in a handler is a 500 and a line in the log; it takes nothing else down.
+
+Probes and metrics can have a port of their own, with limits of its own: what happens on the main port does not
+keep the kubelet or Prometheus out.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
-from urllib.parse import urlsplit
+from typing import Any, Final
 
-import structlog
 from aiohttp import web
 
-from onewriter_broker.access import is_administrator
+from onewriter_broker.access import is_administrator, roles_of
+from onewriter_broker.desired import BODY_BYTES_MAX as DESIRED_BYTES_MAX
 from onewriter_broker.http import (
     acknowledged,
     blocks,
@@ -36,73 +38,91 @@ from onewriter_broker.http import (
     staging,
     watch,
 )
+from onewriter_broker.http.scraping import ScrapeToken
+from onewriter_broker.http.shares import Capacity, Shares
 from onewriter_broker.http.site import (
     BODY_BYTES_MAX,
     EXPIRES,
     IDENTITY,
     Answerable,
-    Refusal,
     Site,
     failure,
     status_of,
 )
+from onewriter_broker.http.watchers import WATCHERS_MAX
+from onewriter_core.authorization import INSTALLATION, Action, Denied, Role, may
 from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import Identity
+from onewriter_http.browsers import Browsers, is_loopback
+from onewriter_http.limits import Limits
+from onewriter_http.server import Server
 
-CONNECTIONS_MAX: Final = 2_000
-"""HTTP connections at once; more are closed as they come."""
+LIMITS: Final = Limits(body_bytes_max=DESIRED_BYTES_MAX)
+"""Of the main port. Most bodies are smaller: see BODY_BYTES_MAX."""
 
-REQUESTS_MAX: Final = 256
-"""Requests worked on at once; more are answered 429."""
+PROBE_LIMITS: Final = Limits(
+    connections_max=256,
+    connections_per_address_max=64,
+    header_seconds=2.0,
+    body_seconds=2.0,
+    idle_seconds=30.0,
+    answer_seconds=20.0,
+    body_bytes_max=0,
+)
+"""Of the port of probes and metrics."""
+
+REQUESTS: Final = Capacity(places=256, each=32, kept=16, waiting=256)
+"""Requests worked on at once, without streams."""
+
+WATCHES: Final = Capacity(places=WATCHERS_MAX, each=2, kept=4, waiting=16)
+
+BLOCK_STREAMS: Final = Capacity(places=blocks.STREAMS_MAX, each=4, kept=2, waiting=64)
 
 REQUEST_SECONDS: Final = 30.0
 """A request that takes longer is answered 504: what it asked for may or may not happen."""
 
-KEEP_ALIVE_SECONDS: Final = 60.0
-
-STOP_SECONDS: Final = 2.0
-"""How long a stopping server waits for the requests under way."""
-
-OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Answered without a token: probes and scrapers have none. They tell nothing that is secret."""
-
-STREAMS: Final = frozenset({watch.PATH, blocks.PATH})
-"""Answers that may take long; they are bounded in number, and see to slow readers themselves."""
+PROBES: Final = frozenset({health.ALIVE, health.READY})
+"""Answered without a token and before anything else: whoever probes has none."""
 
 _FOR_ALL: Final = staging.PRODUCERS_PATHS | acknowledged.CONSUMERS_PATHS
 """Changes there are not for administrators alone; who may is checked where they are made."""
 
+SCRAPER: Final = "metrics token"
+"""Who asks for metrics with the token of ``metrics_token_file``."""
+
 _BEARER: Final = "bearer "
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-
-log = structlog.get_logger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpServer:
-    """Serves a Site on the settings' HTTP port; use ``start`` and ``stop`` once each."""
+    """Serves a Site on the settings' ports; use ``start`` and ``stop`` once each."""
 
     def __init__(self, site: Site) -> None:
+        settings = site.clients.settings
         self._site = site
-        self._under_way = 0
-        self._runner = web.AppRunner(
-            self._application(),
-            access_log=None,
-            handle_signals=False,
-            keepalive_timeout=KEEP_ALIVE_SECONDS,
-            shutdown_timeout=STOP_SECONDS,
+        self._requests = Shares(REQUESTS, "requests")
+        self._streams = {
+            watch.PATH: Shares(WATCHES, "watches"),
+            blocks.PATH: Shares(BLOCK_STREAMS, "streams of blocks"),
+        }
+        self._browsers = Browsers(
+            {settings.host, settings.advertised_host}, checks_host=is_loopback(settings.host)
         )
-        self._sockets: list[asyncio.Server] = []
+        self._scrape_token = ScrapeToken(settings.metrics_token_file)
+        self._metrics = health.MetricsPage(site)
+        self._main = Server(self._application(), LIMITS, name=__name__, failure=failure)
+        self._probes = Server(
+            self._probe_application(), PROBE_LIMITS, name=__name__, failure=failure
+        )
 
     def _application(self) -> web.Application:
-        @web.middleware
-        async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-            return await self._guarded(request, handler)
-
-        application = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[guarded])
+        application = web.Application(
+            client_max_size=BODY_BYTES_MAX, middlewares=[_middleware(self._guarded)]
+        )
+        health.add_routes(application.router, self._site, self._metrics)
         for module in (
-            health,
             pulsar_cluster,
             pulsar_compaction,
             pulsar_namespaces,
@@ -124,46 +144,69 @@ class HttpServer:
             module.add_routes(application.router, self._site)
         return application
 
-    async def start(self) -> None:
-        """Listen. Raises OSError when the port is taken."""
-        await self._runner.setup()
-        server = self._runner.server
-        assert server is not None  # noqa: S101 - set up above
-
-        def connected() -> asyncio.BaseProtocol:
-            if len(server.connections) >= CONNECTIONS_MAX:
-                return _Refusing()
-            return server()
-
-        settings, certificate = self._site.clients.settings, self._site.certificate
-        loop = asyncio.get_running_loop()
-        self._sockets.append(
-            await loop.create_server(connected, settings.host, settings.http_port, backlog=1024)
+    def _probe_application(self) -> web.Application:
+        application = web.Application(
+            client_max_size=1, middlewares=[_middleware(self._guarded_probe)]
         )
+        health.add_routes(application.router, self._site, self._metrics)
+        return application
+
+    async def start(self) -> None:
+        """Listen. Raises OSError when a port is taken."""
+        settings, certificate = self._site.clients.settings, self._site.certificate
+        if settings.probe_port:
+            await self._probes.listen(settings.host, settings.probe_port)
+        await self._main.listen(settings.host, settings.http_port)
         if certificate is not None:
             options = certificate.server_options()
-            self._sockets.append(
-                await loop.create_server(
-                    connected, settings.host, settings.https_port, backlog=1024, **options
-                )
-            )
+            await self._main.listen(settings.host, settings.https_port, **options)
 
     async def stop(self) -> None:
-        """Take no more requests, let those under way end, close."""
-        for socket in self._sockets:
-            socket.close()
+        """Take no more requests, let those in progress end, close."""
+        self._main.close()
         self._site.watchers.end()
-        await self._runner.cleanup()
+        await self._main.stop()
+        await self._probes.stop()
 
     # ------------------------------------------------------------ guards
 
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if self._under_way >= REQUESTS_MAX:
-            return failure(429, f"{REQUESTS_MAX} requests are being worked on")
-        self._under_way += 1
+        if request.path in PROBES:
+            return await self._answer(request, handler)
+        refusal = self._browsers.refusal(request.headers)
+        if refusal is not None:
+            return failure(403, refusal)
+        resource = request.match_info.route.resource
+        stream = None if resource is None else self._streams.get(resource.canonical)
+
+        async def admitted(request: web.Request) -> web.StreamResponse:
+            identity = await self._admit(request)
+            key = identity.subject or f"anonymous at {request.remote}"
+            principal = roles_of(self._site.clients.settings).principal(identity)
+            # A pipeline reads many logs at once, from all executors under one identity.
+            is_privileged = principal.is_administrator or (
+                stream is not None and principal.has(Role.PIPELINE)
+            )
+            shares = stream or self._requests
+            async with shares.place(key, is_privileged=is_privileged):
+                return await handler(request)
+
+        return await self._answer(request, admitted, None if stream else REQUEST_SECONDS)
+
+    async def _guarded_probe(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        async def admitted(request: web.Request) -> web.StreamResponse:
+            if request.path not in PROBES:
+                await self._admit(request)
+            return await handler(request)
+
+        return await self._answer(request, admitted)
+
+    async def _answer(
+        self, request: web.Request, handler: Handler, seconds: float | None = REQUEST_SECONDS
+    ) -> web.StreamResponse:
+        """What the handler answers, or what its exception means."""
         try:
-            await self._admit(request)
-            async with asyncio.timeout(None if _is_stream(request) else REQUEST_SECONDS):
+            async with asyncio.timeout(seconds):
                 return await handler(request)
         except Undecided as error:
             # What was read was not read; what was changed may or may not be.
@@ -178,20 +221,16 @@ class HttpServer:
             return failure(error.status, _reason(error))
         except (ConnectionError, asyncio.CancelledError):
             raise  # the client has gone, or the broker stops
-        except Exception:
-            log.exception("http.defect", method=request.method, path=request.path)
+        except Exception as error:  # noqa: BLE001 - logged, without its text
+            route = request.match_info.route.resource
+            path = "" if route is None else route.canonical
+            self._main.log.defect("http.defect", error, method=request.method, path=path)
             return failure(500, "internal error; the broker's log has the details")
-        finally:
-            self._under_way -= 1
 
-    async def _admit(self, request: web.Request) -> None:
-        """Prove who asks; raises Refused, Refusal, Unavailable."""
-        changes = request.method not in _READING
-        origin = request.headers.get("Origin")
-        if changes and origin is not None and urlsplit(origin).netloc != request.host:
-            raise Refusal(403, "a page of another origin may not change anything here")
-        if request.path in OPEN_PATHS:
-            return
+    async def _admit(self, request: web.Request) -> Identity:
+        """Prove who asks, and that they may; raises Refused, Refusal, Unavailable."""
+        if request.path == health.METRICS and self._scrape_token.opens(request):
+            return Identity(SCRAPER)
         scheme_and_token = request.headers.get("Authorization", "")
         if scheme_and_token[: len(_BEARER)].lower() == _BEARER:
             method, data = "token", scheme_and_token[len(_BEARER) :].strip()
@@ -205,8 +244,15 @@ class HttpServer:
             raise Unavailable("the identity cannot be confirmed now: come again")
         request[IDENTITY], request[EXPIRES] = proof.identity, proof.expires_at
         resource = request.match_info.route.resource
+        changes = request.method not in _READING
+        if request.path == health.METRICS:
+            principal = roles_of(self._site.clients.settings).principal(proof.identity)
+            verdict = may(principal, Action.OBSERVE, INSTALLATION)
+            if isinstance(verdict, Denied):
+                raise verdict.error()
         if changes and (resource is None or resource.canonical not in _FOR_ALL):
             self._check_administrator(proof.identity)
+        return proof.identity
 
     def _check_administrator(self, identity: Identity) -> None:
         """Other changes are for ``admin_subjects``, wherever these or tokens are configured."""
@@ -217,19 +263,12 @@ class HttpServer:
             )
 
 
-def _is_stream(request: web.Request) -> bool:
-    resource = request.match_info.route.resource
-    return resource is not None and resource.canonical in STREAMS
+def _middleware(guard: Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]) -> Any:
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        return await guard(request, handler)
 
-
-class _Refusing(asyncio.Protocol):
-    """A connection too many."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.Transport):
-            transport.abort()
-        else:  # uvloop's transports are no subclasses of asyncio's
-            transport.close()
+    return guarded
 
 
 def _reason(error: web.HTTPException) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final
 
 import aiohttp
 import msgspec
@@ -26,6 +26,7 @@ from onewriter_broker.log.api import LogStore, Observation
 from onewriter_broker.log.losses import Loss
 from onewriter_broker.namespaces import Conflict, Invalid, Missing, Namespaces
 from onewriter_broker.ownership.membership import Membership
+from onewriter_broker.quotas.book import subject_of
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.catalog import Undivided
 from onewriter_broker.topic.compacting import Compactions
@@ -38,6 +39,9 @@ from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 
 BODY_BYTES_MAX: Final = 256 * 1024
 """A request's body."""
+
+DEPTH_MAX: Final = 64
+"""Levels of lists and objects in a JSON body."""
 
 FORWARD_SECONDS: Final = 20.0
 """Time for a request that this broker makes to another one on behalf of its caller."""
@@ -213,16 +217,25 @@ EXPIRES: Final[web.RequestKey[float | None]] = web.RequestKey("expires")
 """Until when that proof counts, in Unix seconds; None: for ever."""
 
 
+def creator_of(request: web.Request) -> str:
+    """For whom a topic counts that the request makes."""
+    return subject_of(request[IDENTITY], request.remote or "")
+
+
 def namespace_of(request: web.Request) -> str:
     """``tenant/namespace`` out of the path."""
     return f"{request.match_info['tenant']}/{request.match_info['namespace']}"
 
 
 def topic_of(request: web.Request) -> TopicName:
-    """The topic out of the path; raises InvalidTopicName."""
+    """The topic out of the path; raises InvalidTopicName.
+
+    What is to be deleted may have a name that is too long for a new topic.
+    """
     found = request.match_info
     domain = found.get("domain", "persistent")
-    return TopicName.parse(f"{domain}://{found['tenant']}/{found['namespace']}/{found['topic']}")
+    text = f"{domain}://{found['tenant']}/{found['namespace']}/{found['topic']}"
+    return TopicName.parse(text, is_stored=request.method == "DELETE")
 
 
 def flag(request: web.Request, name: str) -> bool:
@@ -241,15 +254,32 @@ def number(request: web.Request, name: str, default: int, most: int) -> int:
 
 
 async def json_body(request: web.Request) -> object:
-    """The body as JSON, whatever its content type says; None when it is empty."""
-    text = (await request.read()).decode("utf-8", "replace")
+    """The body as JSON, whatever its content type says; None when it is empty. Raises Refusal."""
+    text = await request.read()
     if not text.strip():
         return None
     try:
-        value: object = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        value: object = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Refusal(400, f"the body is not JSON: {error}") from None
+    if text.count(b"[") + text.count(b"{") > DEPTH_MAX and _is_deep(value):
+        raise Refusal(400, f"the body is nested deeper than {DEPTH_MAX} levels")
     return value
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(DEPTH_MAX):
+        level = [
+            item
+            for each in level
+            if isinstance(each, dict | list)
+            for item in (each.values() if isinstance(each, dict) else each)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 async def object_body(request: web.Request) -> dict[str, object]:
@@ -260,10 +290,6 @@ async def object_body(request: web.Request) -> dict[str, object]:
     if not isinstance(value, dict):
         raise Refusal(400, "the body must be a JSON object")
     return value
-
-
-def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
 
 
 Answerable = (OnewriterError, InvalidTopicName, Refusal)

@@ -20,7 +20,7 @@ from onewriter_broker.http.publish_rights import (
     shows_proof,
     under_epoch,
 )
-from onewriter_broker.http.site import IDENTITY, Refusal, Site, object_body, topic_of
+from onewriter_broker.http.site import IDENTITY, Refusal, Site, creator_of, object_body, topic_of
 from onewriter_broker.log.api import VERSION_PREFIX
 from onewriter_broker.log.publishing import TooLarge
 from onewriter_broker.topic.layouts import LAYOUT_PREFIX, Overtaken
@@ -353,7 +353,7 @@ async def _admitted(
         raise objection or Refused(ServerError.AUTHORIZATION_ERROR, "nobody may")
     await site.require_owned(request, name)
     await _check_undivided(site, name)
-    topic = await topics.serve(name)
+    topic = await topics.serve(name, creator_of(request))
     _check_takes_rows(name, topic)
     return topic, admission
 

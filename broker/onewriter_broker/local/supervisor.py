@@ -1,8 +1,10 @@
 """The supervisor: a small parent process that keeps brokers and the embedded server running.
 
 It holds the data directory's lock, owns the embedded server, and starts the brokers as children.
-Each broker's event loop writes a byte into an inherited pipe every BEAT_SECONDS; one that falls
-silent is frozen and is killed, so that its sockets reset and its clients go elsewhere at once.
+Each broker's event loop writes a byte into an inherited pipe every BEAT_SECONDS, which shows that it
+iterates. A broker that writes none is killed, so that its sockets reset and its clients go elsewhere:
+soon if its process uses no processor time either (it is stopped, or blocked), later if it does (it is
+busy; killing it for that would make every long piece of work an outage).
 Killing a broker does not touch the store. A supervisor that was itself held up (a suspended machine,
 SIGSTOP) observes anew instead of killing those who were held up with it.
 
@@ -24,7 +26,12 @@ from pathlib import Path
 
 import structlog
 
-from onewriter_broker.local.children import send_signal, start_child, stop_child
+from onewriter_broker.local.children import (
+    processor_seconds,
+    send_signal,
+    start_child,
+    stop_child,
+)
 from onewriter_broker.local.datadir import DirectoryLock
 from onewriter_broker.local.embedded import EmbeddedServer
 from onewriter_core.errors import ConfigurationError
@@ -32,8 +39,11 @@ from onewriter_core.errors import ConfigurationError
 BEAT_SECONDS = 0.25
 """Between two bytes of a child."""
 
-SILENT_SECONDS = 1.5
-"""A child that beat before and has not for so long is frozen, unless the setting says otherwise."""
+FROZEN_SECONDS = 2.0
+"""A child that beat before, and for so long has neither beaten nor used processor time, is frozen."""
+
+STUCK_SECONDS = 10.0
+"""A child that beat before and has not for so long is stuck, whatever its processor time."""
 
 FIRST_BEAT_SECONDS = 60.0
 """A child that never beat for so long is frozen."""
@@ -97,12 +107,23 @@ class Heartbeat:
 
 
 class Watch:
-    """Whether one child is frozen: pure, fed with beats and with each look's time (seconds)."""
+    """Whether one child is frozen or stuck: pure, fed with beats and what each look finds.
 
-    def __init__(self, now: float, silent_seconds_max: float = SILENT_SECONDS) -> None:
-        self._silent_seconds_max = silent_seconds_max
+    Times are seconds. See FROZEN_SECONDS and STUCK_SECONDS.
+    """
+
+    def __init__(
+        self,
+        now: float,
+        frozen_seconds: float = FROZEN_SECONDS,
+        stuck_seconds: float = STUCK_SECONDS,
+    ) -> None:
+        self._frozen_seconds = frozen_seconds
+        self._stuck_seconds = max(stuck_seconds, frozen_seconds)
         self._looked_at = now
         self._silent_seconds = 0.0
+        self._idle_seconds = 0.0
+        self._used: float | None = None
         self._has_beaten = False
 
     def beat(self) -> None:
@@ -115,16 +136,32 @@ class Watch:
         """Whether the child ever gave a sign of life."""
         return self._has_beaten
 
-    def is_frozen(self, now: float) -> bool:
-        """Look at the child; time during which nobody looked counts against nobody."""
+    def is_frozen(self, now: float, used: float | None = None) -> bool:
+        """Look at the child; time during which nobody looked counts against nobody.
+
+        ``used``: the processor time of its process until now; None: the system does not tell, and
+        then its silence alone counts.
+        """
         gap = now - self._looked_at
         self._looked_at = now
         if gap > HELD_UP_SECONDS:
-            self._silent_seconds = 0.0
+            self._silent_seconds = self._idle_seconds = 0.0
             return False
         self._silent_seconds += gap
-        most = self._silent_seconds_max if self._has_beaten else FIRST_BEAT_SECONDS
-        return self._silent_seconds >= most
+        self._idle_seconds += gap
+        if used is not None and used != self._used:
+            self._used, self._idle_seconds = used, 0.0
+        if not self._has_beaten:
+            return self._silent_seconds >= FIRST_BEAT_SECONDS
+        is_idle = self._idle_seconds >= self._frozen_seconds
+        return self._silent_seconds >= (self._frozen_seconds if is_idle else self._stuck_seconds)
+
+    @property
+    def reason(self) -> str:
+        """Why a child that is frozen is killed."""
+        silent = f"no iteration of its event loop for {self._silent_seconds:.1f} s"
+        idle = f", no processor time for {self._idle_seconds:.1f} s"
+        return silent + (idle if self._idle_seconds >= self._frozen_seconds else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +194,8 @@ class ChildFailed(ConfigurationError):
 class Supervisor:
     """Runs ``children`` and, if given, the embedded ``server`` on ``data_directory``.
 
-    ``children`` is called once the server answers (its URL is known then). One that gives no sign of
-    life for ``silent_seconds_max`` is killed. ``on_event`` is told what happens to whom, with the
+    ``children`` is called once the server answers (its URL is known then). One that is frozen for
+    ``frozen_seconds``, or stuck for ``stuck_seconds`` (Watch), is killed. ``on_event`` is told what happens to whom, with the
     process id.
     """
 
@@ -168,13 +205,15 @@ class Supervisor:
         children: Callable[[], Sequence[ChildSpec]],
         *,
         server: EmbeddedServer | None = None,
-        silent_seconds_max: float = SILENT_SECONDS,
+        frozen_seconds: float = FROZEN_SECONDS,
+        stuck_seconds: float = STUCK_SECONDS,
         on_event: Callable[[str, ChildEvent, int], None] = lambda _name, _event, _pid: None,
     ) -> None:
         self._lock = DirectoryLock(data_directory, what="onewriter")
         self._children = children
         self._server = server
-        self._silent_seconds_max = silent_seconds_max
+        self._frozen_seconds = frozen_seconds
+        self._stuck_seconds = stuck_seconds
         self._on_event = on_event
         self._to_hang_up: set[str] = set()
         self._has_terminal = False
@@ -284,7 +323,7 @@ class Supervisor:
     async def _watch(self, child: ChildSpec, process: Process, reading: int) -> bool:
         """Look at a child until it has ended, and kill it when it is frozen."""
         loop = asyncio.get_running_loop()
-        watch = Watch(loop.time(), self._silent_seconds_max)
+        watch = Watch(loop.time(), self._frozen_seconds, self._stuck_seconds)
         while process.returncode is None:
             try:
                 async with asyncio.timeout(LOOK_SECONDS):
@@ -299,8 +338,10 @@ class Supervisor:
             if watch.has_beaten and child.name in self._to_hang_up:
                 self._to_hang_up.discard(child.name)
                 send_signal(process, signal.SIGHUP)
-            if process.returncode is None and watch.is_frozen(loop.time()):
-                self._tell(child, ChildEvent.FROZEN, process)
+            if process.returncode is None and watch.is_frozen(
+                loop.time(), processor_seconds(process.pid)
+            ):
+                self._tell(child, ChildEvent.FROZEN, process, watch.reason)
                 send_signal(process, signal.SIGKILL)
                 await process.wait()
         return watch.has_beaten
@@ -316,12 +357,15 @@ class Supervisor:
                 send_signal(process, signal.SIGKILL)
             urgent.cancel()
 
-    def _tell(self, child: ChildSpec, event: ChildEvent, process: Process) -> None:
+    def _tell(
+        self, child: ChildSpec, event: ChildEvent, process: Process, reason: str = ""
+    ) -> None:
         _log.info(
             f"child.{event.value}",
             child=child.name,
             process_id=process.pid,
             code=process.returncode,
+            **({"reason": reason} if reason else {}),
         )
         self._on_event(child.name, event, process.pid)
 

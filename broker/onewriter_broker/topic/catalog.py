@@ -15,16 +15,35 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
+import structlog
+
 from onewriter_broker.log.api import Binding, LogStore, Outcome
+from onewriter_broker.turns import Turns
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.errors import Refused, ServerError, Unavailable
-from onewriter_core.ids import TopicName, bucket_of, bucket_without_tags
+from onewriter_core.ids import (
+    InvalidTopicName,
+    TopicName,
+    bucket_of,
+    bucket_without_tags,
+    escaped,
+    is_printable,
+)
 from onewriter_core.topic.model import WHOLE
+
+NAMES_PER_STEP = 1_000
+"""Topics that are looked at before others may have the event loop."""
+
+UNREADABLE_NAMES_MAX = 1_000
+"""Names that cannot be read and are logged, each once."""
+
+log = structlog.get_logger(__name__)
 
 _NONE_SET: Mapping[str, object] = MappingProxyType({})
 
@@ -62,6 +81,11 @@ class CatalogEntry:
         fields = json.loads(text)
         policies = fields.get("policies", _NONE_SET)
         return cls(fields["partitions"], tuple(fields["slots"]), fields["deleted"], policies)
+
+    @property
+    def logs(self) -> int:
+        """How many logs it has."""
+        return 0 if self.is_deleted else len(self.slots)
 
     def with_slot(self, slot: int) -> CatalogEntry:
         return self if slot in self.slots else replace(self, slots=(*self.slots, slot))
@@ -112,6 +136,25 @@ class _Copy:
     """A call may have been sent that the store has still to execute."""
     entries: dict[str, CatalogEntry] | None = None
     """None: nobody has read them yet."""
+    logs: Counter[str] = field(default_factory=Counter)
+    """How many logs the entries name, by namespace."""
+
+    def fill(self, entries: dict[str, CatalogEntry]) -> None:
+        """Remember what was read."""
+        self.entries = entries
+        for name, entry in entries.items():
+            self.logs[_namespace_of(name)] += entry.logs
+
+    def put(self, name: str, entry: CatalogEntry, entries: dict[str, CatalogEntry]) -> None:
+        """Remember one that was changed."""
+        former = entries.get(name)
+        self.logs[_namespace_of(name)] += entry.logs - (0 if former is None else former.logs)
+        entries[name] = entry
+
+
+def _namespace_of(base: str) -> str:
+    """``tenant/namespace`` of a topic's full name."""
+    return "/".join(base.partition("://")[2].split("/", 2)[:2])
 
 
 def existing(known: CatalogEntry | None) -> CatalogEntry:
@@ -119,6 +162,13 @@ def existing(known: CatalogEntry | None) -> CatalogEntry:
     if known is None:
         raise Unavailable("the topic was deleted meanwhile: come again")
     return known
+
+
+def _check_new(base: TopicName) -> None:
+    """Raise Refused for a name that no new topic gets."""
+    if not is_printable(str(base)):
+        text = f"the name of a new topic has no control characters: {str(base)!a}"
+        raise Refused(ServerError.INVALID_TOPIC_NAME, text)
 
 
 class Catalogs:
@@ -132,6 +182,7 @@ class Catalogs:
         self._store = store
         self._copies: dict[int, _Copy] = {}
         self._changing: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
+        self._unreadable: set[str] = set()
 
     def forget(self, bucket: int) -> None:
         """Read the bucket's catalog again, behind all that was sent: it was lost, or a call had no answer."""
@@ -151,8 +202,12 @@ class Catalogs:
         if copy.is_in_doubt:
             return entries  # the binding holds no longer
         if copy.entries is None:  # else what was changed since another's answer stands in that one
-            copy.entries = entries
-        return copy.entries
+            copy.fill(entries)
+        return entries if copy.entries is None else copy.entries
+
+    def logs_in(self, namespace: str) -> int:
+        """How many logs a namespace has in the buckets that are held and were looked at."""
+        return sum(copy.logs[namespace] for copy in self._copies.values())
 
     def _copy(self, binding: Binding) -> _Copy:
         copy = self._copies.get(binding.bucket)
@@ -169,17 +224,31 @@ class Catalogs:
     async def under(
         self, prefix: str, binding_of: Callable[[int], Binding | None]
     ) -> dict[str, CatalogEntry]:
-        """All topics whose names begin so, out of all buckets. Raises Undecided."""
+        """All topics whose names begin so, out of all buckets. Raises Undecided.
+
+        Without those whose names cannot be read: an earlier version stored names that are too long.
+        They can be deleted by their names.
+        """
         found: dict[str, CatalogEntry] = {}
+        turns = Turns(NAMES_PER_STEP)
         for bucket in range(self.buckets):
             await asyncio.sleep(0)  # there may be many, and all in memory
             entries = await self.bucket(bucket, binding_of(bucket))
-            found |= {
-                name: entry
-                for name, entry in entries.items()
-                if name.startswith(prefix) and not entry.is_deleted
-            }
+            for name, entry in list(entries.items()):
+                if name.startswith(prefix) and not entry.is_deleted and self._is_readable(name):
+                    found[name] = entry
+                await turns.step()
         return found
+
+    def _is_readable(self, name: str) -> bool:
+        try:
+            TopicName.parse(name)
+        except InvalidTopicName as error:
+            if name not in self._unreadable and len(self._unreadable) < UNREADABLE_NAMES_MAX:
+                self._unreadable.add(name)
+                log.warning("catalog.name_unreadable", topic=escaped(name), reason=str(error))
+            return False
+        return True
 
     async def entry(self, base: TopicName, binding: Binding | None) -> CatalogEntry | None:
         """A topic's entry, None when it does not exist or was deleted. Raises Undecided."""
@@ -211,6 +280,8 @@ class Catalogs:
             entry = change(known)
             if entry is known:
                 return entry
+            if known is None:
+                _check_new(base)
             if present is None:
                 await self._check_not_elsewhere(base)
             outcome = None
@@ -225,7 +296,7 @@ class Catalogs:
             if entries is None:  # forgotten meanwhile: whoever reads it now may not have seen this
                 self.forget(bucket)
             else:
-                entries[str(base)] = entry
+                self._copy(binding).put(str(base), entry, entries)
             return entry
 
     async def _check_not_elsewhere(self, base: TopicName) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import base64
 import binascii
 import enum
+import hashlib
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 import avro.errors
@@ -22,8 +24,20 @@ from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibi
 from onewriter_core.errors import OnewriterError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-BYTES_MAX: Final = 256 * 1024
-"""Of one definition."""
+BYTES_MAX: Final = 64 * 1024
+"""Of one new definition with its properties."""
+
+BRANCHES_MAX: Final = 200
+"""Of one union in a new definition."""
+
+NESTING_MAX: Final = 64
+"""Lists and objects within one another in a new definition, as JSON."""
+
+ERROR_LENGTH_MAX: Final = 500
+"""Of what Avro says of a definition, which it may quote."""
+
+DEFINITIONS_REMEMBERED: Final = 256
+"""So that a topic's schemas are not read again for each client that brings one."""
 
 NOT_KEPT: Final = frozenset({pb.Schema.NONE, pb.Schema.AUTO_CONSUME})
 """What means that a client brings no schema."""
@@ -152,8 +166,42 @@ def has_definition(schema: Schema) -> bool:
     return schema.kind not in _WITHOUT_DEFINITION
 
 
-def check(schema: Schema) -> None:
-    """Raise InvalidSchema for a schema that cannot be kept."""
+def weight(schema: Schema) -> int:
+    """About how much work it is to compare a schema with one like it: unions count most."""
+    if schema.kind == pb.Schema.KEY_VALUE:
+        return sum(map(weight, parts(schema)))
+    if schema.kind not in _IN_AVRO:
+        return 1
+    unions = sum(branches * branches for branches, _ in _lists(schema))
+    return unions + len(schema.data) // 16
+
+
+def _lists(schema: Schema) -> Iterator[tuple[int, int]]:
+    """Of each list that may be a union, its length; and how deep it lies. Raises InvalidSchema."""
+    try:
+        waiting = [(json.loads(schema.data), 1)]
+    except (ValueError, RecursionError) as error:
+        raise _invalid(schema, error) from error
+    while waiting:
+        value, depth = waiting.pop()
+        if isinstance(value, dict):
+            for name, content in value.items():
+                if isinstance(content, list) and name in _LISTS_OF_OBJECTS:
+                    waiting += [(each, depth + 2) for each in content]
+                elif isinstance(content, dict | list):
+                    waiting.append((content, depth + 1))
+            yield 0, depth
+        elif isinstance(value, list):
+            yield len(value), depth
+            waiting += [(each, depth + 1) for each in value]
+
+
+_LISTS_OF_OBJECTS: Final = frozenset({"fields", "symbols", "aliases"})
+"""Lists in a definition that are no unions."""
+
+
+def check(schema: Schema, *, is_parsed: bool = True) -> None:
+    """Raise InvalidSchema for a schema that cannot be kept. Without ``is_parsed``: by its size alone."""
     if schema.kind in NOT_OFFERED:
         raise InvalidSchema(
             f"schemas of type {schema.type_name} are not kept here: use AVRO or JSON, or send bytes"
@@ -162,10 +210,25 @@ def check(schema: Schema) -> None:
     if size > BYTES_MAX:
         raise InvalidSchema(f"a schema has at most {BYTES_MAX} bytes")
     if schema.kind in _IN_AVRO:
-        _parsed(schema)
+        for branches, depth in _lists(schema):
+            if branches > BRANCHES_MAX:
+                raise InvalidSchema(f"a union has at most {BRANCHES_MAX} branches, not {branches}")
+            if depth > NESTING_MAX:
+                raise InvalidSchema(f"a schema has at most {NESTING_MAX} levels")
+        if is_parsed:
+            _parsed(schema)
     elif schema.kind == pb.Schema.KEY_VALUE:
         for part in parts(schema):
-            check(part)
+            check(part, is_parsed=is_parsed)
+
+
+@lru_cache(maxsize=DEFINITIONS_REMEMBERED)
+def _meaning(data: bytes) -> bytes | None:
+    """The same for two definitions that are the same JSON; None: it is none."""
+    try:
+        return hashlib.sha256(json.dumps(json.loads(data), sort_keys=True).encode()).digest()
+    except (ValueError, RecursionError):
+        return None
 
 
 def same(one: Schema, other: Schema) -> bool:
@@ -176,10 +239,8 @@ def same(one: Schema, other: Schema) -> bool:
         return True
     if one.kind not in _IN_AVRO:
         return False
-    try:
-        return bool(json.loads(one.data) == json.loads(other.data))
-    except ValueError:
-        return False
+    meaning = _meaning(one.data)
+    return meaning is not None and meaning == _meaning(other.data)
 
 
 def check_follows(new: Schema, kept: Sequence[KeptSchema], strategy: Strategy) -> None:
@@ -235,9 +296,13 @@ def _parsed(schema: Schema) -> avro.schema.Schema:
     try:
         return avro.schema.parse(schema.data.decode())
     except (avro.errors.AvroException, ValueError, TypeError, RecursionError) as error:
-        raise InvalidSchema(
-            f"Invalid schema definition data for {schema.type_name} schema: {error}"
-        ) from error
+        raise _invalid(schema, error) from error
+
+
+def _invalid(schema: Schema, error: Exception) -> InvalidSchema:
+    return InvalidSchema(
+        f"Invalid schema definition data for {schema.type_name} schema: {str(error)[:ERROR_LENGTH_MAX]}"
+    )
 
 
 def parts(schema: Schema) -> tuple[Schema, Schema]:

@@ -6,8 +6,8 @@ them. What may follow what is schema_rules.py's.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 from onewriter_broker.log.topic_log import TopicLog
@@ -20,6 +20,7 @@ from onewriter_broker.topic.policies import (
     Policy,
     effective,
 )
+from onewriter_broker.topic.schema_check import Question, SchemaChecks
 from onewriter_broker.topic.schema_rules import (
     DEFAULT_STRATEGY,
     Incompatible,
@@ -27,9 +28,6 @@ from onewriter_broker.topic.schema_rules import (
     KeptSchema,
     Schema,
     Strategy,
-    check,
-    check_follows,
-    check_reads,
     has_definition,
     same,
 )
@@ -46,10 +44,14 @@ TOTAL_BYTES_MAX: Final = 2 * 1024 * 1024
 """What they take together."""
 
 
+_parsed = lru_cache(maxsize=VERSIONS_MAX)(KeptSchema.parse)
+"""A topic's schemas are not read again for each client that asks for one."""
+
+
 def kept_in(state: Mapping[str, str]) -> list[KeptSchema]:
     """The schemas in a log's state, oldest first; raises ValueError for one that is none."""
     found = [
-        KeptSchema.parse(int(name.removeprefix(STATE_PREFIX)), text)
+        _parsed(int(name.removeprefix(STATE_PREFIX)), text)
         for name, text in state.items()
         if name.startswith(STATE_PREFIX)
     ]
@@ -74,8 +76,16 @@ class TopicSchemas:
     """The schemas of one loaded topic."""
 
     def __init__(
-        self, topic: LoadedTopic, namespaces: NamespacePolicies, wall_ms: Callable[[], int]
+        self,
+        topic: LoadedTopic,
+        namespaces: NamespacePolicies,
+        wall_ms: Callable[[], int],
+        checks: SchemaChecks,
+        client: str = "",
     ) -> None:
+        """``client``: for whom schemas are compared, one at a time; empty: for the namespace's clients."""
+        self._checks = checks
+        self._client = client or topic.name.namespace_name
         self._topic = topic
         self._namespaces = namespaces
         self._wall_ms = wall_ms
@@ -116,11 +126,7 @@ class TopicSchemas:
         """Raise Refused (INCOMPATIBLE_SCHEMA) when the topic may not get that schema."""
         counts, strategy = counting(self.kept if kept is None else kept), self.strategy
 
-        def judge() -> None:
-            check(schema)
-            check_follows(schema, counts, strategy)
-
-        await _judged(judge)
+        await self._judge(Question(schema, tuple(counts), strategy))
 
     async def check_consumer(self, schema: Schema, slot: int) -> None:
         """A consumer brings a schema: it must be able to read the topic's, or is its first.
@@ -129,12 +135,9 @@ class TopicSchemas:
         """
         counts, strategy = counting(self.kept), self.strategy
         if counts:
-
-            def judge() -> None:
-                check(schema)
-                check_reads(schema, counts, strategy)
-
-            await _judged(judge)
+            if same(schema, counts[-1].schema) and not strategy.value.endswith("TRANSITIVE"):
+                return  # it is what was written last, and is compared with nothing else
+            await self._judge(Question(schema, tuple(counts), strategy, is_reader=True))
         elif await self._is_idle(slot):
             await self.add(schema)
         elif has_definition(schema):
@@ -182,6 +185,13 @@ class TopicSchemas:
         await self._log().save_state({f"{STATE_PREFIX}{version}": text})
         return version
 
+    async def _judge(self, question: Question) -> None:
+        """Raise Refused (INCOMPATIBLE_SCHEMA) when the answer is no."""
+        try:
+            await self._checks.judge(question, self._client)
+        except (Incompatible, InvalidSchema) as error:
+            raise _incompatible(str(error)) from error
+
     def _log(self) -> TopicLog:
         """The log that keeps them: where there are some already, else the first one."""
         logs = self._topic.runner.logs
@@ -206,14 +216,6 @@ class TopicSchemas:
         if any(producer.request.slot == slot for producer in producers):
             return False
         return not await self._topic.runner.logs[slot].read(EARLIEST, 1, 1)
-
-
-async def _judged(judge: Callable[[], None]) -> None:
-    """Have schemas compared beside the event loop: a large one takes a while."""
-    try:
-        await asyncio.to_thread(judge)
-    except (Incompatible, InvalidSchema) as error:
-        raise _incompatible(str(error)) from error
 
 
 def _incompatible(text: str) -> Refused:

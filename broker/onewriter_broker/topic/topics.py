@@ -19,10 +19,12 @@ from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.ownership.bucket_events import LostReason, Refenced
 from onewriter_broker.ownership.buckets import BucketOwnership
 from onewriter_broker.ownership.claims import Holding
+from onewriter_broker.quotas.book import QuotaBook
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic import declaring
 from onewriter_broker.topic.broken import BrokenTopics
 from onewriter_broker.topic.catalog import CatalogEntry, Catalogs, existing
+from onewriter_broker.topic.creating import Creations
 from onewriter_broker.topic.fencing import Shell
 from onewriter_broker.topic.leaving import remember_acknowledged
 from onewriter_broker.topic.loaded import LoadedTopic, Settling
@@ -55,6 +57,7 @@ class Topics:
         catalogs: Catalogs,
         subscriptions: Callable[[TopicLog, TopicRunner], Subscriptions],
         policies: NamespacePolicies | None = None,
+        quotas: QuotaBook | None = None,
     ) -> None:
         self.loaded: dict[str, LoadedTopic] = {}
         self.desired = DesiredState()
@@ -62,6 +65,7 @@ class Topics:
         self._shell: Shell
         self.broken: BrokenTopics
         self._catalogs = catalogs
+        self.creations = Creations(quotas or QuotaBook(), catalogs.logs_in)
         self._subscriptions = subscriptions
         self.namespaces = policies or NoPolicies()
         self._followed_version = 0
@@ -152,12 +156,12 @@ class Topics:
         """Whether the topic was created or declared. Raises Undecided."""
         return await self.partitions_of(name) is not None
 
-    async def serve(self, name: TopicName) -> LoadedTopic:
-        """The topic, loaded; created when it does not exist yet.
+    async def serve(self, name: TopicName, creator: str = "") -> LoadedTopic:
+        """The topic, loaded; created when it does not exist yet, for whom its quotas then count.
 
         The caller has checked that it may exist. Raises Unavailable when this broker does not hold
         its bucket, BrokenKey when the store's keys of the topic must be repaired first, Undecided
-        when the store does not answer, Refused for a partition that the topic does not have.
+        when the store does not answer, Refused for a partition that the topic does not have, QuotaExceeded.
         """
         base = name.base
         key = str(base)
@@ -165,10 +169,11 @@ class Topics:
         if topic is None:
             if refusal := self.refusal(base):
                 raise Refused(ServerError.NOT_ALLOWED_ERROR, refusal)
-            topic = await self._load_once(base, WHOLE if name.partition is None else name.partition)
+            slot = WHOLE if name.partition is None else name.partition
+            topic = await self._load_once(base, slot, creator)
         slot = WHOLE if name.partition is None else name.partition
         if slot not in topic.subscriptions:
-            await self._add_slot(topic, slot)
+            await self._add_slot(topic, slot, creator)
         return topic
 
     def refusal(self, base: TopicName) -> str:
@@ -201,7 +206,7 @@ class Topics:
         loading = self._loading.get(str(base))
         return self.loaded.get(str(base)) if loading is None else await asyncio.shield(loading)
 
-    async def _load_once(self, base: TopicName, slot: int) -> LoadedTopic:
+    async def _load_once(self, base: TopicName, slot: int, creator: str = "") -> LoadedTopic:
         key = str(base)
         loading = self._loading.get(key)
         if loading is None:
@@ -210,15 +215,15 @@ class Topics:
                 raise Unavailable(f"this broker serves {self._settings.topics_max} topics already")
             loading = asyncio.get_running_loop().create_future()
             self._loading[key] = loading
-            self._shell.spawn(self._load_for(loading, base, slot))
+            self._shell.spawn(self._load_for(loading, base, slot, creator))
         return await asyncio.shield(loading)
 
     async def _load_for(
-        self, loading: asyncio.Future[LoadedTopic], base: TopicName, slot: int
+        self, loading: asyncio.Future[LoadedTopic], base: TopicName, slot: int, creator: str
     ) -> None:
         """Load a topic for all who wait for it; a failure is theirs."""
         try:
-            loading.set_result(await self._load(base, slot))
+            loading.set_result(await self._load(base, slot, creator))
         except (OnewriterError, ValueError) as error:
             if isinstance(error, BrokenKey):
                 self.broken.found(base, error)
@@ -232,7 +237,7 @@ class Topics:
             del self._loading[str(base)]
             loading.cancel()
 
-    async def _load(self, base: TopicName, slot: int) -> LoadedTopic:
+    async def _load(self, base: TopicName, slot: int, creator: str) -> LoadedTopic:
         bucket = self.bucket_of(base)
         before = self.leaving.pop(str(base), None)
         if before is not None:
@@ -244,7 +249,8 @@ class Topics:
             entry = (known or CatalogEntry()).with_declared(declared)
             return entry if entry.partitions else entry.with_slot(slot)
 
-        entry = await self._catalogs.change(holding.binding, base, served)
+        with self.creations.counted(base, declared, creator, served) as checked:
+            entry = await self._catalogs.change(holding.binding, base, checked)
         await self.namespaces.known()
         logs = {n: await self._read_log(base, n, declared, holding) for n in entry.slots}
         slots = self._read_slots(base, logs, holding)
@@ -269,7 +275,7 @@ class Topics:
         self._shell.changed(base)
         return topic
 
-    async def _add_slot(self, topic: LoadedTopic, slot: int) -> None:
+    async def _add_slot(self, topic: LoadedTopic, slot: int, creator: str) -> None:
         """A partition by name of a topic without declared partitions, or one that was added."""
 
         def added(known: CatalogEntry | None) -> CatalogEntry:
@@ -279,7 +285,8 @@ class Topics:
                 raise Refused(ServerError.TOPIC_NOT_FOUND, text)
             return entry.with_slot(slot)
 
-        await self.change_entry(topic.name, added)
+        with self.creations.counted(topic.name, topic.declared, creator, added) as checked:
+            await self.change_entry(topic.name, checked)
         await self._open_slots(topic)
 
     async def _open_slots(self, topic: LoadedTopic) -> None:
@@ -381,10 +388,18 @@ class Topics:
             for topic in self.loaded.values():
                 follow(topic, self.namespaces)
 
-    async def set_partitions(self, base: TopicName, partitions: int) -> None:
-        """Create a partitioned topic, or add partitions to it. Raises Refused, Unavailable."""
+    async def set_partitions(self, base: TopicName, partitions: int, creator: str = "") -> None:
+        """Create a partitioned topic, or add partitions to it; ``creator`` as for ``serve``.
+
+        Raises Refused, Unavailable.
+        """
         await self._loaded(base)  # or deleted: what the catalog says is about to change
-        await self.change_entry(base, lambda known: (known or CatalogEntry()).grown(partitions))
+
+        def grown(known: CatalogEntry | None) -> CatalogEntry:
+            return (known or CatalogEntry()).grown(partitions)
+
+        with self.creations.counted(base, self.desired.topic(base), creator, grown) as checked:
+            await self.change_entry(base, checked)
         topic = await self._loaded(base)
         if topic is not None:
             await self._open_slots(topic)

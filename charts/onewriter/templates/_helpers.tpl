@@ -85,7 +85,7 @@ capabilities:
 {{- $_ := set $operator "brokerCaFile" "/etc/onewriter/broker-ca/ca.crt" -}}
 {{- end -}}
 {{- $image := dict "reference" (include "onewriter.image" .) "pullPolicy" .Values.image.pullPolicy "pullSecrets" .Values.image.pullSecrets -}}
-{{- dict "release" (include "onewriter.fullname" .) "namespace" .Release.Namespace "version" .Chart.AppVersion "clusterDomain" .Values.clusterDomain "image" $image "brokers" $brokers "valkey" .Values.valkey "externalStore" .Values.externalStore "networkPolicies" .Values.networkPolicies "operator" $operator "sidecar" .Values.sidecar | toYaml -}}
+{{- dict "release" (include "onewriter.fullname" .) "namespace" .Release.Namespace "version" .Chart.AppVersion "clusterDomain" .Values.clusterDomain "image" $image "brokers" $brokers "valkey" .Values.valkey "externalStore" .Values.externalStore "quotas" .Values.quotas "networkPolicies" .Values.networkPolicies "operator" $operator "sidecar" .Values.sidecar | toYaml -}}
 {{- end -}}
 
 {{/* Scheduling of a pod, by a section of the values: (dict "values" SECTION). With "selector" (a

@@ -16,12 +16,21 @@ from onewriter._errors import ConfigurationError
 from onewriter.sidecar.candidate import Candidate, ResumeInfo
 from onewriter.sidecar.errors import Failure
 from onewriter.sidecar.events import Leading
-from onewriter.sidecar.publishing import SESSION_HEADER, Publishing, answer_of
+from onewriter.sidecar.publishing import (
+    SESSION_HEADER,
+    Publishing,
+    answer_of,
+    is_publish_stream,
+)
 from onewriter.sidecar.streams import EventStreams
+from onewriter_http.browsers import Browsers
+from onewriter_http.limits import Limits
+from onewriter_http.server import Server
 
-KEEP_ALIVE_SECONDS = 60.0
-STOP_SECONDS = 2.0
-"""How long a stopping server waits for requests under way."""
+PROBE_LIMITS = Limits(
+    connections_max=256, connections_per_address_max=64, header_seconds=2.0, body_bytes_max=0
+)
+"""Of the port of probes and metrics."""
 
 SOCKET_MODE = 0o660
 """Owner and group of the unix socket may use it."""
@@ -42,21 +51,25 @@ class HttpServer:
         self._streams = streams
         self._leading = Leading(candidate, streams)
         self._publishing = Publishing(candidate)
-        self._runners: list[web.AppRunner] = []
+        self._servers: list[Server] = []
+        self._browsers = Browsers(checks_host=True, allows_same_origin=False)
 
     async def start(self) -> None:
         """Listen. Raises ConfigurationError when an address is taken."""
         settings = self._candidate.settings
-        api = await self._runner(self._api())
+        limits = Limits(body_bytes_max=self._body_bytes_max)
+        api = self._server(self._api(), limits)
         if settings.port:
-            await _listen(web.TCPSite(api, settings.host, settings.port))
+            await _listen(api.listen(settings.host, settings.port), settings.port)
         if settings.socket is not None:
             path = settings.socket
-            await _listen(web.UnixSite(api, str(path)))
+            await _listen(api.listen_unix(path), path)
             await asyncio.to_thread(path.chmod, SOCKET_MODE)
         if settings.health_port:
-            probes = await self._runner(self._probes())
-            await _listen(web.TCPSite(probes, settings.health_host, settings.health_port))
+            probes = self._server(self._probes(), PROBE_LIMITS)
+            await _listen(
+                probes.listen(settings.health_host, settings.health_port), settings.health_port
+            )
         log.info(
             "sidecar.listening",
             port=settings.port,
@@ -68,31 +81,29 @@ class HttpServer:
         """Take no more requests, end the streams, close."""
         self._leading.stop()
         self._streams.stop()
-        for runner in self._runners:
-            await runner.cleanup()
+        for server in self._servers:
+            await server.stop()
         if self._candidate.settings.socket is not None:
             await asyncio.to_thread(_remove, self._candidate.settings.socket)
 
     # ------------------------------------------------------------ inside
 
-    async def _runner(self, application: web.Application) -> web.AppRunner:
-        runner = web.AppRunner(
-            application,
-            access_log=None,
-            handle_signals=False,
-            keepalive_timeout=KEEP_ALIVE_SECONDS,
-            shutdown_timeout=STOP_SECONDS,
+    def _server(self, application: web.Application, limits: Limits) -> Server:
+        server = Server(
+            application, limits, name=__name__, failure=_refused, is_stream=is_publish_stream
         )
-        await runner.setup()
-        self._runners.append(runner)
-        return runner
+        self._servers.append(server)
+        return server
+
+    @property
+    def _body_bytes_max(self) -> int:
+        settings = self._candidate.settings
+        return max(settings.message_bytes_max, settings.resume_info_bytes_max)
 
     def _api(self) -> web.Application:
-        limit = max(
-            self._candidate.settings.message_bytes_max,
-            self._candidate.settings.resume_info_bytes_max,
+        application = web.Application(
+            client_max_size=self._body_bytes_max, middlewares=[self._middleware(self._browsers)]
         )
-        application = web.Application(client_max_size=limit, middlewares=[_guarded])
         application.add_routes(
             [
                 web.post("/publish", self._publishing.handle),
@@ -107,7 +118,40 @@ class HttpServer:
         return self._with_probes(application)
 
     def _probes(self) -> web.Application:
-        return self._with_probes(web.Application(middlewares=[_guarded]))
+        return self._with_probes(
+            web.Application(client_max_size=1, middlewares=[self._middleware(None)])
+        )
+
+    def _middleware(self, browsers: Browsers | None) -> Any:
+        @web.middleware
+        async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self._guarded(request, handler, browsers)
+
+        return guarded
+
+    async def _guarded(
+        self, request: web.Request, handler: Handler, browsers: Browsers | None
+    ) -> web.StreamResponse:
+        """Every answer is JSON, and no page in a browser may use what needs no password."""
+        try:
+            if browsers is not None:
+                refusal = browsers.refusal(request.headers, checks_host=_is_tcp(request))
+                if refusal is not None:
+                    raise Failure(403, "browser", refusal)
+            return await handler(request)
+        except Failure as failure:
+            return _failed(failure)
+        except web.HTTPException as error:
+            return _failed(Failure(error.status, "http", error.reason))
+        except (ConnectionError, asyncio.CancelledError):
+            raise  # the client has gone, or the sidecar stops
+        except Exception as error:  # noqa: BLE001 - logged, without its text
+            resource = request.match_info.route.resource
+            path = "" if resource is None else resource.canonical
+            self._servers[0].log.defect("http.defect", error, method=request.method, path=path)
+            return _failed(
+                Failure(500, "defect", "internal error; the log has the details", stored=None)
+            )
 
     def _with_probes(self, application: web.Application) -> web.Application:
         application.add_routes(
@@ -182,24 +226,15 @@ class HttpServer:
         )
 
 
-@web.middleware
-async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every answer is JSON, and no page in a browser may use what needs no password."""
-    try:
-        if "Origin" in request.headers:
-            raise Failure(403, "browser", "pages in a browser may not use a sidecar")
-        return await handler(request)
-    except Failure as failure:
-        return _failed(failure)
-    except web.HTTPException as error:
-        return _failed(Failure(error.status, "http", error.reason))
-    except (ConnectionError, asyncio.CancelledError):
-        raise  # the client has gone, or the sidecar stops
-    except Exception:
-        log.exception("http.defect", method=request.method, path=request.path)
-        return _failed(
-            Failure(500, "defect", "internal error; the log has the details", stored=None)
-        )
+def _is_tcp(request: web.Request) -> bool:
+    """Whether the request came over the network; programs name a unix socket's host as they like."""
+    transport = request.transport
+    name = None if transport is None else transport.get_extra_info("sockname")
+    return isinstance(name, tuple)
+
+
+def _refused(status: int, reason: str) -> web.Response:
+    return _failed(Failure(status, "http", reason))
 
 
 def _failed(failure: Failure) -> web.Response:
@@ -207,11 +242,11 @@ def _failed(failure: Failure) -> web.Response:
     return web.json_response(failure.body, status=failure.status, headers=headers, dumps=json.dumps)
 
 
-async def _listen(site: web.BaseSite) -> None:
+async def _listen(listening: Awaitable[object], where: object) -> None:
     try:
-        await site.start()
+        await listening
     except OSError as error:
-        raise ConfigurationError(f"cannot listen at {site.name}: {error}") from error
+        raise ConfigurationError(f"cannot listen at {where}: {error}") from error
 
 
 def _remove(path: Path) -> None:

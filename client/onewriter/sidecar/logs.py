@@ -7,6 +7,8 @@ import sys
 
 import structlog
 
+from onewriter_http.logs import quiet_libraries
+
 
 def configure_logging(*, level: int = logging.INFO) -> None:
     """Set up structlog, and let what the SDK logs come out in the same way."""
@@ -34,3 +36,4 @@ def configure_logging(*, level: int = logging.INFO) -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
+    quiet_libraries()

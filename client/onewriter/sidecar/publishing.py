@@ -47,6 +47,11 @@ _Publish = tuple[int, "asyncio.Task[MessageId | Failure]"]
 _FRAMINGS = {NDJSON: lines, LENGTH_PREFIXED: length_prefixed}
 
 
+def is_publish_stream(request: web.Request) -> bool:
+    """Whether the body is a stream of messages, without an end that could be late."""
+    return request.path == "/publish" and request.content_type in _FRAMINGS
+
+
 class Publishing:
     """Handles /publish; bounded in requests, streams and bytes."""
 

@@ -63,7 +63,7 @@ def read_desired(body: bytes, before: Reading | None = None) -> Reading:
                 errors.append(f"{name}: stands twice")
             else:
                 values[name] = value
-    except (JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: a number of too many digits, too
         raise ConfigurationError(f"the desired state is not JSON: {error}") from None
     revision = _revision(values.pop("revision", None), errors)
     pods = _pods(values.pop("pods", {}), errors)

@@ -7,12 +7,11 @@ append. Any other text lies where its own hash puts it.
 
 from __future__ import annotations
 
-import re
 import zlib
 from typing import Final
 
 from onewriter_core.errors import Refused, ServerError
-from onewriter_core.ids import TopicName, bucket_of
+from onewriter_core.ids import TopicName, bucket_of, is_printable
 
 TOPIC_PREFIX: Final = "persistent://"
 
@@ -24,8 +23,6 @@ NONCE_BYTES_MAX: Final = 64
 
 SEPARATOR: Final = "\x1f"
 """Between group and resource where both name one record; neither may contain it."""
-
-_CONTROL = re.compile("[\x00-\x1f\x7f]")
 
 
 def topic_of(resource: str) -> TopicName | None:
@@ -42,7 +39,7 @@ def check_text(what: str, text: str, bytes_max: int, *, may_be_empty: bool = Tru
         raise Refused(ServerError.NOT_ALLOWED_ERROR, f"the {what} is empty")
     if len(text.encode("utf-8", "surrogatepass")) > bytes_max:
         raise Refused(ServerError.NOT_ALLOWED_ERROR, f"the {what} is longer than {bytes_max} bytes")
-    if _CONTROL.search(text):
+    if not is_printable(text):
         raise Refused(ServerError.NOT_ALLOWED_ERROR, f"the {what} has control characters")
 
 

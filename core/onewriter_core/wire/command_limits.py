@@ -42,6 +42,9 @@ LENGTHS_MAX: Final[Mapping[int, int]] = {
     # Clients put as many ids into one of these as an application holds.
     pb.BaseCommand.ACK: COMMAND_LENGTH_MAX,
     pb.BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: COMMAND_LENGTH_MAX,
+    # An owner names as many resources in one of these as it has: the SDK a thousand.
+    pb.BaseCommand.OWN: COMMAND_LENGTH_MAX,
+    pb.BaseCommand.DISOWN: COMMAND_LENGTH_MAX,
     # It carries messages.
     pb.BaseCommand.PUBLISH_TOGETHER: COMMAND_LENGTH_MAX,
 }

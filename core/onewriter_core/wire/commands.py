@@ -7,6 +7,7 @@ command may come when is connection.py; building the usual answers is replies.py
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Protocol, overload
@@ -192,6 +193,8 @@ def decode_by_protobuf(data: bytes) -> Command:
     if not message.IsInitialized():
         missing = ", ".join(message.FindInitializationErrors()[:3])
         raise ProtocolError(f"{name.upper()} lacks {missing}, or has an unknown value there")
+    if base.type == pb.BaseCommand.ACK and len(base.ack.properties) > ACK_PROPERTIES_MAX:
+        raise ProtocolError(f"ACK with more than {ACK_PROPERTIES_MAX} properties")
     check_values(message)
     from_proto = _FROM_PROTO.get(base.type)
     command: Command = message if from_proto is None else from_proto(message)
@@ -256,6 +259,9 @@ def _has_values_to_check(descriptor: Descriptor) -> bool:
         for field in descriptor.fields
     )
 
+
+ACK_PROPERTIES_MAX = 1_000
+"""Of one ACK. No stock client sends so many, and nobody reads them here."""
 
 IDS_AT_ONCE_MAX = 100
 """Ids of an ACK that are made into values with the command; more stay as they are until they are needed."""
@@ -399,6 +405,7 @@ def queue_priority(
 
 # ---- encoding ----------------------------------------------------------------------------------
 
+_LENGTHS = struct.Struct(">II")
 _PREFIXES: Mapping[type, bytes] = {
     kind: b"\x08" + encode_varint(number) + encode_varint(number << 3 | 2)
     for number, kind in _MESSAGE_CLASSES.items()
@@ -412,3 +419,10 @@ def encode_command(message: Message) -> bytes:
     Protobuf's EncodeError when a required field is missing, KeyError for what is no command.
     """
     return encode_frame(_PREFIXES[type(message)], message.SerializeToString())
+
+
+def command_frame(kind: type[Message], pieces: Sequence[bytes]) -> list[bytes]:
+    """The frame, in parts, of a command of that class whose encoding is these pieces one behind the other."""
+    length = sum(map(len, pieces))
+    head = _PREFIXES[kind] + encode_varint(length)
+    return [_LENGTHS.pack(4 + len(head) + length, len(head) + length) + head, *pieces]

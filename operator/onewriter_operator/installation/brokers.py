@@ -155,6 +155,7 @@ def _environment(configuration: Configuration) -> list[Json]:
         "adminSubjects": ",".join(admins),
         "requireDeclared": True,
         **_store(configuration),
+        **configuration.quotas.settings,
         **options.settings,
     }
     if options.tls.enabled:

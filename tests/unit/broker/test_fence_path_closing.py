@@ -12,6 +12,8 @@ from tests.unit.broker.fence_path_world import Gates, World, serving, until
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.producing import Producing
 from onewriter_broker.connection.requests import Requests
+from onewriter_broker.quotas.book import QuotaBook
+from onewriter_broker.quotas.requests import RequestsInFlight
 from onewriter_broker.topic.detection import Detection
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.producer import IDLE_CALLS_MAX, Producer
@@ -67,6 +69,8 @@ class Line:
     def pending_changed(self, difference: int) -> None:
         self.unanswered_bytes += difference
 
+    async def room(self) -> None: ...
+
     def go_on(self) -> None:
         raise AssertionError("nothing waits")
 
@@ -82,12 +86,18 @@ class Client:
         settings = SimpleNamespace(buckets=64)
         clients = cast(
             "Clients",
-            SimpleNamespace(appender=world.appender, topics=None, owning=None, settings=settings),
+            SimpleNamespace(
+                appender=world.appender,
+                topics=None,
+                owning=None,
+                settings=settings,
+                quotas=QuotaBook(),
+            ),
         )
         self.producing = Producing(
             clients,
             self.line,
-            Requests(self.line),
+            Requests(self.line, RequestsInFlight(QuotaBook()), "subject a"),
             name="c1",
             address="",
             identity=identity,

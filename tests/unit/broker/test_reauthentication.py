@@ -70,6 +70,7 @@ class World:
 
     def __init__(self) -> None:
         self.judge = Judge()
+        self.wall_ms = NOW_MS
         self.works: list[Coroutine[object, object, None]] = []
         clients = Clients(
             settings=Settings(),
@@ -81,7 +82,7 @@ class World:
             incarnation="broker-0~one",
             undeclared=cast("Any", SimpleNamespace()),
             now=lambda: 100.0,
-            wall_ms=lambda: NOW_MS,
+            wall_ms=lambda: self.wall_ms,
             store=cast("Any", SimpleNamespace()),
             registrations=cast("Any", SimpleNamespace()),
         )
@@ -107,6 +108,10 @@ class World:
     async def renew(self) -> None:
         data = pb.AuthData(auth_method_name="token", auth_data=b"second")
         await self.hear(self.client.encode(pb.CommandAuthResponse(response=data)))
+
+    def pass_seconds(self, seconds: float) -> None:
+        """On the wall clock alone: timers do not come."""
+        self.wall_ms += int(seconds * 1000)
 
     def said(self, kind: type) -> bool:
         """Whether the broker has said that since the last question."""
@@ -142,18 +147,21 @@ async def test_a_confirmed_identity_may_do_everything_again() -> None:
     world.judge.says = Authenticated(POD, in_seconds(600))
     await world.renew()
     assert not world.link.may_only_resume
-    assert world.asks_in == pytest.approx(600, abs=10)
+    assert world.asks_in == pytest.approx(600 - listener.CHALLENGE_SECONDS_MAX, abs=10)
     assert world.judge.asked == [b"first", b"second"]
 
 
 async def test_while_nobody_can_judge_it_the_connection_goes_on() -> None:
     """Its token has expired, and nobody could have renewed it either."""
     world = World()
-    world.judge.says = Authenticated(POD, in_seconds(0))
+    world.judge.says = Authenticated(POD, in_seconds(10))
     await world.connect()
-    world.link._ask_again(in_seconds(0))
+    world.link._ask_again(in_seconds(10))
     world.judge.says = Unavailable("the API server is away")
     await world.renew()
+    world.pass_seconds(20)
+    await world.hear(world.client.encode(pb.CommandPing()))
+    assert world.said(pb.CommandPong)
     assert not world.pipe.is_closed
     assert not world.link.may_only_resume, "what was proved once stays proved"
     assert world.asks_in == pytest.approx(listener.RETRY_SECONDS, abs=10)
@@ -189,3 +197,52 @@ async def test_a_client_that_cannot_renew_is_closed_when_its_token_ends_and_not_
     assert world.asks_in == pytest.approx(300, abs=10)
     world.link._ask_again(in_seconds(0))
     assert world.pipe.is_closed
+
+
+@pytest.mark.parametrize(("life", "lead"), [(3600, 60), (60, 30), (3, 1.5), (0.5, 0)])
+async def test_a_client_is_asked_well_before_its_token_expires(life: float, lead: float) -> None:
+    world = World()
+    world.judge.says = Authenticated(POD, in_seconds(life))
+    await world.connect()
+    assert world.asks_in == pytest.approx(life - lead, abs=0.4)
+
+
+async def test_a_client_that_shows_the_same_token_is_asked_again_until_it_expires() -> None:
+    world = World()
+    world.judge.says = Authenticated(POD, in_seconds(100))
+    await world.connect()
+    waits: list[float] = []
+    while world.asks_in is not None and world.wall_ms < NOW_MS + 100_000 and len(waits) < 20:
+        waits.append(world.asks_in)
+        world.pass_seconds(world.asks_in + 0.001)
+        world.link._ask_again(in_seconds(100))
+        if world.pipe.is_closed:
+            break
+        await asyncio.sleep(0)
+        assert world.said(pb.CommandAuthChallenge)
+        await world.renew()
+    assert world.pipe.is_closed
+    assert 5 < len(waits) < 12
+    assert world.wall_ms == pytest.approx(NOW_MS + 100_000, abs=1000)
+
+
+async def test_what_comes_after_the_token_has_expired_is_not_handled() -> None:
+    """Also where the timer is late."""
+    world = World()
+    world.judge.says = Authenticated(POD, in_seconds(10))
+    await world.connect()
+    world.pass_seconds(10)
+    await world.hear(world.client.encode(pb.CommandPing()))
+    assert not world.said(pb.CommandPong)
+    assert world.pipe.is_closed
+
+
+async def test_a_client_that_does_not_answer_the_challenge_is_served_until_its_token_expires() -> (
+    None
+):
+    world = World()
+    world.judge.says = Authenticated(POD, in_seconds(600))
+    await world.connect()
+    world.pass_seconds(540)
+    world.link._ask_again(in_seconds(600))
+    assert world.asks_in == pytest.approx(60, abs=1)

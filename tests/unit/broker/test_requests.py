@@ -9,6 +9,8 @@ import pytest
 
 from onewriter_broker.connection.requests import REQUESTS_MAX, Requests
 from onewriter_broker.log.blocks import MalformedBlock
+from onewriter_broker.quotas.book import Quota, QuotaBook
+from onewriter_broker.quotas.requests import RequestsInFlight
 from onewriter_broker.topic.detection import Detection
 from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import InvalidTopicName
@@ -47,6 +49,8 @@ class Line:
     def pending_changed(self, difference: int) -> None:
         raise AssertionError(difference)
 
+    async def room(self) -> None: ...
+
     def go_on(self) -> None:
         self.resumed += 1
 
@@ -65,7 +69,7 @@ async def test_what_a_request_s_work_raises_is_its_answer(
     error: Exception, code: ServerError
 ) -> None:
     line = Line()
-    requests = Requests(line)
+    requests = Requests(line, RequestsInFlight(QuotaBook()), "subject a")
 
     async def fail() -> None:
         await asyncio.sleep(0)
@@ -78,7 +82,7 @@ async def test_what_a_request_s_work_raises_is_its_answer(
 
 async def test_at_the_bound_no_further_request_begins_until_half_are_answered() -> None:
     line = Line()
-    requests = Requests(line)
+    requests = Requests(line, RequestsInFlight(QuotaBook()), "subject a")
 
     async def wait() -> None: ...
 
@@ -97,3 +101,44 @@ async def test_at_the_bound_no_further_request_begins_until_half_are_answered() 
     for work in line.work[REQUESTS_MAX // 2 :]:
         await work
     assert line.resumed == 1
+
+
+async def test_beyond_a_subject_s_quota_none_of_its_connections_begins_another() -> None:
+    in_flight = RequestsInFlight(QuotaBook({Quota.REQUESTS_PER_SUBJECT: 4}))
+    lines = [Line(), Line()]
+    first, second = (Requests(line, in_flight, "subject a") for line in lines)
+    other = Requests(Line(), in_flight, "subject b")
+
+    async def answer() -> None: ...
+
+    for number in range(3):
+        first.run(number, answer())
+    assert not first.is_full
+    second.run(3, answer())
+    other.run(4, answer())
+    assert second.is_full
+    assert not other.is_full
+    assert in_flight.most() == 4
+    await lines[0].work[0]
+    assert second.is_full, "three of four are still worked on"
+    await lines[0].work[1]
+    assert not second.is_full
+    assert lines[1].resumed == 1
+    await lines[0].work[2]
+    await lines[1].work[0]
+    assert in_flight.most() == 1, "of the other subject"
+
+
+async def test_a_connection_that_is_lost_is_not_told_of_room() -> None:
+    in_flight = RequestsInFlight(QuotaBook({Quota.REQUESTS_PER_SUBJECT: 1}))
+    lines = [Line(), Line()]
+    first, second = (Requests(line, in_flight, "subject a") for line in lines)
+
+    async def answer() -> None: ...
+
+    first.run(1, answer())
+    second.run(2, answer())
+    second.lost()
+    await lines[0].work[0]
+    await lines[1].work[0]
+    assert in_flight.most() == 0

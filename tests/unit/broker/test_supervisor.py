@@ -14,13 +14,15 @@ from pathlib import Path
 import pytest
 
 from onewriter_broker.local import supervisor as supervisor_module
+from onewriter_broker.local.children import processor_seconds
 from onewriter_broker.local.datadir import DirectoryLock
 from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
 from onewriter_broker.local.supervisor import (
     FIRST_BEAT_SECONDS,
+    FROZEN_SECONDS,
     HELD_UP_SECONDS,
     LOOK_SECONDS,
-    SILENT_SECONDS,
+    STUCK_SECONDS,
     ChildEvent,
     ChildFailed,
     ChildSpec,
@@ -56,6 +58,8 @@ async def main(descriptor, directory, behaviour):
         beating = tasks.create_task(Heartbeat(descriptor, lambda: say("orphaned")).run())
         await asyncio.sleep(0)  # the first beat is written before the file appears
         (directory / f"up-{os.getpid()}").touch()
+        while behaviour == "busy":
+            pass
         await stop.wait()
         beating.cancel()
 
@@ -313,7 +317,7 @@ async def test_a_suspended_supervisor_kills_nobody_when_it_wakes(tmp_path: Path)
         await eventually(lambda: bool(names(tmp_path, "up-*")))
         await asyncio.sleep(0.5)
         supervisor.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(SILENT_SECONDS + 1)
+        await asyncio.sleep(FROZEN_SECONDS + 1)
         supervisor.send_signal(signal.SIGCONT)
         await asyncio.sleep(1)
         assert [event for event, _ in events()] == ["started"]
@@ -326,7 +330,7 @@ async def test_a_suspended_machine_s_children_are_not_killed_when_all_wake(tmp_p
         child_id = int(events()[0][1])
         supervisor.send_signal(signal.SIGSTOP)
         os.kill(child_id, signal.SIGSTOP)
-        await asyncio.sleep(SILENT_SECONDS + 1)
+        await asyncio.sleep(FROZEN_SECONDS + 1)
         supervisor.send_signal(signal.SIGCONT)
         os.kill(child_id, signal.SIGCONT)
         await asyncio.sleep(1)
@@ -400,10 +404,10 @@ def looks(watch: Watch, start: float, seconds: float) -> bool:
 def test_silence_counts_from_the_last_beat() -> None:
     watch = Watch(0.0)
     watch.beat()
-    assert not looks(watch, 0.0, SILENT_SECONDS - 2 * LOOK_SECONDS)
+    assert not looks(watch, 0.0, FROZEN_SECONDS - 2 * LOOK_SECONDS)
     watch.beat()
-    assert not looks(watch, SILENT_SECONDS, SILENT_SECONDS - 4 * LOOK_SECONDS)
-    assert looks(watch, 2 * SILENT_SECONDS, 2 * SILENT_SECONDS)
+    assert not looks(watch, FROZEN_SECONDS, FROZEN_SECONDS - 4 * LOOK_SECONDS)
+    assert looks(watch, 2 * FROZEN_SECONDS, 2 * FROZEN_SECONDS)
 
 
 def test_how_long_a_silence_may_last_is_a_setting() -> None:
@@ -411,7 +415,7 @@ def test_how_long_a_silence_may_last_is_a_setting() -> None:
     watch.beat()
     assert not looks(watch, 0.0, 9.5)
     assert looks(watch, 9.5, 1.0)
-    assert Settings.model_fields["frozen_after_seconds"].default == SILENT_SECONDS
+    assert Settings.model_fields["frozen_after_seconds"].default == FROZEN_SECONDS
 
 
 def test_a_child_has_longer_for_its_first_beat() -> None:
@@ -423,9 +427,69 @@ def test_a_child_has_longer_for_its_first_beat() -> None:
 def test_after_a_pause_of_the_observer_silence_counts_from_zero() -> None:
     watch = Watch(0.0)
     watch.beat()
-    assert not looks(watch, 0.0, SILENT_SECONDS - 2 * LOOK_SECONDS)
-    assert not watch.is_frozen(SILENT_SECONDS + HELD_UP_SECONDS + 1)
-    assert not looks(watch, 3.0, SILENT_SECONDS - 2 * LOOK_SECONDS)
+    assert not looks(watch, 0.0, FROZEN_SECONDS - 2 * LOOK_SECONDS)
+    assert not watch.is_frozen(FROZEN_SECONDS + HELD_UP_SECONDS + 1)
+    assert not looks(watch, 3.0, FROZEN_SECONDS - 2 * LOOK_SECONDS)
+
+
+def busy(watch: Watch, start: float, seconds: float) -> bool:
+    """As ``looks``, of a child whose processor time rises."""
+    steps = round(seconds / LOOK_SECONDS)
+    times = (start + LOOK_SECONDS * step for step in range(1, steps + 1))
+    return any(watch.is_frozen(now, used=now / 10) for now in times)
+
+
+def test_a_busy_child_is_killed_when_its_loop_stands_still_for_long() -> None:
+    watch = Watch(0.0)
+    watch.beat()
+    assert not busy(watch, 0.0, STUCK_SECONDS - 2 * LOOK_SECONDS)
+    assert busy(watch, STUCK_SECONDS - 2 * LOOK_SECONDS, 4 * LOOK_SECONDS)
+    assert "processor time" not in watch.reason
+    assert Settings.model_fields["stuck_after_seconds"].default == STUCK_SECONDS
+
+
+def test_a_child_that_was_busy_and_stops_is_killed_soon() -> None:
+    watch = Watch(0.0)
+    watch.beat()
+    assert not busy(watch, 0.0, 5.0)
+    stopped = 5.0 / 10
+    steps = range(1, round(2 * FROZEN_SECONDS / LOOK_SECONDS))
+    found = [watch.is_frozen(5.0 + LOOK_SECONDS * step, used=stopped) for step in steps]
+    first = found.index(True) * LOOK_SECONDS
+    assert abs(first - FROZEN_SECONDS) <= 3 * LOOK_SECONDS
+    assert "no processor time" in watch.reason
+
+
+def test_an_idle_child_that_beats_is_left_alone() -> None:
+    watch = Watch(0.0)
+    for step in range(1, 1000):
+        watch.beat()
+        assert not watch.is_frozen(LOOK_SECONDS * step, used=1.0)
+
+
+def test_the_processor_time_of_a_process_rises_while_it_works() -> None:
+    before = processor_seconds(os.getpid())
+    assert before is not None
+    while processor_seconds(os.getpid()) == before:
+        pass
+    assert processor_seconds(2**22 + 1) is None  # there is no such process
+
+
+async def test_a_child_whose_loop_is_busy_is_killed_after_the_longer_time(tmp_path: Path) -> None:
+    told = Told()
+    supervisor = Supervisor(
+        tmp_path,
+        lambda: [child(tmp_path, behaviour="busy")],
+        frozen_seconds=0.3,
+        stuck_seconds=1.5,
+        on_event=told,
+    )
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(supervisor.run())
+        await eventually(lambda: bool(told.processes(ChildEvent.FROZEN)))
+        supervisor.request_stop()
+        supervisor.request_stop()
+    assert running.result() == 0
 
 
 # The lock.

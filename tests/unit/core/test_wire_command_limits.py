@@ -134,3 +134,13 @@ def test_ordinary_commands_pass() -> None:
     ((command, _),) = server.feed(producer(1_000))
     assert isinstance(command, pb.CommandProducer)
     assert len(command.metadata) == 1_000
+
+
+@pytest.mark.parametrize("kind", [pb.CommandOwn, pb.CommandDisown])
+def test_an_owner_may_name_a_thousand_resources_at_once(
+    kind: type[pb.CommandOwn | pb.CommandDisown],
+) -> None:
+    resources = [pb.OwnedResource(name=f"{number:0200}", generation=1) for number in range(1_000)]
+    ((command, _),) = connected().feed(encode_command(kind(request_id=1, resources=resources)))
+    assert isinstance(command, kind)
+    assert len(command.resources) == len(resources)

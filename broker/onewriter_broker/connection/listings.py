@@ -1,0 +1,99 @@
+"""The topics of namespaces, for GET_TOPICS_OF_NAMESPACE: listed once for all who ask meanwhile.
+
+Who asks gets a list that was begun after it asked, so that it sees what was there by then. Lists may be
+long: they are made and encoded in steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from onewriter_broker.topic.topics import Topics
+from onewriter_broker.turns import Turns
+from onewriter_core.ids import TopicName
+from onewriter_core.wire.commands import command_frame
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+NAMES_PER_STEP: Final = 500
+"""Names that are handled before others may have the event loop."""
+
+NAMESPACES_MAX: Final = 1_000
+"""Namespaces that are listed at once; further ones are listed without sharing."""
+
+
+class Listings:
+    """The lists of one broker."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._next: dict[str, asyncio.Future[Sequence[str]]] = {}
+        self._current: dict[str, asyncio.Lock] = {}
+
+    async def logs_of(self, namespace: str) -> Sequence[str]:
+        """The full names of all logs in ``tenant/namespace``, sorted. Raises Undecided."""
+        shared = self._next.get(namespace)
+        if shared is not None:
+            return await asyncio.shield(shared)
+        if len(self._current) >= NAMESPACES_MAX and namespace not in self._current:
+            return await self._listed(namespace)
+        shared = self._next[namespace] = asyncio.get_running_loop().create_future()
+        try:
+            async with self._current.setdefault(namespace, asyncio.Lock()):
+                del self._next[namespace]  # who asks from now on waits for another one
+                found = await self._listed(namespace)
+        except BaseException as error:
+            if self._next.get(namespace) is shared:
+                del self._next[namespace]
+            if isinstance(error, Exception):
+                shared.set_exception(error)
+                shared.exception()  # perhaps nobody else has asked
+            else:
+                shared.cancel()
+            raise
+        finally:
+            if namespace not in self._next:
+                self._current.pop(namespace, None)
+        shared.set_result(found)
+        return found
+
+    async def _listed(self, namespace: str) -> Sequence[str]:
+        found = await self._topics.list(namespace)
+        turns = Turns(NAMES_PER_STEP)
+        parts: list[list[str]] = [[]]
+        for text, entry in found.items():
+            for name in entry.log_names(TopicName.parse(text)):
+                if len(parts[-1]) >= NAMES_PER_STEP:
+                    parts[-1].sort()
+                    parts.append([])
+                parts[-1].append(str(name))
+                await turns.step()
+        parts[-1].sort()
+        names: list[str] = []
+        for name_text in heapq.merge(*parts):
+            names.append(name_text)
+            await turns.step()
+        return names
+
+
+async def write_topics(
+    request_id: int,
+    names: Iterable[str],
+    write: Callable[..., None],
+) -> None:
+    """Answer GET_TOPICS_OF_NAMESPACE."""
+    response = pb.CommandGetTopicsOfNamespaceResponse
+    pieces: list[bytes] = []
+    part: list[str] = []
+    for name in names:
+        part.append(name)
+        if len(part) >= NAMES_PER_STEP:
+            # The encodings of parts of a message, one behind the other, are that of the whole.
+            pieces.append(response(topics=part).SerializePartialToString())
+            part = []
+            await asyncio.sleep(0)
+    rest = response(request_id=request_id, topics=part, filtered=False, changed=True)
+    pieces.append(rest.SerializeToString())
+    write(*command_frame(response, pieces))

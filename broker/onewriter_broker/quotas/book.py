@@ -1,0 +1,141 @@
+"""The quota book: counts what subjects and namespaces use, and decides whether they get more.
+
+It knows no connection and no topic. Whoever gives something out takes it here first, and gives it back
+afterwards. What is there already stays when a quota shrinks: a quota is compared only when more is asked for.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from onewriter_core.authorization import Principal
+from onewriter_core.errors import Refused, ServerError
+from onewriter_core.ids import Identity
+
+
+class Quota(enum.StrEnum):
+    """What is limited, and for whom. The value is the setting's name without ``quota_``."""
+
+    CONNECTIONS_PER_SUBJECT = "connections_per_subject"
+    CONNECTIONS_PER_NAMESPACE = "connections_per_namespace"
+    PRODUCERS_PER_SUBJECT = "producers_per_subject"
+    PRODUCERS_PER_NAMESPACE = "producers_per_namespace"
+    CONSUMERS_PER_SUBJECT = "consumers_per_subject"
+    SUBSCRIPTIONS_PER_NAMESPACE = "subscriptions_per_namespace"
+    REQUESTS_PER_SUBJECT = "requests_per_subject"
+    TOPICS_PER_SUBJECT = "topics_per_subject"
+    TOPICS_PER_NAMESPACE = "topics_per_namespace"
+
+    @property
+    def setting(self) -> str:
+        """The setting that says how much."""
+        return f"quota_{self.value}"
+
+    @property
+    def what(self) -> str:
+        """What is counted, in words."""
+        return self.value.partition("_per_")[0].replace("_", " ")
+
+
+class QuotaExceeded(Refused):
+    """Somebody has as much as a quota allows. Definite; the same may be granted later."""
+
+    def __init__(
+        self,
+        quota: Quota,
+        whose: str,
+        used: int,
+        limit: int,
+        code: ServerError = ServerError.TOO_MANY_REQUESTS,
+    ) -> None:
+        super().__init__(
+            code,
+            f"quota exceeded: {whose} has {used} {quota.what}, and {quota.setting} allows {limit};"
+            " give some back, or ask an administrator to raise the setting",
+        )
+        self.quota = quota
+
+
+class Part(NamedTuple):
+    """One thing more under one quota: for whom."""
+
+    quota: Quota
+    whose: str
+
+
+class QuotaBook:
+    """The counts of one broker. A limit of 0, or a missing one, allows any number."""
+
+    def __init__(self, limits: Mapping[Quota, int] | None = None) -> None:
+        self._limits = dict(limits or {})
+        self._used: dict[Quota, Counter[str]] = {quota: Counter() for quota in Quota}
+        self.refused: Counter[Quota] = Counter()
+        """Refusals since the start, by quota."""
+
+    def limit(self, quota: Quota) -> int:
+        """How much the quota allows; 0: any number."""
+        return self._limits.get(quota, 0)
+
+    def used(self, quota: Quota, whose: str) -> int:
+        """How much somebody has of it."""
+        return self._used[quota][whose]
+
+    def most(self, quota: Quota) -> tuple[str, int]:
+        """Who has most of it, and how much."""
+        used = self._used[quota]
+        return max(used.items(), key=lambda each: each[1], default=("", 0))
+
+    def take(self, *parts: Part) -> None:
+        """Count one more of each part, of all or of none. Raises QuotaExceeded."""
+        for quota, whose in parts:
+            self.check(quota, whose, self._used[quota][whose])
+        self.count(*parts)
+
+    def count(self, *parts: Part) -> None:
+        """Count what is there in any case."""
+        for quota, whose in parts:
+            self._used[quota][whose] += 1
+
+    def give_back(self, *parts: Part) -> None:
+        """Count one less of each part."""
+        for quota, whose in parts:
+            used = self._used[quota]
+            used[whose] -= 1
+            if used[whose] <= 0:
+                del used[whose]
+
+    def check(self, quota: Quota, whose: str, used: int, more: int = 1) -> None:
+        """Decide about something that is counted elsewhere. Raises QuotaExceeded."""
+        limit = self.limit(quota)
+        if limit and used + more > limit:
+            self.refused[quota] += 1
+            raise QuotaExceeded(quota, whose, used, limit)
+
+    def measured(self, quota: Quota, used: Mapping[str, int]) -> None:
+        """Take over what was measured elsewhere, in place of all that was known."""
+        self._used[quota] = Counter(used)
+
+
+def subject_of(identity: Identity, address: str) -> str:
+    """For whom a connection counts: its subject; without one, the host that it comes from."""
+    if not identity.is_anonymous:
+        return f"subject {identity.subject}"
+    return f"anonymous client at {address.rpartition(':')[0] or address}"
+
+
+def connection_parts(identity: Identity, address: str) -> tuple[Part, ...]:
+    """What a connection counts as: its subject's, and a ServiceAccount's also its namespace's."""
+    parts = [Part(Quota.CONNECTIONS_PER_SUBJECT, subject_of(identity, address))]
+    namespace = Principal(identity).namespace
+    if namespace is not None:
+        whose = f"Kubernetes namespace {namespace}"
+        parts.append(Part(Quota.CONNECTIONS_PER_NAMESPACE, whose))
+    return tuple(parts)
+
+
+def namespace_key(namespace: str) -> str:
+    """For whom something in a namespace of topics counts."""
+    return f"namespace {namespace}"

@@ -1,0 +1,47 @@
+"""Limits of an HTTP server, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one client, and all of them together, may use. Times are in seconds, sizes in bytes."""
+
+    connections_max: int = 2_000
+    """Open connections. A new one replaces the oldest that has not sent a whole request."""
+
+    connections_per_address_max: int = 1_000
+    """Open connections of one address (IPv6: of one /64 network)."""
+
+    header_seconds: float = 5.0
+    """From the first byte of a request, or from connecting, to the end of its headers."""
+
+    body_seconds: float = 10.0
+    """From the headers to the end of the body; larger bodies get more, see ``body_rate``."""
+
+    body_rate: int = 1024 * 1024
+    """Bytes per second that a body may take beyond ``body_seconds``."""
+
+    idle_seconds: float = 60.0
+    """A connection without a request is closed after this time."""
+
+    answer_seconds: float = 60.0
+    """A client that does not read its response within this time is disconnected."""
+
+    linger_seconds: float = 2.0
+    """A body that was not needed is discarded for this long; then the connection is closed."""
+
+    handshake_seconds: float = 5.0
+    """Time for a TLS handshake."""
+
+    body_bytes_max: int = 256 * 1024
+    """The body of a request."""
+
+    stop_seconds: float = 2.0
+    """A stopping server waits this long for requests in progress."""
+
+    def seconds_for_body(self, size: int | None) -> float:
+        """Time that a body may take; ``size`` is its announced length, None if it has none."""
+        return self.body_seconds + min(size or 0, self.body_bytes_max) / self.body_rate

@@ -1,0 +1,107 @@
+"""Names that are too long or have control characters harm nobody, also where they are stored already."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+from tests.attacks.guarded import address_of
+from tests.integration.conftest import RawClients
+from tests.integration.http_calls import Http
+from tests.integration.raw import RawClient, full
+from tests.integration.raw_connection import RefusedByBroker
+
+from onewriter_broker.in_process import InProcessBroker, in_process_broker
+from onewriter_core.errors import Refused
+from onewriter_core.ids import TOPIC_NAME_LENGTH_MAX, TopicName
+from onewriter_core.own.names import canonical
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+PREFIX = "persistent://public/default/"
+LONGEST = "l" * (TOPIC_NAME_LENGTH_MAX - len(PREFIX))
+CONTROLS = ["\x1b[31mred", "bell\x07", "two\nlines", "c1\x9b", "del\x7f", "turned\u202e", "\u2066"]
+
+
+def store(broker: InProcessBroker, text: str) -> None:
+    """Have a topic stored under a name that is not accepted any more."""
+    broker._do(broker._broker.topics.serve(TopicName.parse(text, is_stored=True)))
+
+
+def topics_over_wire(client: RawClient) -> list[str]:
+    request_id = client.next_request_id()
+    command = pb.CommandGetTopicsOfNamespace(request_id=request_id, namespace="public/default")
+    client.say(command)
+    return list(client.answer(pb.CommandGetTopicsOfNamespaceResponse, request_id).topics)
+
+
+@pytest.mark.parametrize("name", ["p" * 500, "é" * 256, LONGEST + "x", PREFIX + LONGEST + "x"])
+def test_a_name_that_is_too_long_when_it_is_full_is_refused(raw: RawClients, name: str) -> None:
+    with in_process_broker() as broker:
+        client = raw(address_of(broker))
+        command = pb.CommandProducer(topic=name, producer_id=1, request_id=client.next_request_id())
+        client.say(command)
+        with pytest.raises(RefusedByBroker, match="INVALID_TOPIC_NAME"):
+            client.answer(pb.CommandProducerSuccess, command.request_id)
+        client.producer(LONGEST).publish(b"the longest name")
+        assert topics_over_wire(client) == [PREFIX + LONGEST]
+
+
+def test_a_stored_name_that_is_too_long_is_left_out_of_lists_and_can_be_deleted(
+    raw: RawClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison = "p" * 500
+    with in_process_broker() as broker:
+        http, client = Http(broker.http_url), raw(address_of(broker))
+        client.producer("healthy").publish(b"x")
+        store(broker, poison)
+        assert topics_over_wire(client) == [full("healthy")]
+        status, listed = http("GET", "/onewriter/v1/topics")
+        assert status == 200
+        assert poison not in str(listed)
+        assert "healthy" in str(listed)
+        assert http("GET", "/admin/v2/persistent/public/default")[0] == 200
+        path = f"/admin/v2/persistent/public/default/{poison}?force=true"
+        assert http("DELETE", path)[0] == 204
+        assert not broker._broker.topics.loaded.get(PREFIX + poison)
+        topics_over_wire(client)  # the connection lives
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_new_names_with_control_characters_are_refused(raw: RawClients, control: str) -> None:
+    with in_process_broker() as broker:
+        client = raw(address_of(broker))
+        with pytest.raises(RefusedByBroker, match="control characters"):
+            client.producer(control)
+        with pytest.raises(RefusedByBroker, match="control characters"):
+            client.producer("topic", name=control)
+        with pytest.raises(RefusedByBroker, match="control characters"):
+            client.subscribe("topic", control)
+        with pytest.raises(RefusedByBroker, match="control characters"):
+            client.subscribe(control)
+        with pytest.raises(Refused, match="control characters"):
+            canonical(control)
+        status, _ = Http(broker.http_url)(
+            "PUT", f"/admin/v2/persistent/public/default/{quote(control, safe='')}"
+        )
+        assert status >= 400
+        client.producer("topic").publish(b"served")
+        assert topics_over_wire(client) == [full("topic")]
+
+
+def test_a_stored_name_with_control_characters_is_served_and_shown_escaped(
+    raw: RawClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "old\x1b[31m"
+    with in_process_broker() as broker:
+        client = raw(address_of(broker))
+        with monkeypatch.context() as patched:
+            patched.setattr("onewriter_broker.topic.catalog.is_printable", lambda _: True)
+            patched.setattr("onewriter_broker.dispatch.api.is_printable", lambda _: True)
+            client.subscribe(name, "old\x07", permits=0).close()
+        client.producer(name, pb.EXCLUSIVE).publish(b"kept")
+        consumer = client.subscribe(name, "old\x07")
+        assert consumer.contents(1) == [b"kept"]
+        status, page = Http(broker.http_url)("GET", "/metrics")
+        assert status == 200
+        assert "\x1b" not in str(page)
+        assert "\\\\x1b" not in str(page)
