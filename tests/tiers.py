@@ -228,7 +228,7 @@ NEWCOMER = (
     Tier(
         "integration",
         "processes, stock clients, signals and faults on the embedded Valkey",
-        (pytest("tests/integration", *QUICK, "--timeout", "600", "-n3", "--dist", "loadfile"),),
+        (pytest("tests/integration", *QUICK, "--timeout", "600", "-n5", "--dist", "loadfile"),),
         budget_seconds=180,
         missing=missing_clients,
         environment={"ONEWRITER_ROUNDS": "2"},

@@ -14,6 +14,7 @@ import structlog
 
 from onewriter_broker.anchor.api import Addresses, Anchor
 from onewriter_broker.authentication import Authenticator
+from onewriter_broker.authorization import Authorization
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.listener import listen
 from onewriter_broker.desired import Desired, Initial
@@ -52,7 +53,6 @@ from onewriter_broker.topic.staging import Staging
 from onewriter_broker.topic.topics import Topics
 from onewriter_broker.topic.transitions import Chronicles
 from onewriter_core.api.manifests import DesiredState
-from onewriter_core.authorization import UndeclaredTopics
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import Record
@@ -190,9 +190,8 @@ class Broker:
             authenticator=parts.authenticator,
             addresses=self.addresses,
             incarnation=self.incarnation,
-            undeclared=UndeclaredTopics(
-                settings.require_declared,
-                self.namespaces,
+            authorization=Authorization(
+                settings, self.namespaces, lambda: self.topics.desired, now
             ),
             now=now,
             wall_ms=wall_ms,

@@ -282,7 +282,8 @@ class LocalBrokers:
         }
         settings = Settings.model_validate(chosen | self._settings)
         path = self.directory / f"{self.names[number]}.json"
-        path.write_text(settings.model_dump_json())
+        # What has its default is left to the broker: one of an earlier release does not know every setting.
+        path.write_text(settings.model_dump_json(exclude_defaults=True))
         return [sys.executable, "-m", "onewriter_broker.process", str(path)]
 
     def _written_manifests(self) -> Path:

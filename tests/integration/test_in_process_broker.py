@@ -115,9 +115,10 @@ async def test_hand_over_leaves_no_gap(onewriter_broker: InProcessBroker) -> Non
 async def test_a_writer_behind_a_partition_is_succeeded_and_finds_out(
     onewriter_broker: InProcessBroker,
 ) -> None:
+    patient = Limits(silent_after_seconds=SECONDS_MAX)  # it does not come back before it is missed
     async with (
         asyncio.timeout(SECONDS_MAX),
-        Client(onewriter_broker.service_url) as here,
+        Client(onewriter_broker.service_url, limits=patient) as here,
         Client(onewriter_broker.service_url) as there,
     ):
         first = await here.create_producer("orders", EXCLUSIVE)
@@ -125,8 +126,8 @@ async def test_a_writer_behind_a_partition_is_succeeded_and_finds_out(
         await asyncio.to_thread(onewriter_broker.partition, "orders")
         second = there.start_producer("orders", WAITING)
         await second.ready()
-        assert isinstance(await first.ended(), Fenced)
         await asyncio.to_thread(onewriter_broker.heal)
+        assert isinstance(await first.ended(), Fenced)
         await second.send(b"after")
 
 

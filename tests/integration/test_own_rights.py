@@ -100,9 +100,11 @@ def test_an_identity_is_the_tokens_and_no_other_names_it(
 ) -> None:
     own(client_of(guarded, raw, "one"), "named", identity="task")
     other = client_of(guarded, raw, "two")
-    assert code(other, "named", 1, identity="task") is ServerError.PRODUCER_BUSY
+    assert code(other, "named", 1, identity="task") is ServerError.AUTHORIZATION_ERROR
     assert own(client_of(guarded, raw, "one"), "named", 1, identity="task") == 2
     owner = client_of(guarded, raw, "one")
     generation = own(owner, "guessed", nonce="known to all")
     thief = client_of(guarded, raw, "two")
-    assert code(thief, "guessed", generation, nonce="known to all") is ServerError.PRODUCER_BUSY
+    assert (
+        code(thief, "guessed", generation, nonce="known to all") is ServerError.AUTHORIZATION_ERROR
+    )

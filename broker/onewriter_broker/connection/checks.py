@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from onewriter_broker.access import check_topic
 from onewriter_broker.dispatch.finding import last_message_id
 from onewriter_broker.topic.checking import Prove, standing_of
 from onewriter_broker.topic.topics import Topics
-from onewriter_core.authorization import UndeclaredTopics
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.model import WHOLE
@@ -17,15 +15,14 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 
 class Checks:
-    """Answers CHECK for the topics that this broker serves. Anybody who is connected may ask.
+    """Answers CHECK for the topics that this broker serves. The session has asked for the right (rights.py).
 
     ``prove`` as ``standing_of`` has it.
     """
 
-    def __init__(self, topics: Topics, undeclared: UndeclaredTopics, prove: Prove) -> None:
+    def __init__(self, topics: Topics, prove: Prove) -> None:
         self._topics = topics
         self._prove = prove
-        self._undeclared = undeclared
 
     async def check(self, command: pb.CommandCheck, write: Callable[[bytes], None]) -> None:
         """Answer CHECK. Raises what answers the request instead.
@@ -35,7 +32,6 @@ class Checks:
         broker, which is proved afterwards, or one before it, whose entries its marker stands behind.
         """
         name = TopicName.parse(command.topic)
-        check_topic(name, self._topics.desired.topic(name), self._undeclared)
         topic = self._topics.loaded.get(str(name.base))
         if topic is None or not topic.has(name):
             entry = await self._topics.entry_of(name)

@@ -15,6 +15,7 @@ import structlog
 
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.authentication import Authenticator
+from onewriter_broker.authorization import Authorization
 from onewriter_broker.connection.deadlines import ProgressDeadlines
 from onewriter_broker.connection.hangups import HangUps
 from onewriter_broker.connection.listings import Listings
@@ -30,7 +31,6 @@ from onewriter_broker.tls import over_tls
 from onewriter_broker.topic.detection import Detection
 from onewriter_broker.topic.schema_check import SchemaChecks
 from onewriter_broker.topic.topics import Topics
-from onewriter_core.authorization import UndeclaredTopics
 
 TICK_SECONDS = 0.25
 """How often the watch looks at the connections."""
@@ -78,7 +78,7 @@ class Clients:
     addresses: Addresses
     incarnation: str
     """Names this process for ever: invented producer names must not come again after a restart."""
-    undeclared: UndeclaredTopics
+    authorization: Authorization
     now: Callable[[], float]
     wall_ms: Callable[[], int]
     store: LogStore

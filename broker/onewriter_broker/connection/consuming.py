@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from onewriter_broker.access import check_topic
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.requests import Link, Opening, Requests, code_of, error_reply
 from onewriter_broker.connection.schemas import check_consumer
@@ -18,7 +17,7 @@ from onewriter_broker.owning.records import OwnerEnd
 from onewriter_broker.quotas.book import Part, Quota, QuotaExceeded
 from onewriter_broker.quotas.held import Held
 from onewriter_core.errors import OnewriterError, Refused, ServerError
-from onewriter_core.ids import TopicName
+from onewriter_core.ids import Identity, TopicName
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import MessageIds, encode_command
 from onewriter_core.wire.encoding import encode_ack_response, encode_message_header, encode_messages
@@ -64,9 +63,11 @@ class Consuming:
         subject: str,
         *,
         client_version: str,
+        identity: Identity,
         owner: OwnerEnd,
     ) -> None:
         self.peer_address = address
+        self.identity = identity
         self._knows_end = client_version.startswith(KNOW_END) or link.extensions_version > 0
         self._owner = owner
         self._clients = clients
@@ -77,6 +78,11 @@ class Consuming:
         self._partitions: dict[int, int] = {}
         """By consumer id, where a consumer is one of a partition."""
         self._is_lost = False
+
+    def topic_of(self, consumer_id: int) -> TopicName | None:
+        """The topic of an open consumer; None: there is none of that id."""
+        consumer = self._consumers.get(consumer_id)
+        return consumer.topic if isinstance(consumer, ConsumerHandle) else None
 
     def flow(self, command: Flow) -> None:
         """The client has room for so many messages more."""
@@ -114,14 +120,13 @@ class Consuming:
         try:
             name = TopicName.parse(command.topic)
             options = SubscribeOptions.from_command(command)
-            check_topic(name, self._clients.topics.desired.topic(name), self._clients.undeclared)
             if not command.force_topic_creation and not await self._clients.topics.exists(name):
                 raise Refused(ServerError.TOPIC_NOT_FOUND, f"{name} does not exist")
             topic = await self._clients.topics.serve(name, self._subject)
             reader = (name, options.subscription, options.metadata, self._owner)
             await self._clients.owning.check_reader(*reader)
             subscriptions = topic.subscriptions[topic.slot_of(name)]
-            await check_consumer(self._clients, topic, topic.slot_of(name), command)
+            await check_consumer(self._clients, topic, topic.slot_of(name), command, self.identity)
             consumer = await subscriptions.subscribe(options, self)
             try:  # the topic may have got another owner meanwhile
                 self._clients.owning.check_reader_now(*reader)

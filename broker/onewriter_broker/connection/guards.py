@@ -19,7 +19,7 @@ from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import Fenced, Refused, ServerError, Unavailable
 from onewriter_core.ids import TopicName, bucket_of, whole_number
 from onewriter_core.own.floors import decode
-from onewriter_core.own.names import canonical, own_field, resource_bucket, split_field
+from onewriter_core.own.names import canonical, own_field, resource_bucket, split_field, topic_of
 from onewriter_core.topic.model import WHOLE
 
 GUARD_PROPERTY = "onewriter.guard"
@@ -62,6 +62,11 @@ def _number(text: str) -> int:
             f"{GUARD_NUMBER_PROPERTY} must be the epoch or the generation that the writes depend on",
         )
     return number
+
+
+def guarding_topic(asked: AskedGuard) -> TopicName | None:
+    """The topic that a guard is about; None: a resource by name. Raises InvalidTopicName."""
+    return TopicName.parse(asked.name) if asked.group is None else topic_of(asked.name)
 
 
 def resolve(asked: AskedGuard, target: TopicName, buckets: int) -> Guard:

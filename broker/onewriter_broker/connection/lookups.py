@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from onewriter_broker.access import check_topic
 from onewriter_broker.anchor.api import Addresses
+from onewriter_broker.authorization import Authorization
 from onewriter_broker.connection.listings import Listings, write_topics
 from onewriter_broker.topic.topics import Topics
-from onewriter_core.authorization import UndeclaredTopics
 from onewriter_core.errors import OnewriterError, Refused, ServerError
-from onewriter_core.ids import InvalidTopicName, TopicName
+from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
@@ -77,31 +76,28 @@ def check_listener(name: str) -> None:
 
 
 class Lookups:
-    """Answers look-ups over the binary protocol."""
+    """Answers look-ups over the binary protocol, which the session let through (rights.py)."""
 
     def __init__(
         self,
         topics: Topics,
-        undeclared: UndeclaredTopics,
+        authorization: Authorization,
+        identity: Identity,
         over_tls: Callable[[Addresses], Addresses] = lambda _plain: Addresses(),
         listings: Listings | None = None,
     ) -> None:
         self._topics = topics
         self._listings = listings or Listings(topics)
         self._listing = asyncio.Lock()
-        self._undeclared = undeclared
+        self._authorization = authorization
+        self._identity = identity
         self._over_tls = over_tls
-
-    def _checked(self, text: str) -> TopicName:
-        name = TopicName.parse(text)
-        check_topic(name, self._topics.desired.topic(name), self._undeclared)
-        return name
 
     async def lookup(self, command: pb.CommandLookup, write: Write) -> None:
         """Answer LOOKUP: connect to the owner."""
         request_id = command.request_id
         try:
-            name = self._checked(command.topic)
+            name = TopicName.parse(command.topic)
             check_listener(command.advertised_listener_name)
             owner = await wait_for_owner(self._topics, name)
         except (Refused, InvalidTopicName) as error:
@@ -118,7 +114,7 @@ class Lookups:
         """Answer PARTITIONED_METADATA: 0 for a topic that is none, or does not exist yet."""
         request_id = command.request_id
         try:
-            name = self._checked(command.topic)
+            name = TopicName.parse(command.topic)
             found = await self._topics.partitions_of(name)
         except (Refused, InvalidTopicName) as error:
             write(replies.partitions_failed(request_id, _code(error), str(error)))
@@ -149,7 +145,7 @@ class Lookups:
         write: Write,
         room: Callable[[], Awaitable[None]],
     ) -> None:
-        """Answer GET_TOPICS_OF_NAMESPACE with the names of all logs; a client filters them itself.
+        """Answer GET_TOPICS_OF_NAMESPACE with the names of the logs that the client may see.
 
         ``room`` returns once the client has read what it was sent. The answers of one connection are
         made one after another.
@@ -161,7 +157,8 @@ class Lookups:
         async with self._listing:
             await room()
             try:
-                names = await self._listings.logs_of(command.namespace)
+                listed = await self._listings.logs_of(command.namespace)
+                names = await self._authorization.seen(self._identity, listed)
             except OnewriterError as error:
                 write(replies.error(request_id, ServerError.SERVICE_NOT_READY, str(error)))
                 return

@@ -1,7 +1,7 @@
 """The ownerships of one connection: OWN and DISOWN answered, losses told at once.
 
 A request may come to any broker and name resources of all of them: what another broker keeps is
-answered with where to ask. Who may own what is decided in access.py, who does in ``owning``.
+answered with where to ask. Who may own what is decided by ``authorization``, who does in ``owning``.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from onewriter_broker.access import check_owner, check_topic, may_reset
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.lookups import wait_for_bucket
 from onewriter_broker.connection.requests import Link, code_of
 from onewriter_broker.owning.parts import Wanted
 from onewriter_broker.topic.detection import Detection
+from onewriter_core.authorization import Action, OwnedResource
 from onewriter_core.errors import OnewriterError, Refused, ServerError
-from onewriter_core.ids import Identity, InvalidTopicName
+from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 from onewriter_core.own.names import (
     GROUP_BYTES_MAX,
     IDENTITY_BYTES_MAX,
@@ -145,17 +145,46 @@ class Owning:
 
     def _wanted(self, group: str, resource: str, generation: int) -> Wanted:
         """What the record's room is asked. Raises Refused, InvalidTopicName."""
-        clients = self._clients
-        desired, name = clients.topics.desired, topic_of(resource)
-        declared = None if name is None else desired.topic(name.base)
-        claims = () if declared is None else desired.claims_for(declared)
-        identity, pods_of = self._identity, desired.pods_of
-        resets = generation == 0 and may_reset(claims, identity, clients.settings, pods_of)
-        if name is not None and resets:
-            check_topic(name, declared, clients.undeclared)
-        elif name is not None:
-            check_owner(name, declared, claims, identity, clients.undeclared, pods_of)
-        return Wanted(own_field(group, resource), generation, resets)
+        rights, identity, name = self._clients.authorization, self._identity, topic_of(resource)
+        field = own_field(group, resource)
+        if name is None:
+            resets = generation == 0 and rights.principal(identity).is_administrator
+            return Wanted(
+                field, generation, resets, lambda last: self._not_its_name(group, resource, last)
+            )
+        if generation == 0 and rights.allows(identity, Action.RESET_OWNERSHIP, name):
+            return Wanted(field, generation, may_reset=True)
+        rights.require(identity, Action.OWN, name)
+        return Wanted(
+            field, generation, objection=lambda last: self._not_its_group(group, name, last)
+        )
+
+    def _not_its_name(self, group: str, resource: str, last: Identity | None) -> Refused | None:
+        """Why a resource that ``last`` owned, and did not release, is not for this identity."""
+        owned = OwnedResource(resource, group, None if last is None else last.subject)
+        try:
+            self._clients.authorization.require(self._identity, Action.OWN, owned)
+        except Refused as refused:
+            return refused
+        return None
+
+    def _not_its_group(self, group: str, name: TopicName, last: Identity | None) -> Refused | None:
+        """Why a group that nobody owned yet is not for this identity: others consume for it now."""
+        topic = self._clients.topics.loaded.get(str(name.base))
+        if last is not None or not group or topic is None:
+            return None
+        slots = topic.subscriptions if name.partition is None else [topic.slot_of(name)]
+        for slot in slots:
+            subscriptions = topic.subscriptions.get(slot)
+            subscription = None if subscriptions is None else subscriptions.get(group)
+            for consumer in () if subscription is None else subscription.consumers:
+                if consumer.channel.identity.subject != self._identity.subject:
+                    text = (
+                        f"{self._identity} lacks the right {Action.OWN} on {name} for group {group}:"
+                        " consumers of another identity read the subscription of that name"
+                    )
+                    return Refused(ServerError.AUTHORIZATION_ERROR, text)
+        return None
 
     async def _own_in(
         self,

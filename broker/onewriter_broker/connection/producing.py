@@ -13,13 +13,14 @@ from types import MappingProxyType
 
 import structlog
 
-from onewriter_broker.access import Admission, AskedPriority, admit, check_topic, parse_priority
 from onewriter_broker.connection.clients import Clients
-from onewriter_broker.connection.guards import AskedGuard, Guards, asked_guard
+from onewriter_broker.connection.guards import AskedGuard, Guards, asked_guard, guarding_topic
 from onewriter_broker.connection.properties import (
     HOST_PROPERTY,
+    AskedPriority,
     if_epoch_of,
     mode_of,
+    parse_priority,
     properties_of,
     serve_seconds_of,
 )
@@ -35,6 +36,7 @@ from onewriter_broker.topic.deduplication import INVENTED_PREFIX
 from onewriter_broker.topic.detection import Detection
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.producer import Producer
+from onewriter_core.authorization import Action, AskedProducer, Granted
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 from onewriter_core.topic.model import AccessMode, Departure, Request
@@ -179,18 +181,22 @@ class Producing:
     ) -> None:
         guard = None
         try:
-            check_topic(name, self._clients.topics.desired.topic(name), self._clients.undeclared)
             topic = await self._clients.topics.serve(name, self._subject)
+            rights = self._clients.authorization
             if command.initial_subscription_name:
-                self._admission(name, topic, mode_of(command), asked)
+                self._admission(name, mode_of(command), asked)
+                rights.require(self._identity, Action.CHANGE_SUBSCRIPTION, name)
                 subscriptions = topic.subscriptions[topic.slot_of(name)]
                 await subscriptions.ensure(command.initial_subscription_name)
             if topic.requires_schema or brought(command) is not None:
-                self._admission(name, topic, mode_of(command), asked)
+                self._admission(name, mode_of(command), asked)
                 version = await version_for_producer(self._clients, topic, command)
                 self._schema_versions[command.producer_id] = version
             if asked_for is not None:
-                self._admission(name, topic, mode_of(command), asked)
+                self._admission(name, mode_of(command), asked)
+                guarding = guarding_topic(asked_for)
+                if guarding is not None:
+                    rights.require(self._identity, Action.GUARD, guarding)
                 target = topic.runner.logs[topic.slot_of(name)]
                 guard = await self._guards.admit(asked_for, target)
                 if self._clients.topics.loaded.get(str(name.base)) is not topic:
@@ -247,7 +253,7 @@ class Producing:
         """The command as the topic machine understands it. Raises Refused."""
         properties = properties_of(command)
         mode = mode_of(command)
-        admission = self._admission(name, topic, mode, asked)
+        admission = self._admission(name, mode, asked)
         if asked.note:
             log.warning("priority.unreadable", topic=str(name), note=asked.note)
         if len(command.producer_name) > PRODUCER_NAME_LENGTH_MAX:
@@ -280,22 +286,10 @@ class Producing:
             host=self._identity.node or properties.get(HOST_PROPERTY) or self._peer_host,
         )
 
-    def _admission(
-        self, name: TopicName, topic: LoadedTopic, mode: AccessMode, asked: AskedPriority
-    ) -> Admission:
+    def _admission(self, name: TopicName, mode: AccessMode, asked: AskedPriority) -> Granted:
         """Whether it may write at all. Raises Refused."""
-        declared = topic.declared
-        desired = self._clients.topics.desired
-        return admit(
-            name,
-            declared,
-            desired.claims_for(declared) if declared is not None else (),
-            self._identity,
-            mode,
-            asked.value,
-            self._clients.undeclared,
-            desired.pods_of,
-        )
+        wanted = AskedProducer(mode, asked.value)
+        return self._clients.authorization.require(self._identity, Action.PRODUCE, name, wanted)
 
     def _asked_priority(self, command: pb.CommandProducer) -> AskedPriority:
         field = self._clients.settings.queue_priority_field

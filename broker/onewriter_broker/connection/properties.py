@@ -1,13 +1,16 @@
 """What a producer asks for by its properties, so that every stock client can (docs/wire.md).
 
-Its priority is read in access.py, what its writes depend on in guards.py.
+What its writes depend on is read in guards.py.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from typing import Final, NamedTuple
 
+from onewriter_core.api.common import INT32_MAX, INT32_MIN
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import NUMBER_MAX, whole_number
 from onewriter_core.topic.model import SERVE_SECONDS_MAX, AccessMode
@@ -27,6 +30,21 @@ SERVE_SECONDS_PROPERTY = "onewriter.serve-seconds"
 
 
 SECONDS_DIGITS_MAX = 32
+
+PRIORITY_PROPERTY: Final = "onewriter.queue-priority"
+"""The producer property that carries PIP-440's queue priority; every stock client can set it."""
+
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
+
+
+class AskedPriority(NamedTuple):
+    """The priority that a producer asked for, None when it asked for none.
+
+    ``note`` is for the audit: what it sent instead of a priority.
+    """
+
+    value: int | None
+    note: str | None = None
 
 
 def properties_of(command: pb.CommandProducer) -> dict[str, str]:
@@ -67,3 +85,21 @@ def serve_seconds_of(properties: Mapping[str, str]) -> float:
         wrong = f"{SERVE_SECONDS_PROPERTY} must be more than 0 and at most {SERVE_SECONDS_MAX:g}"
         raise Refused(ServerError.NOT_ALLOWED_ERROR, wrong)
     return math.ceil(seconds * 1000) / 1000  # as the store keeps it, and never less
+
+
+def parse_priority(properties: Mapping[str, str], wire_value: int | None) -> AskedPriority:
+    """The priority that a PRODUCER command asks for; never raises.
+
+    The wire field wins over the property ``onewriter.queue-priority``. What is not a signed 32-bit
+    number counts as 0 and leaves a note.
+    """
+    if wire_value is not None:
+        if INT32_MIN <= wire_value <= INT32_MAX:
+            return AskedPriority(wire_value)
+        return AskedPriority(0, f"queue priority {wire_value} is not a signed 32-bit number")
+    text = properties.get(PRIORITY_PROPERTY)
+    if text is None:
+        return AskedPriority(None)
+    if _WHOLE_NUMBER.fullmatch(text) and INT32_MIN <= int(text) <= INT32_MAX:
+        return AskedPriority(int(text))
+    return AskedPriority(0, f"{PRIORITY_PROPERTY} {text[:40]!a} is not a signed 32-bit number")

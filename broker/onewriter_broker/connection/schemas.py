@@ -10,13 +10,13 @@ import struct
 from collections.abc import Callable
 from typing import Protocol
 
-from onewriter_broker.access import check_topic
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.schema_rules import NOT_KEPT, KeptSchema, Schema, has_definition
 from onewriter_broker.topic.schemas import TopicSchemas, find, kept_in
+from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Refused, ServerError
-from onewriter_core.ids import InvalidTopicName, TopicName
+from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import encode_command
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -62,12 +62,20 @@ async def version_for_producer(
 
 
 async def check_consumer(
-    clients: Clients, topic: LoadedTopic, slot: int, command: pb.CommandSubscribe
+    clients: Clients,
+    topic: LoadedTopic,
+    slot: int,
+    command: pb.CommandSubscribe,
+    identity: Identity,
 ) -> None:
-    """A consumer's schema must fit the topic's. Raises as ``version_for_producer``."""
+    """A consumer's schema must fit the topic's; one that may produce may also bring the first.
+
+    Raises as ``version_for_producer``.
+    """
     schema = brought(command)
     if schema is not None:
-        await schemas_of(clients, topic).check_consumer(schema, slot)
+        may_add = clients.authorization.allows(identity, Action.CREATE_SCHEMA, topic.name)
+        await schemas_of(clients, topic).check_consumer(schema, slot, may_add=may_add)
 
 
 class SchemaRequests:
@@ -113,7 +121,6 @@ async def made(clients: Clients, command: pb.CommandGetOrCreateSchema) -> bytes:
     schema = brought(command)
     try:
         name = TopicName.parse(command.topic)
-        check_topic(name, clients.topics.desired.topic(name), clients.undeclared)
         if schema is None:
             reply.schema_version = b""
         else:

@@ -16,6 +16,7 @@ from onewriter_broker.connection.lookups import Lookups
 from onewriter_broker.connection.owning import Owning
 from onewriter_broker.connection.producing import Producing
 from onewriter_broker.connection.requests import Link, Requests
+from onewriter_broker.connection.rights import CommandRights
 from onewriter_broker.connection.schemas import SchemaRequests
 from onewriter_broker.connection.together import TogetherRequests
 from onewriter_broker.quotas.book import subject_of
@@ -53,10 +54,10 @@ class Session:
         self._requests = Requests(link, clients.in_flight, subject_of(identity, address))
         self._steps: Iterator[None] | None = None
         self._lookups = Lookups(
-            clients.topics, clients.undeclared, clients.over_tls, clients.listings
+            clients.topics, clients.authorization, identity, clients.over_tls, clients.listings
         )
         self._schemas = SchemaRequests(clients, link.write)
-        self._checks = Checks(clients.topics, clients.undeclared, clients.appender.prove)
+        self._checks = Checks(clients.topics, clients.appender.prove)
         self._producing = Producing(
             clients,
             link,
@@ -77,8 +78,10 @@ class Session:
             address,
             subject_of(identity, address),
             client_version=client_version,
+            identity=identity,
             owner=self._owning,
         )
+        self._rights = CommandRights(clients.authorization, identity, self._consuming.topic_of)
 
     def handle(self, command: Command, payload: memoryview | None) -> bool:
         """Take one command. Raises ProtocolError when the connection cannot go on.
@@ -123,6 +126,8 @@ class Session:
             is_told=self._clients.is_told,
             may_only_resume=self._link.may_only_resume,
         )
+        if refusal is None:
+            refusal = self._rights.refusal(command)
         if refusal is not None:
             self._link.write(refusal)
             return

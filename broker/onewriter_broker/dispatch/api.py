@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from onewriter_broker.log.entries import Entry, EntryRun
 from onewriter_core.errors import OnewriterError, Refused, ServerError
-from onewriter_core.ids import is_printable
+from onewriter_core.ids import Identity, is_printable
 from onewriter_core.wire.commands import message_id_from_proto
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import MessageId
@@ -58,6 +58,11 @@ class Channel(Protocol):
     @property
     def peer_address(self) -> str:
         """The client's address, for statistics."""
+        ...
+
+    @property
+    def identity(self) -> Identity:
+        """Who the client proved to be."""
         ...
 
     def deliver_many(

@@ -15,6 +15,7 @@ from onewriter_broker.dispatch.registry import Registry
 from onewriter_broker.dispatch.stats import ConsumerStats, consumer_stats
 from onewriter_broker.dispatch.subscription import Subscription
 from onewriter_core.errors import Refused, ServerError, Unavailable
+from onewriter_core.ids import TopicName
 from onewriter_core.wire.values import Ack, MessageId
 
 
@@ -38,6 +39,11 @@ class ConsumerHandle:
 
     def __repr__(self) -> str:
         return f"<ConsumerHandle {self.consumer!r} of {self.subscription!r}>"
+
+    @property
+    def topic(self) -> TopicName:
+        """The log that it reads."""
+        return self._registry.topic
 
     @property
     def is_closed(self) -> bool:

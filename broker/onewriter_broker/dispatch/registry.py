@@ -18,7 +18,7 @@ from onewriter_broker.dispatch.saving import STATE_PREFIX, read_cursor
 from onewriter_broker.dispatch.subscription import Subscription
 from onewriter_broker.quotas.book import Part, Quota, namespace_key
 from onewriter_core.errors import Refused, ServerError, Unavailable
-from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.wire.values import MessageId
 
 _log = structlog.get_logger(__name__)
@@ -38,6 +38,11 @@ class Registry:
         self._last: tuple[Position, MessageId, Position] | None = None
         self._restore()
         context.log.watchers.append(self._advanced)
+
+    @property
+    def topic(self) -> TopicName:
+        """The log whose subscriptions these are."""
+        return self._context.log.name
 
     def _restore(self) -> None:
         """Durable subscriptions as they were saved, within what the log still has."""

@@ -10,25 +10,23 @@ from typing import Final
 
 from aiohttp import web
 
-from onewriter_broker.access import check_topic
 from onewriter_broker.http import positions
 from onewriter_broker.http.bulk import TOPIC_PATH, one_log
+from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import Site, object_body, topic_of
+from onewriter_core.authorization import Action
 from onewriter_core.errors import Unavailable
 
 _PATH: Final = TOPIC_PATH + "/acknowledged/{subscription:[^/]+}"
 
-CONSUMERS_PATHS: Final = frozenset({web.DynamicResource(_PATH).canonical})
-"""What is changed at these paths, whoever may consume may change."""
 
-
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Following a reader"."""
 
     async def acknowledge(request: web.Request) -> web.Response:
         before = positions.read((await object_body(request)).get("before"), "before")
         name, topics = topic_of(request), site.topics
-        check_topic(name, topics.desired.topic(name), site.clients.undeclared)
+        site.check_topic(request, name)
         topic_log, _, slot = await one_log(site, request)
         subscription = request.match_info["subscription"]
         await site.clients.owning.check_follower(topic_log.name, subscription)
@@ -45,4 +43,4 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
             }
         )
 
-    router.add_put(_PATH, acknowledge)
+    router.add_put(_PATH, acknowledge, on_topic(Action.CHANGE_SUBSCRIPTION))

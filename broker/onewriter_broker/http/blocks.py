@@ -19,10 +19,12 @@ from aiohttp import web
 from onewriter_broker.http import packed, positions
 from onewriter_broker.http.bulk import TOPIC_PATH, one_log
 from onewriter_broker.http.metrics import BlockStreams
+from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import EXPIRES, Refusal, Site
 from onewriter_broker.log.blocks import MalformedBlock
 from onewriter_broker.log.ranges import Missing, Range, first_block, lacks, trimmed_of
 from onewriter_broker.log.topic_log import TopicLog
+from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import EARLIEST, Position
 
@@ -40,7 +42,7 @@ WRITE_SECONDS: Final = 60.0
 log = structlog.get_logger(__name__)
 
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Blocks"."""
     figures = site.metrics.block_streams
 
@@ -70,7 +72,7 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
                 log.debug("blocks.reader_gone", address=request.remote, topic=str(topic_log.name))
             return response
 
-    router.add_get(PATH, blocks, allow_head=False)
+    router.add_get(PATH, blocks, on_topic(Action.CONSUME), allow_head=False)
 
 
 @contextmanager

@@ -10,7 +10,9 @@ from aiohttp import web
 
 from onewriter_broker.connection.lookups import wait_for_bucket
 from onewriter_broker.http import history, positions
+from onewriter_broker.http.ownerships import shows_owned
 from onewriter_broker.http.pulsar_topics import served
+from onewriter_broker.http.routes import Filtered, Routes, on_topic
 from onewriter_broker.http.site import Refusal, Site, flag, listing, number, object_body
 from onewriter_broker.log.api import VERSION_PREFIX, LogStore, Unit
 from onewriter_broker.log.blocks import MalformedBlock
@@ -18,17 +20,22 @@ from onewriter_broker.log.topic_log import TRIMMED, TopicLog
 from onewriter_broker.topic.retention import Stretch
 from onewriter_broker.topic.segments import Page, Segment, SegmentIndexes
 from onewriter_broker.topic.trimming import trim
+from onewriter_core.authorization import Action
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position, TopicName
 
 TOPIC_PATH: Final = "/onewriter/v1/topics/{tenant}/{namespace}/{topic:[^/]+}"
+
+_AUDIT: Final = Filtered(
+    Action.OBSERVE, "the caller sees the records of the topics and resources that it may observe"
+)
 
 RECORDS_PER_PAGE: Final = 1_000
 RECORDS_PER_PAGE_MAX: Final = 5_000
 """Records of the audit in one answer."""
 
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Reading whole logs"."""
     _add_segments(router, site)
     _add_trim(router, site)
@@ -53,7 +60,7 @@ async def one_log(site: Site, request: web.Request) -> tuple[TopicLog, int, int]
 # ------------------------------------------------------------ segments
 
 
-def _add_segments(router: web.UrlDispatcher, site: Site) -> None:
+def _add_segments(router: Routes, site: Site) -> None:
     indexes = SegmentIndexes()
 
     async def segments(request: web.Request) -> web.Response:
@@ -70,7 +77,7 @@ def _add_segments(router: web.UrlDispatcher, site: Site) -> None:
             told["state"] = await _stored_state(site.store, topic_log.name, bucket)
         return await listing(told, "segments", listed)
 
-    router.add_get(TOPIC_PATH + "/segments", segments)
+    router.add_get(TOPIC_PATH + "/segments", segments, on_topic(Action.CONSUME))
 
 
 async def _stored_state(store: LogStore, name: TopicName, bucket: int) -> dict[str, Any]:
@@ -154,7 +161,7 @@ def _stretch(stretch: Stretch) -> dict[str, Any]:
 # ------------------------------------------------------------ trimming
 
 
-def _add_trim(router: web.UrlDispatcher, site: Site) -> None:
+def _add_trim(router: Routes, site: Site) -> None:
     async def trim_log(request: web.Request) -> web.Response:
         body = await object_body(request)
         before = positions.read(body.get("before"), "before")
@@ -186,7 +193,7 @@ def _add_trim(router: web.UrlDispatcher, site: Site) -> None:
             }
         )
 
-    router.add_post(TOPIC_PATH + "/trim", trim_log)
+    router.add_post(TOPIC_PATH + "/trim", trim_log, on_topic(Action.TRIM))
 
 
 def _epoch(topic_log: TopicLog) -> int:
@@ -204,7 +211,7 @@ def _whole(body: dict[str, object], name: str) -> int | None:
 # ------------------------------------------------------------ audit
 
 
-def _add_audit(router: web.UrlDispatcher, site: Site) -> None:
+def _add_audit(router: Routes, site: Site) -> None:
     async def records(request: web.Request) -> web.Response:
         text = request.match_info["bucket"]
         buckets = site.clients.settings.buckets
@@ -223,11 +230,18 @@ def _add_audit(router: web.UrlDispatcher, site: Site) -> None:
             "next": found[-1][0] if found else after or None,
             "complete": len(found) < limit,
         }
+        is_all = site.sees_all(request)
         return await listing(
-            told, "records", (_record(record_id, fields) for record_id, fields in found)
+            told,
+            "records",
+            (
+                _record(record_id, fields)
+                for record_id, fields in found
+                if is_all or _is_shown(site, request, fields)
+            ),
         )
 
-    router.add_get("/onewriter/v1/audit/{bucket}", records)
+    router.add_get("/onewriter/v1/audit/{bucket}", records, _AUDIT)
 
 
 async def _require_bucket(site: Site, request: web.Request, bucket: int) -> None:
@@ -239,6 +253,17 @@ async def _require_bucket(site: Site, request: web.Request, bucket: int) -> None
         reason = site.topics.ownership.waiting_reason(bucket)
         raise Unavailable(f"bucket {bucket} has no owner now" + (reason and f": {reason}"))
     raise web.HTTPTemporaryRedirect(site.url_of(request, owner) + str(request.rel_url))
+
+
+def _is_shown(site: Site, request: web.Request, fields: Mapping[str, str]) -> bool:
+    """Whether the caller may see an audit record; those of a whole bucket are for roles alone."""
+    topic = fields.get("topic")
+    if topic is not None:
+        return site.shows(request, topic)
+    resource = fields.get("resource")
+    return resource is not None and shows_owned(
+        site, request, fields.get("group", ""), resource, fields.get("subject")
+    )
 
 
 def _record(record_id: str, fields: dict[str, str]) -> dict[str, Any]:

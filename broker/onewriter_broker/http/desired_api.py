@@ -8,8 +8,10 @@ import structlog
 from aiohttp import web
 
 from onewriter_broker.desired import BODY_BYTES_MAX
+from onewriter_broker.http.routes import Routes, on_installation
 from onewriter_broker.http.site import Refusal, Site
 from onewriter_core.api.manifests import DesiredState
+from onewriter_core.authorization import Action
 from onewriter_core.errors import ConfigurationError
 
 PATH: Final = "/onewriter/v1/desired"
@@ -20,7 +22,7 @@ WARNINGS_MAX: Final = 100
 log = structlog.get_logger(__name__)
 
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Desired state"."""
 
     async def put(request: web.Request) -> web.Response:
@@ -46,8 +48,8 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
             _counted(site.desired.revision, site.desired.state) | {"known": site.desired.is_known}
         )
 
-    router.add_put(PATH, put)
-    router.add_get(PATH, get)
+    router.add_put(PATH, put, on_installation(Action.ADMINISTER_INSTALLATION))
+    router.add_get(PATH, get, on_installation(Action.OBSERVE))
 
 
 def _counted(revision: str | None, state: DesiredState) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from typing import Final
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from onewriter_broker.http.routes import Open, Routes, on_installation
 from onewriter_broker.http.site import Site
+from onewriter_core.authorization import Action
 
 ALIVE: Final = "/healthz"
 READY: Final = "/readyz"
@@ -40,9 +42,7 @@ class MetricsPage:
             return self._text
 
 
-def add_routes(
-    router: web.UrlDispatcher, site: Site, metrics_page: MetricsPage | None = None
-) -> None:
+def add_routes(router: Routes, site: Site, metrics_page: MetricsPage | None = None) -> None:
     """See docs/http.md, "Health" and "Metrics". Several ports share ``metrics_page``."""
     page = metrics_page or MetricsPage(site)
 
@@ -85,6 +85,6 @@ def add_routes(
         del request
         return web.Response(body=await page.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    router.add_get(ALIVE, alive)
-    router.add_get(READY, ready)
-    router.add_get(METRICS, metrics)
+    router.add_get(ALIVE, alive, Open("probes have no token"))
+    router.add_get(READY, ready, Open("probes have no token"))
+    router.add_get(METRICS, metrics, on_installation(Action.OBSERVE))

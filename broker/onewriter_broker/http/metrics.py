@@ -314,6 +314,8 @@ class Metrics:
                 "When the certificate that is served expires, in Unix seconds.",
                 self._certificate.not_after,
             )
+        refused = (((right,), count) for right, count in clients.authorization.refusals.items())
+        yield _counters("refusals", "Requests refused for want of a right.", ["right"], refused)
         yield _gauge("desired_known", "0 while nobody said what is wanted.", int(clients.is_told))
         yield _gauge("connections", "Client connections.", len(clients.connections))
         yield _counter("connections_opened", "Client connections ever made.", clients.opened)

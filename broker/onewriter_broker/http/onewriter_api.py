@@ -12,10 +12,12 @@ from aiohttp import web
 
 from onewriter_broker.connection.lookups import wait_for_owner
 from onewriter_broker.http import history, status, views
+from onewriter_broker.http.routes import LISTED, AnyIdentity, Routes, on_topic
 from onewriter_broker.http.site import Refusal, Site, listing, number, object_body, topic_of
 from onewriter_broker.ownership.placement import name_of
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Unavailable, Undecided
 from onewriter_core.ids import NUMBER_MAX, TopicName
 from onewriter_core.topic.effects import Answer
@@ -41,7 +43,7 @@ _TOPIC = _ROOT + "/topics/{tenant}/{namespace}/{topic:[^/]+}"
 log = structlog.get_logger(__name__)
 
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "onewriter's own API"."""
     _add_topics(router, site)
     _add_story(router, site)
@@ -52,7 +54,7 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
 # ------------------------------------------------------------ reading
 
 
-def _add_topics(router: web.UrlDispatcher, site: Site) -> None:
+def _add_topics(router: Routes, site: Site) -> None:
     async def every(request: web.Request) -> web.Response:
         return web.json_response(await _list(site, request))
 
@@ -67,11 +69,11 @@ def _add_topics(router: web.UrlDispatcher, site: Site) -> None:
         return web.json_response(await _status(site, name, entry))
 
     async def several(request: web.Request) -> web.Response:
-        return web.json_response(await _look_up(site, await _names(request)))
+        return web.json_response(await _look_up(site, await _names(site, request)))
 
-    router.add_get(_ROOT + "/topics", every)
-    router.add_post(_ROOT + "/topics", several)
-    router.add_get(_TOPIC, one)
+    router.add_get(_ROOT + "/topics", every, LISTED)
+    router.add_post(_ROOT + "/topics", several, LISTED)
+    router.add_get(_TOPIC, one, on_topic(Action.OBSERVE))
 
 
 async def _list(site: Site, request: web.Request) -> dict[str, Any]:
@@ -80,7 +82,7 @@ async def _list(site: Site, request: web.Request) -> dict[str, Any]:
     after = request.query.get("after", "")
     limit = number(request, "limit", TOPICS_PER_PAGE, TOPICS_PER_PAGE_MAX)
     entries = await site.topics.list(wanted)
-    names = sorted(name for name in entries if name > after)
+    names = sorted([name for name in await site.shown(request, entries) if name > after])
     page = names[:limit]
     gate = asyncio.Semaphore(STATES_AT_ONCE)
 
@@ -103,14 +105,15 @@ async def _list(site: Site, request: web.Request) -> dict[str, Any]:
     }
 
 
-async def _names(request: web.Request) -> list[TopicName]:
-    """The topics that a body names. Raises Refusal, InvalidTopicName."""
+async def _names(site: Site, request: web.Request) -> list[TopicName]:
+    """The topics that a body names and the caller may see. Raises Refusal, InvalidTopicName."""
     names = (await object_body(request)).get("topics")
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
         raise Refusal(400, "topics: must be a list of topic names")
     if len(names) > TOPICS_PER_PAGE:
         raise Refusal(400, f"at most {TOPICS_PER_PAGE} topics are looked up at once")
-    return [TopicName.parse(each).base for each in dict.fromkeys(names)]
+    found = [TopicName.parse(each).base for each in dict.fromkeys(names)]
+    return [name for name in found if site.shows(request, name)]
 
 
 async def _look_up(site: Site, names: Iterable[TopicName]) -> dict[str, Any]:
@@ -177,7 +180,7 @@ async def _states(site: Site, name: TopicName, entry: CatalogEntry) -> dict[int,
     return found
 
 
-def _add_story(router: web.UrlDispatcher, site: Site) -> None:
+def _add_story(router: Routes, site: Site) -> None:
     async def story(request: web.Request) -> web.Response:
         name = topic_of(request).base
         limit = number(request, "limit", RECORDS_PER_PAGE, RECORDS_PER_PAGE_MAX)
@@ -200,17 +203,17 @@ def _add_story(router: web.UrlDispatcher, site: Site) -> None:
         return await listing(told, "records", page.records)
 
     async def losses(request: web.Request) -> web.Response:
-        del request
-        return web.json_response({"losses": [views.loss(each) for each in site.losses]})
+        shown = [each for each in site.losses if site.shows(request, each.topic)]
+        return web.json_response({"losses": [views.loss(each) for each in shown]})
 
-    router.add_get(_TOPIC + "/history", story)
-    router.add_get(_ROOT + "/losses", losses)
+    router.add_get(_TOPIC + "/history", story, on_topic(Action.OBSERVE))
+    router.add_get(_ROOT + "/losses", losses, LISTED)
 
 
 # ------------------------------------------------------------ orders
 
 
-def _add_orders(router: web.UrlDispatcher, site: Site) -> None:
+def _add_orders(router: Routes, site: Site) -> None:
     async def fence(request: web.Request) -> web.Response:
         body = await object_body(request)
         if_epoch = _if_epoch(body)
@@ -251,8 +254,8 @@ def _add_orders(router: web.UrlDispatcher, site: Site) -> None:
             }
         )
 
-    router.add_post(_TOPIC + "/fence", fence)
-    router.add_post(_TOPIC + "/handover", handover)
+    router.add_post(_TOPIC + "/fence", fence, on_topic(Action.ADMINISTER_TOPIC))
+    router.add_post(_TOPIC + "/handover", handover, on_topic(Action.ADMINISTER_TOPIC))
 
 
 def _if_epoch(body: Mapping[str, Any]) -> int | None:
@@ -303,7 +306,7 @@ async def _decided(
 # ------------------------------------------------------------ brokers
 
 
-def _add_brokers(router: web.UrlDispatcher, site: Site) -> None:
+def _add_brokers(router: Routes, site: Site) -> None:
     async def brokers(request: web.Request) -> web.Response:
         del request
         ownership = site.topics.ownership
@@ -341,4 +344,4 @@ def _add_brokers(router: web.UrlDispatcher, site: Site) -> None:
             }
         )
 
-    router.add_get(_ROOT + "/brokers", brokers)
+    router.add_get(_ROOT + "/brokers", brokers, AnyIdentity("clients may connect to every broker"))

@@ -6,15 +6,17 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from onewriter_broker.http.site import Refusal, Site, number
+from onewriter_broker.http.routes import LISTED, Routes, on_installation
+from onewriter_broker.http.site import IDENTITY, Refusal, Site, number
 from onewriter_broker.owning.records import Entry
-from onewriter_core.own.names import split_field
+from onewriter_core.authorization import Action, OwnedResource
+from onewriter_core.own.names import TOPIC_PREFIX, split_field
 
 ROWS_PER_PAGE: Final = 500
 ROWS_PER_PAGE_MAX: Final = 5_000
 
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Ownerships"."""
 
     async def every(request: web.Request) -> web.Response:
@@ -23,8 +25,10 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
     async def drop(request: web.Request) -> web.Response:
         return web.json_response(await _drop(site, request))
 
-    router.add_get("/onewriter/v1/ownerships", every)
-    router.add_delete("/onewriter/v1/ownerships", drop)
+    router.add_get("/onewriter/v1/ownerships", every, LISTED)
+    router.add_delete(
+        "/onewriter/v1/ownerships", drop, on_installation(Action.ADMINISTER_INSTALLATION)
+    )
 
 
 async def _list(site: Site, request: web.Request) -> dict[str, Any]:
@@ -35,7 +39,11 @@ async def _list(site: Site, request: web.Request) -> dict[str, Any]:
     for bucket in sorted(site.topics.ownership.held()):
         room = await site.clients.owning.room(bucket)
         for field, entry in room.entries.items():
-            if field > after and group in {None, split_field(field)[0]}:
+            own_group, resource = split_field(field)
+            owner = entry.ownership.owner
+            subject = None if owner is None else owner.identity.subject
+            is_asked = field > after and group in {None, own_group}
+            if is_asked and shows_owned(site, request, own_group, resource, subject):
                 found[field] = (bucket, entry)
     page = sorted(found)[:limit]
     now = site.clients.now()
@@ -44,6 +52,16 @@ async def _list(site: Site, request: web.Request) -> dict[str, Any]:
         "ownerships": [_row(field, *found[field], now) for field in page],
         "next": page[-1] if len(found) > limit else None,
     }
+
+
+def shows_owned(
+    site: Site, request: web.Request, group: str, resource: str, subject: str | None
+) -> bool:
+    """Whether the caller may see who owns a resource that ``subject`` owned last."""
+    if resource.startswith(TOPIC_PREFIX):
+        return site.shows(request, resource)
+    owned = OwnedResource(resource, group, subject)
+    return site.clients.authorization.allows(request[IDENTITY], Action.OBSERVE, owned)
 
 
 async def _drop(site: Site, request: web.Request) -> dict[str, Any]:

@@ -10,22 +10,11 @@ from typing import Final
 
 from aiohttp import web
 
-from onewriter_broker.access import is_administrator, roles_of
 from onewriter_broker.http.site import IDENTITY, Site
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.publish_requests import Right
 from onewriter_broker.topic.staging import Changer
-from onewriter_core.authorization import (
-    Action,
-    Denied,
-    EpochResource,
-    Granted,
-    Policy,
-    Principal,
-    Proof,
-    TopicResource,
-    may,
-)
+from onewriter_core.authorization import Action, EpochResource, Proof
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import Identity, TopicName
 from onewriter_core.publish_rights import (
@@ -68,13 +57,8 @@ def under_epoch(
         proof = _proof(site, request, name, app, named, holder)
         if proof is Proof.REGISTRATION and holder is None:
             holder = request[IDENTITY]  # a former holder may ask what became of its publish
-    decision = may(
-        Principal(request[IDENTITY]),
-        action,
-        EpochResource(name, app, named, holder, proof),
-    )
-    if isinstance(decision, Denied):
-        raise decision.error()
+    resource = EpochResource(name, app, named, holder, proof)
+    site.clients.authorization.require(request[IDENTITY], action, resource)
     if named is None or holder is None:  # no proof can be given of it
         raise Unavailable(f"nobody holds {name}")
     return Right(named, holder, is_passed_on=proof is Proof.CAPABILITY)
@@ -90,13 +74,7 @@ def may_ask_of_ended(
     tenure = _tenure(topic, name)
     if REGISTRATION_HEADER in request.headers or (tenure is not None and tenure.epoch == epoch):
         return False
-    desired, declared = site.topics.desired, topic.declared
-    claims = desired.claims_for(declared) if declared is not None else ()
-    settings, undeclared = site.clients.settings, site.clients.undeclared
-    policy = Policy(settings.consumers_default, undeclared)
-    resource = TopicResource(name, declared, tuple(claims), desired.pods_of, policy)
-    principal = roles_of(settings).principal(request[IDENTITY])
-    return isinstance(may(principal, Action.CONSUME, resource), Granted)
+    return site.clients.authorization.allows(request[IDENTITY], Action.CONSUME, name)
 
 
 def changer_of(site: Site, request: web.Request, name: TopicName, right: Right | None) -> Changer:
@@ -110,7 +88,7 @@ def changer_of(site: Site, request: web.Request, name: TopicName, right: Right |
     return Changer(
         identity,
         None if right is None else right.epoch,
-        is_administrator(identity, site.clients.settings),
+        site.clients.authorization.principal(identity).is_administrator,
         was_holder,
     )
 

@@ -8,20 +8,26 @@ from aiohttp import web
 
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.connection.listener import SERVER_VERSION
-from onewriter_broker.http.site import Refusal, Site, done, json_body, object_body
+from onewriter_broker.http.routes import AnyIdentity, Filtered, Routes, on_installation, on_tenant
+from onewriter_broker.http.site import IDENTITY, Refusal, Site, done, json_body, object_body
 from onewriter_broker.namespaces import STANDALONE, Invalid
+from onewriter_core.authorization import Action
 
 _ROOT = "/admin/v2"
 
+_CLUSTERS = AnyIdentity("tools ask for the names of clusters before anything else")
+_BROKERS = AnyIdentity("clients may connect to every broker")
+_ADMINISTER = on_installation(Action.ADMINISTER_INSTALLATION)
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Clusters, tenants, brokers"."""
     _add_clusters(router, site)
     _add_tenants(router, site)
     _add_brokers(router, site)
 
 
-def _add_clusters(router: web.UrlDispatcher, site: Site) -> None:
+def _add_clusters(router: Routes, site: Site) -> None:
     namespaces = site.namespaces
 
     async def every(request: web.Request) -> web.Response:
@@ -54,20 +60,25 @@ def _add_clusters(router: web.UrlDispatcher, site: Site) -> None:
         raise Refusal(405, f"cluster {request.match_info['cluster']} cannot be migrated")
 
     path = _ROOT + "/clusters/{cluster}"
-    router.add_get(_ROOT + "/clusters", every)
-    router.add_get(path, one)
-    router.add_put(path, create)
-    router.add_post(path, update)
-    router.add_delete(path, delete)
-    router.add_post(path + "/migrate", migrate)
+    router.add_get(_ROOT + "/clusters", every, _CLUSTERS)
+    router.add_get(path, one, _CLUSTERS)
+    router.add_put(path, create, _ADMINISTER)
+    router.add_post(path, update, _ADMINISTER)
+    router.add_delete(path, delete, _ADMINISTER)
+    router.add_post(path + "/migrate", migrate, _ADMINISTER)
 
 
-def _add_tenants(router: web.UrlDispatcher, site: Site) -> None:
+def _add_tenants(router: Routes, site: Site) -> None:
     namespaces = site.namespaces
 
     async def every(request: web.Request) -> web.Response:
-        del request
-        return web.json_response(namespaces.tenants())
+        rights = site.clients.authorization
+        found = [
+            tenant
+            for tenant in namespaces.tenants()
+            if rights.allows(request[IDENTITY], Action.OBSERVE, rights.namespace(tenant))
+        ]
+        return web.json_response(found)
 
     async def one(request: web.Request) -> web.Response:
         return web.json_response(namespaces.tenant(request.match_info["tenant"]))
@@ -93,14 +104,16 @@ def _add_tenants(router: web.UrlDispatcher, site: Site) -> None:
         return done()
 
     path = _ROOT + "/tenants/{tenant}"
-    router.add_get(_ROOT + "/tenants", every)
-    router.add_get(path, one)
-    router.add_put(path, create)
-    router.add_post(path, update)
-    router.add_delete(path, delete)
+    router.add_get(
+        _ROOT + "/tenants", every, Filtered(Action.OBSERVE, "the caller sees its own tenant")
+    )
+    router.add_get(path, one, on_tenant(Action.OBSERVE))
+    router.add_put(path, create, _ADMINISTER)
+    router.add_post(path, update, _ADMINISTER)
+    router.add_delete(path, delete, _ADMINISTER)
 
 
-def _add_brokers(router: web.UrlDispatcher, site: Site) -> None:
+def _add_brokers(router: Routes, site: Site) -> None:
     def addresses() -> list[Addresses]:
         members = site.membership.observer.members().values()
         others = [address for address, is_alive in members if is_alive]
@@ -130,9 +143,9 @@ def _add_brokers(router: web.UrlDispatcher, site: Site) -> None:
         return web.json_response(text=SERVER_VERSION)
 
     path = _ROOT + "/brokers"
-    router.add_get(path, active)
-    router.add_get(path + "/health", healthy)
-    router.add_get(path + "/ready", healthy)
-    router.add_get(path + "/version", version)
-    router.add_get(path + "/leaderBroker", leader)
-    router.add_get(path + "/{cluster}", active)
+    router.add_get(path, active, _BROKERS)
+    router.add_get(path + "/health", healthy, _BROKERS)
+    router.add_get(path + "/ready", healthy, _BROKERS)
+    router.add_get(path + "/version", version, _BROKERS)
+    router.add_get(path + "/leaderBroker", leader, _BROKERS)
+    router.add_get(path + "/{cluster}", active, _BROKERS)

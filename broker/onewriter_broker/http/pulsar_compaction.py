@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from onewriter_broker.http.pulsar_topics import PATH, served, slots_of
+from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import NO_CONTENT, Refusal, Site
 from onewriter_broker.topic.compacting import Progress, Story
+from onewriter_core.authorization import Action
 
 _WORST = (Progress.RUNNING, Progress.ERROR, Progress.NOT_RUN, Progress.SUCCESS)
 """Which of several partitions' answers is told."""
 
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Compaction"."""
 
     async def trigger(request: web.Request) -> web.Response:
@@ -32,8 +34,8 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
         stories = [site.compactions.story(logs[slot]) for slot in slots_of(name, topic)]
         return web.json_response(status_of(stories))
 
-    router.add_put(PATH + "/compaction", trigger)
-    router.add_get(PATH + "/compaction", status)
+    router.add_put(PATH + "/compaction", trigger, on_topic(Action.ADMINISTER_TOPIC))
+    router.add_get(PATH + "/compaction", status, on_topic(Action.OBSERVE))
 
 
 def status_of(stories: Sequence[Story]) -> dict[str, object]:

@@ -10,8 +10,10 @@ from onewriter_broker.connection.lookups import (
     wait_for_owner,
     why_not_served,
 )
+from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import Site, topic_of
 from onewriter_broker.namespaces import Missing
+from onewriter_core.authorization import Action
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import TopicName
 
@@ -19,13 +21,13 @@ WHOLE_RANGE = "0x00000000_0xffffffff"
 """What is answered for a topic's bundle: Pulsar's bundles do not exist here, buckets do."""
 
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Look-up"."""
 
     def checked(request: web.Request) -> TopicName:
         name = topic_of(request)
         try:
-            site.check_topic(name)
+            site.check_topic(request, name)
         except Refused as refused:
             if refused.code is ServerError.TOPIC_NOT_FOUND:
                 raise Missing("Namespace not found") from None
@@ -56,5 +58,5 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
         return web.json_response(text=WHOLE_RANGE)
 
     path = "/lookup/v2/topic/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic:[^/]+}"
-    router.add_get(path, lookup)
-    router.add_get(path + "/bundle", bundle)
+    router.add_get(path, lookup, on_topic(Action.LOOK_UP))
+    router.add_get(path + "/bundle", bundle, on_topic(Action.LOOK_UP))

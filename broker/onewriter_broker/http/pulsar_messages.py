@@ -19,10 +19,12 @@ from onewriter_broker.http.pulsar_topics import (
     signed,
     slots_of,
 )
+from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import Refusal, Site
 from onewriter_broker.log.entries import Entry, entries_of
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.termination import terminate
+from onewriter_core.authorization import Action
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.wire.compression import decompress
@@ -44,13 +46,13 @@ INSTANT_MS_MAX: Final = 253_402_300_799_999
 _PREFIX = "X-Pulsar-"
 
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Messages" and "Termination"."""
     _add_messages(router, site)
     _add_termination(router, site)
 
 
-def _add_messages(router: web.UrlDispatcher, site: Site) -> None:
+def _add_messages(router: Routes, site: Site) -> None:
     async def one_log(request: web.Request, what: str) -> tuple[LoadedTopic, int]:
         """The single log that the path means."""
         name, topic = await served(site, request)
@@ -99,12 +101,12 @@ def _add_messages(router: web.UrlDispatcher, site: Site) -> None:
                     return _message(entry)
             after = entries[-1].position
 
-    router.add_get(PATH + "/ledger/{ledger}/entry/{entry}", by_id)
-    router.add_get(PATH + "/messageid/{timestamp}", by_time)
-    router.add_get(SUBSCRIPTION_PATH + "/position/{position}", peek)
+    router.add_get(PATH + "/ledger/{ledger}/entry/{entry}", by_id, on_topic(Action.CONSUME))
+    router.add_get(PATH + "/messageid/{timestamp}", by_time, on_topic(Action.CONSUME))
+    router.add_get(SUBSCRIPTION_PATH + "/position/{position}", peek, on_topic(Action.CONSUME))
 
 
-def _add_termination(router: web.UrlDispatcher, site: Site) -> None:
+def _add_termination(router: Routes, site: Site) -> None:
     async def one(request: web.Request) -> web.Response:
         name, partitions = await existing(site, request)
         if partitions > 0 and name.partition is None:
@@ -130,8 +132,8 @@ def _add_termination(router: web.UrlDispatcher, site: Site) -> None:
             {str(slot): _position_object(position) for slot, position in last.items()}
         )
 
-    router.add_post(PATH + "/terminate", one)
-    router.add_post(PATH + "/terminate/partitions", partitioned)
+    router.add_post(PATH + "/terminate", one, on_topic(Action.ADMINISTER_TOPIC))
+    router.add_post(PATH + "/terminate/partitions", partitioned, on_topic(Action.ADMINISTER_TOPIC))
 
 
 def _number(request: web.Request, name: str) -> int:

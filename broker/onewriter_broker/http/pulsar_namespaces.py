@@ -15,6 +15,7 @@ from onewriter_broker.http.policy_table import (
     QUOTA,
     under,
 )
+from onewriter_broker.http.routes import LISTED, Routes, on_namespace, on_tenant
 from onewriter_broker.http.site import (
     Refusal,
     Site,
@@ -26,6 +27,7 @@ from onewriter_broker.http.site import (
 )
 from onewriter_broker.namespaces import Conflict
 from onewriter_broker.topic.deletion import delete as delete_topic
+from onewriter_core.authorization import Action
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.model import WHOLE
 
@@ -39,13 +41,13 @@ DELETED_AT_ONCE_MAX: Final = 10_000
 """Topics that deleting a namespace by force deletes at most in one call."""
 
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Namespaces"."""
     _add_namespaces(router, site)
     _add_topics(router, site)
 
 
-def _add_namespaces(router: web.UrlDispatcher, site: Site) -> None:
+def _add_namespaces(router: Routes, site: Site) -> None:
     namespaces = site.namespaces
 
     async def of_tenant(request: web.Request) -> web.Response:
@@ -83,13 +85,13 @@ def _add_namespaces(router: web.UrlDispatcher, site: Site) -> None:
         namespaces.require(namespace_of(request))
         return web.json_response(_bundles())
 
-    router.add_get(_ROOT, of_tenant)
-    router.add_get(_PATH, show)
-    router.add_put(_PATH, create)
-    router.add_post(_PATH, create)
-    router.add_delete(_PATH, delete)
-    router.add_get(_PATH + "/bundles", bundles)
-    router.add_post(_PATH + "/replication", replicate)
+    router.add_get(_ROOT, of_tenant, on_tenant(Action.OBSERVE))
+    router.add_get(_PATH, show, on_namespace(Action.OBSERVE))
+    router.add_put(_PATH, create, on_namespace(Action.ADMINISTER_NAMESPACE))
+    router.add_post(_PATH, create, on_namespace(Action.ADMINISTER_NAMESPACE))
+    router.add_delete(_PATH, delete, on_namespace(Action.ADMINISTER_NAMESPACE))
+    router.add_get(_PATH + "/bundles", bundles, on_namespace(Action.OBSERVE))
+    router.add_post(_PATH + "/replication", replicate, on_namespace(Action.ADMINISTER_NAMESPACE))
 
 
 async def _delete_topic(site: Site, request: web.Request, name: TopicName) -> None:
@@ -109,13 +111,13 @@ async def _delete_topic(site: Site, request: web.Request, name: TopicName) -> No
     await site.forward(request, "DELETE", f"{owner.http_url}{path}?force=true")
 
 
-def _add_topics(router: web.UrlDispatcher, site: Site) -> None:
+def _add_topics(router: Routes, site: Site) -> None:
     async def topics(request: web.Request) -> web.Response:
         namespace = namespace_of(request)
         site.require_namespace(namespace)
         if request.query.get("mode") == "NON_PERSISTENT":
             return web.json_response([])
-        return web.json_response(await log_names(site, namespace))
+        return web.json_response(await log_names(site, request, namespace))
 
     async def unload(request: web.Request) -> web.Response:
         namespace = namespace_of(request)
@@ -125,16 +127,21 @@ def _add_topics(router: web.UrlDispatcher, site: Site) -> None:
                 await site.topics.unload(topic.name)
         return done()
 
-    router.add_get(_PATH + "/topics", topics)
-    router.add_put(_PATH + "/unload", unload)
-    router.add_put(_PATH + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/unload", unload)
+    router.add_get(_PATH + "/topics", topics, LISTED)
+    router.add_put(_PATH + "/unload", unload, on_namespace(Action.ADMINISTER_NAMESPACE))
+    router.add_put(
+        _PATH + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/unload",
+        unload,
+        on_namespace(Action.ADMINISTER_NAMESPACE),
+    )
 
 
-async def log_names(site: Site, namespace: str) -> list[str]:
-    """Every log of a namespace by its full name: partitions, not partitioned topics."""
+async def log_names(site: Site, request: web.Request, namespace: str) -> list[str]:
+    """The logs of a namespace that the caller may see: partitions, not partitioned topics."""
     entries = await site.topics.list(namespace)
     names: list[str] = []
-    for text, entry in entries.items():
+    for text in await site.shown(request, entries):
+        entry = entries[text]
         if entry.slots == (WHOLE,):
             names.append(text)
         else:

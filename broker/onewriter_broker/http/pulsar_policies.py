@@ -25,6 +25,7 @@ from onewriter_broker.http.policy_table import (
     under,
 )
 from onewriter_broker.http.pulsar_topics import PATH, existing, not_found, properties_of
+from onewriter_broker.http.routes import Routes, on_namespace, on_topic
 from onewriter_broker.http.site import (
     NO_CONTENT,
     Refusal,
@@ -44,12 +45,13 @@ from onewriter_broker.topic.policies import (
     deduplicates,
 )
 from onewriter_broker.topic.schema_rules import Strategy
+from onewriter_core.authorization import Action
 from onewriter_core.ids import TopicName
 
 NAMESPACE_PATH: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
 
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Policies"."""
     for policy in NAMESPACE_POLICIES:
         _add_namespace_policy(router, site, policy)
@@ -91,7 +93,7 @@ def _answer(value: object) -> web.Response:
 # ---------------------------------------------------------------- namespaces
 
 
-def _add_namespace_policy(router: web.UrlDispatcher, site: Site, policy: Policy) -> None:
+def _add_namespace_policy(router: Routes, site: Site, policy: Policy) -> None:
     namespaces = site.namespaces
 
     async def get(request: web.Request) -> web.Response:
@@ -112,14 +114,14 @@ def _add_namespace_policy(router: web.UrlDispatcher, site: Site, policy: Policy)
         return done_with(policy.path)
 
     path = f"{NAMESPACE_PATH}/{policy.path}"
-    router.add_get(path, get)
-    router.add_put(path, set_)
+    router.add_get(path, get, on_namespace(Action.OBSERVE))
+    router.add_put(path, set_, on_namespace(Action.ADMINISTER_NAMESPACE))
     if policy.path != "replication":
-        router.add_post(path, set_)
-    router.add_delete(path, remove)
+        router.add_post(path, set_, on_namespace(Action.ADMINISTER_NAMESPACE))
+    router.add_delete(path, remove, on_namespace(Action.ADMINISTER_NAMESPACE))
 
 
-def _add_permissions(router: web.UrlDispatcher, site: Site) -> None:
+def _add_permissions(router: Routes, site: Site) -> None:
     namespaces = site.namespaces
 
     async def every(request: web.Request) -> web.Response:
@@ -152,19 +154,23 @@ def _add_permissions(router: web.UrlDispatcher, site: Site) -> None:
         return done_with("permissions")
 
     path = NAMESPACE_PATH + "/permissions"
-    router.add_get(path, every)
-    router.add_get(path + "/subscription", of_subscriptions)
-    router.add_post(path + "/{role}", grant)
-    router.add_delete(path + "/{role}", revoke)
-    router.add_post(path + "/{role:subscription/[^/]+}", grant)
-    router.add_delete(path + "/{subscription}/{revoked}", revoke_one)
+    router.add_get(path, every, on_namespace(Action.OBSERVE))
+    router.add_get(path + "/subscription", of_subscriptions, on_namespace(Action.OBSERVE))
+    router.add_post(path + "/{role}", grant, on_namespace(Action.ADMINISTER_NAMESPACE))
+    router.add_delete(path + "/{role}", revoke, on_namespace(Action.ADMINISTER_NAMESPACE))
+    router.add_post(
+        path + "/{role:subscription/[^/]+}", grant, on_namespace(Action.ADMINISTER_NAMESPACE)
+    )
+    router.add_delete(
+        path + "/{subscription}/{revoked}", revoke_one, on_namespace(Action.ADMINISTER_NAMESPACE)
+    )
 
 
 def _kind_of(request: web.Request) -> str:
     return QUOTA + request.query.get("backlogQuotaType", "destination_storage")
 
 
-def _add_quotas(router: web.UrlDispatcher, site: Site) -> None:
+def _add_quotas(router: Routes, site: Site) -> None:
     namespaces = site.namespaces
 
     async def every(request: web.Request) -> web.Response:
@@ -179,9 +185,13 @@ def _add_quotas(router: web.UrlDispatcher, site: Site) -> None:
         await namespaces.remove_policy(namespace_of(request), _kind_of(request))
         return done_with(QUOTA)
 
-    router.add_get(NAMESPACE_PATH + "/backlogQuotaMap", every)
-    router.add_post(NAMESPACE_PATH + "/backlogQuota", set_)
-    router.add_delete(NAMESPACE_PATH + "/backlogQuota", remove)
+    router.add_get(NAMESPACE_PATH + "/backlogQuotaMap", every, on_namespace(Action.OBSERVE))
+    router.add_post(
+        NAMESPACE_PATH + "/backlogQuota", set_, on_namespace(Action.ADMINISTER_NAMESPACE)
+    )
+    router.add_delete(
+        NAMESPACE_PATH + "/backlogQuota", remove, on_namespace(Action.ADMINISTER_NAMESPACE)
+    )
 
 
 # ---------------------------------------------------------------- topics
@@ -212,7 +222,7 @@ async def _change(
     await set_own(site.topics, name.base, policy, bounded)
 
 
-def _add_topic_policy(router: web.UrlDispatcher, site: Site, policy: Policy) -> None:
+def _add_topic_policy(router: Routes, site: Site, policy: Policy) -> None:
     async def get(request: web.Request) -> web.Response:
         name, own = await _own(site, request)
         value = own.get(policy.path)
@@ -233,10 +243,10 @@ def _add_topic_policy(router: web.UrlDispatcher, site: Site, policy: Policy) -> 
         return done_with(policy.path)
 
     path = f"{PATH}/{policy.path}"
-    router.add_get(path, get)
-    router.add_post(path, set_)
-    router.add_put(path, set_)
-    router.add_delete(path, remove)
+    router.add_get(path, get, on_topic(Action.OBSERVE))
+    router.add_post(path, set_, on_topic(Action.ADMINISTER_TOPIC))
+    router.add_put(path, set_, on_topic(Action.ADMINISTER_TOPIC))
+    router.add_delete(path, remove, on_topic(Action.ADMINISTER_TOPIC))
 
 
 def _applied(site: Site, name: TopicName, policy: Policy) -> object:
@@ -257,7 +267,7 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _add_topic_quotas(router: web.UrlDispatcher, site: Site) -> None:
+def _add_topic_quotas(router: Routes, site: Site) -> None:
     async def every(request: web.Request) -> web.Response:
         _, own = await _own(site, request)
         return web.json_response(under(own, QUOTA))
@@ -271,12 +281,12 @@ def _add_topic_quotas(router: web.UrlDispatcher, site: Site) -> None:
         await _change(site, request, _kind_of(request), lambda _: None)
         return done_with(QUOTA)
 
-    router.add_get(PATH + "/backlogQuotaMap", every)
-    router.add_post(PATH + "/backlogQuota", set_)
-    router.add_delete(PATH + "/backlogQuota", remove)
+    router.add_get(PATH + "/backlogQuotaMap", every, on_topic(Action.OBSERVE))
+    router.add_post(PATH + "/backlogQuota", set_, on_topic(Action.ADMINISTER_TOPIC))
+    router.add_delete(PATH + "/backlogQuota", remove, on_topic(Action.ADMINISTER_TOPIC))
 
 
-def _add_topic_properties(router: web.UrlDispatcher, site: Site) -> None:
+def _add_topic_properties(router: Routes, site: Site) -> None:
     async def get(request: web.Request) -> web.Response:
         _, own = await _own(site, request)
         return web.json_response(own.get("properties", {}))
@@ -295,6 +305,6 @@ def _add_topic_properties(router: web.UrlDispatcher, site: Site) -> None:
         await _change(site, request, "properties", without)
         return done_with("properties")
 
-    router.add_get(PATH + "/properties", get)
-    router.add_put(PATH + "/properties", merge)
-    router.add_delete(PATH + "/properties", remove)
+    router.add_get(PATH + "/properties", get, on_topic(Action.OBSERVE))
+    router.add_put(PATH + "/properties", merge, on_topic(Action.ADMINISTER_TOPIC))
+    router.add_delete(PATH + "/properties", remove, on_topic(Action.ADMINISTER_TOPIC))

@@ -10,9 +10,11 @@ from aiohttp import web
 
 from onewriter_broker.connection.schemas import kept_of, schemas_of
 from onewriter_broker.http.pulsar_topics import checked, existing
+from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import Refusal, Site, creator_of, flag, object_body
 from onewriter_broker.topic.schema_rules import KeptSchema, Schema, parts
 from onewriter_broker.topic.schemas import TopicSchemas, find
+from onewriter_core.authorization import Action
 from onewriter_core.errors import Refused
 from onewriter_core.ids import TopicName
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -20,13 +22,13 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 _PATH: Final = "/admin/v2/schemas/{tenant}/{namespace}/{topic:[^/]+}"
 
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Schemas"."""
     _add_reads(router, site)
     _add_writes(router, site)
 
 
-def _add_reads(router: web.UrlDispatcher, site: Site) -> None:
+def _add_reads(router: Routes, site: Site) -> None:
     async def kept(request: web.Request) -> list[KeptSchema]:
         try:
             return await kept_of(site.clients, checked(site, request).base)
@@ -46,12 +48,12 @@ def _add_reads(router: web.UrlDispatcher, site: Site) -> None:
         found = [_object(each) for each in await kept(request) if not each.is_deleted]
         return web.json_response({"getSchemaResponses": found})
 
-    router.add_get(_PATH + "/schema", latest)
-    router.add_get(_PATH + "/schema/{version}", one)
-    router.add_get(_PATH + "/schemas", every)
+    router.add_get(_PATH + "/schema", latest, on_topic(Action.READ_SCHEMA))
+    router.add_get(_PATH + "/schema/{version}", one, on_topic(Action.READ_SCHEMA))
+    router.add_get(_PATH + "/schemas", every, on_topic(Action.READ_SCHEMA))
 
 
-def _add_writes(router: web.UrlDispatcher, site: Site) -> None:
+def _add_writes(router: Routes, site: Site) -> None:
     async def served(request: web.Request) -> TopicSchemas:
         name, _ = await existing(site, request)
         await site.require_owned(request, name)
@@ -94,10 +96,10 @@ def _add_writes(router: web.UrlDispatcher, site: Site) -> None:
             raise Refusal(404, "Schema not found")
         return web.json_response({"version": found})
 
-    router.add_post(_PATH + "/schema", set_)
-    router.add_delete(_PATH + "/schema", delete)
-    router.add_post(_PATH + "/compatibility", try_)
-    router.add_post(_PATH + "/version", version)
+    router.add_post(_PATH + "/schema", set_, on_topic(Action.ADMINISTER_TOPIC))
+    router.add_delete(_PATH + "/schema", delete, on_topic(Action.ADMINISTER_TOPIC))
+    router.add_post(_PATH + "/compatibility", try_, on_topic(Action.ADMINISTER_TOPIC))
+    router.add_post(_PATH + "/version", version, on_topic(Action.ADMINISTER_TOPIC))
 
 
 def _posted(body: Mapping[str, object]) -> Schema:

@@ -11,8 +11,10 @@ from aiohttp import web
 from onewriter_broker.dispatch.api import SeekToId, SeekToTime
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.http.pulsar_topics import PATH, checked, served, slots_of
+from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import Refusal, Site, creator_of, done, flag, json_body
 from onewriter_broker.namespaces import Conflict
+from onewriter_core.authorization import Action
 from onewriter_core.wire.values import EARLIEST_ID, LATEST_ID, MessageId
 
 SKIPPED_MAX: Final = 1_000_000
@@ -22,13 +24,13 @@ _INT64_MAX = 2**63 - 1
 SUBSCRIPTION_PATH: Final = PATH + "/subscription/{subscription:[^/]+}"
 
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Subscriptions"."""
     _add_lists(router, site)
     _add_moves(router, site)
 
 
-def _add_lists(router: web.UrlDispatcher, site: Site) -> None:
+def _add_lists(router: Routes, site: Site) -> None:
     async def every(request: web.Request) -> web.Response:
         name, topic = await served(site, request)
         found = {
@@ -52,8 +54,8 @@ def _add_lists(router: web.UrlDispatcher, site: Site) -> None:
                 await log.create(subscription, at=at)
         return done()
 
-    router.add_get(PATH + "/subscriptions", every)
-    router.add_put(SUBSCRIPTION_PATH, create)
+    router.add_get(PATH + "/subscriptions", every, on_topic(Action.OBSERVE))
+    router.add_put(SUBSCRIPTION_PATH, create, on_topic(Action.CHANGE_SUBSCRIPTION))
 
 
 async def _on_each(
@@ -70,7 +72,7 @@ async def _on_each(
     return done()
 
 
-def _add_moves(router: web.UrlDispatcher, site: Site) -> None:
+def _add_moves(router: Routes, site: Site) -> None:
     async def delete(request: web.Request) -> web.Response:
         force = flag(request, "force")
         return await _on_each(site, request, lambda log, name: log.delete(name, force=force))
@@ -103,12 +105,22 @@ def _add_moves(router: web.UrlDispatcher, site: Site) -> None:
         del request
         raise Refusal(405, "messages are not expired here; use skip, or declare a retention")
 
-    router.add_delete(SUBSCRIPTION_PATH, delete)
-    router.add_post(SUBSCRIPTION_PATH + "/skip_all", skip_all)
-    router.add_post(SUBSCRIPTION_PATH + "/skip/{entries}", skip)
-    router.add_post(SUBSCRIPTION_PATH + "/resetcursor/{time}", reset_to_time)
-    router.add_post(SUBSCRIPTION_PATH + "/resetcursor", reset_to_id)
-    router.add_post(SUBSCRIPTION_PATH + "/expireMessages/{seconds}", later)
+    router.add_delete(SUBSCRIPTION_PATH, delete, on_topic(Action.CHANGE_SUBSCRIPTION))
+    router.add_post(SUBSCRIPTION_PATH + "/skip_all", skip_all, on_topic(Action.CHANGE_SUBSCRIPTION))
+    router.add_post(
+        SUBSCRIPTION_PATH + "/skip/{entries}", skip, on_topic(Action.CHANGE_SUBSCRIPTION)
+    )
+    router.add_post(
+        SUBSCRIPTION_PATH + "/resetcursor/{time}",
+        reset_to_time,
+        on_topic(Action.CHANGE_SUBSCRIPTION),
+    )
+    router.add_post(
+        SUBSCRIPTION_PATH + "/resetcursor", reset_to_id, on_topic(Action.CHANGE_SUBSCRIPTION)
+    )
+    router.add_post(
+        SUBSCRIPTION_PATH + "/expireMessages/{seconds}", later, on_topic(Action.CHANGE_SUBSCRIPTION)
+    )
 
 
 async def _require_single(site: Site, request: web.Request, reason: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -18,6 +18,7 @@ from onewriter_broker.http.pulsar_stats import (
     summed,
     topic_stats,
 )
+from onewriter_broker.http.routes import LISTED, Handler, Routes, on_topic
 from onewriter_broker.http.site import (
     Refusal,
     Site,
@@ -32,6 +33,7 @@ from onewriter_broker.topic.deletion import delete as delete_topic
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.own_policies import set_own
 from onewriter_core.api.topic import PARTITIONS_MAX
+from onewriter_core.authorization import Action
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.model import WHOLE
@@ -47,7 +49,7 @@ _LATER: Final = {
 }
 
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Topics"."""
     _add_lists(router, site)
     _add_topic(router, site)
@@ -60,7 +62,7 @@ def checked(site: Site, request: web.Request) -> TopicName:
     """The topic of the path, if it may exist; raises Refusal, Refused, InvalidTopicName."""
     name = topic_of(request)
     try:
-        site.check_topic(name)
+        site.check_topic(request, name)
     except Refused as refused:
         if refused.code is ServerError.TOPIC_NOT_FOUND:
             raise Refusal(404, f"Namespace not found ({refused.message})") from None
@@ -103,12 +105,12 @@ def slots_of(name: TopicName, topic: LoadedTopic) -> list[int]:
     return [topic.slot_of(name)]
 
 
-def _add_lists(router: web.UrlDispatcher, site: Site) -> None:
+def _add_lists(router: Routes, site: Site) -> None:
     async def logs(request: web.Request) -> web.Response:
         namespace = namespace_of(request)
         site.require_namespace(namespace)
         persistent = request.match_info["domain"] == "persistent"
-        return web.json_response(await log_names(site, namespace) if persistent else [])
+        return web.json_response(await log_names(site, request, namespace) if persistent else [])
 
     async def partitioned(request: web.Request) -> web.Response:
         namespace = namespace_of(request)
@@ -117,14 +119,20 @@ def _add_lists(router: web.UrlDispatcher, site: Site) -> None:
             return web.json_response([])
         entries = await site.topics.list(namespace)
         return web.json_response(
-            sorted(text for text, entry in entries.items() if entry.partitions > 0)
+            sorted(
+                [
+                    text
+                    for text in await site.shown(request, entries)
+                    if entries[text].partitions > 0
+                ]
+            )
         )
 
-    router.add_get(_ROOT, logs)
-    router.add_get(_ROOT + "/partitioned", partitioned)
+    router.add_get(_ROOT, logs, LISTED)
+    router.add_get(_ROOT + "/partitioned", partitioned, LISTED)
 
 
-def _add_topic(router: web.UrlDispatcher, site: Site) -> None:
+def _add_topic(router: Routes, site: Site) -> None:
     async def create(request: web.Request) -> web.Response:
         name = checked(site, request)
         await site.require_owned(request, name)
@@ -161,9 +169,9 @@ def _add_topic(router: web.UrlDispatcher, site: Site) -> None:
         await site.topics.unload(name.base)
         return done()
 
-    router.add_put(PATH, create)
-    router.add_delete(PATH, delete)
-    router.add_put(PATH + "/unload", unload)
+    router.add_put(PATH, create, on_topic(Action.ADMINISTER_TOPIC))
+    router.add_delete(PATH, delete, on_topic(Action.ADMINISTER_TOPIC))
+    router.add_put(PATH + "/unload", unload, on_topic(Action.ADMINISTER_TOPIC))
 
 
 async def _has_log(site: Site, name: TopicName) -> bool:
@@ -190,7 +198,7 @@ async def _delete(site: Site, request: web.Request, topic: LoadedTopic) -> None:
         raise Refusal(409, "Topic has entries")
 
 
-def _add_partitions(router: web.UrlDispatcher, site: Site) -> None:
+def _add_partitions(router: Routes, site: Site) -> None:
     async def get(request: web.Request) -> web.Response:
         name = checked(site, request)
         found = await site.topics.partitions_of(name)
@@ -247,10 +255,10 @@ def _add_partitions(router: web.UrlDispatcher, site: Site) -> None:
         return done()
 
     path = PATH + "/partitions"
-    router.add_get(path, get)
-    router.add_put(path, create)
-    router.add_post(path, update)
-    router.add_delete(path, delete)
+    router.add_get(path, get, on_topic(Action.LOOK_UP))
+    router.add_put(path, create, on_topic(Action.ADMINISTER_TOPIC))
+    router.add_post(path, update, on_topic(Action.ADMINISTER_TOPIC))
+    router.add_delete(path, delete, on_topic(Action.ADMINISTER_TOPIC))
 
 
 def properties_of(value: object) -> dict[str, object]:
@@ -276,7 +284,7 @@ def _check_most(partitions: int) -> None:
         raise Refusal(406, f"Number of partitions should be less than or equal to {PARTITIONS_MAX}")
 
 
-def _add_stats(router: web.UrlDispatcher, site: Site) -> None:
+def _add_stats(router: Routes, site: Site) -> None:
     clients = site.clients
     owner = urlsplit(site.addresses.http_url).netloc
 
@@ -362,9 +370,9 @@ def _add_stats(router: web.UrlDispatcher, site: Site) -> None:
         ("/partitioned-stats", partitioned),
         ("/internalStats", internal),
         ("/partitioned-internalStats", internal_partitioned),
-        ("/lastMessageId", last_message_id),
     ):
-        router.add_get(PATH + path, handler)
+        router.add_get(PATH + path, handler, on_topic(Action.OBSERVE))
+    router.add_get(PATH + "/lastMessageId", last_message_id, on_topic(Action.CONSUME))
 
 
 def signed(value: int) -> int:
@@ -372,8 +380,8 @@ def signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def _add_later(router: web.UrlDispatcher) -> None:
-    def refusing(reason: str) -> Callable[[web.Request], object]:
+def _add_later(router: Routes) -> None:
+    def refusing(reason: str) -> Handler:
         async def handler(request: web.Request) -> web.Response:
             del request
             raise Refusal(405, reason)
@@ -381,4 +389,4 @@ def _add_later(router: web.UrlDispatcher) -> None:
         return handler
 
     for path, reason in _LATER.items():
-        router.add_route("*", f"{PATH}/{path}", refusing(reason))  # type: ignore[arg-type]  # aiohttp's handler type
+        router.add_route("*", f"{PATH}/{path}", refusing(reason), on_topic(Action.ADMINISTER_TOPIC))

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from onewriter_broker.access import is_administrator, roles_of
 from onewriter_broker.desired import BODY_BYTES_MAX as DESIRED_BYTES_MAX
 from onewriter_broker.http import (
     acknowledged,
@@ -38,6 +37,7 @@ from onewriter_broker.http import (
     staging,
     watch,
 )
+from onewriter_broker.http.routes import Open, Routes, Rule, check
 from onewriter_broker.http.scraping import ScrapeToken
 from onewriter_broker.http.shares import Capacity, Shares
 from onewriter_broker.http.site import (
@@ -50,7 +50,7 @@ from onewriter_broker.http.site import (
     status_of,
 )
 from onewriter_broker.http.watchers import WATCHERS_MAX
-from onewriter_core.authorization import INSTALLATION, Action, Denied, Role, may
+from onewriter_core.authorization import Role
 from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import Identity
 from onewriter_http.browsers import Browsers, is_loopback
@@ -80,12 +80,6 @@ BLOCK_STREAMS: Final = Capacity(places=blocks.STREAMS_MAX, each=4, kept=2, waiti
 
 REQUEST_SECONDS: Final = 30.0
 """A request that takes longer is answered 504: what it asked for may or may not happen."""
-
-PROBES: Final = frozenset({health.ALIVE, health.READY})
-"""Answered without a token and before anything else: whoever probes has none."""
-
-_FOR_ALL: Final = staging.PRODUCERS_PATHS | acknowledged.CONSUMERS_PATHS
-"""Changes there are not for administrators alone; who may is checked where they are made."""
 
 SCRAPER: Final = "metrics token"
 """Who asks for metrics with the token of ``metrics_token_file``."""
@@ -121,7 +115,8 @@ class HttpServer:
         application = web.Application(
             client_max_size=BODY_BYTES_MAX, middlewares=[_middleware(self._guarded)]
         )
-        health.add_routes(application.router, self._site, self._metrics)
+        self.routes = Routes(application.router)
+        health.add_routes(self.routes, self._site, self._metrics)
         for module in (
             pulsar_cluster,
             pulsar_compaction,
@@ -141,14 +136,16 @@ class HttpServer:
             bulk,
             blocks,
         ):
-            module.add_routes(application.router, self._site)
+            module.add_routes(self.routes, self._site)
+        self.routes.require_complete()
         return application
 
     def _probe_application(self) -> web.Application:
         application = web.Application(
             client_max_size=1, middlewares=[_middleware(self._guarded_probe)]
         )
-        health.add_routes(application.router, self._site, self._metrics)
+        self.probe_routes = Routes(application.router)
+        health.add_routes(self.probe_routes, self._site, self._metrics)
         return application
 
     async def start(self) -> None:
@@ -171,7 +168,8 @@ class HttpServer:
     # ------------------------------------------------------------ guards
 
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path in PROBES:
+        rule = self.routes.rule_of(request)
+        if isinstance(rule, Open):
             return await self._answer(request, handler)
         refusal = self._browsers.refusal(request.headers)
         if refusal is not None:
@@ -180,9 +178,9 @@ class HttpServer:
         stream = None if resource is None else self._streams.get(resource.canonical)
 
         async def admitted(request: web.Request) -> web.StreamResponse:
-            identity = await self._admit(request)
+            identity = await self._admit(request, rule)
             key = identity.subject or f"anonymous at {request.remote}"
-            principal = roles_of(self._site.clients.settings).principal(identity)
+            principal = self._site.clients.authorization.principal(identity)
             # A pipeline reads many logs at once, from all executors under one identity.
             is_privileged = principal.is_administrator or (
                 stream is not None and principal.has(Role.PIPELINE)
@@ -195,8 +193,9 @@ class HttpServer:
 
     async def _guarded_probe(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         async def admitted(request: web.Request) -> web.StreamResponse:
-            if request.path not in PROBES:
-                await self._admit(request)
+            rule = self.probe_routes.rule_of(request)
+            if not isinstance(rule, Open):
+                await self._admit(request, rule)
             return await handler(request)
 
         return await self._answer(request, admitted)
@@ -227,8 +226,11 @@ class HttpServer:
             self._main.log.defect("http.defect", error, method=request.method, path=path)
             return failure(500, "internal error; the broker's log has the details")
 
-    async def _admit(self, request: web.Request) -> Identity:
-        """Prove who asks, and that they may; raises Refused, Refusal, Unavailable."""
+    async def _admit(self, request: web.Request, rule: Rule | None) -> Identity:
+        """Prove who asks, and that they may; raises Refused, InvalidTopicName, Unavailable.
+
+        ``rule`` None: no route matches, and the answer is 404 or 405.
+        """
         if request.path == health.METRICS and self._scrape_token.opens(request):
             return Identity(SCRAPER)
         scheme_and_token = request.headers.get("Authorization", "")
@@ -243,24 +245,9 @@ class HttpServer:
         if proof.may_only_resume:
             raise Unavailable("the identity cannot be confirmed now: come again")
         request[IDENTITY], request[EXPIRES] = proof.identity, proof.expires_at
-        resource = request.match_info.route.resource
-        changes = request.method not in _READING
-        if request.path == health.METRICS:
-            principal = roles_of(self._site.clients.settings).principal(proof.identity)
-            verdict = may(principal, Action.OBSERVE, INSTALLATION)
-            if isinstance(verdict, Denied):
-                raise verdict.error()
-        if changes and (resource is None or resource.canonical not in _FOR_ALL):
-            self._check_administrator(proof.identity)
+        if rule is not None:
+            check(rule, request, proof.identity, self._site.clients.authorization)
         return proof.identity
-
-    def _check_administrator(self, identity: Identity) -> None:
-        """Other changes are for ``admin_subjects``, wherever these or tokens are configured."""
-        if not is_administrator(identity, self._site.clients.settings):
-            raise Refused(
-                ServerError.AUTHORIZATION_ERROR,
-                f"{identity} is not among the administrators (setting admin_subjects)",
-            )
 
 
 def _middleware(guard: Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]) -> Any:

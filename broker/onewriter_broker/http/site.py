@@ -15,7 +15,6 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from onewriter_broker.access import check_topic
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.lookups import wait_for_owner, why_not_served
@@ -34,6 +33,7 @@ from onewriter_broker.topic.publishing import Publishing
 from onewriter_broker.topic.staging import Staging
 from onewriter_broker.topic.topics import Topics
 from onewriter_broker.turns import Turns
+from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 
@@ -154,9 +154,21 @@ class Site:
     def addresses(self) -> Addresses:
         return self.clients.addresses
 
-    def check_topic(self, name: TopicName) -> None:
+    def check_topic(self, request: web.Request, name: TopicName) -> None:
         """Raise Refused for a topic that is not declared and may not be made."""
-        check_topic(name, self.topics.desired.topic(name), self.clients.undeclared)
+        self.clients.authorization.require(request[IDENTITY], Action.CREATE_TOPIC, name)
+
+    def shows(self, request: web.Request, name: TopicName | str) -> bool:
+        """Whether a listing shows the topic to the caller."""
+        return self.clients.authorization.sees(request[IDENTITY], name)
+
+    async def shown(self, request: web.Request, names: Iterable[str]) -> list[str]:
+        """Those of the topics that a listing shows to the caller."""
+        return await self.clients.authorization.seen(request[IDENTITY], names)
+
+    def sees_all(self, request: web.Request) -> bool:
+        """Whether every listing shows the caller everything."""
+        return self.clients.authorization.sees_all(request[IDENTITY])
 
     def require_namespace(self, namespace: str, message: str = "Namespace does not exist") -> None:
         """Raise Missing for a namespace that nobody made and no manifest names."""

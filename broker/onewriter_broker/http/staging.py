@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from onewriter_broker.access import Admission, admit, is_administrator
 from onewriter_broker.http.publish_body import LABEL, NUMBER, epoch_of, read_body
 from onewriter_broker.http.publish_rights import (
     changer_of,
@@ -20,6 +19,7 @@ from onewriter_broker.http.publish_rights import (
     shows_proof,
     under_epoch,
 )
+from onewriter_broker.http.routes import ByHandler, Routes, on_topic
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, creator_of, object_body, topic_of
 from onewriter_broker.log.api import VERSION_PREFIX
 from onewriter_broker.log.publishing import TooLarge
@@ -27,7 +27,7 @@ from onewriter_broker.topic.layouts import LAYOUT_PREFIX, Overtaken
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.publish_requests import Answer, Asked, Right
 from onewriter_broker.topic.staging import PART_BYTES_MAX, Changer, MissingPart
-from onewriter_core.authorization import Action
+from onewriter_core.authorization import Action, AskedProducer, Granted
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.publish_rights import is_app
@@ -47,10 +47,9 @@ _DISCARD: Final = _VERSION + "/discard"
 _LAYOUT: Final = _VERSION + "/layout"
 _APP: Final = _TOPIC + "/published/{app}"
 
-PRODUCERS_PATHS: Final = frozenset(
-    web.DynamicResource(path).canonical for path in (_VERSION, _PART, _PUBLISH, _DISCARD, _LAYOUT)
+_UNDER_EPOCH: Final = ByHandler(
+    Action.PUBLISH_UNDER_EPOCH, "the right depends on the secret that the request shows"
 )
-"""What is changed at these paths needs no administrator: the handlers decide who may change it."""
 
 _MODES: Final = (
     AccessMode.EXCLUSIVE,
@@ -59,7 +58,7 @@ _MODES: Final = (
 )
 
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Atomic publishes"."""
 
     async def stage(request: web.Request) -> web.Response:
@@ -112,13 +111,13 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
             raise Refusal(413, str(error)) from error
         return web.json_response(_told(answer, asked))
 
-    router.add_put(_PART, stage)
-    router.add_post(_PUBLISH, publish)
+    router.add_put(_PART, stage, _UNDER_EPOCH)
+    router.add_post(_PUBLISH, publish, _UNDER_EPOCH)
     _add_layout(router, site)
     _add_dropping(router, site)
 
 
-def _add_layout(router: web.UrlDispatcher, site: Site) -> None:
+def _add_layout(router: Routes, site: Site) -> None:
     async def layout(request: web.Request) -> web.Response:
         name, app, version = _names(request)
         if name.partition is not None:
@@ -158,10 +157,10 @@ def _add_layout(router: web.UrlDispatcher, site: Site) -> None:
                 raise Refusal(409, text) from error
         return web.json_response({"partitions": partitions})
 
-    router.add_post(_LAYOUT, layout)
+    router.add_post(_LAYOUT, layout, _UNDER_EPOCH)
 
 
-def _add_dropping(router: web.UrlDispatcher, site: Site) -> None:
+def _add_dropping(router: Routes, site: Site) -> None:
     async def discard(request: web.Request) -> web.Response:
         name, app, version = _names(request)
         changer = await _changer(site, request, name, app)
@@ -200,9 +199,9 @@ def _add_dropping(router: web.UrlDispatcher, site: Site) -> None:
             raise Refusal(404, f"{name} was never published to under {app}")
         return web.json_response({"app": app, "version": max(versions)})
 
-    router.add_post(_DISCARD, discard_parts)
-    router.add_delete(_VERSION, discard)
-    router.add_delete(_APP, forget)
+    router.add_post(_DISCARD, discard_parts, _UNDER_EPOCH)
+    router.add_delete(_VERSION, discard, _UNDER_EPOCH)
+    router.add_delete(_APP, forget, on_topic(Action.ADMINISTER_TOPIC))
 
 
 async def _forgotten(
@@ -312,7 +311,7 @@ async def _changer(site: Site, request: web.Request, name: TopicName, app: str) 
     if shows_proof(request):
         with suppress(Refused):  # the secret of a former epoch may drop what was staged under it
             right = (await _led(site, request, name, app))[1]
-    elif not is_administrator(request[IDENTITY], site.clients.settings):
+    elif not site.clients.authorization.principal(request[IDENTITY]).is_administrator:
         await _admitted(site, request, name, _MODES)
     await site.require_owned(request, name)
     return changer_of(site, request, name, right)
@@ -325,32 +324,20 @@ def _check_takes_rows(name: TopicName, topic: LoadedTopic) -> None:
 
 async def _admitted(
     site: Site, request: web.Request, name: TopicName, modes: tuple[AccessMode, ...]
-) -> tuple[LoadedTopic, Admission]:
+) -> tuple[LoadedTopic, Granted]:
     """The topic, served here, where this caller may produce in one of these modes.
 
     Raises Refused, Refusal, Unavailable, HTTPTemporaryRedirect.
     """
-    topics = site.topics
-    declared = topics.desired.topic(name)
-    claims = topics.desired.claims_for(declared) if declared is not None else ()
-    admission, objection = None, None
-    for mode in modes:
-        try:
-            admission = admit(
-                name,
-                declared,
-                claims,
-                request[IDENTITY],
-                mode,
-                None,
-                site.clients.undeclared,
-                topics.desired.pods_of,
-            )
-            break
-        except Refused as refused:
-            objection = objection or refused
-    if admission is None:
-        raise objection or Refused(ServerError.AUTHORIZATION_ERROR, "nobody may")
+    topics, authorization = site.topics, site.clients.authorization
+    resource, identity = authorization.topic(name), request[IDENTITY]
+    decisions = [
+        authorization.may(identity, Action.PRODUCE, resource, AskedProducer(mode)) for mode in modes
+    ]
+    granted = [each for each in decisions if isinstance(each, Granted)]
+    if not granted:  # the first mode's refusal is counted and answered
+        authorization.require(identity, Action.PRODUCE, resource, AskedProducer(modes[0]))
+    admission = granted[0]
     await site.require_owned(request, name)
     await _check_undivided(site, name)
     topic = await topics.serve(name, creator_of(request))

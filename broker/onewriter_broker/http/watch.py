@@ -16,9 +16,11 @@ from typing import Any, Final
 import structlog
 from aiohttp import web
 
+from onewriter_broker.http.routes import Routes, on_installation
 from onewriter_broker.http.site import EXPIRES, Refusal, Site
 from onewriter_broker.http.status import served_status
 from onewriter_broker.http.watchers import WATCHERS_MAX, Watcher
+from onewriter_core.authorization import Action
 
 PATH: Final = "/onewriter/v1/watch"
 
@@ -40,7 +42,7 @@ TOPICS_PER_TURN: Final = 16
 log = structlog.get_logger(__name__)
 
 
-def add_routes(router: web.UrlDispatcher, site: Site) -> None:
+def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Watching"."""
 
     async def watch(request: web.Request) -> web.StreamResponse:
@@ -63,7 +65,7 @@ def add_routes(router: web.UrlDispatcher, site: Site) -> None:
             site.watchers.leave(watcher)
         return response
 
-    router.add_get(PATH, watch)
+    router.add_get(PATH, watch, on_installation(Action.OBSERVE))
 
 
 class _Stream:

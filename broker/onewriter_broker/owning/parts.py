@@ -10,6 +10,8 @@ from onewriter_broker.log.api import Binding, Durability, LogStore, Outcome
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.ownership.claims import Holding
+from onewriter_core.errors import Refused
+from onewriter_core.ids import Identity
 
 if TYPE_CHECKING:
     from onewriter_broker.owning.room import Room
@@ -59,8 +61,13 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One resource of a request, by its record's name."""
+    """One resource of a request, by its record's name.
+
+    ``objection`` is asked with the identity that owned it last and has not released it, None where
+    there is none: why the asker may not own it.
+    """
 
     field: str
     generation: int
     may_reset: bool = False
+    objection: Callable[[Identity | None], Refused | None] = lambda _last: None

@@ -255,6 +255,11 @@ class Room:
         room = RECORDS_PER_BUCKET_MAX - len(self.entries)
         for each in wanted:
             entry = self.entries.get(each.field)
+            last = None if entry is None else entry.ownership.owner
+            objection = each.objection(None if last is None else last.identity)
+            if objection is not None:
+                answers.append(Denied(objection.code, objection.message, 0))
+                continue
             if entry is None and each.field not in before:
                 if room <= 0:
                     text = f"bucket {self.bucket} has {RECORDS_PER_BUCKET_MAX} ownerships already"

@@ -128,8 +128,11 @@ class TopicSchemas:
 
         await self._judge(Question(schema, tuple(counts), strategy))
 
-    async def check_consumer(self, schema: Schema, slot: int) -> None:
+    async def check_consumer(self, schema: Schema, slot: int, *, may_add: bool) -> None:
         """A consumer brings a schema: it must be able to read the topic's, or is its first.
+
+        ``may_add``: it has the right to produce, too; otherwise it reads a topic without schema as
+        it is, and leaves it without one.
 
         Raises Refused (INCOMPATIBLE_SCHEMA), Undecided and Unavailable.
         """
@@ -139,7 +142,8 @@ class TopicSchemas:
                 return  # it is what was written last, and is compared with nothing else
             await self._judge(Question(schema, tuple(counts), strategy, is_reader=True))
         elif await self._is_idle(slot):
-            await self.add(schema)
+            if may_add:
+                await self.add(schema)
         elif has_definition(schema):
             raise _incompatible("Topic does not have schema to check")
 

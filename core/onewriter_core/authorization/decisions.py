@@ -44,13 +44,15 @@ class Action(StrEnum):
     STAGE = "stage"
     """Prepare a publish under an epoch: have noted over how many partitions its rows are routed."""
     CONSUME = "consume"
-    """Read messages, blocks, segments, the audit of a topic; its schemas; where it ends."""
+    """Read messages, blocks and segments of a topic, and where it ends."""
     CHANGE_SUBSCRIPTION = "change_subscription"
     """Seek, skip, acknowledge over HTTP, unsubscribe, create a subscription over HTTP."""
     OWN = "own"
     """Own a topic, a partition or a resource by name."""
     RESET_OWNERSHIP = "reset_ownership"
     """Own by generation 0, whoever owns it now."""
+    READ_SCHEMA = "read_schema"
+    """Read the schemas of a topic, which its producers and its consumers need."""
     GUARD = "guard"
     """Have other writes depend on who leads the topic, or ask whether an epoch is current."""
     CREATE_SCHEMA = "create_schema"
@@ -133,8 +135,19 @@ def may(
             return _under_epoch(principal, action, resource)
         case OwnedResource():
             return _owned(principal, action, resource)
-        case NamespaceResource() | Installation():
+        case NamespaceResource():
+            return _namespace(principal, action, resource)
+        case Installation():
             return _above_topics(principal, action, resource)
+
+
+def _namespace(
+    principal: Principal, action: Action, resource: NamespaceResource
+) -> Granted | Denied:
+    is_open = resource.policy.consumers_default is ConsumersDefault.EVERYONE
+    if action is Action.OBSERVE and (is_open or principal.namespace == resource.namespace):
+        return _YES
+    return _above_topics(principal, action, resource)
 
 
 def _above_topics(
@@ -190,7 +203,7 @@ def _topic(
             return _exists(principal, action, topic) or _YES
         case Action.LOOK_UP:
             return _look_up(principal, topic)
-        case Action.GUARD:
+        case Action.GUARD | Action.READ_SCHEMA:
             if _may_read(principal, topic) or _may_write_somehow(principal, topic):
                 return _YES
             return _not_a_reader(principal, action, topic)

@@ -47,6 +47,10 @@ class Policy:
     undeclared: UndeclaredTopics = UndeclaredTopics()
 
 
+def _kubernetes_namespace(tenant: str) -> str:
+    return "default" if tenant == PUBLIC_TENANT else tenant
+
+
 @dataclass(frozen=True, slots=True)
 class TopicResource:
     """A topic, or one partition of it.
@@ -66,8 +70,7 @@ class TopicResource:
         """The Kubernetes namespace that the topic belongs to; an undeclared one: by its tenant."""
         if self.declaration is not None:
             return self.declaration.metadata.namespace
-        tenant = self.name.tenant
-        return "default" if tenant == PUBLIC_TENANT else tenant
+        return _kubernetes_namespace(self.name.tenant)
 
     def __str__(self) -> str:
         return str(self.name)
@@ -111,6 +114,12 @@ class NamespaceResource:
     """A namespace of topics, ``tenant/namespace``, or a whole tenant."""
 
     name: str
+    policy: Policy = Policy()
+
+    @property
+    def namespace(self) -> str:
+        """The Kubernetes namespace that it belongs to."""
+        return _kubernetes_namespace(self.name.partition("/")[0])
 
     def __str__(self) -> str:
         return f"namespace {self.name}"

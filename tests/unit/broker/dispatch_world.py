@@ -21,7 +21,7 @@ from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.pending import PendingEntry
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_core.errors import OnewriterError
-from onewriter_core.ids import Position, TopicName
+from onewriter_core.ids import Identity, Position, TopicName
 from onewriter_core.wire.messages import build_batch, build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Ack, MessageId, Send
@@ -87,6 +87,8 @@ class Socket:
         self.delivered.append(
             Delivered(consumer_id, entry.position, redelivery_count, ack_set, consumer_epoch)
         )
+
+    identity = Identity()
 
     def active_consumer_changed(self, consumer_id: int, *, is_active: bool) -> None:
         self.active.append((consumer_id, is_active))

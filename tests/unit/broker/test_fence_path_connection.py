@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import cast
 
+from onewriter_broker.authorization import Authorization
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.deadlines import ProgressDeadlines
 from onewriter_broker.connection.listener import ClientProtocol
@@ -80,7 +81,7 @@ def connected(clock: Clock) -> tuple[Clients, ClientProtocol, Pipe, OneProducer]
         authenticator=SimpleNamespace(),
         addresses=SimpleNamespace(),  # type: ignore[arg-type]
         incarnation="broker-0~one",
-        undeclared=SimpleNamespace(),  # type: ignore[arg-type]
+        authorization=Authorization(Settings(), (), DesiredState),
         now=lambda: clock.seconds,
         wall_ms=lambda: 0,
         store=SimpleNamespace(),

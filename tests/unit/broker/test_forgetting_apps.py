@@ -15,6 +15,7 @@ from tests.unit.broker.fence_path_world import BUCKET, ORDERS, World, serving
 from tests.unit.broker.test_fence_path_partitions import topics_of
 
 from onewriter_broker.http import staging as http_staging
+from onewriter_broker.http.routes import Routes
 from onewriter_broker.http.site import Refusal, Site
 from onewriter_broker.log.api import VERSION_PREFIX
 from onewriter_broker.log.topic_log import TopicLog
@@ -41,7 +42,7 @@ class Asking:
             topics=topics, publishing=self.publishing, staging=staging, require_owned=owned
         )
         router = web.UrlDispatcher()
-        http_staging.add_routes(router, cast("Site", site))
+        http_staging.add_routes(Routes(router), cast("Site", site))
         (self._handler,) = (
             route.handler
             for route in router.routes()

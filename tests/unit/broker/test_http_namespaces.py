@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onewriter_broker.access import check_topic
+from onewriter_broker.authorization import Authorization
 from onewriter_broker.log.fake.server import FakeServer
 from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.namespaces import (
@@ -14,9 +14,11 @@ from onewriter_broker.namespaces import (
     Missing,
     Namespaces,
 )
-from onewriter_core.authorization import UndeclaredTopics
+from onewriter_broker.settings import Settings
+from onewriter_core.api.manifests import DesiredState
+from onewriter_core.authorization import Action
 from onewriter_core.errors import Refused, ServerError
-from onewriter_core.ids import TopicName
+from onewriter_core.ids import Identity, TopicName
 
 INFO: dict[str, object] = {"adminRoles": [], "allowedClusters": ["standalone"]}
 
@@ -52,19 +54,19 @@ async def test_a_namespace_made_by_one_broker_is_used_through_another(
     server: FakeServer,
 ) -> None:
     here, there = namespaces_of(server), namespaces_of(server)
-    undeclared = UndeclaredTopics(namespaces=there)
+    rights = Authorization(Settings(), there, DesiredState)
     topic = TopicName.parse("persistent://shop/eu/orders")
     await here.create_tenant("shop", INFO)
     await here.create("shop/eu", {})
     with pytest.raises(Refused) as refused:
-        check_topic(topic, None, undeclared)
+        rights.require(Identity(), Action.CREATE_TOPIC, topic)
     assert refused.value.code is ServerError.TOPIC_NOT_FOUND
     await there.refresh()
-    check_topic(topic, None, undeclared)
+    rights.require(Identity(), Action.CREATE_TOPIC, topic)
     await here.delete("shop/eu")
     await there.refresh()
     with pytest.raises(Refused):
-        check_topic(topic, None, undeclared)
+        rights.require(Identity(), Action.CREATE_TOPIC, topic)
 
 
 async def test_two_brokers_do_not_undo_each_others_policies(server: FakeServer) -> None:

@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from onewriter_broker.anchor.api import Addresses
+from onewriter_broker.authorization import Authorization
 from onewriter_broker.connection.lookups import (
     HINDERED_WAIT_SECONDS,
     NO_OWNER,
@@ -16,11 +17,11 @@ from onewriter_broker.connection.lookups import (
     OWNER_WAIT_SECONDS,
     Lookups,
 )
+from onewriter_broker.settings import Settings
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.api.manifests import DesiredState
-from onewriter_core.authorization import UndeclaredTopics
 from onewriter_core.errors import ServerError, Undecided
-from onewriter_core.ids import TopicName
+from onewriter_core.ids import Identity, TopicName
 from onewriter_core.wire.commands import decode_command
 from onewriter_core.wire.frames import FrameReader
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -61,7 +62,9 @@ class World:
             bucket_of=lambda _name: 3,
             partitions_of=self._partitions_of,
         )
-        self.lookups = Lookups(cast("Topics", topics), UndeclaredTopics())
+        self.lookups = Lookups(
+            cast("Topics", topics), Authorization(Settings(), (), DesiredState), Identity()
+        )
 
     async def _partitions_of(self, name: TopicName) -> int | None:
         raise Undecided("the store does not answer")

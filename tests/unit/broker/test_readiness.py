@@ -11,6 +11,7 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from onewriter_broker.http import health
+from onewriter_broker.http.routes import Routes
 from onewriter_broker.http.site import Site
 
 
@@ -62,7 +63,7 @@ async def test_readiness(
     served: list[int], waiting: dict[int, str], unreadable: dict[int, str], status: int
 ) -> None:
     application = web.Application()
-    health.add_routes(application.router, site(served, waiting, unreadable))
+    health.add_routes(Routes(application.router), site(served, waiting, unreadable))
     async with (
         TestServer(application) as server,
         ClientSession() as session,

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from onewriter_broker.authentication import Authenticated
+from onewriter_broker.authorization import Authorization
 from onewriter_broker.connection import listener
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.listener import ClientProtocol
@@ -80,7 +81,7 @@ class World:
             authenticator=self.judge,
             addresses=cast("Any", SimpleNamespace()),
             incarnation="broker-0~one",
-            undeclared=cast("Any", SimpleNamespace()),
+            authorization=Authorization(Settings(), (), DesiredState),
             now=lambda: 100.0,
             wall_ms=lambda: self.wall_ms,
             store=cast("Any", SimpleNamespace()),

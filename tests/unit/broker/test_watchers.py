@@ -13,6 +13,7 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from onewriter_broker.http import watch as watch_module
+from onewriter_broker.http.routes import Routes
 from onewriter_broker.http.site import Site
 from onewriter_broker.http.watchers import WATCHERS_MAX, Watchers
 from onewriter_core.ids import TopicName
@@ -90,7 +91,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
         lambda _site, value, _seen: {"value": value, "padding": found.padding},
     )
     application = web.Application()
-    watch_module.add_routes(application.router, found.site)
+    watch_module.add_routes(Routes(application.router), found.site)
     async with TestServer(application) as server:
         found.url = str(server.make_url(watch_module.PATH))
         yield found

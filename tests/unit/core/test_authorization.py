@@ -212,14 +212,14 @@ def test_a_name_belongs_to_the_subject_that_owned_it_first() -> None:
 # Administering
 
 
-@pytest.mark.parametrize("resource", [INSTALLATION, NamespaceResource("shop/default")])
+@pytest.mark.parametrize("resource", [INSTALLATION, NamespaceResource("shop/default", NAMESPACE)])
 def test_administrators_alone_change_what_stands_above_topics(resource: Resource) -> None:
     for action in (Action.ADMINISTER_NAMESPACE, Action.ADMINISTER_INSTALLATION):
         assert is_granted(ADMINISTRATOR, action, resource)
         for other in (OBSERVER, PIPELINE, ALICE):
             denied(other, action, resource)
     assert is_granted(OBSERVER, Action.OBSERVE, resource)
-    denied(SHOP, Action.OBSERVE, resource)
+    denied(RIVAL, Action.OBSERVE, resource)
 
 
 def test_a_topic_is_administered_by_administrators_and_trimmed_by_the_pipeline_too() -> None:

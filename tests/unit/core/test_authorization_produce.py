@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from onewriter_broker.access import PRIORITY_PROPERTY, Admission, admit, check_topic, parse_priority
 from onewriter_core.api import ExclusiveTopic, ProducerClaim
-from onewriter_core.authorization import UndeclaredTopics
+from onewriter_core.authorization import (
+    Action,
+    AskedProducer,
+    Denied,
+    Granted,
+    PodsOf,
+    Policy,
+    Principal,
+    TopicResource,
+    UndeclaredTopics,
+    may,
+)
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Identity, TopicName
 from onewriter_core.topic.model import AccessMode
@@ -21,6 +30,34 @@ WRITER = Identity("writer")
 NOBODY = Identity()
 OPEN = UndeclaredTopics()
 EVERY_MODE = list(AccessMode)
+
+
+def granted(decision: Granted | Denied) -> Granted:
+    if isinstance(decision, Denied):
+        raise decision.error()
+    return decision
+
+
+def admit(
+    name: TopicName,
+    declared: ExclusiveTopic | None,
+    claims: Iterable[ProducerClaim],
+    identity: Identity,
+    mode: AccessMode,
+    priority: int | None,
+    undeclared: UndeclaredTopics = OPEN,
+    pods_of: PodsOf = lambda _claim: (),
+) -> Granted:
+    resource = TopicResource(name, declared, tuple(claims), pods_of, Policy(undeclared=undeclared))
+    asked = AskedProducer(mode, priority)
+    return granted(may(Principal(identity), Action.PRODUCE, resource, asked))
+
+
+def check_topic(
+    name: TopicName, declared: ExclusiveTopic | None, undeclared: UndeclaredTopics
+) -> None:
+    resource = TopicResource(name, declared, policy=Policy(undeclared=undeclared))
+    granted(may(Principal(NOBODY), Action.CREATE_TOPIC, resource))
 
 
 def topic(*modes: str, require_claim: bool = True) -> ExclusiveTopic:
@@ -68,7 +105,7 @@ def refusal(
 
 @pytest.mark.parametrize("mode", EVERY_MODE)
 def test_an_undeclared_topic_of_public_default_is_as_in_pulsar(mode: AccessMode) -> None:
-    assert admit(PLAIN, None, [], NOBODY, mode, None) == Admission(0, "", may_take_over=True)
+    assert admit(PLAIN, None, [], NOBODY, mode, None) == Granted(0, "", may_take_over=True)
 
 
 def test_an_undeclared_topic_elsewhere_does_not_exist() -> None:
@@ -128,7 +165,7 @@ def test_without_a_required_or_matching_claim_it_is_as_in_pulsar(mode: AccessMod
         "Shared", "Exclusive", "WaitForExclusive", "ExclusiveWithFencing", require_claim=False
     )
     for claims in ([], [claim(subject={"tokenSubject": "somebody else"})]):
-        assert admit(ORDERS, open_topic, claims, NOBODY, mode, None) == Admission(
+        assert admit(ORDERS, open_topic, claims, NOBODY, mode, None) == Granted(
             0, "", may_take_over=True
         )
 
@@ -243,7 +280,7 @@ def test_of_several_claims_one_that_admits_is_enough_and_the_highest_priority_co
     waiting = AccessMode.WAIT_FOR_EXCLUSIVE
     for order in (claims, claims[::-1]):
         admission = admit(ORDERS, topic(), order, WRITER, waiting, None)
-        assert admission == Admission(5, "a-high", may_take_over=False)
+        assert admission == Granted(5, "a-high", may_take_over=False)
     refused = refusal(topic(), *claims, mode=AccessMode.EXCLUSIVE_WITH_FENCING)
     assert refused.message.count("does not allow to take over") == 4
 
@@ -265,45 +302,6 @@ def test_a_claim_caps_and_defaults_the_priority(asked: int | None, in_effect: in
     capped = claim(priority=10, defaultPriority=3)
     admission = admit(ORDERS, topic(), [capped], WRITER, AccessMode.WAIT_FOR_EXCLUSIVE, asked)
     assert admission.priority == in_effect
-
-
-@pytest.mark.parametrize(
-    ("properties", "wire", "value", "is_noted"),
-    [
-        ({}, None, None, False),
-        ({"other": "1"}, None, None, False),
-        ({PRIORITY_PROPERTY: "7"}, None, 7, False),
-        ({PRIORITY_PROPERTY: "+7"}, None, 7, False),
-        ({PRIORITY_PROPERTY: "-2147483648"}, None, -(2**31), False),
-        ({PRIORITY_PROPERTY: "2147483647"}, None, 2**31 - 1, False),
-        ({PRIORITY_PROPERTY: "2147483648"}, None, 0, True),
-        ({PRIORITY_PROPERTY: ""}, None, 0, True),
-        ({PRIORITY_PROPERTY: " 7"}, None, 0, True),
-        ({PRIORITY_PROPERTY: "7.0"}, None, 0, True),
-        ({PRIORITY_PROPERTY: "٣"}, None, 0, True),
-        ({PRIORITY_PROPERTY: "9" * 10_000}, None, 0, True),
-        ({PRIORITY_PROPERTY: "7"}, 3, 3, False),
-        ({PRIORITY_PROPERTY: "nonsense"}, 0, 0, False),
-        ({PRIORITY_PROPERTY: "7"}, 2**31, 0, True),
-        ({}, -(2**63), 0, True),
-    ],
-)
-def test_the_wire_field_wins_and_what_is_no_priority_is_noted(
-    properties: dict[str, str], wire: int | None, value: int | None, is_noted: bool
-) -> None:
-    asked = parse_priority(properties, wire)
-    assert asked.value == value
-    assert (asked.note is not None) == is_noted
-
-
-@given(text=st.text(), wire=st.none() | st.integers())
-def test_no_priority_is_beyond_32_bits_and_no_note_beyond_a_line(
-    text: str, wire: int | None
-) -> None:
-    value, note = parse_priority({PRIORITY_PROPERTY: text}, wire)
-    assert value is not None
-    assert -(2**31) <= value < 2**31
-    assert note is None or note.isprintable()
 
 
 def test_no_refusal_contains_the_name_of_an_error_that_clients_look_for() -> None:
