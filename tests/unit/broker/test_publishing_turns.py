@@ -124,6 +124,17 @@ async def test_an_epoch_that_does_not_lead_publishes_nothing() -> None:
         assert await room.entries() == 0
 
 
+async def test_under_an_epoch_that_leads_a_proof_is_needed() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        epoch, parts = await held(room), await room.staged()
+        for right in (None, Right(epoch + 1, Identity())):
+            asked = Asked(APP, 1, epoch, parts, right=right)
+            with pytest.raises(Refused, match="was not proved"):
+                await room.publishing.publish(ORDERS, room.topic, asked, 1_234)
+        assert await room.entries() == 0
+
+
 async def test_a_takeover_while_the_parts_are_read_is_seen() -> None:
     async with serving() as world:
         room = await room_of(world)
