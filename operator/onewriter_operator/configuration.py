@@ -30,11 +30,14 @@ PORT_PULSAR: Final = 6650
 PORT_PULSAR_TLS: Final = 6651
 PORT_HTTP: Final = 8080
 PORT_HTTPS: Final = 8443
+PORT_PROBES: Final = 8081
+"""Of probes and metrics alone."""
+
 PORT_STORE: Final = 6379
 
 MANAGED_SETTINGS: Final = frozenset({
     "adminSubjects", "advertisedHost", "anchor", "anchorName", "authenticationRequired", "dataDir",
-    "host", "httpPort", "httpsPort", "kubernetesNamespace", "manifests", "name", "port",
+    "host", "httpPort", "httpsPort", "kubernetesNamespace", "manifests", "metricsTokenFile", "name", "port", "probePort",
     "redisPassword", "redisPasswordFile", "redisReplicas", "redisSentinelMaster",
     "redisSentinels", "redisUrl", "redisUsername", "tenancyAllow", "tenancyEnforced",
     "tlsCertFile", "tlsKeyFile", "tlsPort",
@@ -270,6 +273,10 @@ class Quotas(ApiModel):
     """Consumers and readers of one subject."""
     subscriptions_per_namespace: Count = 50_000
     """Subscriptions to the topics of one TENANT/NAMESPACE."""
+    stored_bytes_per_namespace: Count = 0
+    """Bytes that the topics of one TENANT/NAMESPACE store."""
+    store_share_per_namespace: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """The same as a part of the store's memory limit; 0: all of it."""
     requests_per_subject: Count = 5_000
     """Requests of one subject that are worked on at once; then its connections are not read."""
     topics_per_subject: Count = 5_000
