@@ -10,6 +10,7 @@ import math
 import re
 from typing import Any, Final
 
+from onewriter_core.api.tenancy import written_exceptions
 from onewriter_operator.configuration import (
     PORT_HTTP,
     PORT_HTTPS,
@@ -170,6 +171,8 @@ def _environment(configuration: Configuration) -> list[Json]:
         "authenticationRequired": options.authentication.required,
         "adminSubjects": ",".join(admins),
         "requireDeclared": True,
+        "tenancyEnforced": configuration.tenancy.enforced,
+        "tenancyAllow": written_exceptions(configuration.tenancy.rule.exceptions),
         **_store(configuration),
         **configuration.quotas.settings,
         **options.settings,
