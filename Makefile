@@ -75,8 +75,9 @@ standstill: $(STAMP)  ## Unit tests on a machine that stands still once in each,
 worst-inputs: $(STAMP)  ## Search for the wire inputs that hold a broker's event loop longest
 	$(BIN)/python -m bench.worst_inputs
 
-soak: $(STAMP)  ## Campaigns at full length: hundreds of failovers and kills
+soak: $(STAMP)  ## Campaigns at full length: hundreds of failovers and kills, 300,000 hostile inputs
 	ONEWRITER_ROUNDS=200 $(BIN)/pytest tests/integration -m campaign --timeout 7200
+	$(BIN)/python -m tests.attacks.fuzzing.campaign
 
 soak-pipeline: $(STAMP)  ## 100 kills of executors, drivers and brokers while a stream is written
 	ONEWRITER_ROUNDS=100 $(BIN)/pytest tests/spark -m campaign --timeout 7200

@@ -7,7 +7,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -36,6 +36,7 @@ from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.ownership.placement import incarnation_of
 from onewriter_broker.owning.ownerships import Ownerships
 from onewriter_broker.quotas.book import Quota, QuotaBook
+from onewriter_broker.quotas.shares import ShareLimits, ShareOf, StoreShares
 from onewriter_broker.registrations import Registrations
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_watch import StoreWatch
@@ -49,6 +50,7 @@ from onewriter_broker.topic.maintenance import Maintenance
 from onewriter_broker.topic.publishing import Publishing
 from onewriter_broker.topic.resting import RestingTopics
 from onewriter_broker.topic.runner import TopicRunner
+from onewriter_broker.topic.sizes import Sizes
 from onewriter_broker.topic.staging import Staging
 from onewriter_broker.topic.topics import Topics
 from onewriter_broker.topic.transitions import Chronicles
@@ -136,9 +138,18 @@ class Broker:
         self.watchers = Watchers()
         limits = {quota: int(getattr(settings, quota.setting)) for quota in Quota}
         self.quotas = QuotaBook(limits)
-        self.topics = Topics(
-            settings, self.catalogs, self._subscriptions, self.namespaces, self.quotas
+        self.shares = StoreShares(
+            ShareLimits(
+                namespace_bytes=settings.quota_stored_bytes_per_namespace,
+                namespace_share=settings.quota_store_share_per_namespace,
+                undeclared_share=settings.undeclared_store_share,
+                reserve_share=settings.store_reserve_share,
+            )
         )
+        self.topics = Topics(
+            settings, self.catalogs, self._subscriptions, self.namespaces, self.quotas, self.shares
+        )
+        self.sizes = Sizes(self.topics, self._sizes_summed)
         self.owning = Ownerships(
             self.topics,
             settings.buckets,
@@ -211,7 +222,9 @@ class Broker:
             returned=self.topics.resume_windows.nobody_could_come,
             now=now,
             brokers=self.membership.brokers,
+            looked=lambda _seen: self._look_at_shares(),
         )
+        self._stored: Mapping[ShareOf, int] = {}
         self._rebinding: set[int] = set()
         self.compactions = Compactions(
             self.topics,
@@ -276,6 +289,8 @@ class Broker:
                     self.spawn(self.metrics.run()),
                     self.spawn(self.accounting.run()),
                     self.spawn(self.store_watch.run()),
+                    self.spawn(self.sizes.run()),
+                    self.spawn(self.sizes.measure()),
                     *(self.spawn(chore()) for chore in self._parts.chores),
                 ]
                 await self.http.start()
@@ -337,6 +352,24 @@ class Broker:
             budget=self.read_budget,
             quotas=self.quotas,
         )
+
+    def _sizes_summed(self, stored: Mapping[ShareOf, int]) -> None:
+        self._stored = stored
+        self._look_at_shares()
+
+    def _look_at_shares(self) -> None:
+        """Compare what is stored with the shares; what has room again goes on."""
+        seen = self.store_watch.seen
+        used = 0 if seen is None else seen.memory_bytes_used
+        limit = 0 if seen is None else seen.memory_bytes_max
+        is_full = self.store_watch.is_full
+        if not self.shares.look(used, limit, self._stored, is_nearly_full=is_full):
+            return
+        for topic in self.topics.loaded.values():
+            for topic_log in topic.runner.logs.values():
+                if topic_log.has_more:
+                    self.appender.gathered(topic_log)
+        self.clients.shares_freed()
 
     def _deposed(self, bucket: int, outcome: Outcome) -> None:
         """A write of the bucket was refused: find out what became of it, beside the writing."""

@@ -185,6 +185,32 @@ class Settings(BaseSettings):
     quota_subscriptions_per_namespace: int = Field(
         200_000, ge=0, description="subscriptions to the topics of one namespace; 0: any number"
     )
+    quota_stored_bytes_per_namespace: int = Field(
+        0, ge=0, description="bytes that the topics of one namespace store; 0: any number"
+    )
+    quota_store_share_per_namespace: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="the same as a part of the store's memory limit; 0: all of it",
+    )
+    undeclared_store_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="part of the store's memory limit for all undeclared topics together; 0: all of it",
+    )
+    undeclared_retention_bytes: int = Field(
+        256 * 1024 * 1024,
+        ge=0,
+        description="bytes of an undeclared topic that are kept, of each partition; 0: all",
+    )
+    store_reserve_share: float = Field(
+        0.05,
+        ge=0,
+        le=0.5,
+        description="part of the store's memory limit that only holders of declared topics use",
+    )
     quota_requests_per_subject: int = Field(
         10_000,
         ge=0,

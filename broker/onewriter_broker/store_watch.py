@@ -2,8 +2,8 @@
 
 Nothing of it decides who may write. A store that restarted or failed over has another dataset; a
 bucket that nobody writes to would not notice, and could neither load a topic nor move a cursor. A
-store near its memory limit is pushed back on before it refuses: producers are read slowly and new
-ones are asked to come again, until there is room.
+store near its memory limit is pushed back on before it refuses: new producers are asked to come again,
+and those that write are held back as their shares say (quotas/shares.py), until there is room.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StoreWatch:
     ``promises`` is what the store was found to promise at the start. ``filled`` is told when it
     becomes nearly full and when it has room again; ``promised`` when it can promise more;
     ``dataset`` which one the primary has, at every look; ``returned`` for how many seconds it was
-    away at most, once it answers again. ``now`` gives monotonic seconds, ``brokers`` how many there are.
+    away at most, once it answers again; ``looked`` of every look, behind all of that. ``now`` gives monotonic seconds, ``brokers`` how many there are.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class StoreWatch:
         returned: Callable[[float], None],
         now: Callable[[], float],
         brokers: Callable[[], int] = lambda: 1,
+        looked: Callable[[Observation], None] = lambda _seen: None,
     ) -> None:
         self.is_full = False
         self.seen: Observation | None = None
@@ -68,6 +69,7 @@ class StoreWatch:
         self._returned = returned
         self._now = now
         self._brokers = brokers
+        self._looked = looked
         self._answered_at = now()
         self._is_away = False
 
@@ -125,6 +127,7 @@ class StoreWatch:
             self._promises = promises
             _log.info("store.promises", durabilities=sorted(each.value for each in promises))
             self._promised(promises)
+        self._looked(seen)
 
 
 def nearly_full(seen: Observation, *, was_full: bool) -> bool:

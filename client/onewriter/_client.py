@@ -237,6 +237,16 @@ class Client:
             raise ConfigurationError(str(error)) from error
         return await self._checks.check(name, epoch)
 
+    async def partitions_of(self, topic: str) -> int:
+        """How many partitions a topic has; 0: it has none.
+
+        Raises Refused (no such topic, no right), Unavailable, ConfigurationError, Closed.
+        """
+        name = self._topic_name(topic)
+        if name.partition is not None:
+            return 0
+        return await self._directory.partitions_of(await self._directory.owner_of(name), name)
+
     def lead(
         self,
         topic: str,
@@ -250,6 +260,7 @@ class Client:
         handover_timeout_seconds: float | None = None,
         on_lost: Callable[[OnewriterError], None] | None = None,
         options: ProducerOptions | None = None,
+        access_mode: AccessMode = AccessMode.WAIT_FOR_EXCLUSIVE,
     ) -> Lead:
         """``async with client.lead(topic) as leadership``: wait for one's turn, lead, hand over.
 
@@ -258,6 +269,10 @@ class Client:
         begins, the new leader publishes who it is: ``identity`` (the host's name unless given), its
         priority and epoch, and ``metadata``, what a successor needs: any JSON value, or bytes.
         ``leader`` reads it. With ``announce=False`` nothing is published.
+
+        Of a partitioned topic it leads all partitions under one epoch (``Leadership.partitions``), and
+        announces nothing. ``access_mode`` Exclusive does not wait, and raises Fenced if another producer
+        holds the topic; ExclusiveWithFencing deposes that one.
 
         With ``read_predecessor`` it first reads who was announced last, for ``Leadership.predecessor``;
         without ``metadata`` it announces that one's again, so that nothing is lost if it ends before
@@ -280,6 +295,7 @@ class Client:
             topic,
             LeadOptions(
                 producer=producer,
+                access_mode=access_mode,
                 identity=identity,
                 announce=announce,
                 read_predecessor=read_predecessor,

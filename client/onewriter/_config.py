@@ -70,19 +70,22 @@ class Tls:
     """How to check the broker's certificate, and which one to show. Read at each connection.
 
     Without ``ca_file`` the system's authorities count. ``certificate_file`` and ``key_file`` are
-    the client's own, for brokers that ask for one.
+    the client's own, for brokers that ask for one. ``verify`` False accepts any certificate: for trials.
     """
 
     ca_file: Path | None = None
     certificate_file: Path | None = None
     key_file: Path | None = None
     check_host_name: bool = True
+    verify: bool = True
 
     def context(self) -> ssl.SSLContext:
         """A context from the files as they are now. Raises ConfigurationError. Reads files."""
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
-            context.check_hostname = self.check_host_name
+            context.check_hostname = self.check_host_name and self.verify
+            if not self.verify:
+                context.verify_mode = ssl.CERT_NONE
             if self.certificate_file is not None:
                 context.load_cert_chain(self.certificate_file, self.key_file)
         except (OSError, ssl.SSLError) as error:

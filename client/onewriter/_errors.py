@@ -45,11 +45,21 @@ __all__ = [
     "NotSent",
     "OnewriterError",
     "OutcomeUnknown",
+    "Partitioned",
     "Refused",
     "ServerError",
     "Unavailable",
     "Unreadable",
 ]
+
+
+class Partitioned(Refused):
+    """A topic that was named as a whole has partitions."""
+
+    def __init__(self, topic: str, partitions: int) -> None:
+        text = f"{topic} has {partitions} partitions; name one of them: {topic}-partition-0"
+        super().__init__(ServerError.NOT_ALLOWED_ERROR, text)
+        self.partitions = partitions
 
 
 class NotSent(Unavailable):

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
 from onewriter._config import Backoff
-from onewriter._errors import Fenced, OnewriterError, OutcomeUnknown, Unavailable
+from onewriter._errors import (
+    ConfigurationError,
+    Fenced,
+    OnewriterError,
+    OutcomeUnknown,
+    Partitioned,
+    Unavailable,
+)
 from onewriter._leader import IDENTITY_PROPERTY, LeaderInfo, host_name
 from onewriter._leadership import ANNOUNCE_SECONDS, Host, Leadership
 from onewriter._producer import Producer
 from onewriter._tenure import AccessMode, ProducerOptions
+
+GROUP_NAME_BYTES = 4
+"""Random bytes in the name that the producers of a partitioned topic share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +33,7 @@ class LeadOptions:
     """What ``Client.lead`` was told; its parameters, by name."""
 
     producer: ProducerOptions
+    access_mode: AccessMode
     identity: str
     announce: bool
     read_predecessor: bool
@@ -46,10 +58,10 @@ class Lead:
         self._identity = identity
         self._producer_options = replace(
             options.producer,
-            access_mode=AccessMode.WAIT_FOR_EXCLUSIVE,
+            access_mode=options.access_mode,
             properties={IDENTITY_PROPERTY: identity, **options.producer.properties},
         )
-        self._asking: Producer | None = None
+        self._asking: list[Producer] = []
         self._leadership: Leadership | None = None
 
     async def __aenter__(self) -> Leadership:
@@ -58,7 +70,7 @@ class Lead:
             async with asyncio.timeout(seconds):
                 leadership = await self._win()
         except TimeoutError as error:
-            trouble = None if self._asking is None else self._asking.trouble
+            trouble = next((each.trouble for each in self._asking if each.trouble), None)
             self._withdraw()
             raise Unavailable(
                 f"not the leader of {self._topic} within {seconds:g} s: "
@@ -84,18 +96,18 @@ class Lead:
     # ------------------------------------------------------------ inside
 
     async def _win(self) -> Leadership:
-        """Queue until it leads and has said so. Raises Refused, ConfigurationError."""
+        """Ask until it leads and has said so. Raises Refused, ConfigurationError."""
         backoff = Backoff()
         while True:
-            producer = self._asking = self._host.start_producer(self._topic, self._producer_options)
             try:
-                await producer.ready()
+                await self._ask()
             except Fenced:
-                if self._producer_options.if_epoch is not None:
-                    raise  # its condition cannot become true again
+                options = self._producer_options
+                if options.if_epoch is not None or not _queues(options):
+                    raise  # the condition cannot become true again; or it does not wait
                 await self._requeue(backoff)
                 continue
-            leadership = Leadership(producer, self._host, identity=self._identity)
+            leadership = self._leadership_of(self._asking)
             try:
                 await self._begin(leadership)
             except (Fenced, Unavailable, OutcomeUnknown):
@@ -103,6 +115,40 @@ class Lead:
                 await self._requeue(backoff)
                 continue
             return leadership
+
+    async def _ask(self) -> None:
+        """Ask for the topic, or for all of its partitions as one. Raises what there is no leading with."""
+        options = self._producer_options
+        producer = self._host.start_producer(self._topic, options)
+        self._asking = [producer]
+        try:
+            await producer.ready()
+        except Partitioned as error:
+            self._check_partitioned()
+            options = replace(options, is_grouped=True, name=options.name or self._group_name())
+            self._asking = [
+                self._host.start_producer(f"{self._topic}-partition-{number}", options)
+                for number in range(error.partitions)
+            ]
+            for producer in self._asking:
+                await producer.ready()
+
+    def _leadership_of(self, producers: list[Producer]) -> Leadership:
+        partitions = producers if producers[0].options.is_grouped else ()
+        return Leadership(producers[0], self._host, identity=self._identity, partitions=partitions)
+
+    def _group_name(self) -> str:
+        """Of the producers of one attempt; no other attempt has it."""
+        return f"{self._identity}-{secrets.token_hex(GROUP_NAME_BYTES)}"
+
+    def _check_partitioned(self) -> None:
+        """Raises ConfigurationError for what a partitioned topic cannot have."""
+        options = self._options
+        if options.read_predecessor or options.metadata is not None:
+            raise ConfigurationError(
+                f"{self._topic} has partitions, so no leader is announced there: leave out"
+                " metadata and read_predecessor"
+            )
 
     async def _begin(self, leadership: Leadership) -> None:
         """What comes between the grant and the block. Raises what there is no leading with."""
@@ -112,7 +158,7 @@ class Lead:
             leadership.follow(found)
             if metadata is None and found is not None:
                 metadata = found.metadata  # it is not lost if this one ends before it says more
-        if self._options.announce:
+        if self._options.announce and not leadership.partitions:
             await leadership.announce(metadata, timeout_seconds=ANNOUNCE_SECONDS)
 
     async def _newest_leader(self, leadership: Leadership) -> LeaderInfo | None:
@@ -139,5 +185,11 @@ class Lead:
         await asyncio.sleep(max(backoff.seconds(), self._producer_options.requeue_seconds()))
 
     def _withdraw(self) -> None:
-        if self._asking is not None:
-            self._asking.abandon()
+        for producer in self._asking:
+            producer.abandon()
+        self._asking = []
+
+
+def _queues(options: ProducerOptions) -> bool:
+    """Whether it waits for a topic that another producer holds."""
+    return options.access_mode is AccessMode.WAIT_FOR_EXCLUSIVE

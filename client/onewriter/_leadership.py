@@ -10,11 +10,12 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, Protocol
 
 from onewriter._checks import Check
 from onewriter._errors import (
+    Closed,
     ConfigurationError,
     OnewriterError,
     Refused,
@@ -101,11 +102,12 @@ class Loss:
     after a takeover, Closed after the leader's own handover, or what the broker refused with.
     """
 
-    def __init__(self, ending: Ending) -> None:
+    def __init__(self, *endings: Ending) -> None:
         self.reason: OnewriterError | None = None
         self._callbacks: list[Callable[[OnewriterError], object]] = []
         self._news = Signal()
-        ending.when_ended(self._set)
+        for each in endings:
+            each.when_ended(self._set)
 
     def is_set(self) -> bool:
         """Whether it is over."""
@@ -131,6 +133,8 @@ class Loss:
             self._callbacks.append(callback)
 
     def _set(self, reason: OnewriterError) -> None:
+        if self.reason is not None:
+            return
         self.reason = reason
         self._news.tell()
         callbacks, self._callbacks = self._callbacks, []
@@ -143,9 +147,19 @@ class Leadership(Submitting):
 
     It ends for good: by a takeover, by ``handover``, or because the broker refuses it. Whatever is
     sent afterwards fails, also if the same process leads again by then.
+
+    ``partitions`` holds a producer for each partition of a partitioned topic, all under one epoch;
+    losing one of them ends the leadership of all. It is empty for a topic without partitions.
     """
 
-    def __init__(self, producer: Producer, host: Host, *, identity: str = "") -> None:
+    def __init__(
+        self,
+        producer: Producer,
+        host: Host,
+        *,
+        identity: str = "",
+        partitions: Sequence[Producer] = (),
+    ) -> None:
         if producer.epoch is None:
             raise Refused(
                 ServerError.NOT_ALLOWED_ERROR, "the broker granted the topic without an epoch"
@@ -154,10 +168,13 @@ class Leadership(Submitting):
         self.nonce = secrets.token_hex(NONCE_BYTES)
         """Tells this term from every other, also from those of another process."""
         self.producer = producer
+        """The topic's producer; of a partitioned topic the one of partition 0."""
+        self.partitions = tuple(partitions)
         self.identity = identity or host_name()
         """Who leads, as it is announced."""
-        self.lost = Loss(producer)
+        self.lost = Loss(*(self.partitions or (producer,)))
         """Told at once when it is over, for whatever reason."""
+        self.lost.call(self._abandon_partitions)
         self.metadata: Any = None
         """What was announced last for a successor; by the predecessor, if that was read."""
         self._predecessor: LeaderInfo | None = None
@@ -177,7 +194,8 @@ class Leadership(Submitting):
     @property
     def topic(self) -> str:
         """The topic's full name."""
-        return str(self.producer.topic)
+        topic = self.producer.topic
+        return str(topic.base if self.partitions else topic)
 
     @property
     def session(self) -> str:
@@ -187,7 +205,7 @@ class Leadership(Submitting):
     @property
     def is_over(self) -> bool:
         """Whether it is known to be lost or given up."""
-        return self.producer.end is not None
+        return self.lost.is_set()
 
     @property
     def predecessor(self) -> LeaderInfo | None:
@@ -215,7 +233,7 @@ class Leadership(Submitting):
 
     async def over(self) -> OnewriterError:
         """Wait until it is over; why: Fenced, Closed, or another refusal."""
-        return await self.producer.ended()
+        return await self.lost.wait()
 
     async def send(
         self,
@@ -227,7 +245,11 @@ class Leadership(Submitting):
         event_time_ms: int = 0,
         timeout_seconds: float | None = None,
     ) -> MessageId:
-        """Append one message under this term's epoch; see Producer.send for what it raises."""
+        """Append one message under this term's epoch; see Producer.send for what it raises.
+
+        Of a partitioned topic ``partitions[number].send`` appends to one partition.
+        """
+        self._check_not_partitioned()
         return await self.producer.send(
             content,
             key=key,
@@ -238,6 +260,7 @@ class Leadership(Submitting):
         )
 
     def take(self, *message: *Handed) -> Awaitable[asyncio.Future[MessageId]]:
+        self._check_not_partitioned()
         return self.producer.take(*message)
 
     def info(self, metadata: Any = None) -> LeaderInfo:
@@ -264,6 +287,7 @@ class Leadership(Submitting):
 
         Call it again whenever ``metadata``, what a successor needs, has changed.
         """
+        self._check_not_partitioned()
         message = self.announcement(metadata)
         self.metadata = metadata
         return await self.producer.send(
@@ -311,12 +335,27 @@ class Leadership(Submitting):
                 " or characters of . _ : -"
             ) from error
 
+    def spark_options(
+        self, app: str, *, expires_seconds: float = CAPABILITY_SECONDS
+    ) -> dict[str, str]:
+        """Options with which a Spark program writes to this topic under this epoch, as ``app``.
+
+        ``df.write.format("onewriter").options(**leadership.spark_options("nightly-load"))``. Raises as
+        ``capability``. Do not log them.
+        """
+        return {
+            "topic": self.topic,
+            "txnAppId": app,
+            "epoch": str(self.epoch),
+            "capability": self.capability(app, expires_seconds=expires_seconds),
+        }
+
     # ------------------------------------------------------------ proving it
 
     @property
     def guard(self) -> GuardedBy:
         """What writes elsewhere name to depend on this leadership; see GuardedBy.properties."""
-        return GuardedBy(self.topic, self.epoch)
+        return GuardedBy(str(self.producer.topic), self.epoch)
 
     def check_held(self) -> None:
         """Raise Fenced or Closed when it is known to be over; asks nobody, so it proves nothing."""
@@ -329,7 +368,7 @@ class Leadership(Submitting):
         the leader's name. Raises Fenced, Closed, Unavailable (nobody could be asked in time).
         """
         self.check_held()
-        answer = await self._host.check(self.topic, self.epoch)
+        answer = await self._host.check(str(self.producer.topic), self.epoch)
         judge(self.topic, self.epoch, answer)
         return answer
 
@@ -382,4 +421,19 @@ class Leadership(Submitting):
         What has no receipt when the time (``Limits.operation_timeout_seconds``) is over fails as
         ``Producer.send`` describes.
         """
-        await self.producer.close(timeout_seconds=timeout_seconds)
+        async with asyncio.TaskGroup() as tasks:
+            for producer in self.partitions or (self.producer,):
+                tasks.create_task(producer.close(timeout_seconds=timeout_seconds))
+
+    def _abandon_partitions(self, reason: OnewriterError) -> None:
+        """One partition is lost, so the epoch does not lead the topic any more: leave the others."""
+        if not isinstance(reason, Closed):  # else ``handover`` is closing all of them
+            for producer in self.partitions:
+                producer.abandon()
+
+    def _check_not_partitioned(self) -> None:
+        if self.partitions:
+            raise ConfigurationError(
+                f"{self.topic} has {len(self.partitions)} partitions: send with"
+                " leadership.partitions[number].send"
+            )

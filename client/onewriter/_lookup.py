@@ -9,8 +9,7 @@ from onewriter._connection import Connection, Spawn
 from onewriter._errors import (
     Closed,
     ConfigurationError,
-    Refused,
-    ServerError,
+    Partitioned,
     Unavailable,
     answer_of,
 )
@@ -71,11 +70,8 @@ class Directory:
         except ConfigurationError:
             return None
 
-    async def check_partitions(self, connection: Connection, topic: TopicName) -> None:
-        """Refuse a partitioned topic. Asked on the connection that will carry the producer.
-
-        For one partition by name it is how onewriter knows that it competes for that one alone.
-        """
+    async def partitions_of(self, connection: Connection, topic: TopicName) -> int:
+        """How many partitions a topic has; 0: it has none. Raises as ``owner_of``."""
         request = pb.CommandPartitionedMetadata(
             topic=str(topic), request_id=connection.next_request_id()
         )
@@ -84,11 +80,16 @@ class Directory:
             raise _misplaced(answer)
         if answer.response == pb.CommandPartitionedMetadataResponse.FAILED:
             raise answer_of(answer.error, answer.message)
-        if answer.partitions > 0:
-            raise Refused(
-                ServerError.NOT_ALLOWED_ERROR,
-                f"{topic} has {answer.partitions} partitions; name one of them: {topic}-partition-0",
-            )
+        return answer.partitions
+
+    async def check_partitions(self, connection: Connection, topic: TopicName) -> None:
+        """Refuse a partitioned topic. Asked on the connection that will carry the producer.
+
+        For one partition by name it is how onewriter knows that it competes for that one alone.
+        """
+        partitions = await self.partitions_of(connection, topic)
+        if partitions > 0:
+            raise Partitioned(str(topic), partitions)
 
     async def connection(self, address: Address, proxied_to: Address | None = None) -> Connection:
         """The connection to a broker, opened if there is none. Raises as Connection.open does, Closed."""

@@ -86,7 +86,9 @@ class ProducerOptions:
     blocking; None: as PIP-440 words it, by the priority. That counts, too, and is logged, when it
     raises or what it gives is no time (negative, infinite, no number). A resume is never delayed.
     ``serve_seconds`` (at most 3): a leader may serve until a deadline, and its successors wait for it
-    (Leadership.may_serve); None: whoever leads asks each time.
+    (Leadership.may_serve); None: whoever leads asks each time. ``is_grouped``: of a partition, the
+    producer competes together with those of the topic's other partitions that have the same name and
+    connection, so that one epoch leads all of them (``Client.lead`` sets it).
     """
 
     access_mode: AccessMode = AccessMode.SHARED
@@ -102,6 +104,7 @@ class ProducerOptions:
     chunking: bool = False
     requeue_delay: Callable[[], float] | None = None
     serve_seconds: float | None = None
+    is_grouped: bool = False
 
     def requeue_seconds(self) -> float:
         """How long to wait before it queues again; drawn anew each time."""
@@ -247,7 +250,8 @@ class Tenure:
         """Ask once for the topic, or for going on with it; returns when it may write."""
         self._attempts += 1
         connection = await self._directory.owner_of(self._topic)
-        if self._attempts == 1 or self._topic.partition is not None:
+        is_named_alone = self._topic.partition is not None and not self._options.is_grouped
+        if is_named_alone or (self._attempts == 1 and not self._options.is_grouped):
             await self._directory.check_partitions(connection, self._topic)
         if self._registration is not None:
             self._registration.release()

@@ -279,6 +279,10 @@ class Quotas(ApiModel):
     """Consumers and readers of one subject."""
     subscriptions_per_namespace: Count = 50_000
     """Subscriptions to the topics of one TENANT/NAMESPACE."""
+    stored_bytes_per_namespace: Count = 0
+    """Bytes that the topics of one TENANT/NAMESPACE store."""
+    store_share_per_namespace: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """The same as a part of the store's memory limit; 0: all of it."""
     requests_per_subject: Count = 5_000
     """Requests of one subject that are worked on at once; then its connections are not read."""
     topics_per_subject: Count = 5_000

@@ -54,10 +54,10 @@ class DefaultSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Writes a batch to a topic, once."""
-        from pyspark_onewriter.sink import TopicWriter, write_options  # noqa: PLC0415
+        from pyspark_onewriter.sink import TopicWriter, begun, write_options  # noqa: PLC0415
 
         options = write_options(self.options, schema.names, is_stream=False, overwrites=overwrite)
-        return TopicWriter(options)
+        return TopicWriter(begun(options))
 
     def streamWriter(  # noqa: N802 - Spark's name
         self,
@@ -65,10 +65,10 @@ class DefaultSource(DataSource):
         overwrite: bool,
     ) -> DataSourceStreamArrowWriter:
         """Writes the batches of a stream to a topic, each once."""
-        from pyspark_onewriter.sink import TopicStreamWriter, write_options  # noqa: PLC0415
+        from pyspark_onewriter.sink import TopicStreamWriter, begun, write_options  # noqa: PLC0415
 
         options = write_options(self.options, schema.names, is_stream=True, overwrites=overwrite)
-        return TopicStreamWriter(options)
+        return TopicStreamWriter(begun(options))
 
 
 def _types(schema: StructType) -> dict[str, str]:

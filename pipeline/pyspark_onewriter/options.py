@@ -214,6 +214,12 @@ def access_of(given: Given) -> Access:
     return access
 
 
+def service_url_of(given: Given) -> str:
+    """Where brokers speak Pulsar's protocol, if it was said; else the HTTP address tells it."""
+    service = given.text("service.url")
+    return service if service.startswith(("pulsar://", "pulsar+ssl://")) else ""
+
+
 def _url(given: Given) -> str:
     service, admin = given.text("service.url"), given.text("admin.url")
     if admin:

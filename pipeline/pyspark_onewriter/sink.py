@@ -8,7 +8,7 @@ over nothing is.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pyspark import TaskContext
@@ -26,7 +26,7 @@ from pyspark_onewriter.sink_options import WriteOptions, write_options
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Staged", "TopicStreamWriter", "TopicWriter", "WriteOptions", "write_options"]
+__all__ = ["Staged", "TopicStreamWriter", "TopicWriter", "WriteOptions", "begun", "write_options"]
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
@@ -39,6 +39,8 @@ class Staged(WriterCommitMessage):
     app: str
     version: int
     logs: tuple[StagedLog, ...]
+    epochs: dict[str, int]
+    """Under which its driver led the topics when the batch began."""
 
 
 def _stage(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Staged:
@@ -56,21 +58,30 @@ def _stage(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Staged:
             f" ({_QUERY_ID}, {_BATCH_ID}): write with foreachBatch, txnAppId and txnVersion"
         )
     task = context.partitionId(), context.taskAttemptId()
-    return Staged(app, version, writing.stage(options.target, app, version, task, batches))
+    logs = writing.stage(options.target, app, version, task, batches)
+    epochs = {topic: grant.epoch for topic, grant in options.target.grants.items()}
+    return Staged(app, version, logs, epochs)
 
 
-def _publish(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+def _publish(
+    options: WriteOptions, messages: Sequence[WriterCommitMessage | None], *, is_over: bool
+) -> None:
+    """Publish what all tasks of a batch have staged; ``is_over``: no other batch follows."""
     staged = [message for message in messages if isinstance(message, Staged)]
     if len(staged) != len(messages):
         raise PipelineError("a task ended without saying what it has staged: nothing is published")
     batches = {(message.app, message.version) for message in staged}
-    if not batches:
-        return
     if len(batches) > 1:
         raise PipelineError(f"tasks of several batches at once: {sorted(batches)}")
-    ((app, version),) = batches
-    logs = [log for message in staged for log in message.logs]
-    writing.publish(options.target, app, version, logs)
+    for app, version in batches:
+        logs = [log for message in staged for log in message.logs]
+        if options.driving is None:
+            writing.publish(options.target, app, version, logs)
+        else:
+            begun_under = {k: epoch for each in staged for k, epoch in each.epochs.items()}
+            options.driving.publish(options.target, app, version, logs, begun_under)
+    if options.driving is not None:
+        options.driving.end(is_over=is_over)
 
 
 def _discard(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -78,9 +89,23 @@ def _discard(options: WriteOptions, messages: Sequence[WriterCommitMessage | Non
 
     So does what other drivers have staged of the batch.
     """
-    for each in messages:
-        if isinstance(each, Staged):
-            writing.discard(options.target, each.app, each.version, each.logs)
+    try:
+        for each in messages:
+            if isinstance(each, Staged):
+                writing.discard(options.target, each.app, each.version, each.logs)
+    finally:
+        if options.driving is not None:
+            options.driving.end(is_over=True)
+
+
+def begun(options: WriteOptions) -> WriteOptions:
+    """The options with the epochs under which a batch begins: its driver leads from now on.
+
+    Raises PipelineError.
+    """
+    if options.driving is None:
+        return options
+    return replace(options, target=options.driving.begin(options.target, options.app))
 
 
 class TopicWriter(DataSourceArrowWriter):
@@ -95,7 +120,7 @@ class TopicWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish all of them; once, however often it is called."""
-        _publish(self._options, messages)
+        _publish(self._options, messages, is_over=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop what is staged; nothing that is published."""
@@ -117,7 +142,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         wrong = [m.version for m in messages if isinstance(m, Staged) and m.version != batchId]
         if wrong:
             raise PipelineError(f"batch {batchId} is committed with rows of batch {wrong[0]}")
-        _publish(self._options, messages)
+        _publish(self._options, messages, is_over=False)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Drop what is staged; nothing that is published."""

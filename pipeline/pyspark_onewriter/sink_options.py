@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -11,13 +12,16 @@ from typing import Final
 from onewriter_core.ids import NUMBER_MAX
 from onewriter_pipeline.brokers.names import log_name
 from onewriter_pipeline.errors import Invalid
+from onewriter_pipeline.leading.asking import Leader
+from onewriter_pipeline.leading.requests import MODES, Grant
+from onewriter_pipeline.publishing.driving import IDLE_SECONDS, Driving
 from onewriter_pipeline.publishing.hashing import SCHEMES
 from onewriter_pipeline.publishing.messages import check_columns
 from onewriter_pipeline.publishing.packing import FRAME_ROWS
-from onewriter_pipeline.publishing.staging import MODES, check_app, check_version
+from onewriter_pipeline.publishing.staging import check_app, check_version
 from onewriter_pipeline.publishing.writing import EXACTLY_ONCE, GUARANTEES, Target
 from onewriter_pipeline.schema import TOPIC
-from pyspark_onewriter.options import ACCESS_OPTIONS, Given, access_of
+from pyspark_onewriter.options import ACCESS_OPTIONS, Given, access_of, service_url_of
 
 WRITE_OPTIONS: Final = (
     *ACCESS_OPTIONS,
@@ -25,7 +29,9 @@ WRITE_OPTIONS: Final = (
     "txnAppId",
     "txnVersion",
     "epoch",
+    "capability",
     "accessMode",
+    "leaderIdleTime",
     "deliveryGuarantee",
     "hashingScheme",
     "rowsPerEntry",
@@ -37,6 +43,9 @@ APP_DEFAULT: Final = "spark"
 _DRAWN: Final = 10**9
 """What is staged to be written at least once has a number that is drawn: it only tells jobs apart."""
 
+USE_BYTES: Final = 16
+"""Random bytes that name a batch write among those of its driver."""
+
 _OF_STREAMS: Final = ("queryName", "checkpointLocation", "path")
 """What Spark itself adds to the options of a streaming sink."""
 
@@ -44,12 +53,13 @@ _OF_STREAMS: Final = ("queryName", "checkpointLocation", "path")
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
     """All that a write needs to know; picklable. ``app`` and ``version`` are empty and None where
-    Spark's query and batch say them.
+    Spark's query and batch say them. ``driving``: how the driver leads; None: the user's program does.
     """
 
     target: Target
     app: str
     version: int | None
+    driving: Driving | None
 
 
 def write_options(
@@ -83,7 +93,24 @@ def write_options(
             app, version = app or APP_DEFAULT, secrets.randbelow(_DRAWN)
     check_app(target.app(app or "query"))
     check_version(version or 0)
-    return WriteOptions(target, app, version)
+    driving = None
+    if not target.is_led:
+        use = _query(options, target, app) if is_stream else secrets.token_hex(USE_BYTES)
+        driving = Driving(
+            use,
+            Leader(),
+            given.one_of("accessMode", MODES),
+            service_url_of(given),
+            given.seconds("leaderIdleTime", IDLE_SECONDS),
+        )
+    return WriteOptions(target, app, version, driving)
+
+
+def _query(options: Mapping[str, str], target: Target, app: str) -> str:
+    """The name of a query among those of its driver: the same in each of its processes."""
+    spoken = {name.lower(): value for name, value in options.items()}
+    named = [spoken.get(name.lower(), "") for name in _OF_STREAMS]
+    return hashlib.sha256(repr([target, app, *named]).encode()).hexdigest()
 
 
 def _target(given: Given, columns: Sequence[str]) -> Target:
@@ -95,15 +122,18 @@ def _target(given: Given, columns: Sequence[str]) -> Target:
             f"topic is missing: name the topic to write to, or give each row its own in a column {TOPIC}"
         )
     epochs = _epochs(given, topic)
-    if epochs and given.named("accessMode"):
+    for name in given.named("accessMode", "leaderIdleTime") if epochs else ():
         raise Invalid(
-            "epoch and accessMode: give one of them; under an epoch the topic is taken already"
+            f"epoch and {name}: give one of them; under an epoch the topic is led already"
         )
+    capabilities = _capabilities(given, topic)
+    if capabilities.keys() - epochs.keys():
+        raise Invalid("capability without epoch: leadership.spark_options(app) gives both")
     return Target(
         access_of(given),
         topic,
-        epochs,
-        given.one_of("accessMode", MODES),
+        {name: Grant(epoch, capabilities.get(name, "")) for name, epoch in epochs.items()},
+        bool(epochs),
         _scheme(given),
         given.one_of("deliveryGuarantee", GUARANTEES),
         given.number("rowsPerEntry") or FRAME_ROWS,
@@ -135,6 +165,24 @@ def _epochs(given: Given, topic: str) -> dict[str, int]:
             + ("" if topic else ', of each topic that rows name: {"orders": 7}')
         )
     return {str(log_name(name).base): epoch for name, epoch in said.items()}
+
+
+def _capabilities(given: Given, topic: str) -> dict[str, str]:
+    """What proves the right to write under each topic's epoch. Raises Invalid, which shows none of them."""
+    text = given.text("capability")
+    if not text:
+        return {}
+    if topic and not text.startswith("{"):
+        return {str(log_name(topic).base): text}
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or not all(isinstance(each, str) for each in said.values()):
+        raise Invalid(
+            'capability is a text, or of each topic that rows name one: {"orders": "..."}'
+        )
+    return {str(log_name(name).base): each for name, each in said.items()}
 
 
 def _is_epoch(value: object) -> bool:

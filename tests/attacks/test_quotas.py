@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from tests.attacks.guarded import ADMINISTRATOR, GuardedBrokers, address_of, http_as, wire_as
 from tests.integration.conftest import RawClients
-from tests.integration.http_calls import PERSISTENT
-from tests.integration.raw import RawClient
+from tests.integration.forked_brokers import forked_brokers
+from tests.integration.http_calls import PERSISTENT, Http
+from tests.integration.raw import RawClient, eventually
 from tests.integration.raw_connection import RefusedByBroker
+from tests.servers import running_server
 
 from onewriter_broker.in_process import in_process_broker
+from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 SHARED, EXCLUSIVE = pb.SHARED, pb.EXCLUSIVE
@@ -143,3 +148,76 @@ def test_refusals_are_counted(guarded: GuardedBrokers, raw: RawClients) -> None:
     _, metrics = http_as(broker, ADMINISTRATOR)("GET", "/metrics")
     assert 'onewriter_quota_refusals_total{quota="producers_per_subject"} 2.0' in metrics
     assert 'onewriter_quota_used_most{quota="producers_per_subject"} 1.0' in metrics
+
+
+NAMESPACES = "public/default,public/calm"
+FULL = ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_ERROR
+
+
+def fill(client: RawClient, other: RawClient, topic: str, setting: str) -> None:
+    """Publish until a new producer of another connection is refused because of the setting."""
+    producer = client.producer(topic)
+    for _ in range(2_000):
+        producer.send(bytes(100_000))
+        time.sleep(0.02)  # a few megabytes a second: the broker sums up once a second
+        try:
+            other.producer(f"{topic}-new").close()
+        except RefusedByBroker as refusal:
+            assert refusal.code is FULL  # noqa: PT017 - it comes in the end
+            assert setting in str(refusal)  # noqa: PT017
+            return
+    raise AssertionError("nothing was ever refused")
+
+
+def test_a_namespace_at_its_limit_leaves_the_holder_of_another_alone(raw: RawClients) -> None:
+    setting = "quota_stored_bytes_per_namespace"
+    limits = {setting: 1_000_000, "allow_undeclared": NAMESPACES, "undeclared_store_share": 0}
+    with in_process_broker(settings=limits) as broker:
+        address = address_of(broker)
+        holder = raw(address).producer("persistent://public/calm/t", EXCLUSIVE)
+        greedy = raw(address)
+        fill(greedy, raw(address), "many", setting)
+        for _ in range(50):
+            holder.publish(bytes(1_000))
+        present = greedy.producer("persistent://public/calm/u")
+        present.publish(b"the same connection writes elsewhere")
+
+
+def test_a_namespace_has_room_again_when_a_topic_is_deleted(raw: RawClients) -> None:
+    setting = "quota_stored_bytes_per_namespace"
+    with in_process_broker(settings={setting: 500_000, "undeclared_store_share": 0}) as broker:
+        address = address_of(broker)
+        fill(raw(address), raw(address), "many", setting)
+        waiting = raw(address)
+        assert Http(broker.http_url)("DELETE", f"{PERSISTENT}/many?force=true")[0] == 204
+
+        def is_let_in() -> bool:
+            try:
+                waiting.producer("other").publish(b"room")
+            except RefusedByBroker:
+                return False
+            return True
+
+        eventually(is_let_in)
+
+
+DECLARED = """
+apiVersion: onewriter.dev/v1alpha1
+kind: ExclusiveTopic
+metadata: {name: declared, namespace: default}
+spec: {topic: persistent://public/default/declared, access: {requireClaim: false}}
+"""
+
+
+def test_undeclared_topics_leave_the_holder_of_a_declared_one_alone(raw: RawClients) -> None:
+    """One anonymous connection once filled the store, and then nobody could write."""
+    with (
+        running_server(maxmemory="32000000") as server,
+        forked_brokers(redis_url=server.url, manifests=DECLARED) as brokers,
+    ):
+        holder = raw(brokers.address()).producer("declared", EXCLUSIVE)
+        greedy, other = (raw(brokers.address()) for _ in range(2))
+        fill(greedy, other, "many", "undeclared_store_share")
+        for _ in range(20):
+            holder.publish(bytes(10_000))
+        assert not brokers.events("store.nearly_full")

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping
 
 import pytest
+from google.protobuf.message import Message
 from tests.attacks.guarded import GuardedBrokers, address_of, token_of, wire_as
 from tests.integration.conftest import RawClients
 from tests.integration.raw import RawClient, eventually, full
@@ -16,7 +17,8 @@ from onewriter_broker.in_process import InProcessBroker, in_process_broker
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.wire.commands import decode_command, encode_command
-from onewriter_core.wire.encoding import encode_ack
+from onewriter_core.wire.encoding import encode_ack, encode_send_header
+from onewriter_core.wire.messages import METADATA_BYTES_MAX, build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import MessageId
 
@@ -208,3 +210,42 @@ def test_lists_asked_for_together_are_made_once_and_are_complete(
             assert not answers[0].filtered
             assert answers[0].changed
         assert len(made) <= 2 * 40 + len(clients)  # of 200: each client's are made one by one
+
+
+def test_a_message_with_metadata_beyond_all_need_is_refused(raw: RawClients) -> None:
+    with in_process_broker() as broker:
+        client = raw(address_of(broker))
+        producer = client.producer("large-metadata")
+        pairs = [pb.KeyValue(key="k", value="v" * 1000)] * (METADATA_BYTES_MAX // 1000)
+        metadata = pb.MessageMetadata(
+            producer_name="p", sequence_id=0, publish_time=1, properties=pairs
+        )
+        entry = build_entry(metadata, b"x")
+        client.write(encode_send_header(producer.producer_id, 0, len(entry)) + entry)
+        assert "metadata" in client.expect(pb.CommandSendError).message
+        producer.publish(b"x" * 3_000_000)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pb.CommandOwn(request_id=1, resources=[pb.OwnedResource(name="r", generation=1)] * 2_001),
+        pb.CommandDisown(
+            request_id=1, resources=[pb.OwnedResource(name="r", generation=1)] * 2_001
+        ),
+        pb.CommandAck(
+            consumer_id=1,
+            ack_type=pb.CommandAck.AckType.Value("Individual"),
+            properties=[pb.KeyLongValue(key="k", value=1)] * 1_001,
+        ),
+    ],
+    ids=lambda command: type(command).__name__,
+)
+def test_a_field_that_stands_too_often_closes_the_connection(
+    raw: RawClients, command: Message
+) -> None:
+    with in_process_broker() as broker:
+        client = raw(address_of(broker))
+        client.write(encode_command(command))
+        client.wait_closed()
+        raw(address_of(broker)).producer("topic").publish(b"served")

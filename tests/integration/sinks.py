@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from tests.integration.http_calls import Http
-from tests.integration.test_atomic_publish import Reader, holder
+from tests.integration.leaders import driving
+from tests.integration.test_atomic_publish import Reader
 
 from onewriter_broker.testing import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.errors import Conflict
+from onewriter_pipeline.leading.requests import EXCLUSIVE, Grant
 from onewriter_pipeline.publishing import writing
 from onewriter_pipeline.publishing.staging import Publication
 from onewriter_pipeline.publishing.writing import StagedLog, Target
@@ -40,8 +41,31 @@ def staged(target: Target, version: int, *batches: pa.RecordBatch) -> list[Stage
     ]
 
 
-def write(target: Target, version: int, *batches: pa.RecordBatch) -> dict[str, Publication]:
-    return writing.publish(target, APP, version, staged(target, version, *batches))
+def publish(
+    target: Target, version: int, parts: Sequence[StagedLog], mode: str = EXCLUSIVE
+) -> dict[str, Publication]:
+    """As a driver does, which leads unless the target names the epochs that its program leads."""
+    if target.is_led:
+        return writing.publish(target, APP, version, parts)
+    with driving(mode) as led:
+        begun = {topic: grant.epoch for topic, grant in led.begin(target, APP).grants.items()}
+        return led.publish(target, APP, version, parts, begun)
+
+
+def write(
+    target: Target, version: int, *batches: pa.RecordBatch, mode: str = EXCLUSIVE
+) -> dict[str, Publication]:
+    if target.is_led:
+        return publish(target, version, staged(target, version, *batches))
+    with driving(mode) as led:
+        begun = led.begin(target, APP)
+        epochs = {topic: grant.epoch for topic, grant in begun.grants.items()}
+        return led.publish(target, APP, version, staged(begun, version, *batches), epochs)
+
+
+def led_by(target: Target, grants: Mapping[str, Grant]) -> Target:
+    """The target of a program that leads its topics itself."""
+    return replace(target, grants={full(topic): grants[topic] for topic in grants}, is_led=True)
 
 
 def target_of(broker: LocalBrokers, topic: str = "", **more: Any) -> Target:
@@ -61,18 +85,16 @@ def stored(client: Any, topic: str, partitions: int) -> list[list[int]]:
     return [Reader(client, f"{topic}-partition-{each}").numbers() for each in range(partitions)]
 
 
-def half_published(
-    broker: LocalBrokers, topic: str, client: Any, version: int
-) -> tuple[Target, pa.RecordBatch]:
-    """A batch of 200 rows that one of two partitions has, as somebody held the other one.
+def half_published(broker: LocalBrokers, topic: str, version: int) -> tuple[Target, pa.RecordBatch]:
+    """A batch of 200 rows that one of two partitions has, as its driver died then.
 
-    Now nobody does, and the topic has five.
+    Now the topic has five.
     """
     partitioned(broker, topic, 2)
     target, batch = target_of(broker, topic), rows(range(200), keys=50)
-    producer = holder(client, f"{topic}-partition-1")
-    with pytest.raises(Conflict):
-        write(target, version, batch)
+    with driving() as led:
+        begun = led.begin(target, APP)
+        epochs = {name: grant.epoch for name, grant in begun.grants.items()}
+        led.publish(target, APP, version, staged(begun, version, batch)[:1], epochs)
     partitioned(broker, topic, 5, "POST")
-    producer.close()
     return target, batch

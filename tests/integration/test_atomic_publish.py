@@ -23,14 +23,17 @@ from tests.integration.bare_brokers import bare_broker
 from tests.integration.conftest import StockClients
 from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import OWN, Http
+from tests.integration.leaders import granted, program
 from tests.servers import running_server
 
+import onewriter.sync
 from onewriter_broker.log.keys import Keys
 from onewriter_broker.testing import LocalBrokers
 from onewriter_broker.verify.cli import verify_command
 from onewriter_core.ids import TopicName
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.errors import Conflict, Invalid, MissingPart
+from onewriter_pipeline.errors import Conflict, Invalid, MissingPart, PipelineError
+from onewriter_pipeline.leading.requests import Grant
 from onewriter_pipeline.publishing.packing import MAGIC
 from onewriter_pipeline.publishing.staging import Part, Publication, Staging
 
@@ -52,17 +55,20 @@ def rows(first: int, count: int, size: int = 0) -> pa.RecordBatch:
 
 
 @contextlib.contextmanager
-def staging(url: str, topic: str, version: int, *, app: str = APP) -> Iterator[Staging]:
-    with Staging(Access(url), topic, app, version) as opened:
-        yield opened
+def staging(
+    url: str, topic: str, version: int, *, app: str = APP, grant: Grant | None = None
+) -> Iterator[Staging]:
+    """Rows on their way to a topic under a grant; without, a driver leads it meanwhile."""
+    with contextlib.ExitStack() as stack:
+        led = grant or stack.enter_context(granted(url, topic, app))
+        yield stack.enter_context(Staging(Access(url), topic, app, version, led))
 
 
 def publish(
-    url: str, topic: str, version: int, *batches: pa.RecordBatch, epoch: int | None = None
+    url: str, topic: str, version: int, *batches: pa.RecordBatch, grant: Grant | None = None
 ) -> Publication:
-    with staging(url, topic, version) as opened:
-        parts = staged(opened, *batches)
-        return opened.publish(parts, epoch)
+    with staging(url, topic, version, grant=grant) as opened:
+        return opened.publish(staged(opened, *batches))
 
 
 def staged(opened: Staging, *batches: pa.RecordBatch) -> list[Part]:
@@ -134,15 +140,16 @@ def test_a_version_is_published_once_whoever_asks_however_often(
 def test_crossing_publishes_of_one_version_leave_one(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
-    with staging(broker.http_url, topic, 1) as opened:
-        parts = staged(opened, rows(0, 20_000, 100))
+    with granted(broker.http_url, topic, APP) as grant:
+        with staging(broker.http_url, topic, 1, grant=grant) as opened:
+            parts = staged(opened, rows(0, 20_000, 100))
 
-    def one(_number: int) -> Publication:
-        with staging(broker.http_url, topic, 1) as mine:
-            return mine.publish(parts, None)
+        def one(_number: int) -> Publication:
+            with staging(broker.http_url, topic, 1, grant=grant) as mine:
+                return mine.publish(parts)
 
-    with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(one, range(6)))
+        with ThreadPoolExecutor(6) as pool:
+            found = list(pool.map(one, range(6)))
     assert sum(not each.is_duplicate for each in found) == 1
     assert Reader(stock(broker.service_url), topic).numbers() == list(range(20_000))
 
@@ -154,7 +161,7 @@ def test_an_attempt_that_failed_is_no_part_of_it(
         opened.stage(0, 1, [rows(500, 10)])
         parts = opened.stage(0, 2, [rows(0, 10)])
         opened.stage(0, 3, [rows(600, 10)])
-        assert not opened.publish(parts, None).is_duplicate
+        assert not opened.publish(parts).is_duplicate
     assert Reader(stock(broker.service_url), topic).numbers() == list(range(10))
 
 
@@ -170,39 +177,46 @@ def test_a_publish_stands_among_what_the_holder_sends(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
     client = stock(broker.service_url)
-    producer = holder(client, topic)
-    producer.send(b"1000")
-    epoch = epoch_of(broker, topic)
-    assert not publish(broker.http_url, topic, 1, rows(0, 100), epoch=epoch).is_duplicate
-    producer.send(b"2000")
-    assert Reader(client, topic).numbers() == [1000, *range(100), 2000]
-    assert epoch_of(broker, topic) == epoch
+    with (
+        onewriter.sync.Client(broker.service_url) as sdk,
+        sdk.lead(topic, announce=False) as leadership,
+    ):
+        leadership.send(b"1000")
+        grant = Grant(leadership.epoch, leadership.capability(APP))
+        assert not publish(broker.http_url, topic, 1, rows(0, 100), grant=grant).is_duplicate
+        leadership.send(b"2000")
+        assert Reader(client, topic).numbers() == [1000, *range(100), 2000]
+        assert epoch_of(broker, topic) == leadership.epoch
 
 
 def test_a_zombie_publishes_nothing(broker: LocalBrokers, topic: str, stock: StockClients) -> None:
     client = stock(broker.service_url)
-    holder(client, topic)
-    old = epoch_of(broker, topic)
-    with staging(broker.http_url, topic, 1) as zombie:
+    with (
+        program(broker.service_url, topic, APP) as old,
+        staging(broker.http_url, topic, 1, grant=old) as zombie,
+    ):
         parts = staged(zombie, rows(0, 100))
-        holder(stock(broker.service_url), topic)
-        new = epoch_of(broker, topic)
-        assert new > old
-        with pytest.raises(Conflict, match=f"epoch {old}"):
-            zombie.publish(parts, old)
-        with pytest.raises(Conflict):
-            zombie.publish(parts, new + 1)
-    assert not publish(broker.http_url, topic, 1, rows(7, 1), epoch=new).is_duplicate
+        with program(broker.service_url, topic, APP) as new:
+            assert new.epoch > old.epoch
+            with pytest.raises(PipelineError, match=f"epoch {old.epoch}"):
+                zombie.publish(parts)
+            never = Grant(new.epoch + 1, new.capability)
+            with (
+                staging(broker.http_url, topic, 1, grant=never) as early,
+                pytest.raises(PipelineError),
+            ):
+                early.publish(parts)
+            assert not publish(broker.http_url, topic, 1, rows(7, 1), grant=new).is_duplicate
     assert Reader(client, topic).numbers() == [7]
 
 
-def test_without_an_epoch_it_waits_for_nobody(
+def test_a_driver_leads_for_as_long_as_it_publishes_and_deposes_nobody(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
     client = stock(broker.service_url)
     producer = holder(client, topic)
     before = epoch_of(broker, topic)
-    with pytest.raises(Conflict):
+    with pytest.raises(Conflict, match="another producer holds"):
         publish(broker.http_url, topic, 1, rows(0, 1))
     assert epoch_of(broker, topic) == before
     producer.close()
@@ -210,6 +224,13 @@ def test_without_an_epoch_it_waits_for_nobody(
     producer = holder(client, topic)
     producer.send(b"9")
     assert Reader(client, topic).numbers() == [0, 9]
+
+
+def test_without_an_epoch_nothing_is_published(broker: LocalBrokers, topic: str) -> None:
+    with Staging(Access(broker.http_url), topic, APP, 1) as opened:
+        parts = staged(opened, rows(0, 10))
+        with pytest.raises(Invalid, match="no epoch of"):
+            opened.publish(parts)
 
 
 # --- what is refused
@@ -221,11 +242,11 @@ def test_parts_that_are_gone_or_others_are_never_taken_for_empty(
     with staging(broker.http_url, topic, 1) as opened:
         (part,) = opened.stage(0, 1, [rows(0, 10)])
         with pytest.raises(MissingPart, match="another one"):
-            opened.publish([replace(part, checksum="0" * 32)], None)
+            opened.publish([replace(part, checksum="0" * 32)])
         opened.discard([part])
         opened.discard([part])
         with pytest.raises(MissingPart, match="not there"):
-            opened.publish([part], None)
+            opened.publish([part])
 
 
 @pytest.mark.parametrize(
@@ -298,8 +319,11 @@ def test_a_partitioned_topic_is_published_to_by_the_partition(
 ) -> None:
     http = Http(broker.http_url)
     assert http("PUT", f"/admin/v2/persistent/public/default/{topic}/partitions", 2)[0] == 204
-    with pytest.raises(Invalid, match="partitions"):
-        publish(broker.http_url, topic, 1, rows(0, 1))
+    with (
+        granted(broker.http_url, topic, APP) as grant,
+        pytest.raises(Invalid, match="partitions"),
+    ):
+        publish(broker.http_url, topic, 1, rows(0, 1), grant=grant)
     for number in range(2):
         name = f"{topic}-partition-{number}"
         assert not publish(broker.http_url, name, 1, rows(number, 1)).is_duplicate
@@ -398,16 +422,9 @@ def test_a_broker_dies_in_it_and_all_rows_are_there_once(
         client = stock(brokers.service_url)
         publish(brokers.http_url, topic, 1, rows(0, 5))
         story = Story(brokers, server.url, topic)
-        with staging(brokers.http_url, topic, 2) as opened:
-            parts = staged(opened, rows(5, ROWS, 1000))
-        before = story.stored()
-        with ThreadPoolExecutor(1) as pool:
-
-            def ask() -> Publication:
-                with staging(brokers.http_url, topic, 2) as opened:
-                    return opened.publish(parts, None)
-
-            answer = pool.submit(ask)
+        with staging(brokers.http_url, topic, 2) as opened, ThreadPoolExecutor(1) as pool:
+            parts, before = staged(opened, rows(5, ROWS, 1000)), story.stored()
+            answer = pool.submit(opened.publish, parts)
             if story.kill_when(lambda: CUTS[cut](story, before), answer):
                 brokers.restart(0)
             found = answer.result(timeout=120)
@@ -454,16 +471,9 @@ def test_another_broker_takes_over_in_the_middle(topic: str, stock: StockClients
 
         def dies_in_the_middle(version: int) -> bool:
             """Whether the broker was killed before the publish was over."""
-            with staging(addresses, topic, version) as opened:
-                parts = staged(opened, rows(rows_before, ROWS, 1000))
-            before = story.stored()
-
-            def ask() -> Publication:
-                with staging(addresses, topic, version) as opened:
-                    return opened.publish(parts, None)
-
-            with ThreadPoolExecutor(1) as pool:
-                answer = pool.submit(ask)
+            with staging(addresses, topic, version) as opened, ThreadPoolExecutor(1) as pool:
+                parts, before = staged(opened, rows(rows_before, ROWS, 1000)), story.stored()
+                answer = pool.submit(opened.publish, parts)
                 is_killed = story.kill_when(story.has_more_than(before + 10), answer)
                 assert answer.result(timeout=120).rows == ROWS
             return is_killed

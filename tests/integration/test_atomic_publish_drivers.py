@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from tests.integration.conftest import StockClients
 from tests.integration.http_calls import OWN, Http
+from tests.integration.leaders import granted
 from tests.integration.test_atomic_publish import APP, Reader, publish, rows, staging
 
 from onewriter_broker.testing import LocalBrokers
@@ -32,12 +33,16 @@ def test_a_version_below_the_last_one_is_refused_with_the_one_that_is_held(
 def test_drivers_that_count_attempts_alike_do_not_touch_each_others_parts(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
-    with staging(broker.http_url, topic, 1) as one, staging(broker.http_url, topic, 1) as other:
+    with (
+        granted(broker.http_url, topic, APP) as grant,
+        staging(broker.http_url, topic, 1, grant=grant) as one,
+        staging(broker.http_url, topic, 1, grant=grant) as other,
+    ):
         first = one.stage(0, 0, [rows(0, 10)])
         second = other.stage(0, 0, [rows(0, 10)])
         other.discard(second)
-        assert not one.publish(first, None).is_duplicate
-        assert other.publish(second, None).is_duplicate
+        assert not one.publish(first).is_duplicate
+        assert other.publish(second).is_duplicate
     assert Reader(stock(broker.service_url), topic).numbers() == list(range(10))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import urllib3
 from tests.integration.bare_brokers import bare_broker
 from tests.integration.conftest import StockClients
 from tests.integration.http_calls import OWN, Http
+from tests.integration.leaders import granted, shown
 from tests.integration.test_atomic_publish import (
     APP,
     Reader,
@@ -25,11 +27,14 @@ from tests.integration.test_atomic_publish import (
 )
 from tests.servers import StoreServer, running_server
 
+import onewriter.sync
 from onewriter_broker.topic.staging import TOPIC_MEMORY_BYTES
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Trimmed
+from onewriter_pipeline.leading.requests import Grant
+from onewriter_pipeline.publishing.staging import Staging
 
 STANDSTILL_SECONDS = 1.0
 ROWS, ROW_BYTES = 40_000, 1_000
@@ -78,15 +83,31 @@ def stopped_publish(
 ) -> int:
     """Publish rows, stop the store when it is time, ask again behind that; the first answer's status."""
     url, topic = story.brokers.http_url, story.topic
-    with staging(url, topic, version) as opened:
-        parts = staged(opened, rows(first, ROWS, ROW_BYTES))
+    with granted(url, topic, APP) as grant, staging(url, topic, version, grant=grant) as opened:
+        return _stopped(story, server, (opened, grant), version, first, is_time)
+
+
+def _stopped(
+    story: Story,
+    server: StoreServer,
+    under: tuple[Staging, Grant],
+    version: int,
+    first: int,
+    is_time: Callable[[Story, int], bool],
+) -> int:
+    url, topic = story.brokers.http_url, story.topic
+    opened, grant = under
+    parts = staged(opened, rows(first, ROWS, ROW_BYTES))
     assert sum(part.bytes for part in parts) > TOPIC_MEMORY_BYTES, "it is a large one"
-    body = {"epoch": None, "parts": [asdict(part) for part in parts]}
+    body = {"epoch": grant.epoch, "parts": [asdict(part) for part in parts]}
     before = story.stored()
 
     def ask() -> urllib3.BaseHTTPResponse:
         path = f"{url}{OWN}/{topic}/staged/{APP}/{version}/publish"
-        return urllib3.request("POST", path, json=body, retries=False, timeout=ANSWER_SECONDS_MAX)
+        seconds = ANSWER_SECONDS_MAX
+        return urllib3.request(
+            "POST", path, json=body, headers=grant.headers(), retries=False, timeout=seconds
+        )
 
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(ask)
@@ -101,8 +122,7 @@ def stopped_publish(
     if answer.status == 503:
         assert "nothing was published" in answer.json()["reason"]
         assert int(answer.headers["Retry-After"]) > 0
-    with staging(url, topic, version) as opened:
-        again = opened.publish(parts, None)
+    again = opened.publish(parts)
     assert again.is_duplicate or answer.status != 200
     assert not (again.is_duplicate and answer.status == 503)
     return answer.status
@@ -112,22 +132,22 @@ def test_the_holder_goes_on_behind_a_publish_that_was_given_up(
     topic: str, stock: StockClients
 ) -> None:
     settings = {"publish_standstill_seconds": STANDSTILL_SECONDS}
-    with running_server() as server, bare_broker(server.url, settings=settings) as brokers:
+    with (
+        running_server() as server,
+        bare_broker(server.url, settings=settings) as brokers,
+        contextlib.ExitStack() as stack,
+    ):
         client = stock(brokers.service_url)
-        producer = holder(client, topic)
+        sdk = stack.enter_context(onewriter.sync.Client(brokers.service_url))
+        producer = stack.enter_context(sdk.lead(topic, announce=False))
         producer.send(b"1000000")
         story = Story(brokers, server.url, topic)
-        epoch = int(story.state("epoch") or b"0")
-        with staging(brokers.http_url, topic, 1) as opened:
-            parts = staged(opened, rows(0, ROWS, ROW_BYTES))
+        grant = Grant(producer.epoch, producer.capability(APP))
+        opened = stack.enter_context(staging(brokers.http_url, topic, 1, grant=grant))
+        parts = staged(opened, rows(0, ROWS, ROW_BYTES))
         before = story.stored()
         with ThreadPoolExecutor(2) as pool:
-
-            def ask() -> bool:
-                with staging(brokers.http_url, topic, 1) as opened:
-                    return opened.publish(parts, epoch).is_duplicate
-
-            asking = pool.submit(ask)
+            asking = pool.submit(opened.publish, parts)
             while not story.stored() > before + 30 and not asking.done():
                 time.sleep(0.0005)
             server.pause()
@@ -144,37 +164,45 @@ def test_the_holder_goes_on_behind_a_publish_that_was_given_up(
         assert [n for n in found if n < ROWS] == list(range(ROWS)), "one behind the other"
         at = found.index(0)
         assert found[at : at + ROWS] == list(range(ROWS)), "nothing between"
-        assert int(story.state("epoch") or b"0") == epoch
+        assert int(story.state("epoch") or b"0") == producer.epoch
 
 
 def test_while_the_store_may_take_it_yet_nobody_is_told_that_it_did_not(
     topic: str, stock: StockClients
 ) -> None:
     settings = {"publish_standstill_seconds": STANDSTILL_SECONDS}
-    with running_server() as server, bare_broker(server.url, settings=settings) as brokers:
+    with (
+        running_server() as server,
+        bare_broker(server.url, settings=settings) as brokers,
+        contextlib.ExitStack() as stack,
+    ):
         http, pipeline = Http(brokers.http_url), Broker(Access(brokers.http_url))
         publish(brokers.http_url, topic, 1, rows(0, 5))
         story = Story(brokers, server.url, topic)
-        producer = holder(stock(brokers.service_url), topic)
+        sdk = stack.enter_context(onewriter.sync.Client(brokers.service_url))
+        producer = stack.enter_context(sdk.lead(topic, announce=False))
         producer.send(b"1000000")
         had_read = pipeline.segments(topic).end
-        with staging(brokers.http_url, topic, 2) as opened:
+        epoch = producer.epoch
+        grant = Grant(epoch, producer.capability(APP))
+        with staging(brokers.http_url, topic, 2, grant=grant) as opened:
             parts = [asdict(part) for part in staged(opened, rows(5, 5))]
-        epoch = int(story.state("epoch") or b"0")
+        proof = shown(grant)
         store = redis.Redis.from_url(server.url, protocol=2)
         path, known = f"{OWN}/{topic}/staged/{APP}/2/publish", f"{OWN}/{topic}/published/{APP}"
         store.client_pause(600_000, all=False)
         try:
-            for by in (epoch, epoch, None, epoch + 1):
-                status, answer = http("POST", path, {"epoch": by, "parts": parts})
+            for by in (epoch, epoch, epoch + 1):
+                status, answer = http("POST", path, {"epoch": by, "parts": parts}, **proof)
                 assert (status, "nobody can tell" in answer["reason"]) == (504, True)
             assert http("DELETE", known)[0] == 503
         finally:
             store.client_unpause()
-        status, answer = http("POST", path, {"epoch": epoch + 1, "parts": parts})
+        status, answer = http("POST", path, {"epoch": epoch + 1, "parts": parts}, **proof)
         assert (status, answer["outcome"], answer["held"]) == (200, "duplicate", 2)
-        assert http("POST", path.replace("/2/", "/3/"), {"epoch": epoch + 1, "parts": []})[0] == 409
-        producer.close()
+        later = http("POST", path.replace("/2/", "/3/"), {"epoch": epoch + 1, "parts": []}, **proof)
+        assert later[0] in {403, 409}
+        producer.handover()
         producer = holder(stock(brokers.service_url), topic)
         producer.send(b"2000000")
         held = pipeline.segments(topic)

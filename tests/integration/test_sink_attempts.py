@@ -8,9 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import pickle
+import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -20,12 +24,14 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from tests.integration.conftest import StockClients
 from tests.integration.http_calls import OWN, Http
+from tests.integration.sinks import full
 from tests.integration.test_atomic_publish import Reader, epoch_of, holder, rows
 
 from onewriter_broker.testing import LocalBrokers
-from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Conflict, MissingPart, PipelineError
+from onewriter_pipeline.leading.asking import Leader
 from onewriter_pipeline.publishing import staging
+from onewriter_pipeline.publishing.driving import Driving
 from pyspark_onewriter import sink
 
 APP: Final = "job"
@@ -51,14 +57,25 @@ def as_task(partition: int, attempt: int, batch: int) -> Iterator[None]:
 class Driver:
     """A program that writes one batch after the other; as Spark does, it hands out copies of its sink."""
 
-    def __init__(self, log: Log, options: dict[str, Any], *, is_stream: bool) -> None:
+    def __init__(
+        self, log: Log, options: dict[str, Any], *, is_stream: bool, leader: Leader | None = None
+    ) -> None:
         self._is_stream = is_stream
         named = {"admin.url": log.broker.http_url, "topic": log.name} | options
         given = {name: str(value) for name, value in named.items()}
         columns = rows(0, 1).schema.names
         written = sink.write_options(given, columns, is_stream=is_stream, overwrites=False)
-        made = sink.TopicStreamWriter(written) if is_stream else sink.TopicWriter(written)
-        self._pickled = pickle.dumps(made)
+        if leader is not None and written.driving is not None:
+            written = replace(written, driving=replace(written.driving, leader=leader))
+        self.leader = leader or Leader()
+        self._options = written
+        self._pickled = self._begun()
+
+    def _begun(self) -> bytes:
+        """What tasks are given; of a stream, the commit of a batch, too, as Spark makes it anew each time."""
+        options = sink.begun(self._options)
+        made = sink.TopicStreamWriter(options) if self._is_stream else sink.TopicWriter(options)
+        return pickle.dumps(made)
 
     def write(
         self, partition: int, *batches: pa.RecordBatch, batch: int = 0
@@ -70,6 +87,8 @@ class Driver:
         self, partition: int, batches: Iterator[pa.RecordBatch], batch: int = 0
     ) -> WriterCommitMessage:
         """The same, of rows that come by and by."""
+        if self._is_stream:
+            self._pickled = self._begun()
         with as_task(partition, next(_attempts), batch):
             message = self._copy().write(batches)
         assert isinstance(message, WriterCommitMessage)
@@ -83,6 +102,8 @@ class Driver:
 
     def _end(self, how: str, messages: Messages, batch: int) -> None:
         more = (batch,) if self._is_stream else ()
+        if self._is_stream:
+            self._pickled = self._begun()
         getattr(self._copy(), how)(messages, *more)
 
     def _copy(self) -> Any:
@@ -95,8 +116,9 @@ _attempts = itertools.count()
 class Log:
     """A topic, who writes to it, and what it holds."""
 
-    def __init__(self, broker: LocalBrokers, name: str, client: Any) -> None:
+    def __init__(self, broker: LocalBrokers, name: str, client: Any, folder: Path) -> None:
         self.broker, self.name, self.client = broker, name, client
+        self._folder = folder
         self.http = Http(broker.http_url)
         client.create_producer(name).close()
 
@@ -104,9 +126,11 @@ class Log:
         """Of a batch."""
         return Driver(self, {"txnAppId": APP, "txnVersion": version} | options, is_stream=False)
 
-    def stream(self, **options: Any) -> Driver:
-        """Of a query."""
-        return Driver(self, options, is_stream=True)
+    def stream(self, *, elsewhere: bool = False, **options: Any) -> Driver:
+        """Of a query; ``elsewhere``: of another driver on the same checkpoint."""
+        leader = Leader(root=self._folder) if elsewhere else None
+        named = {"checkpointLocation": f"/checkpoints/{self.name}"} | options
+        return Driver(self, named, is_stream=True, leader=leader)
 
     def stored(self) -> list[int]:
         """Its rows, in its order."""
@@ -150,12 +174,10 @@ def partitions_stand_in_their_order(log: Log) -> None:
 
 def a_batch_is_played_again(log: Log) -> None:
     """As Spark does it where a commit failed behind its work: abort, and the batch again."""
-    for restarted in range(3):
+    for _ in range(3):
         driver = log.driver(1)
         messages: Messages = [driver.write(0, rows(0, 10)), driver.write(1, rows(10, 10))]
         driver.commit(messages)
-        if restarted:
-            driver.commit(messages)
         driver.abort(messages)
         assert log.stored() == list(range(20))
 
@@ -184,7 +206,8 @@ def a_task_told_nothing(log: Log) -> None:
         driver.commit(messages)
     assert log.stored() == []
     driver.abort(messages)
-    driver.commit([driver.write(n, rows(n * 10, 10)) for n in range(3)])
+    again = log.driver(1)
+    again.commit([again.write(n, rows(n * 10, 10)) for n in range(3)])
     assert log.stored() == list(range(30))
 
 
@@ -244,14 +267,83 @@ def a_query_is_restarted(log: Log) -> None:
     assert log.stored() == list(range(30))
 
 
+def a_driver_is_superseded_in_a_batch(log: Log) -> None:
+    """It publishes nothing more, and says who leads; the batch is the other driver's, once."""
+    fencing: dict[str, Any] = {"accessMode": "exclusive-with-fencing"}
+    query = log.stream(**fencing)
+    query.commit([query.write(0, rows(0, 10))])
+    messages: Messages = [query.write(0, rows(10, 10), batch=1)]
+    other = log.stream(elsewhere=True, **fencing)
+    theirs: Messages = [other.write(0, rows(10, 10), batch=1)]
+    with expected(Conflict, "is led by spark-"):
+        query.commit(messages, batch=1)
+    query.abort(messages, batch=1)
+    other.commit(theirs, batch=1)
+    assert log.stored() == list(range(20))
+    other.abort([], batch=2)  # it ends
+
+
+def a_driver_is_superseded_between_batches(log: Log) -> None:
+    """The next batch fails before any row is staged; begun again, the query leads as it may."""
+    fencing: dict[str, Any] = {"accessMode": "exclusive-with-fencing"}
+    query = log.stream(**fencing)
+    query.commit([query.write(0, rows(0, 10))])
+    other = log.stream(elsewhere=True, **fencing)
+    with expected(Conflict, "does not lead"):
+        query.write(0, rows(10, 10), batch=1)
+    with expected(Conflict, "another producer holds"):
+        log.stream()
+    other.commit([other.write(0, rows(10, 10), batch=1)], batch=1)
+    other.abort([], batch=2)
+    again = log.stream()
+    again.commit([again.write(0, rows(20, 10), batch=2)], batch=2)
+    assert log.stored() == list(range(30))
+
+
+def a_leader_process_dies_in_a_batch(log: Log) -> None:
+    """The driver leads again, but not for what it had begun: others may have led in between."""
+    query = log.stream(elsewhere=True)
+    query.commit([query.write(0, rows(0, 10))])
+    messages: Messages = [query.write(0, rows(10, 10), batch=1)]
+    os.kill(query.leader.status()["pid"], signal.SIGKILL)
+    with expected(Conflict, "began under epoch"):
+        query.commit(messages, batch=1)
+    query.abort(messages, batch=1)
+    again = log.stream(elsewhere=True)
+    again.commit([again.write(0, rows(10, 10), batch=1)], batch=1)
+    again.abort([], batch=2)
+    assert log.stored() == list(range(20))
+
+
+def drivers_depose_each_other(log: Log) -> None:
+    """Each of them begins again where it failed: every row is there once all the same."""
+    fencing: dict[str, Any] = {"accessMode": "exclusive-with-fencing"}
+    for batch in range(4):
+        one = log.stream(**fencing)
+        first: Messages = [one.write(0, rows(batch * 10, 10), batch=batch)]
+        other = log.stream(elsewhere=True, **fencing)
+        second: Messages = [other.write(0, rows(batch * 10, 10), batch=batch)]
+        with expected(Conflict):
+            one.commit(first, batch)
+        one.abort(first, batch)
+        other.commit(second, batch)
+        other.abort(second, batch)
+        again = log.stream(**fencing)
+        again.commit([again.write(0, rows(batch * 10, 10), batch=batch)], batch)
+        again.abort([], batch)
+    assert log.stored() == list(range(40))
+
+
 @contextlib.contextmanager
-def expected(error: type[Exception]) -> Iterator[None]:
-    """An AssertionError unless it is raised."""
+def expected(error: type[Exception], text: str = "") -> Iterator[None]:
+    """An AssertionError unless it is raised, with such a text."""
     try:
         yield
-    except error:
-        return
-    raise AssertionError(f"no {error.__name__}")
+    except error as raised:
+        found = str(raised)
+    else:
+        raise AssertionError(f"no {error.__name__}")
+    assert text in found
 
 
 Story = Callable[[Log], None]
@@ -266,12 +358,17 @@ STORIES: Final[tuple[Story, ...]] = (
     an_epoch_is_over,
     an_epoch_passes_on,
     a_query_is_restarted,
+    a_driver_is_superseded_in_a_batch,
+    a_driver_is_superseded_between_batches,
+    a_leader_process_dies_in_a_batch,
+    drivers_depose_each_other,
 )
 
 
 @pytest.fixture
-def log(broker: LocalBrokers, topic: str, stock: StockClients) -> Log:
-    return Log(broker, topic, stock(broker.service_url))
+def log(broker: LocalBrokers, topic: str, stock: StockClients) -> Iterator[Log]:
+    with tempfile.TemporaryDirectory(prefix="ow") as folder:  # short: sockets are in it
+        yield Log(broker, topic, stock(broker.service_url), Path(folder))
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
@@ -328,13 +425,36 @@ def any_version_is_a_duplicate(_: Log) -> Mutation:
 
 
 def the_epoch_is_not_passed(_: Log) -> Mutation:
-    """Every publish takes the topic for itself."""
-    right = staging.Staging.try_to_publish
+    """Every driver leads for itself."""
+    right = sink.write_options
 
-    def publish(self: staging.Staging, parts: Any, _: object, *more: Any) -> Any:
-        return right(self, parts, None, *more)
+    def options(given: dict[str, str], *words: Any, **more: Any) -> Any:
+        return right({k: v for k, v in given.items() if k != "epoch"}, *words, **more)
 
-    return patch.object(staging.Staging, "try_to_publish", publish)
+    return patch.object(sink, "write_options", options)
+
+
+def a_batch_begins_under_no_epoch(_: Log) -> Mutation:
+    """It is published under whichever epoch its driver leads by then."""
+    right = Driving.publish
+
+    def publish(
+        self: Driving, target: Any, app: str, version: int, staged: Any, begun_under: Any
+    ) -> Any:
+        return right(self, target, app, version, staged, dict.fromkeys(begun_under, 0))
+
+    return patch.object(Driving, "publish", publish)
+
+
+def a_loss_is_not_noted(_: Log) -> Mutation:
+    """A driver that was deposed goes on with the next batch as if it had begun anew."""
+    right = Driving.begin
+
+    def begin(self: Driving, target: Any, app: str) -> Any:
+        self.end(is_over=True)
+        return right(self, target, app)
+
+    return patch.object(Driving, "begin", begin)
 
 
 def abort_undoes_what_is_published(log: Log) -> Mutation:
@@ -384,9 +504,10 @@ def tasks_append_themselves(log: Log) -> Mutation:
         context = TaskContext.get()
         assert context is not None
         number = context.taskAttemptId()
-        app, access = f"task-{number}", Access(log.broker.http_url)
-        with staging.Staging(access, log.name, app, 1) as opened:
-            opened.publish(opened.stage(context.partitionId(), number, batches), None)
+        app, target = f"task-{number}", self._options.target
+        grant = target.grant(full(log.name))
+        with staging.Staging(target.access, log.name, app, 1, grant) as opened:
+            opened.publish(opened.stage(context.partitionId(), number, batches))
         return WriterCommitMessage()
 
     stack = contextlib.ExitStack()
@@ -425,6 +546,8 @@ MUTANTS: Final[tuple[tuple[Mutant, tuple[Story, ...]], ...]] = (
     (what_no_task_told_is_left_out, (a_task_told_nothing,)),
     (a_lost_part_is_left_out, (a_part_is_lost,)),
     (the_epoch_is_not_passed, (an_epoch_is_over, an_epoch_passes_on)),
+    (a_batch_begins_under_no_epoch, (a_leader_process_dies_in_a_batch,)),
+    (a_loss_is_not_noted, (a_driver_is_superseded_between_batches,)),
     (tasks_append_themselves, (attempts_that_end_before_and_behind_the_commit,)),
     (parts_are_turned_round, (partitions_stand_in_their_order,)),
     (another_batch_is_committed, (a_query_is_restarted,)),

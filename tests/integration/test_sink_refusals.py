@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from tests.integration.conftest import StockClients
 from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import OWN, PERSISTENT, Http
+from tests.integration.leaders import driving, program, shown
 from tests.integration.sinks import (
+    APP,
     full,
     half_published,
+    led_by,
     partitioned,
     rows,
     staged,
@@ -19,14 +23,15 @@ from tests.integration.sinks import (
     target_of,
     write,
 )
-from tests.integration.test_atomic_publish import Reader, epoch_of, holder
+from tests.integration.test_atomic_publish import Reader, holder
 
 from onewriter_broker.testing import LocalBrokers
 from onewriter_broker.topic import staged_rows
-from onewriter_pipeline.errors import Conflict, Invalid
+from onewriter_pipeline.errors import Conflict, Invalid, PipelineError
+from onewriter_pipeline.leading.requests import WAIT_FOR_EXCLUSIVE, Grant
 from onewriter_pipeline.publishing import writing
 from onewriter_pipeline.publishing.packing import ENTRY_HEAD_BYTES, ROW_AND_KEY_BYTES_MAX, pack
-from onewriter_pipeline.publishing.staging import VERSION_MAX, WAIT_FOR_EXCLUSIVE
+from onewriter_pipeline.publishing.staging import VERSION_MAX
 
 LONG_APP = "a" * 200
 
@@ -71,7 +76,8 @@ def test_the_largest_row_with_a_key_is_published(
     target, version = target_of(broker, topic), VERSION_MAX - 1
     logs = writing.stage(target, LONG_APP, version, (0, 0), [batch])
     assert ROW_AND_KEY_BYTES_MAX - 10 < logs[0].parts[0].entry_bytes <= ROW_AND_KEY_BYTES_MAX
-    writing.publish(target, LONG_APP, version, logs)
+    with driving() as led:
+        led.publish(target, LONG_APP, version, logs, {full(topic): 0})
     (message,) = Reader(stock(broker.service_url), topic).all()
     assert (len(message.data()), message.partition_key()) == (room, key)
 
@@ -80,7 +86,7 @@ def test_a_batch_is_finished_though_a_later_one_was_begun(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
     client = stock(broker.service_url)
-    target, batch = half_published(broker, topic, client, 6)
+    target, batch = half_published(broker, topic, 6)
     staged(target, 7, rows(range(200, 210), keys=5))  # and its driver dies
     found = write(target, 6, batch)
     assert [each.is_duplicate for each in found.values()] == [True, False]
@@ -112,17 +118,14 @@ def test_what_one_topic_refuses_for_ever_is_published_to_none(stock: StockClient
         for guarantee in writing.GUARANTEES:
             target = target_of(brokers, guarantee=guarantee)
             for name, error, why in (
-                ("ends", Conflict, "was terminated"),
+                ("ends", Conflict, "was already terminated"),
                 ("waits", Invalid, "does not allow access mode Exclusive"),
             ):
-                with pytest.raises(error, match=why) as refused:
+                with pytest.raises(error, match=why):
                     write(target, 1, rows(range(20), ["a-good-one", name]))
-                (note,) = refused.value.__notes__
-                assert "asked before the first" in note
         assert Reader(client, "a-good-one").numbers() == []
-        assert http("POST", f"{OWN}/ends/staged/job/1/publish", {"parts": []})[0] == 409
-        waiting = target_of(brokers, mode=WAIT_FOR_EXCLUSIVE)
-        write(waiting, 1, rows(range(20), ["a-good-one", "waits"]))
+        waiting = target_of(brokers)
+        write(waiting, 1, rows(range(20), ["a-good-one", "waits"]), mode=WAIT_FOR_EXCLUSIVE)
         assert len(Reader(client, "a-good-one").numbers()) == 10
 
 
@@ -130,35 +133,52 @@ def test_what_one_topic_refuses_for_ever_is_published_to_none(stock: StockClient
 def test_an_epoch_goes_on_over_the_partitions_that_it_leads(
     broker: LocalBrokers, topic: str, stock: StockClients, guarantee: str
 ) -> None:
-    """Partitions that are added while a topic is held go to its holder under other epochs."""
+    """Partitions that are added while a program leads a topic are used once it leads it again."""
     partitioned(broker, topic, 2)
     client = stock(broker.service_url)
-    holder(client, topic)
-    held = target_of(broker, topic, guarantee=guarantee)
-    held = replace(held, epochs={full(topic): epoch_of(broker, topic)})
-    write(held, 1, rows(range(100), keys=50))
-    partitioned(broker, topic, 5, "POST")
-    assert len(write(held, 2, rows(range(100, 200), keys=50))) == 2
-    half = staged(held, 3, rows(range(200, 300), keys=50))
-    writing.publish(held, "job", 3, half[:1])
-    if guarantee == writing.EXACTLY_ONCE:
-        staged(target_of(broker, topic), 4, rows(range(5), keys=50))  # over all five
-        with pytest.raises(Conflict, match="does not lead") as refused:
-            write(held, 4, rows(range(5), keys=50))
-        assert "asked before the first" in refused.value.__notes__[0]
-    holder(client, topic)
-    with pytest.raises(Conflict, match="does not lead"):
-        write(held, 5, rows(range(5), keys=50))
-    now = replace(held, epochs={full(topic): epoch_of(broker, topic)})
-    if guarantee == writing.EXACTLY_ONCE:
-        finished = write(now, 3, rows(range(200, 300), keys=50))
-        assert [each.is_duplicate for each in finished.values()] == [True, False]
-    assert len(write(now, 6, rows(range(300, 400), keys=50))) == 5
+    plain = target_of(broker, topic, guarantee=guarantee)
+    app = plain.app("job")
+    with program(broker.service_url, topic, app) as grant:
+        held = led_by(plain, {topic: grant})
+        write(held, 1, rows(range(100), keys=50))
+        partitioned(broker, topic, 5, "POST")
+        assert len(write(held, 2, rows(range(100, 200), keys=50))) == 2
+        half = staged(held, 3, rows(range(200, 300), keys=50))
+        writing.publish(held, "job", 3, half[:1])
+        if guarantee == writing.EXACTLY_ONCE:
+            staged(plain, 4, rows(range(5), keys=50))  # over all five
+            with pytest.raises(Conflict, match="does not lead") as refused:
+                write(held, 4, rows(range(5), keys=50))
+            assert "asked before the first" in refused.value.__notes__[0]
+    with program(broker.service_url, topic, app) as grant:
+        with pytest.raises(PipelineError):
+            write(held, 5, rows(range(5), keys=50))
+        now = led_by(plain, {topic: grant})
+        if guarantee == writing.EXACTLY_ONCE:
+            finished = write(now, 3, rows(range(200, 300), keys=50))
+            assert [each.is_duplicate for each in finished.values()] == [True, False]
+        assert len(write(now, 6, rows(range(300, 400), keys=50))) == 5
     found = stored(client, topic, 5)
     numbers = sorted(number for each in found for number in each)
     if guarantee == writing.EXACTLY_ONCE:
         assert numbers == list(range(400))
     assert all(number >= 300 for each in found[2:] for number in each)
+
+
+def test_a_query_uses_added_partitions_from_its_next_batch_on(
+    broker: LocalBrokers, topic: str, stock: StockClients
+) -> None:
+    partitioned(broker, topic, 2)
+    target = target_of(broker, topic)
+    with driving() as query:
+        for version, partitions in ((1, 2), (2, 5)):
+            begun = query.begin(target, APP)
+            epochs = {name: grant.epoch for name, grant in begun.grants.items()}
+            parts = staged(begun, version, rows(range(100), keys=50))
+            assert len(query.publish(target, APP, version, parts, epochs)) == partitions
+            query.end(is_over=False)
+            partitioned(broker, topic, 5, "POST")
+    assert sum(map(len, stored(stock(broker.service_url), topic, 5))) == 200
 
 
 @pytest.mark.parametrize("body", [{"epoch": 0}, {"epoch": "7"}, {"noted": 1}, []], ids=str)
@@ -172,19 +192,19 @@ def test_a_question_for_partitions_is_checked(
 
 
 def test_of_partitions_that_an_epoch_does_not_lead_nothing_is_noted(
-    broker: LocalBrokers, topic: str, stock: StockClients
+    broker: LocalBrokers, topic: str
 ) -> None:
     partitioned(broker, topic, 3)
-    client, http = stock(broker.service_url), Http(broker.http_url)
-    path = f"{OWN}/{topic}/staged/app/1/layout"
-    second = holder(client, f"{topic}-partition-1")
-    epoch = epoch_of(broker, topic)
-    assert http("POST", path, {"epoch": epoch})[0] == 409
-    second.close()
-    first = holder(client, f"{topic}-partition-0")
-    epoch = epoch_of(broker, topic)
-    assert http("POST", path, {"epoch": epoch, "noted": False}) == (200, {"partitions": 1})
-    first.close()
+    http = Http(broker.http_url)
+    path = f"{OWN}/{topic}/staged/{APP}/1/layout"
+
+    def asked(grant: Grant, **more: object) -> tuple[int, Any]:
+        return http("POST", path, {"epoch": grant.epoch} | more, **shown(grant))
+
+    with program(broker.service_url, f"{topic}-partition-1", APP) as second:
+        assert asked(second)[0] in {403, 409}
+    with program(broker.service_url, f"{topic}-partition-0", APP) as first:
+        assert asked(first, noted=False) == (200, {"partitions": 1})
     assert http("POST", path) == (200, {"partitions": 3})
-    holder(client, topic)
-    assert http("POST", path, {"epoch": epoch}) == (200, {"partitions": 3}), "it was noted"
+    with program(broker.service_url, topic, APP) as all_of_them:
+        assert asked(all_of_them) == (200, {"partitions": 3}), "it was noted"

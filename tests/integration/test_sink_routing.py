@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-import time
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import jwt
@@ -17,12 +18,15 @@ from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import RawClients, StockClients
 from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import OWN, Http
+from tests.integration.leaders import program
 from tests.integration.raw import WAIT, eventually
 from tests.integration.sinks import (
     APP,
     full,
     half_published,
+    led_by,
     partitioned,
+    publish,
     rows,
     staged,
     stored,
@@ -32,16 +36,14 @@ from tests.integration.sinks import (
 from tests.integration.test_atomic_publish import Reader, epoch_of, holder, number_of
 
 from onewriter_broker.testing import LocalBrokers
-from onewriter_broker.topic.publishing_turn import TURN_SECONDS
 from onewriter_pipeline.binaries import binaries
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.errors import Conflict, Invalid
+from onewriter_pipeline.errors import Conflict, Invalid, PipelineError
+from onewriter_pipeline.leading.asking import Leader
+from onewriter_pipeline.leading.requests import EXCLUSIVE_WITH_FENCING, WAIT_FOR_EXCLUSIVE
 from onewriter_pipeline.publishing import writing
+from onewriter_pipeline.publishing.driving import Driving
 from onewriter_pipeline.publishing.hashing import JAVA, MURMUR, partition_of, partitions_of
-from onewriter_pipeline.publishing.staging import (
-    EXCLUSIVE_WITH_FENCING,
-    WAIT_FOR_EXCLUSIVE,
-)
 from onewriter_pipeline.publishing.writing import AT_LEAST_ONCE, Target
 
 ATTEMPTS_MAX = 50
@@ -79,10 +81,12 @@ def test_a_batch_that_was_published_to_some_topics_is_finished(
     topics = [f"{topic}-{number}" for number in range(3)]
     client, target = stock(broker.service_url), target_of(broker)
     producer = holder(client, topics[1])
-    with pytest.raises(Conflict) as refused:
+    with pytest.raises(Conflict, match=f"another producer holds .*{topics[1]}"):
         write(target, 1, rows(range(30), topics))
-    assert "2 have their rows" in refused.value.__notes__[0]
+    assert Reader(client, topics[0]).numbers() == [], "none before all are led"
     producer.close()
+    parts = staged(target, 1, rows(range(30), topics))
+    publish(target, 1, [parts[0], parts[2]])  # and its driver dies
     found = write(target, 1, rows(range(30), topics))
     assert [found[full(name)].is_duplicate for name in topics] == [True, False, True]
     for number, name in enumerate(topics):
@@ -94,15 +98,17 @@ def test_each_topic_has_its_own_epoch(
 ) -> None:
     topics = [f"{topic}-{number}" for number in range(2)]
     client = stock(broker.service_url)
-    holders = [holder(client, name) for name in topics]
-    epochs = {full(name): epoch_of(broker, name) for name in topics}
-    target = target_of(broker, epochs=epochs)
-    write(target, 1, rows(range(10), topics))
-    with pytest.raises(Invalid, match="whose epoch is not given"):
-        write(target, 2, rows(range(10), [*topics, f"{topic}-other"]))
-    holders.append(holder(client, topics[0]))
-    with pytest.raises(Conflict, match="does not lead"):
-        write(target, 2, rows(range(10, 20), topics))
+    with contextlib.ExitStack() as stack:
+        grants = {
+            name: stack.enter_context(program(broker.service_url, name, APP)) for name in topics
+        }
+        target = led_by(target_of(broker), grants)
+        write(target, 1, rows(range(10), topics))
+        with pytest.raises(Invalid, match="whose epoch is not given"):
+            write(target, 2, rows(range(10), [*topics, f"{topic}-other"]))
+        holder(client, topics[0])
+        with pytest.raises(PipelineError):
+            write(target, 2, rows(range(10, 20), topics))
     assert Reader(client, topics[0]).numbers() == list(range(0, 10, 2))
 
 
@@ -115,7 +121,7 @@ def test_what_waits_for_several_topics_is_bounded(
     batches = [rows(range(first, first + 60), topics) for first in range(0, 600, 60)]
     logs = writing.stage(target, APP, 1, (0, 0), batches)
     assert sum(len(log.parts) for log in logs) > len(topics)
-    writing.publish(target, APP, 1, logs)
+    publish(target, 1, logs)
     client = stock(broker.service_url)
     for number, name in enumerate(topics):
         assert Reader(client, name).numbers() == list(range(number, 600, 3))
@@ -164,7 +170,7 @@ def test_a_batch_is_finished_over_the_partitions_that_it_began_with(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
     client = stock(broker.service_url)
-    target, batch = half_published(broker, topic, client, 1)
+    target, batch = half_published(broker, topic, 1)
     found = write(target, 1, batch)
     assert [found[f"{full(topic)}-partition-{each}"].is_duplicate for each in (0, 1)] == [
         True,
@@ -211,14 +217,12 @@ def test_who_leads_a_topic_leads_all_of_its_partitions(
 ) -> None:
     partitioned(broker, topic, 3)
     client = stock(broker.service_url)
-    producer = holder(client, topic)
-    epoch = epoch_of(broker, topic)
-    target = target_of(broker, topic, epochs={full(topic): epoch})
-    assert len(write(target, 1, rows(range(100), keys=50))) == 3
-    producer.close()
-    holder(client, topic)
-    with pytest.raises(Conflict, match=f"epoch {epoch} does not lead"):
-        write(target, 2, rows(range(100), keys=50))
+    with program(broker.service_url, topic, APP) as grant:
+        target = led_by(target_of(broker, topic), {topic: grant})
+        assert len(write(target, 1, rows(range(100), keys=50))) == 3
+        holder(client, topic)
+        with pytest.raises(PipelineError):
+            write(target, 2, rows(range(100), keys=50))
     assert sum(map(len, stored(client, topic, 3))) == 100
 
 
@@ -238,10 +242,10 @@ def test_a_python_producer_that_is_told_how_sends_a_key_to_the_same_partition(
     assert stored(client, topic, 5) == [2 * numbers for numbers in sent]
 
 
-# ------------------------------------------------------------ how a topic is taken
+# ------------------------------------------------------------ how a driver comes to lead
 
 
-def test_a_topic_is_taken_from_whoever_has_it_where_that_is_asked_for(
+def test_a_driver_deposes_whoever_leads_where_that_is_asked_for(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
     client = stock(broker.service_url)
@@ -251,20 +255,23 @@ def test_a_topic_is_taken_from_whoever_has_it_where_that_is_asked_for(
     target = target_of(broker, topic)
     with pytest.raises(Conflict):
         write(target, 1, rows([2]))
-    write(replace(target, mode=EXCLUSIVE_WITH_FENCING), 1, rows([2]))
-    assert epoch_of(broker, topic) == before + 1
+    write(target, 1, rows([2]), mode=EXCLUSIVE_WITH_FENCING)
+    assert epoch_of(broker, topic) > before
     assert Reader(client, topic).numbers() == [1, 2]
 
 
-def test_it_waits_for_the_topic_where_that_is_asked_for(
+def test_a_driver_waits_in_the_line_where_that_is_asked_for(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
+    http = Http(broker.http_url)
     client = stock(broker.service_url)
     producer = client.create_producer(topic, access_mode=Mode.Exclusive)
-    target = target_of(broker, topic, mode=WAIT_FOR_EXCLUSIVE)
-    parts = staged(target, 1, rows([2]))
+    target = target_of(broker, topic)
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(writing.publish, target, APP, 1, parts)
+        answer = pool.submit(write, target, 1, rows([2]), mode=WAIT_FOR_EXCLUSIVE)
+        eventually(lambda: http("GET", f"{OWN}/{topic}")[1]["waiters"])
+        (waiter,) = http("GET", f"{OWN}/{topic}")[1]["waiters"]
+        assert waiter["producerName"].startswith(f"{APP}-")
         for number in (0, 1):
             producer.send(b"%d" % number)
         assert not answer.done()
@@ -273,31 +280,9 @@ def test_it_waits_for_the_topic_where_that_is_asked_for(
     assert Reader(client, topic).numbers() == [0, 1, 2]
 
 
-@pytest.mark.full  # test_it_waits_with_the_priority_of_its_claim
-def test_its_place_in_the_line_is_kept_while_it_asks_again(
-    broker: LocalBrokers, topic: str, raw: RawClients
+def test_a_driver_leads_with_the_priority_of_its_claim_and_its_token(
+    raw: RawClients, tmp_path: Path
 ) -> None:
-    http = Http(broker.http_url)
-
-    def waiters() -> list[str]:
-        return [waiter["producerName"] for waiter in http("GET", f"{OWN}/{topic}")[1]["waiters"]]
-
-    has_it = raw(broker.address()).producer(topic, WAIT)
-    target = target_of(broker, topic, mode=WAIT_FOR_EXCLUSIVE)
-    parts = staged(target, 1, rows([2]))
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(writing.publish, target, APP, 1, parts)
-        eventually(lambda: waiters() == [APP])
-        behind = raw(broker.address()).waiter(topic, name="behind")
-        time.sleep(TURN_SECONDS + 1)  # it is told to ask again, and does
-        assert waiters() == [APP, "behind"]
-        has_it.close()
-        found = answer.result(120)[full(topic)]
-    assert (found.is_duplicate, found.first is None) == (False, False)
-    behind.ready()
-
-
-def test_it_waits_with_the_priority_of_its_claim(raw: RawClients, tmp_path: Path) -> None:
     manifest = (
         "apiVersion: onewriter.dev/v1alpha1\nkind: ExclusiveTopic\nmetadata: {name: queued}\n"
         "---\napiVersion: onewriter.dev/v1alpha1\nkind: ProducerClaim\nmetadata: {name: first}\n"
@@ -308,19 +293,19 @@ def test_it_waits_with_the_priority_of_its_claim(raw: RawClients, tmp_path: Path
     (tmp_path / "secret").write_text(secret)
     settings = {"authentication_required": True, "token_secret_file": tmp_path / "secret"}
     token = jwt.encode({"sub": "writer"}, secret, algorithm="HS256")
+    (tmp_path / "token").write_text(token)
     with forked_brokers(manifests=manifest, settings=settings) as brokers:
         http = Http(brokers.http_url, token)
         holder = raw(brokers.address(), token=token).producer("queued", WAIT)
-        target = Target(Access(brokers.http_url, token=token), "queued")
-        parts = [asdict(part) for log in staged(target, 1, rows([0])) for part in log.parts]
-        body = {"epoch": None, "mode": "wait-for-exclusive", "parts": parts}
+        access = Access(brokers.http_url, token_file=str(tmp_path / "token"))
         with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(http, "POST", f"{OWN}/queued/staged/{APP}/1/publish", body)
+            target = Target(access, "queued")
+            answer = pool.submit(write, target, 1, rows([0]), mode=WAIT_FOR_EXCLUSIVE)
             eventually(lambda: http("GET", f"{OWN}/queued")[1]["waiters"])
             (waiter,) = http("GET", f"{OWN}/queued")[1]["waiters"]
             holder.close()
-            assert answer.result()[1]["outcome"] == "published"
-        assert (waiter["producerName"], waiter["priority"]) == (APP, 10)
+            assert not answer.result(120)[full("queued")].is_duplicate
+        assert waiter["priority"] == 10
 
 
 def test_drivers_that_depose_each_other_leave_every_row_once(
@@ -328,42 +313,36 @@ def test_drivers_that_depose_each_other_leave_every_row_once(
 ) -> None:
     """Each of them goes on with the next batch once this one is published, by whomever."""
     partitioned(broker, topic, 3)
-    target = target_of(broker, topic, mode=EXCLUSIVE_WITH_FENCING)
+    target = target_of(broker, topic)
     batches = {
         version: rows(range(100 * version, 100 * version + 100), keys=50) for version in range(8)
     }
 
-    def drive(_number: int) -> None:
+    def drive(number: int, folder: str) -> None:
+        leader = Leader(root=Path(folder, str(number)))
         for version, batch in batches.items():
             for _ in range(ATTEMPTS_MAX):
+                driver = Driving(secrets.token_hex(8), leader, EXCLUSIVE_WITH_FENCING)
                 try:
-                    write(target, version, batch)
+                    begun = driver.begin(target, APP)
+                    epochs = {name: grant.epoch for name, grant in begun.grants.items()}
+                    parts = staged(begun, version, batch)
+                    driver.publish(target, APP, version, parts, epochs)
                     break
-                except Conflict as error:
+                except PipelineError as error:
                     if "has version" in str(error):  # the other driver is ahead
                         break
+                finally:
+                    driver.end(is_over=True)
             else:
                 pytest.fail(f"version {version} was not published")
 
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(drive, range(2)))
+    with tempfile.TemporaryDirectory(prefix="ow") as folder, ThreadPoolExecutor(2) as pool:
+        for number in range(2):
+            Path(folder, str(number)).mkdir()
+        list(pool.map(drive, range(2), [folder] * 2))
     found = [number for each in stored(stock(broker.service_url), topic, 3) for number in each]
     assert sorted(found) == list(range(800))
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"epoch": 1, "mode": "exclusive", "parts": []},
-        {"mode": "shared", "parts": []},
-        {"mode": 1, "parts": []},
-        {"mode": ["exclusive"], "parts": []},
-    ],
-    ids=str,
-)
-def test_modes_are_checked(broker: LocalBrokers, topic: str, body: object) -> None:
-    http = Http(broker.http_url)
-    assert http("POST", f"{OWN}/{topic}/staged/app/1/publish", body)[0] == 400
 
 
 # ------------------------------------------------------------ at least once

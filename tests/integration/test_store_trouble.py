@@ -88,7 +88,9 @@ def test_trouble_holds_the_writer_up_and_loses_nothing(topic: str) -> None:
 def test_a_store_near_its_limit_pushes_back_before_it_refuses(topic: str, raw: RawClients) -> None:
     with (
         running_server(maxmemory=str(MEMORY_MAX)) as server,
-        bare_broker(server.url, settings={"store_timeout_seconds": 30.0}) as brokers,
+        bare_broker(
+            server.url, settings={"store_timeout_seconds": 30.0, "undeclared_store_share": 0}
+        ) as brokers,
         ContinuousWriter(topic, brokers) as writer,
     ):
         writer.has_acked(50)

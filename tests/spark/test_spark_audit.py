@@ -21,6 +21,8 @@ from tests.integration.test_atomic_publish import APP, publish, rows
 from tests.servers import StoreServer
 from tests.spark.conftest import Fill
 
+import onewriter.sync
+from onewriter import ProducerOptions
 from onewriter_broker.log.keys import Keys
 from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_broker.verify.cli import verify_command
@@ -37,6 +39,7 @@ from onewriter_pipeline.engine import active, in_process
 from onewriter_pipeline.errors import NotFound
 from onewriter_pipeline.jobs.offload import Offload
 from onewriter_pipeline.jobs.options import EXIT_OK, EXIT_VIOLATION
+from onewriter_pipeline.leading.requests import Grant
 from onewriter_pipeline.reading.planning import Selection
 from onewriter_pipeline.tables.files import FileWriter
 from onewriter_pipeline.tables.layout import MESSAGES, SegmentRow
@@ -111,16 +114,18 @@ def all_facts(
 
 
 def test_atomic_publishes_under_an_epoch_hold_in_the_table_too(
-    spark: SparkSession, broker: LocalBrokers, topic: str, stock: StockClients, tmp_path: Path
+    spark: SparkSession, broker: LocalBrokers, topic: str, tmp_path: Path
 ) -> None:
-    producer = stock(broker.service_url).create_producer(topic, producer_name="alice", **FENCING)
-    producer.send(b"0")
-    with Broker(Access(broker.http_url)) as http:
-        epoch = http.segments(topic).epoch
-    for version in (1, 2):
-        publish(broker.http_url, topic, version, rows(0, 3), rows(3, 3), epoch=epoch)
-    producer.send(b"1")
-    publish(broker.http_url, topic, 5, rows(0, 3), epoch=epoch)
+    with (
+        onewriter.sync.Client(broker.service_url) as client,
+        client.lead(topic, announce=False, options=ProducerOptions(name="alice")) as leadership,
+    ):
+        leadership.send(b"0")
+        grant = Grant(leadership.epoch, leadership.capability(APP))
+        for version in (1, 2):
+            publish(broker.http_url, topic, version, rows(0, 3), rows(3, 3), grant=grant)
+        leadership.send(b"1")
+        publish(broker.http_url, topic, 5, rows(0, 3), grant=grant)
     tables = Tables(str(tmp_path / "table"))
     Offload(Access(broker.http_url), tables, Selection(topics=(topic,))).run(in_process, 1)
     audit = audited(spark, broker, topic, tables)

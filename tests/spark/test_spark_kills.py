@@ -21,12 +21,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.integration.conftest import StockClients
+from tests.integration.leaders import granted
 from tests.spark.copying_stream import ENTRIES_PER_BATCH
 from tests.spark.standalone import Standalone, is_gone, kill_all, standalone, wait_until
 from tests.spark.stored import Rows, faults
 
 from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.leading.requests import WAIT_FOR_EXCLUSIVE
 from onewriter_pipeline.publishing.staging import Staging
 
 ROUNDS = int(os.environ.get("ONEWRITER_ROUNDS", "4"))
@@ -68,8 +70,12 @@ class Stream:
             return
         start, self.fed, self._version = self.fed, self.fed + ROWS_FED, self._version + 1
         batch = pa.RecordBatch.from_pydict({"value": list(map(str, range(start, self.fed)))})
-        with Staging(Access(self._brokers.http_url), "source", "feed", self._version) as staging:
-            staging.publish(staging.stage(0, 0, [batch], frame_rows=ROWS_PER_ENTRY), None)
+        access, version = Access(self._brokers.http_url), self._version
+        with (
+            granted(access, "source", "feed", WAIT_FOR_EXCLUSIVE) as grant,
+            Staging(access, "source", "feed", version, grant) as staging,
+        ):
+            staging.publish(staging.stage(0, 0, [batch], frame_rows=ROWS_PER_ENTRY))
 
     def keep_running(self) -> bool:
         """Start the driver unless it runs; whether it had ended well."""

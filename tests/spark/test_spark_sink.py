@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,15 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from tests.integration.conftest import StockClients
-from tests.integration.http_calls import OWN, Http
+from tests.integration.http_calls import Http
 from tests.spark.queries import through
 
+import onewriter.sync
 from onewriter_broker.testing import LocalBrokers
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.leading.asking import Leader
+from onewriter_pipeline.publishing.driving import Driving
+from onewriter_pipeline.publishing.writing import Target
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -94,20 +100,58 @@ def test_a_batch_that_is_written_at_least_once_needs_no_version(
 
 
 def test_nothing_is_written_under_an_epoch_that_is_over(
-    spark: SparkSession, broker: LocalBrokers, topic: str, stock: StockClients
+    spark: SparkSession, broker: LocalBrokers, topic: str
 ) -> None:
-    from pulsar import ProducerAccessMode as Mode
-
-    http = Http(broker.http_url)
-    client = stock(broker.service_url)
-    former = client.create_producer(topic, access_mode=Mode.ExclusiveWithFencing)
-    epoch = http("GET", f"{OWN}/{topic}")[1]["epoch"]
-    write(rows(spark, 10), broker, topic, 1, epoch=epoch)
-    later = client.create_producer(topic, access_mode=Mode.ExclusiveWithFencing)
-    with pytest.raises(PySparkException, match=f"epoch {epoch} does not lead"):
-        write(rows(spark, 10), broker, topic, 2, epoch=epoch)
+    with onewriter.sync.Client(broker.service_url) as client:
+        with client.lead(topic, announce=False) as leadership:
+            options = leadership.spark_options("job")
+            write(rows(spark, 10), broker, topic, 1, **options)
+        with client.lead(topic, announce=False):
+            with pytest.raises(PySparkException):
+                write(rows(spark, 10), broker, topic, 2, **options)
+            with pytest.raises(PySparkException, match="another producer holds"):
+                write(rows(spark, 10), broker, topic, 2)
     assert stored(spark, broker, topic) == list(range(10))
-    assert later.producer_name() != former.producer_name()  # both were there until now
+
+
+def test_a_second_driver_on_a_checkpoint_fences_the_first(
+    spark: SparkSession, broker: LocalBrokers, topic: str, tmp_path: Path
+) -> None:
+    """A query that was superseded fails with its next batch, which says who leads; nothing of it is there."""
+    source, target = f"{topic}-source", f"{topic}-target"
+    checkpoint, fencing = str(tmp_path / "checkpoint"), "exclusive-with-fencing"
+    write(rows(spark, 10, 1), broker, source, 1)
+
+    def run() -> None:
+        writer = (
+            spark.readStream.format("onewriter")
+            .option("admin.url", broker.http_url)
+            .option("topic", source)
+            .option("startingOffsets", "earliest")
+            .load()
+            .selectExpr("value", "__key")
+            .writeStream.format("onewriter")
+            .option("admin.url", broker.http_url)
+            .option("topic", target)
+            .option("accessMode", fencing)
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+        )
+        through(writer.start)
+
+    run()
+    write(rows(spark, 5, 1), broker, source, 2)
+    # Another process with a copy of the checkpoint, as a driver elsewhere is.
+    with tempfile.TemporaryDirectory(prefix="ow") as folder:
+        other = Driving("another driver", Leader(root=Path(folder)), fencing)
+        begun = other.begin(Target(Access(broker.http_url), target), "query")
+        with pytest.raises(PySparkException, match="is led by query-"):
+            run()
+        assert stored(spark, broker, target) == list(range(10))
+        assert begun.grants
+        other.end(is_over=True)
+    run()
+    assert stored(spark, broker, target) == [*range(10), *range(5)]
 
 
 def test_a_task_that_fails_behind_its_rows_leaves_none_of_them(

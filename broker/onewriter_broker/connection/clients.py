@@ -86,6 +86,8 @@ class Clients:
     connections: dict[Watched, None] = field(default_factory=dict)
     """In the order in which they came: a simulation must look at them in the same order twice."""
     pending_bytes: int = 0
+    pressed_bytes: int = 0
+    """The same of connections that are read slowly: they take no room from others."""
     store_is_full: bool = False
     """The store is near its memory limit: producers are held back."""
     opened: int = 0
@@ -109,6 +111,9 @@ class Clients:
     def store_filled(self, is_full: bool) -> None:
         """The store is nearly full, or has room again."""
         self.store_is_full = is_full
+
+    def shares_freed(self) -> None:
+        """Some logs that were held, or written to slowly, may be written to again."""
         for connection in list(self.connections):
             connection.store_has_changed()
 

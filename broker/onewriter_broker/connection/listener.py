@@ -42,7 +42,10 @@ NONCE_LENGTH = 9
 """Characters of an incarnation behind the broker's name that connections are named by."""
 
 HOLD_BACK_SECONDS = 1.0
-"""While the store is nearly full: the pause in reading a connection after a message of it."""
+"""While a share of the store is used up: the pause in reading a connection after a message for it."""
+
+PRESSED_FACTOR = 4
+"""Connections that are read slowly have this part of ``pending_bytes_max``, beside that of all others."""
 
 CHALLENGE_SECONDS_MAX = 60.0
 """A client is asked for another token so long before its own expires, or at half of what is left of it;
@@ -107,6 +110,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._is_hang_up_watched = False
         self._is_closing = False
         self._pending_bytes = 0
+        self._is_pressed = False
         self._held_back: asyncio.TimerHandle | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._expires_at: float | None = None
@@ -239,7 +243,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if self._session is not None:
             self._session.lost()  # takes off what its producers know to be unanswered for good
             self._session = None
-        self._clients.pending_bytes -= self._pending_bytes
+        self._count_pending(-self._pending_bytes)
         self._pending_bytes = 0
 
     def pause_writing(self) -> None:
@@ -456,8 +460,24 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if self._session is None:
             return  # its bytes were taken off when it was lost
         self._pending_bytes += difference
-        self._clients.pending_bytes += difference
-        if difference > 0 and self._clients.store_is_full and self._held_back is None:
+        self._count_pending(difference)
+        self._update_reading()
+
+    def _count_pending(self, difference: int) -> None:
+        if self._is_pressed:
+            self._clients.pressed_bytes += difference
+        else:
+            self._clients.pending_bytes += difference
+
+    def hold_back(self) -> None:
+        """A message came for a log whose share is used up: read slowly from now on."""
+        if self._session is None:
+            return
+        if not self._is_pressed:
+            self._clients.pending_bytes -= self._pending_bytes
+            self._clients.pressed_bytes += self._pending_bytes
+            self._is_pressed = True
+        if self._held_back is None:
             # Not for good: acknowledgements on the same connection are what makes room.
             self._held_back = self._loop.call_later(HOLD_BACK_SECONDS, self._let_go)
         self._update_reading()
@@ -468,9 +488,21 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._update_reading()
 
     def store_has_changed(self) -> None:
-        if not self._clients.store_is_full and self._held_back is not None:
+        if self._session is not None and self._session.is_held_back:
+            return  # another share of the store, which is still used up
+        if self._is_pressed:
+            self._clients.pressed_bytes -= self._pending_bytes
+            self._clients.pending_bytes += self._pending_bytes
+            self._is_pressed = False
+        if self._held_back is not None:
             self._held_back.cancel()
             self._let_go()
+
+    @property
+    def _all_pending_bytes(self) -> int:
+        """Of all connections that share their room with this one."""
+        clients = self._clients
+        return PRESSED_FACTOR * clients.pressed_bytes if self._is_pressed else clients.pending_bytes
 
     def declared_anew(self) -> None:
         if self._session is not None:
@@ -487,7 +519,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             or self._pending_bytes > settings.pending_bytes_per_connection_max * factor
             or (
                 self._pending_bytes > 0
-                and self._clients.pending_bytes > settings.pending_bytes_max * factor
+                and self._all_pending_bytes > settings.pending_bytes_max * factor
             )
         )
         pause = is_unread or self._is_queued

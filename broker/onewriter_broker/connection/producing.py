@@ -42,7 +42,11 @@ from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 from onewriter_core.topic.model import AccessMode, Departure, Request
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import queue_priority
-from onewriter_core.wire.messages import entry_checksum_ok
+from onewriter_core.wire.messages import (
+    METADATA_BYTES_MAX,
+    entry_checksum_ok,
+    metadata_is_bounded,
+)
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Send
 
@@ -99,6 +103,7 @@ class Producing:
         self._registrations = 0
         self._exclusive = 0
         self._arrived_bytes = 0
+        self._must_hold_back = False
         self._is_lost = False
         self._detection_min: Detection | None = None
         """For the sake of what else depends on the connection."""
@@ -117,10 +122,6 @@ class Producing:
         if present is not None:
             self._open_again(command, present, asked)
             return
-        if self._clients.store_is_full:
-            text = "the store is nearly full: come again"
-            self._link.write(replies.error(command.request_id, ServerError.SERVICE_NOT_READY, text))
-            return
         if len(self._producers) >= self._clients.settings.producers_per_connection_max:
             text = "too many producers on one connection"
             self._link.write(replies.error(command.request_id, ServerError.TOO_MANY_REQUESTS, text))
@@ -132,6 +133,7 @@ class Producing:
         try:
             name = TopicName.parse(command.topic)
             guard = asked_guard(properties_of(command))
+            self._check_store(name, command)
             self._producers.take(
                 command.producer_id,
                 Part(Quota.PRODUCERS_PER_SUBJECT, self._subject),
@@ -150,6 +152,13 @@ class Producing:
         else:
             work = self._open_later(command, name, opening, asked, guard)
             self._requests.run(command.request_id, work)
+
+    def _check_store(self, name: TopicName, command: pb.CommandProducer) -> None:
+        """Raise Refused where the store has no room for the producer."""
+        topics = self._clients.topics
+        is_declared = topics.desired.topic(name.base) is not None
+        share = topics.shares.now(name.namespace_name, is_declared=is_declared)
+        topics.shares.check(share, resumes=is_declared and command.HasField("topic_epoch"))
 
     def _open_again(
         self,
@@ -354,18 +363,38 @@ class Producing:
                         send.producer_id, send.sequence_id, ServerError.CHECKSUM_ERROR, text
                     )
                 )
+            elif len(payload) > METADATA_BYTES_MAX and not metadata_is_bounded(payload):
+                text = f"the metadata of a message takes more than {METADATA_BYTES_MAX} bytes"
+                self._link.write(
+                    replies.send_error(
+                        send.producer_id, send.sequence_id, ServerError.NOT_ALLOWED_ERROR, text
+                    )
+                )
             elif producer.is_active:
                 self._arrived_bytes += len(payload) + ENTRY_BYTES
                 producer.publish(send, payload)
+                if producer.topic_log.share.is_slow:
+                    self._must_hold_back = True
             # Otherwise it is being closed, and learns so by CLOSE_PRODUCER: not appended.
         elif producer is None and send.producer_id not in self._closed_producers:
             raise ProtocolError(f"SEND for producer {send.producer_id}, which does not exist")
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether a log of one of its producers is held, or is to be written to slowly."""
+        return any(
+            isinstance(producer, Producer) and producer.topic_log.share.is_slow
+            for producer in self._producers.values()
+        )
 
     def read_ended(self) -> None:
         """Account for what one read brought: at once for all of it, which costs a tenth of the time."""
         if self._arrived_bytes:
             self._link.pending_changed(self._arrived_bytes)
             self._arrived_bytes = 0
+        if self._must_hold_back:
+            self._must_hold_back = False
+            self._link.hold_back()
 
     def producer_ready(self, producer: Producer, epoch: int | None) -> None:
         self._link.write(

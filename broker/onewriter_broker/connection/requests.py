@@ -63,6 +63,10 @@ class Link(Protocol):
         """So many bytes more, or less, are sent but unanswered."""
         ...
 
+    def hold_back(self) -> None:
+        """A message came that has to wait for room in the store: read slowly."""
+        ...
+
     def go_on(self) -> None:
         """Its session may handle commands again (Session.must_wait)."""
         ...

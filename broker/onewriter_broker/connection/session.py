@@ -116,6 +116,11 @@ class Session:
         """The next command may not be handled now."""
         return self._steps is not None or self._requests.is_full
 
+    @property
+    def is_held_back(self) -> bool:
+        """Whether something that it writes to has no room in the store."""
+        return self._producing.is_held_back
+
     def read_ended(self) -> None:
         """All commands of one read were handled."""
         self._producing.read_ended()

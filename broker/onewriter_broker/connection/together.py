@@ -72,6 +72,9 @@ class TogetherRequests:
             if producer is None:
                 text = f"producer {part.producer_id} may not write now"
                 raise Refused(ServerError.SERVICE_NOT_READY, text)
+            if producer.topic_log.share.is_held:
+                text = f"{producer.topic_log.name} has no room in the store; retry later"
+                raise Refused(ServerError.SERVICE_NOT_READY, text)
             if producer.filter is not None:
                 text = f"{producer.topic_log.name} is deduplicated: nothing is published together"
                 raise Refused(ServerError.NOT_ALLOWED_ERROR, text)

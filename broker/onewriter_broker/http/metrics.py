@@ -266,6 +266,16 @@ class Metrics:
             used = self._clients.in_flight.most() if is_in_flight else quotas.most(quota)[1]
             most.add_metric([quota.value], used)
         yield from (limit, most)
+        shares = self._clients.topics.shares
+        yield _gauge("shares_held", "Shares of the store that are used up.", shares.held)
+        yield _counter("share_refusals", "Producers refused for a share.", shares.refused)
+        stored = GaugeMetricFamily(
+            "onewriter_stored_bytes", "Bytes that logs in use store.", labels=["declared"]
+        )
+        for is_declared in (True, False):
+            sizes = [n for whose, n in shares.stored.items() if whose.is_declared is is_declared]
+            stored.add_metric([str(is_declared).lower()], sum(sizes))
+        yield stored
         yield _counters(
             "quota_refusals",
             "Requests that were refused because of a quota.",

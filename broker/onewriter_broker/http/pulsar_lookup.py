@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from aiohttp import web
 
+from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.connection.lookups import (
     NO_OWNER,
     check_listener,
@@ -19,6 +22,10 @@ from onewriter_core.ids import TopicName
 
 WHOLE_RANGE = "0x00000000_0xffffffff"
 """What is answered for a topic's bundle: Pulsar's bundles do not exist here, buckets do."""
+
+
+BROKERS_NAMED_MAX: Final = 16
+"""Brokers that a look-up names: a client needs one that answers."""
 
 
 def add_routes(router: Routes, site: Site) -> None:
@@ -42,6 +49,7 @@ def add_routes(router: Routes, site: Site) -> None:
         if owner is None:
             raise Unavailable(f"{NO_OWNER}: {why_not_served(site.topics, name)}")
         tls = site.clients.over_tls(owner)
+        brokers = _with_others(site, owner)
         return web.json_response(
             {
                 "brokerUrl": owner.broker_url,
@@ -50,6 +58,10 @@ def add_routes(router: Routes, site: Site) -> None:
                 "brokerUrlTls": tls.broker_url,
                 "httpUrlTls": tls.http_url,
                 "brokerUrlSsl": tls.broker_url,
+                "serviceUrl": _service_url([each.broker_url for each in brokers]),
+                "serviceUrlTls": _service_url(
+                    [site.clients.over_tls(each).broker_url for each in brokers]
+                ),
             }
         )
 
@@ -60,3 +72,20 @@ def add_routes(router: Routes, site: Site) -> None:
     path = "/lookup/v2/topic/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic:[^/]+}"
     router.add_get(path, lookup, on_topic(Action.LOOK_UP))
     router.add_get(path + "/bundle", bundle, on_topic(Action.LOOK_UP))
+
+
+def _with_others(site: Site, owner: Addresses) -> list[Addresses]:
+    """The owner of a topic, then other brokers that are alive: a client begins with any of them."""
+    members = site.membership.observer.members().values()
+    others = {address for address, is_alive in members if is_alive} | {site.addresses}
+    ordered = sorted(others - {owner}, key=lambda each: each.broker_url)
+    return [owner, *ordered][:BROKERS_NAMED_MAX]
+
+
+def _service_url(urls: list[str]) -> str:
+    """One service URL out of those of single brokers, ``pulsar://a:6650,b:6650``; empty: there is none."""
+    schemes = {url.partition("://")[0] for url in urls if url}
+    if len(schemes) != 1:
+        return next((url for url in urls if url), "")
+    hosts = [url.partition("://")[2].rstrip("/") for url in urls if url]
+    return f"{schemes.pop()}://{','.join(hosts)}"

@@ -62,3 +62,4 @@ def _take_back(topic_log: TopicLog, pending: PendingBlock) -> None:
     topic_log.entries_in -= len(pending.entries)
     topic_log.messages_in -= messages
     topic_log.bytes_in -= pending.size
+    topic_log.blocks_in -= 1

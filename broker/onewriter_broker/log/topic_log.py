@@ -32,6 +32,7 @@ from onewriter_broker.log.entries import EntryRun, runs_behind
 from onewriter_broker.log.guarding import GuardedSender, cut, note_floor, refuse_surplus
 from onewriter_broker.log.pending import PendingBlock, PendingEntry, Sender
 from onewriter_broker.log.publishing import Publish, Publishes
+from onewriter_broker.quotas.shares import Share
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import Position, TopicName
 
@@ -50,6 +51,10 @@ LEDGER_ENDS = "ledgerEnds"
 
 ENTRY_BYTES = 400
 """What a pending entry weighs besides its payload, about: small ones count for what they cost."""
+
+STORED_ENTRY_BYTES = 16
+STORED_BLOCK_BYTES = 200
+"""What an entry, and a block, take in the store besides their payload, about."""
 
 READ_BYTES = 1024 * 1024
 """What one read from the store aims at."""
@@ -105,7 +110,14 @@ class TopicLog:
     entries_in: int = 0
     messages_in: int = 0
     bytes_in: int = 0
+    blocks_in: int = 0
     """What this broker gathered into blocks of this log, over all ledgers; for statistics."""
+    size_before: int = 0
+    """What the log stored besides what came in here, less what was trimmed here; see ``size``."""
+    is_measured: bool = False
+    """``size`` is what the log stores; else only what came in here."""
+    share: Share = field(default_factory=Share)
+    """The limit that it has in common with others."""
     guarded: dict[Sender, GuardedSender] = field(default_factory=dict)
     """Who of those with entries on their way has a guard."""
     waiting: list[PendingEntry] = field(default_factory=list)
@@ -155,6 +167,20 @@ class TopicLog:
             return limit
         return self.compacted.trim_limit(limit)
 
+    @property
+    def size(self) -> int:
+        """About so many bytes the log takes in the store."""
+        return max(0, self.size_before + self._came_in)
+
+    @property
+    def _came_in(self) -> int:
+        return stored_size(self.bytes_in, self.entries_in, self.blocks_in)
+
+    def measured(self, size: int) -> None:
+        """Somebody has seen that it takes so much now."""
+        self.size_before = size - self._came_in
+        self.is_measured = True
+
     # ------------------------------------------------------------ writing
 
     def accept(self, entry: PendingEntry) -> None:
@@ -181,7 +207,7 @@ class TopicLog:
         """Whether there is something for the next block."""
         if self.publishes is not None and self.publishes.is_first(self):
             return self.publishes.has_block(self)
-        return bool(self.waiting)
+        return bool(self.waiting) and not self.share.is_held
 
     def open(self, ledger: int, binding: Binding, now: float) -> None:
         """A fence opened ``ledger``: entries go there once ``is_writable`` is set again."""
@@ -219,7 +245,7 @@ class TopicLog:
             publishing = self.publishes.next_block(self, time_ms)
             if publishing is not None or self.publishes.is_first(self):
                 return publishing
-        if not self.waiting:
+        if not self.waiting or self.share.is_held:
             return None
         if self.guarded and not refuse_surplus(self):
             return None
@@ -265,6 +291,7 @@ class TopicLog:
         self.entries_in += len(entries)
         self.messages_in += sum(counts)
         self.bytes_in += size
+        self.blocks_in += 1
         block = Block(
             position,
             lengths,
@@ -468,6 +495,11 @@ class TopicLog:
             # ones must not make the next reply many times READ_BYTES.
             self._largest_block_bytes = max(*sizes, self._largest_block_bytes / 4)
         return blocks
+
+
+def stored_size(size: int, entries: int, blocks: int) -> int:
+    """About so many bytes they take in the store; ``size``: of the entries alone."""
+    return size + STORED_ENTRY_BYTES * entries + STORED_BLOCK_BYTES * blocks
 
 
 def stored_bytes(block: StoredBlock) -> int:

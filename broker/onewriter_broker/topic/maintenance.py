@@ -21,6 +21,9 @@ LOOK_SECONDS = 1.0
 SWEEP_SECONDS = 5.0
 """Between two sweeps of retention over the topics that declare one."""
 
+TOPICS_PER_TURN = 1_000
+"""Topics passed over between two turns of the event loop, because nothing of them is to be cut."""
+
 ROLLS_PER_BOUND = 4
 """A bounded log is rolled so that a ledger holds about this fraction of the bound: only whole
 ledgers below the current one can be cut."""
@@ -42,6 +45,8 @@ class Maintenance:
         self._wall_ms = wall_ms
         self._appender = appender
         self._retention = Retention()
+        self._undeclared_bytes = most = settings.undeclared_retention_bytes
+        self._undeclared = RetentionPolicy(max_bytes=most) if most else None
         self._grown = (0, 0)
 
     async def look_for_ever(self) -> None:
@@ -79,10 +84,18 @@ class Maintenance:
             bytes_max, age_seconds_max = self.roll_bounds(topic)
             topic.runner.roll_if_full(bytes_max, age_seconds_max)
 
+    def _policy(self, topic: LoadedTopic) -> RetentionPolicy | None:
+        """The declared bounds, of undeclared topics those of the settings; None: without bounds."""
+        if topic.declared is None:
+            return self._undeclared
+        policy = topic.declared.spec.retention
+        bounds = (policy.max_age_seconds, policy.max_bytes, policy.max_entries)
+        return policy if any(bound is not None for bound in bounds) else None
+
     def roll_bounds(self, topic: LoadedTopic) -> tuple[int, float]:
         """At which size in bytes and age in seconds the topic's ledgers are rolled."""
         bytes_max, age_max = self._settings.roll_bytes, self._settings.roll_seconds
-        policy = _policy(topic)
+        policy = self._policy(topic)
         if policy is not None and policy.max_bytes is not None:
             share = max(policy.max_bytes // ROLLS_PER_BOUND, ROLL_BYTES_MIN)
             bytes_max = min(bytes_max, share)
@@ -106,11 +119,17 @@ class Maintenance:
     async def sweep(self) -> None:
         """Trim every log that has a declared bound."""
         self._retention.forget_closed()
-        for topic in list(self._topics.loaded.values()):
-            policy = _policy(topic)
+        for number, topic in enumerate(list(self._topics.loaded.values())):
+            if number % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
+                await asyncio.sleep(0)
+            policy = self._policy(topic)
             if policy is None and not self._retention.has_measured:
                 continue
             for slot, topic_log in list(topic.runner.logs.items()):
+                if topic.declared is None and topic_log.size <= self._undeclared_bytes:
+                    if self._retention.has_measured:
+                        self._retention.forget(topic_log)
+                    continue
                 subscriptions = topic.subscriptions.get(slot)
                 if policy is None or subscriptions is None:
                     self._retention.forget(topic_log)
@@ -125,12 +144,3 @@ class Maintenance:
                     )
                 except OnewriterError as error:
                     log.info("retention.waits", topic=str(topic_log.name), reason=str(error))
-
-
-def _policy(topic: LoadedTopic) -> RetentionPolicy | None:
-    """The declared bounds; None where nothing is bounded."""
-    if topic.declared is None:
-        return None
-    policy = topic.declared.spec.retention
-    bounds = (policy.max_age_seconds, policy.max_bytes, policy.max_entries)
-    return policy if any(bound is not None for bound in bounds) else None

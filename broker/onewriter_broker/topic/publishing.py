@@ -260,6 +260,9 @@ class Publishing:
             return Answer(is_duplicate=False)
         if self._is_full():
             raise Unavailable("the store is nearly full: nothing is published until it is not")
+        if topic_log.share.refusal:
+            code = ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_ERROR
+            raise Refused(code, topic_log.share.refusal)
         await self._store.staged.check_rights()
         return None
 

@@ -24,6 +24,7 @@ from onewriter_broker.log.topic_log import (
     TopicLog,
     last_position,
     stored_bytes,
+    stored_size,
 )
 from onewriter_broker.topic.deduplication import trim_limit
 from onewriter_core.api.topic import Retention as RetentionPolicy
@@ -69,6 +70,11 @@ class Stretch:
     bytes: int
     newest_ms: int
     messages: int = 0
+
+    @property
+    def weight(self) -> int:
+        """About so many bytes it takes in the store."""
+        return stored_size(self.bytes, self.entries, self.blocks)
 
 
 def trim_before(
@@ -342,7 +348,13 @@ async def trim_once(
         log.info("retention.refused", topic=str(topic_log.name), outcome=outcome.value)
         return Dropped(was_refused=True)
     first = await topic_log.read_blocks(EARLIEST, count=1)
-    return Dropped(measured.forget_before(first[0].position) if first else 0)
+    if not first:
+        return Dropped(0)
+    before = sum(each.weight for each in measured.stretches)
+    dropped = measured.forget_before(first[0].position)
+    if topic_log.is_measured:
+        topic_log.size_before -= before - sum(each.weight for each in measured.stretches)
+    return Dropped(dropped)
 
 
 async def noted(topic_log: TopicLog, cut: Position) -> dict[str, str]:

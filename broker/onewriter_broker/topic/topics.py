@@ -20,6 +20,7 @@ from onewriter_broker.ownership.bucket_events import LostReason, Refenced
 from onewriter_broker.ownership.buckets import BucketOwnership
 from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.quotas.book import QuotaBook
+from onewriter_broker.quotas.shares import StoreShares
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic import declaring
 from onewriter_broker.topic.broken import BrokenTopics
@@ -58,6 +59,7 @@ class Topics:
         subscriptions: Callable[[TopicLog, TopicRunner], Subscriptions],
         policies: NamespacePolicies | None = None,
         quotas: QuotaBook | None = None,
+        shares: StoreShares | None = None,
     ) -> None:
         self.loaded: dict[str, LoadedTopic] = {}
         self.desired = DesiredState()
@@ -65,6 +67,7 @@ class Topics:
         self._shell: Shell
         self.broken: BrokenTopics
         self._catalogs = catalogs
+        self.shares = shares or StoreShares()
         self.creations = Creations(quotas or QuotaBook(), catalogs.logs_in)
         self._subscriptions = subscriptions
         self.namespaces = policies or NoPolicies()
@@ -331,6 +334,7 @@ class Topics:
         )
         self.broken.recall(base, topic_log)
         topic_log.exists = "ledger" in topic_log.state
+        topic_log.is_measured = not topic_log.exists
         return topic_log
 
     def _read_slots(
@@ -362,7 +366,9 @@ class Topics:
     def _new_log(self, base: TopicName, slot: int, declared: ExclusiveTopic | None) -> TopicLog:
         name = base if slot == WHOLE else base.with_partition(slot)
         durability = declaring.durability_of(declared, self.promises)
-        return TopicLog(name, self._shell.store, self._settings.tail_bytes_per_log, durability)
+        topic_log = TopicLog(name, self._shell.store, self._settings.tail_bytes_per_log, durability)
+        topic_log.share = self.shares.of(base.namespace_name, is_declared=declared is not None)
+        return topic_log
 
     # ------------------------------------------------------------ administration
 
@@ -377,6 +383,9 @@ class Topics:
         """Have a loaded topic follow what is declared now."""
         if declaring.declare(topic, self.desired.topic(topic.name), self._shell.now()):
             self._shell.changed(topic.name)
+        is_declared = topic.declared is not None
+        for topic_log in topic.runner.logs.values():
+            topic_log.share = self.shares.of(topic.name.namespace_name, is_declared=is_declared)
         follow(topic, self.namespaces)
         if declaring.lacks_partitions(topic):
             self._shell.spawn(declaring.grow(topic, self.set_partitions, self.loaded))

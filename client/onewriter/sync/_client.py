@@ -83,6 +83,7 @@ class Client(Context[AsyncClient]):
     subscribe = blocking(AsyncClient.subscribe, Consumer)
     create_reader = blocking(AsyncClient.create_reader, Reader)
     check = blocking(AsyncClient.check)
+    partitions_of = blocking(AsyncClient.partitions_of)
     leader = blocking(AsyncClient.leader)
     lead = calling(AsyncClient.lead, Lead)
     own = calling(AsyncClient.own, Own)

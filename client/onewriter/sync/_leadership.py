@@ -58,6 +58,7 @@ class Leadership(Facade[AsyncLeadership]):
     def __init__(self, inner: AsyncLeadership, thread: Thread) -> None:
         super().__init__(inner, thread)
         self.producer = Producer(inner.producer, thread)
+        self.partitions = tuple(Producer(each, thread) for each in inner.partitions)
         self.lost = Loss(inner.lost, thread)
 
     over = blocking(AsyncLeadership.over)
@@ -70,6 +71,7 @@ class Leadership(Facade[AsyncLeadership]):
     announce = blocking(AsyncLeadership.announce)
 
     capability = direct(AsyncLeadership.capability)
+    spark_options = direct(AsyncLeadership.spark_options)
 
     check_held = direct(AsyncLeadership.check_held)
     check = blocking(AsyncLeadership.check)

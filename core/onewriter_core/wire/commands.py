@@ -193,12 +193,17 @@ def decode_by_protobuf(data: bytes) -> Command:
     if not message.IsInitialized():
         missing = ", ".join(message.FindInitializationErrors()[:3])
         raise ProtocolError(f"{name.upper()} lacks {missing}, or has an unknown value there")
-    if base.type == pb.BaseCommand.ACK and len(base.ack.properties) > ACK_PROPERTIES_MAX:
-        raise ProtocolError(f"ACK with more than {ACK_PROPERTIES_MAX} properties")
+    _check_counts(message)
     check_values(message)
     from_proto = _FROM_PROTO.get(base.type)
     command: Command = message if from_proto is None else from_proto(message)
     return command
+
+
+def _check_counts(message: Message) -> None:
+    field, most = COUNTS_MAX.get(type(message), ("", 0))
+    if field and len(getattr(message, field)) > most:
+        raise ProtocolError(f"{message.DESCRIPTOR.name} has more than {most} {field}")
 
 
 def check_values(message: Message) -> None:
@@ -260,8 +265,12 @@ def _has_values_to_check(descriptor: Descriptor) -> bool:
     )
 
 
-ACK_PROPERTIES_MAX = 1_000
-"""Of one ACK. No stock client sends so many, and nobody reads them here."""
+COUNTS_MAX: Mapping[type[Message], tuple[str, int]] = {
+    pb.CommandAck: ("properties", 1_000),
+    pb.CommandOwn: ("resources", 2_000),
+    pb.CommandDisown: ("resources", 2_000),
+}
+"""How often a field may stand in a command that may be large: each takes more time than its bytes tell."""
 
 IDS_AT_ONCE_MAX = 100
 """Ids of an ACK that are made into values with the command; more stay as they are until they are needed."""

@@ -67,6 +67,17 @@ def split_broker_entry_metadata(payload: Bytes) -> tuple[pb.BrokerEntryMetadata 
         raise ProtocolError("broker entry metadata is damaged") from error
 
 
+METADATA_BYTES_MAX = 2 * 1024 * 1024
+"""Of one entry: readers of it, brokers among them, decode it in one go."""
+
+
+def metadata_is_bounded(entry: Bytes) -> bool:
+    """Whether the entry's metadata takes METADATA_BYTES_MAX at most; of one that is longer than that."""
+    is_checked = entry[0] == CHECKSUM_MAGIC[0] and entry[1] == CHECKSUM_MAGIC[1]
+    length: int = _U32.unpack_from(entry, _CHECKED_START if is_checked else 0)[0]
+    return length <= METADATA_BYTES_MAX
+
+
 def entry_checksum_ok(entry: Bytes) -> bool:
     """Whether the entry's CRC32C is right; an entry without one is fine.
 

@@ -69,6 +69,16 @@ class Broker:
         topic = log_name(name).base
         return self._connection.ask("GET", topic_path(topic), owner=str(topic))
 
+    def service_url(self, name: str) -> str:
+        """Where brokers speak Pulsar's protocol, the one that serves a topic first: over TLS if HTTP is, too."""
+        topic = log_name(name)
+        path = f"/lookup/v2/topic/persistent/{path_of(topic)}"
+        said = self._connection.ask("GET", path, owner=str(topic.base))
+        is_tls = self._access.addresses()[0].startswith("https")
+        with understood():
+            found = said.get("serviceUrlTls" if is_tls else "serviceUrl")
+            return str(found or said["brokerUrlTls" if is_tls else "brokerUrl"])
+
     def topic_names(self, namespace: str = "") -> Iterator[str]:
         """The full names of all topics, or of those of ``tenant/namespace``."""
         after: str | None = None

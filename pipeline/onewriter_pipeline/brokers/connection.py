@@ -141,6 +141,7 @@ class Connection:
         query: Mapping[str, str | int | None] | None = None,
         body: Mapping[str, object] | bytes | None = None,
         within: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """A broker's answer, an object. ``owner``: requests with the same one go to the same broker.
 
@@ -153,7 +154,7 @@ class Connection:
             patience = Patience(min(within, self._access.patience_seconds), busy_seconds=within)
         while True:
             with patience.trying(), self._passing_over(self._asked_first(owner)):
-                answer, url = self._send(method, path, owner, query, body, within)
+                answer, url = self._send(method, path, owner, query, body, within, headers)
                 return _judged(answer.status, _text(answer, url), url)
             self._owners.pop(owner, None)
 
@@ -196,6 +197,7 @@ class Connection:
         query: Mapping[str, str | int | None] | None,
         body: Mapping[str, object] | bytes | None,
         within: float | None = None,
+        more_headers: Mapping[str, str] | None = None,
     ) -> tuple[BaseHTTPResponse, str]:
         """An answer's head, and from where redirects have led to. Raises Broken, Invalid."""
         seconds = READ_SECONDS if within is None else min(within, READ_SECONDS)
@@ -204,7 +206,7 @@ class Connection:
         target = path + (f"?{urlencode(given)}" if given else "")
         base = self._asked_first(owner)
         url = base + target
-        headers = self._access.headers()
+        headers = {**self._access.headers(), **(more_headers or {})}
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         if data is not None:
             headers["Content-Type"] = "application/json"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,6 +18,31 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from onewriter_pipeline.brokers.connection import Access
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+EPOCH_OPTIONS = (
+    click.option(
+        "--epoch",
+        type=click.IntRange(1),
+        help="The epoch under which another program leads the target; without, this job leads it.",
+    ),
+    click.option(
+        "--capability",
+        default="",
+        envvar="ONEWRITER_CAPABILITY",
+        help="What that program passes on to this app (leadership.capability). It is a secret: better"
+        " in the environment, as ONEWRITER_CAPABILITY.",
+    ),
+)
+
+
+def epoch_options(command: Command) -> Command:
+    """The options of a job that publishes under the epoch of another program."""
+    for option in reversed(EPOCH_OPTIONS):
+        command = option(command)
+    return command
+
 
 tier_option = click.option(
     "--tier",
@@ -63,15 +88,19 @@ def publish(
     app: str,
     version: int,
     epoch: int | None = None,
+    capability: str = "",
 ) -> bool:
     """Publish rows as a whole, in their order, once for an app and a version; by partition if there are any.
 
+    ``epoch`` and ``capability``: of the program that leads the topic; without, this driver leads it.
     Answers whether anything was appended: what was published before is not, nor are no rows at all. Raises
     what Spark raises.
     """
     named = access_names(access) | {"topic": topic, "txnAppId": app, "txnVersion": str(version)}
     if epoch is not None:
         named["epoch"] = str(epoch)
+        if capability:
+            named["capability"] = capability
     with Broker(access) as broker:
         before = _versions(broker, topic, app)
         rows.write.format("onewriter").options(**named).mode("append").save()

@@ -13,7 +13,7 @@ import click
 
 from onewriter_pipeline.engine import running
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.jobs.dataframes import publish, read_options, tier_option
+from onewriter_pipeline.jobs.dataframes import epoch_options, publish, read_options, tier_option
 from onewriter_pipeline.jobs.options import (
     access_of,
     access_options,
@@ -78,7 +78,7 @@ def chosen(spark: SparkSession, reading: Mapping[str, str], where: str) -> DataF
     type=click.IntRange(0),
     help="A number that rises with each replay: one version is published once.",
 )
-@click.option("--epoch", type=click.IntRange(0), help="The target's epoch; without: it is taken.")
+@epoch_options
 @output_option
 @spark_options
 def command(**options: Any) -> None:
@@ -94,6 +94,7 @@ def command(**options: Any) -> None:
             app=options["app"],
             version=options["version"],
             epoch=options["epoch"],
+            capability=options["capability"],
         )
     said = "published" if is_new else "nothing was appended: it was published before, or is empty"
     tell(

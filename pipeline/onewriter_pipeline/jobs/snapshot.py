@@ -16,7 +16,7 @@ import click
 
 from onewriter_pipeline.engine import running
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.jobs.dataframes import publish, read_options, tier_option
+from onewriter_pipeline.jobs.dataframes import epoch_options, publish, read_options, tier_option
 from onewriter_pipeline.jobs.options import (
     access_of,
     access_options,
@@ -175,7 +175,7 @@ def _is_there(place: Place, kind: str) -> bool:
 )
 @click.option("--app", default="", help="Who publishes: a name.")
 @click.option("--version", type=click.IntRange(0), help="A number that rises with each snapshot.")
-@click.option("--epoch", type=click.IntRange(0), help="The target's epoch; without: it is taken.")
+@epoch_options
 @output_option
 @spark_options
 def command(**options: Any) -> None:
@@ -206,6 +206,7 @@ def command(**options: Any) -> None:
                 app=target.app,
                 version=int(target.version or 0),
                 epoch=options["epoch"],
+                capability=options["capability"],
             )
         kept.unpersist()
     removed = counts.keys - counts.values

@@ -28,6 +28,7 @@ from onewriter_pipeline.errors import (
     PipelineError,
     Trimmed,
 )
+from onewriter_pipeline.leading.requests import Grant
 from onewriter_pipeline.publishing.packing import FRAME_ROWS, PackedPart, Packer
 
 if TYPE_CHECKING:
@@ -41,12 +42,6 @@ DISCARD_SECONDS: Final = 5.0
 
 LABEL_BYTES: Final = 8
 """Random bytes in the name of an attempt."""
-
-EXCLUSIVE: Final = "exclusive"
-EXCLUSIVE_WITH_FENCING: Final = "exclusive-with-fencing"
-WAIT_FOR_EXCLUSIVE: Final = "wait-for-exclusive"
-MODES: Final = (EXCLUSIVE, EXCLUSIVE_WITH_FENCING, WAIT_FOR_EXCLUSIVE)
-"""How a topic is taken for a publish without an epoch: if it is free; from whoever has it; when it is free."""
 
 OVERTAKEN: Final = (
     "Another driver has gone on, or this one began anew or from an older checkpoint: then let it write as"
@@ -119,8 +114,9 @@ def staged_path(name: TopicName, app: str, version: int) -> str:
 class Staging:
     """One version of one app on its way to one log; for one thread.
 
-    ``log``: a topic without partitions, or one partition by its name. ``connection``: one that others
-    use too, and close. Raises Invalid.
+    ``log``: a topic without partitions, or one partition by its name. ``grant``: the epoch that leads it,
+    and what proves the right to write under it; without, rows can be staged and dropped, not published.
+    ``connection``: one that others use too, and close. Raises Invalid.
     """
 
     def __init__(
@@ -129,12 +125,15 @@ class Staging:
         log: str,
         app: str,
         version: int,
+        grant: Grant | None = None,
         connection: Connection | None = None,
     ) -> None:
         name = log_name(log)
         check_app(app)
         check_version(version)
         self._owner = str(name.base)
+        self._grant = grant
+        self._headers = {} if grant is None else grant.headers()
         self._log, self._app, self._version = log, app, version
         self._path = staged_path(name, app, version)
         self._is_own = connection is None
@@ -184,45 +183,44 @@ class Staging:
     def put(self, label: str, packed: PackedPart) -> Part:
         """Stage one part. Raises PipelineError."""
         path = f"{self._path}/{label}"
-        said = self._connection.ask("PUT", path, owner=self._owner, body=packed.body)
+        said = self._connection.ask(
+            "PUT", path, owner=self._owner, body=packed.body, headers=self._headers
+        )
         part = _part(said)
         if (part.rows, part.bytes) != (packed.rows, len(packed.body)):
             raise Damaged(f"a broker keeps another part than {part.key} was")
         return replace(part, entries=packed.entries, entry_bytes=packed.entry_bytes)
 
-    def publish(
-        self, parts: Sequence[Part], epoch: int | None, mode: str = EXCLUSIVE
-    ) -> Publication:
+    def publish(self, parts: Sequence[Part]) -> Publication:
         """Publish the parts, in this order, all of them or none. May be repeated.
 
-        ``epoch``: the topic's epoch under which it is done; None: the topic is taken for as long as
-        it takes, in a ``mode``. Raises Conflict where that epoch does not lead (any more), somebody else
-        has the topic, or a later version of the app is published; MissingPart: stage all of them again.
+        Raises Conflict where the grant's epoch does not lead (any more), or a later version of the app is
+        published; MissingPart: stage all of them again.
         """
-        found = self.try_to_publish(parts, epoch, mode)
+        found = self.try_to_publish(parts)
         if found.is_duplicate:
             self._check_held(found.held or 0)
         return found
 
-    def ask(self, epoch: int | None, mode: str = EXCLUSIVE) -> None:
+    def ask(self) -> None:
         """Whether ``publish`` may be asked for, whatever its parts. Publishes nothing.
 
-        Raises as it does, other than for parts, and for who has the topic just now.
+        Raises as it does, other than for parts.
         """
-        found = self.try_to_publish((), epoch, mode)
+        found = self.try_to_publish(())
         if found.held is not None and found.held > self._version:
             self._check_held(found.held)
 
-    def try_to_publish(
-        self, parts: Sequence[Part], epoch: int | None, mode: str = EXCLUSIVE
-    ) -> Publication:
+    def try_to_publish(self, parts: Sequence[Part]) -> Publication:
         """As ``publish``; a later version of the app is a duplicate like any other."""
-        body: dict[str, object] = {"epoch": epoch, "parts": [part.claimed() for part in parts]}
-        if epoch is None:
-            body["mode"] = mode
+        if self._grant is None:
+            raise Invalid(f"no epoch of {self._log} is given, and nothing is published without one")
+        claimed = [part.claimed() for part in parts]
+        body: dict[str, object] = {"epoch": self._grant.epoch, "parts": claimed}
+        path = f"{self._path}/publish"
         try:
             said = self._connection.ask(
-                "POST", f"{self._path}/publish", owner=self._owner, body=body
+                "POST", path, owner=self._owner, body=body, headers=self._headers
             )
         except Trimmed as error:
             raise MissingPart(str(error)) from error
@@ -259,7 +257,9 @@ class Staging:
         if parts:
             body: dict[str, object] = {"parts": [part.claimed() for part in parts]}
             path = f"{self._path}/discard"
-            self._connection.ask("POST", path, owner=self._owner, body=body, within=within)
+            self._connection.ask(
+                "POST", path, owner=self._owner, body=body, within=within, headers=self._headers
+            )
 
 
 class Stager:

@@ -10,7 +10,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -18,14 +18,13 @@ from onewriter_core.ids import TopicName
 from onewriter_pipeline.brokers.connection import Access, Connection, understood
 from onewriter_pipeline.brokers.names import log_name
 from onewriter_pipeline.errors import Away, Conflict, Invalid, MissingPart
+from onewriter_pipeline.leading.requests import Grant
 from onewriter_pipeline.publishing.hashing import JAVA
 from onewriter_pipeline.publishing.packing import ENTRY_HEAD_BYTES, FRAME_ROWS
 from onewriter_pipeline.publishing.routing import LOGS_MAX, Router, check_topics
 from onewriter_pipeline.publishing.staging import (
-    EXCLUSIVE,
     OVERTAKEN,
     VERSION_MAX,
-    WAIT_FOR_EXCLUSIVE,
     Part,
     Publication,
     Stager,
@@ -53,9 +52,6 @@ PUBLISH_ENTRIES_MAX: Final = 262_144
 PUBLISHES_AT_ONCE: Final = 4
 """Logs that one batch is published to at the same time."""
 
-WAIT_SECONDS: Final = 600.0
-"""How long ``wait-for-exclusive`` waits for the topic."""
-
 _MAY_PASS: Final = (Away, Conflict, MissingPart)
 """Errors that a batch need not meet again when it is written again."""
 
@@ -75,14 +71,15 @@ _RANDOM: Final = 2**20
 class Target:
     """Where batches go, and how; picklable.
 
-    ``topic`` empty: each row names its own. ``epochs`` by the full names of topics; none: the topics are
-    taken, in ``mode``, for as long as a publish takes.
+    ``topic`` empty: each row names its own. ``grants`` by the full names of topics, or of single partitions:
+    the epochs that lead them. Rows can be staged for topics that nobody leads yet, and not published.
     """
 
     access: Access
     topic: str = ""
-    epochs: Mapping[str, int] = field(default_factory=dict)
-    mode: str = EXCLUSIVE
+    grants: Mapping[str, Grant] = field(default_factory=dict)
+    is_led: bool = False
+    """Whether a user's program leads, so that rows for other topics than it names are refused."""
     scheme: str = JAVA
     guarantee: str = EXACTLY_ONCE
     frame_rows: int = FRAME_ROWS
@@ -91,12 +88,13 @@ class Target:
         """The name under which an app's batches are staged and published."""
         return app + _AGAIN_SUFFIX if self.guarantee == AT_LEAST_ONCE else app
 
-    def epoch(self, log: str) -> int | None:
-        """The epoch under which a log is written; None: it is taken. Raises Invalid."""
+    def grant(self, log: str) -> Grant | None:
+        """The epoch under which a log is written, if it is known by now. Raises Invalid."""
         topic = str(log_name(log).base)
-        if self.epochs and topic not in self.epochs:
+        found = self.grants.get(log, self.grants.get(topic))
+        if found is None and self.is_led:
             raise Invalid(f"epoch: rows are for {topic}, whose epoch is not given")
-        return self.epochs.get(topic)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +123,7 @@ def stage(
         router = Router(target.topic, app, version, target.scheme, count)
 
         def opened(log: str) -> Stager:
-            target.epoch(log)
-            staging = Staging(target.access, log, name, version, connection)
+            staging = Staging(target.access, log, name, version, target.grant(log), connection)
             return staging.stager(*task, frame_rows=target.frame_rows)
 
         try:
@@ -170,7 +167,7 @@ def publish(
 def discard(target: Target, app: str, version: int, staged: Iterable[StagedLog]) -> None:
     """Drop what tasks have staged; nothing of others, and nothing that is published. May be repeated."""
     for log, parts in _parts_by_log(staged).items():
-        with Staging(target.access, log, target.app(app), version) as staging:
+        with Staging(target.access, log, target.app(app), version, target.grant(log)) as staging:
             staging.discard(parts)
 
 
@@ -237,8 +234,8 @@ def _ask_all(target: Target, app: str, version: int, logs: Sequence[str]) -> Non
     number = version if target.guarantee == EXACTLY_ONCE else VERSION_MAX - 1
 
     def ask(log: str) -> None:
-        with Staging(_access(target, log), log, target.app(app), number) as staging:
-            staging.ask(target.epoch(log), target.mode)
+        with Staging(target.access, log, target.app(app), number, target.grant(log)) as staging:
+            staging.ask()
 
     _, errors = _side_by_side(ask, logs)
     if errors:
@@ -267,25 +264,17 @@ def _published_side_by_side(
     raise error
 
 
-def _access(target: Target, log: str) -> Access:
-    """With the patience that the mode asks for."""
-    access = target.access
-    if target.mode == WAIT_FOR_EXCLUSIVE and target.epoch(log) is None:
-        return replace(access, patience_seconds=max(access.patience_seconds, WAIT_SECONDS))
-    return access
-
-
 def _publish_one(
     target: Target, app: str, version: int, log: str, parts: Sequence[Part]
 ) -> Publication:
-    access, epoch = _access(target, log), target.epoch(log)
+    access, grant = target.access, target.grant(log)
     if target.guarantee == EXACTLY_ONCE:
-        with Staging(access, log, app, version) as staging:
-            return staging.publish(parts, epoch, target.mode)
+        with Staging(access, log, app, version, grant) as staging:
+            return staging.publish(parts)
 
     def attempt(version: int, parts: Sequence[Part]) -> Publication:
-        with Staging(access, log, target.app(app), version) as staging:
-            return staging.try_to_publish(parts, epoch, target.mode)
+        with Staging(access, log, target.app(app), version, grant) as staging:
+            return staging.try_to_publish(parts)
 
     held = attempt(0, ()).held or 0  # no rows: what is the newest number?
     for _ in range(VERSIONS_TRIED_MAX):
@@ -311,10 +300,13 @@ def _partitions(
 ) -> int:
     """Over how many partitions the rows of a version are routed: as many as when it was first asked."""
     path, owner = f"{staged_path(topic, app, version)}/layout", str(topic)
-    is_noted = target.guarantee == EXACTLY_ONCE
-    body = {"epoch": target.epoch(owner), "noted": is_noted}
+    is_noted, grant = target.guarantee == EXACTLY_ONCE, target.grant(owner)
+    body: dict[str, object] = {"noted": is_noted}
+    if grant is not None:
+        body["epoch"] = grant.epoch
+    headers = {} if grant is None else grant.headers()
     try:
-        said = connection.ask("POST", path, owner=owner, body=body)
+        said = connection.ask("POST", path, owner=owner, body=body, headers=headers)
     except Conflict as error:
         raise Conflict(f"{error}. {OVERTAKEN}") from error
     with understood():

@@ -69,6 +69,9 @@ class Line:
     def pending_changed(self, difference: int) -> None:
         self.unanswered_bytes += difference
 
+    def hold_back(self) -> None:
+        raise AssertionError("there is room")
+
     async def room(self) -> None: ...
 
     def go_on(self) -> None:

@@ -49,6 +49,9 @@ class Line:
     def pending_changed(self, difference: int) -> None:
         raise AssertionError(difference)
 
+    def hold_back(self) -> None:
+        raise AssertionError("there is room")
+
     async def room(self) -> None: ...
 
     def go_on(self) -> None:
@@ -107,7 +110,8 @@ async def test_beyond_a_subject_s_quota_none_of_its_connections_begins_another()
     in_flight = RequestsInFlight(QuotaBook({Quota.REQUESTS_PER_SUBJECT: 4}))
     lines = [Line(), Line()]
     first, second = (Requests(line, in_flight, "subject a") for line in lines)
-    other = Requests(Line(), in_flight, "subject b")
+    theirs = Line()
+    other = Requests(theirs, in_flight, "subject b")
 
     async def answer() -> None: ...
 
@@ -127,6 +131,7 @@ async def test_beyond_a_subject_s_quota_none_of_its_connections_begins_another()
     await lines[0].work[2]
     await lines[1].work[0]
     assert in_flight.most() == 1, "of the other subject"
+    await theirs.work[0]
 
 
 async def test_a_connection_that_is_lost_is_not_told_of_room() -> None:

@@ -45,7 +45,6 @@ def test_a_publish_that_is_asked_for_is_one_that_is_made() -> None:
     assert staging.VERSION_MAX == http_staging.VERSION_MAX
     assert publish_body.NUMBER.fullmatch(str(staging.VERSION_MAX - 1))
     assert not publish_body.NUMBER.fullmatch(str(staging.VERSION_MAX))
-    assert tuple(publish_body._MODE_WORDS) == staging.MODES
 
 
 @pytest.mark.parametrize(

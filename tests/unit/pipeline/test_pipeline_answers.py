@@ -12,6 +12,7 @@ from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Damaged
+from onewriter_pipeline.leading.requests import Grant
 from onewriter_pipeline.publishing import writing
 from onewriter_pipeline.publishing.packing import PackedPart
 from onewriter_pipeline.publishing.staging import Staging
@@ -67,7 +68,7 @@ def test_a_question_to_a_broker(question: str, answer: dict[str, object]) -> Non
 def test_a_part_that_is_staged_and_published(answer: dict[str, Any]) -> None:
     part = PackedPart(1, b"rows", 1, 1)
     asked(answer, lambda access: Staging(access, "orders", "app", 1).put("label", part))
-    asked(answer, lambda access: Staging(access, "orders", "app", 1).publish([], 5))
+    asked(answer, lambda access: Staging(access, "orders", "app", 1, Grant(5)).publish([]))
 
 
 @pytest.mark.parametrize("answer", [{}, {"partitions": None}, {"partitions": "many"}])

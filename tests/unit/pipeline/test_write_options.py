@@ -7,8 +7,10 @@ import pickle
 import pytest
 
 from onewriter_pipeline.errors import Invalid
+from onewriter_pipeline.leading.requests import EXCLUSIVE, WAIT_FOR_EXCLUSIVE, Grant
+from onewriter_pipeline.publishing.driving import IDLE_SECONDS
 from onewriter_pipeline.publishing.hashing import JAVA, MURMUR
-from onewriter_pipeline.publishing.staging import EXCLUSIVE, WAIT_FOR_EXCLUSIVE, Part
+from onewriter_pipeline.publishing.staging import Part
 from onewriter_pipeline.publishing.writing import AT_LEAST_ONCE, EXACTLY_ONCE, StagedLog, publish
 from pyspark_onewriter.sink_options import APP_DEFAULT, WriteOptions, write_options
 
@@ -30,17 +32,38 @@ def stream(columns: str = "value", **options: str) -> WriteOptions:
 def test_what_is_not_given_has_a_meaning() -> None:
     found = batch()
     target = found.target
-    assert (found.app, found.version, target.topic, target.epochs) == ("job", 7, "orders", {})
-    assert (target.mode, target.scheme, target.guarantee) == (EXCLUSIVE, JAVA, EXACTLY_ONCE)
+    assert (found.app, found.version, target.topic, target.grants) == ("job", 7, "orders", {})
+    assert (target.scheme, target.guarantee, target.is_led) == (JAVA, EXACTLY_ONCE, False)
+    assert found.driving is not None
+    assert (found.driving.mode, found.driving.idle_seconds) == (EXCLUSIVE, IDLE_SECONDS)
     assert stream(checkpointLocation="/x", queryName="q").version is None
-    assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301 - our own
+    again = pickle.loads(pickle.dumps(found))  # noqa: S301 - our own
+    assert (again.target, again.driving.use) == (found.target, found.driving.use)
 
 
 def test_what_is_given_counts() -> None:
-    target = batch(
-        accessMode="Wait-For-Exclusive", hashingScheme="murmur3_32hash", rowsPerEntry="1"
-    ).target
-    assert (target.mode, target.scheme, target.frame_rows) == (WAIT_FOR_EXCLUSIVE, MURMUR, 1)
+    found = batch(
+        accessMode="Wait-For-Exclusive",
+        hashingScheme="murmur3_32hash",
+        rowsPerEntry="1",
+        leaderIdleTime="90s",
+        service_url="pulsar://somewhere:6650",
+    )
+    assert (found.target.scheme, found.target.frame_rows) == (MURMUR, 1)
+    assert found.driving is not None
+    assert (found.driving.mode, found.driving.idle_seconds) == (WAIT_FOR_EXCLUSIVE, 90.0)
+    assert found.driving.service_url == "pulsar://somewhere:6650"
+
+
+def test_each_batch_write_has_a_use_of_its_own_and_a_query_the_same_one_in_each_process() -> None:
+    def use(options: WriteOptions) -> str:
+        assert options.driving is not None
+        return options.driving.use
+
+    assert use(batch()) != use(batch())
+    assert use(stream(checkpointLocation="/x")) == use(stream(checkpointLocation="/x"))
+    assert use(stream(checkpointLocation="/x")) != use(stream(checkpointLocation="/y"))
+    assert use(stream()) != use(stream(topic="others"))
 
 
 def test_at_least_once_needs_no_names() -> None:
@@ -59,16 +82,25 @@ def test_at_least_once_needs_no_names() -> None:
     ],
 )
 def test_epochs_are_those_of_topics(text: str, epochs: dict[str, int]) -> None:
-    assert batch(epoch=text).target.epochs == epochs
-    assert batch(topic="orders-partition-3", epoch=text).target.epochs == epochs
+    for topic in ("orders", "orders-partition-3"):
+        found = batch(topic=topic, epoch=text)
+        assert found.target.grants == {name: Grant(epoch) for name, epoch in epochs.items()}
+        assert found.driving is None, "the user's program leads"
 
 
 def test_the_epoch_of_a_topic_is_that_of_its_partitions() -> None:
     target = batch(epoch="7").target
-    assert target.epoch(f"{ORDERS}-partition-3") == target.epoch("orders") == 7
+    assert target.grant(f"{ORDERS}-partition-3") == target.grant("orders") == Grant(7)
     with pytest.raises(Invalid, match="whose epoch is not given"):
-        target.epoch("others")
-    assert batch().target.epoch("others") is None
+        target.grant("others")
+    assert batch().target.grant("others") is None
+
+
+def test_what_a_program_passes_on_comes_beside_the_epoch() -> None:
+    assert batch(epoch="7", capability="c").target.grants == {ORDERS: Grant(7, "c")}
+    both = batch(epoch='{"orders": 7, "more": 9}', capability='{"more": "m"}').target
+    assert [both.grants[ORDERS].capability, both.grant("more")] == ["", Grant(9, "m")]
+    assert "secret" not in repr(batch(epoch="7", capability="secret"))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +116,10 @@ def test_the_epoch_of_a_topic_is_that_of_its_partitions() -> None:
         ({"deliveryGuarantee": "at-least-once"}, "txnVersion: at least once"),
         ({"accessMode": "shared"}, "none of exclusive, exclusive-with-fencing, wait-for-exclusive"),
         ({"accessMode": "exclusive", "epoch": "7"}, "epoch and accessMode: give one"),
+        ({"leaderIdleTime": "1m", "epoch": "7"}, "epoch and leaderIdleTime: give one"),
+        ({"leaderIdleTime": "soon"}, "no time such as"),
+        ({"capability": "c"}, "capability without epoch"),
+        ({"capability": '{"orders": 1}', "epoch": "7"}, "capability is a text"),
         ({"hashingScheme": "BoostHash"}, "none of JavaStringHash, Murmur3_32Hash"),
         ({"epoch": "x"}, "epoch: 'x' is no whole number"),
         ({"epoch": "0"}, "epoch: '0' is no whole number"),
@@ -101,7 +137,7 @@ def test_mistakes_are_named(options: dict[str, str], said: str) -> None:
 def test_rows_that_name_their_topics_have_epochs_by_topic() -> None:
     columns = "value __topic"
     assert batch(columns, topic="").target.topic == ""
-    assert batch(columns, topic="", epoch='{"orders": 7}').target.epochs == {ORDERS: 7}
+    assert batch(columns, topic="", epoch='{"orders": 7}').target.grants == {ORDERS: Grant(7)}
     with pytest.raises(Invalid, match="of each topic that rows name"):
         batch(columns, topic="", epoch="7")
 

@@ -20,6 +20,7 @@ from onewriter_pipeline.errors import (
     MissingPart,
     PipelineError,
 )
+from onewriter_pipeline.leading.requests import Grant
 from onewriter_pipeline.publishing import staging, writing
 from onewriter_pipeline.publishing.writing import AT_LEAST_ONCE, EXACTLY_ONCE, Target
 
@@ -79,7 +80,8 @@ def broker(script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted
 
 
 def target(broker: ScriptedBroker) -> Target:
-    return Target(Access(broker.url, patience_seconds=PATIENCE_SECONDS))
+    grants = {f"persistent://public/default/{name}": Grant(7) for name in TOPICS}
+    return Target(Access(broker.url, patience_seconds=PATIENCE_SECONDS), grants=grants)
 
 
 def rows() -> pa.RecordBatch:
@@ -155,8 +157,7 @@ def test_it_is_said_whether_a_batch_is_finished_when_it_is_written_again(
 def test_all_logs_are_asked_before_the_first_is_published_to(
     script: Script, broker: ScriptedBroker, guarantee: str, version: int
 ) -> None:
-    epochs = {f"persistent://public/default/{name}": 7 for name in TOPICS}
-    wanted = replace(target(broker), guarantee=guarantee, epochs=epochs)
+    wanted = replace(target(broker), guarantee=guarantee)
     staged = writing.stage(wanted, "job", 1, (0, 0), [rows()])
     app = quote(wanted.app("job"))
     script.refuses, script.knows_before = {f"t3/staged/{app}/{version}/publish": 409}, True
@@ -191,3 +192,29 @@ def test_brokers_are_told_of_a_part_what_they_answered(broker: ScriptedBroker) -
     assert all(
         (part.entries, part.entry_bytes > 0) == (1, True) for log in staged for part in log.parts
     )
+
+
+def test_rows_are_staged_for_a_topic_that_nobody_leads_yet_and_not_published(
+    broker: ScriptedBroker,
+) -> None:
+    unled = replace(target(broker), grants={})
+    staged = writing.stage(unled, "job", 1, (0, 0), [rows()])
+    with pytest.raises(Invalid, match="no epoch of persistent://public/default/t0 is given"):
+        writing.publish(unled, "job", 1, staged)
+    assert not [each for each in broker.asked if each.path.endswith("/publish")]
+
+
+def test_each_request_under_an_epoch_shows_the_capability_that_came_with_it(
+    broker: ScriptedBroker,
+) -> None:
+    wanted = target(broker)
+    shown = {topic: Grant(7, f"job.99.{number}") for number, topic in enumerate(wanted.grants)}
+    proven = replace(wanted, grants=shown)
+    staged = writing.stage(proven, "job", 1, (0, 0), [rows()])
+    writing.publish(proven, "job", 1, staged)
+    writing.discard(proven, "job", 1, staged)
+    for number, name in enumerate(TOPICS):
+        asked = [each for each in broker.asked if f"/{name}/staged/" in each.path]
+        assert len(asked) == 5, "layout, part, question, publish, discard"
+        assert {each.headers["Onewriter-Capability"] for each in asked} == {f"job.99.{number}"}
+    assert "job.99" not in repr(proven)

@@ -1,0 +1,88 @@
+"""Which process is the driver, and whether it still runs.
+
+Spark runs the Python of a data source in short-lived processes below the driver's JVM. That JVM is the
+driver: the topics are led as long as it runs. Without a JVM above it a program is its own driver.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Final, NamedTuple
+
+JAVA: Final = "java"
+
+ANCESTORS_MAX: Final = 32
+"""Processes between a data source's Python and the JVM that started it; there are one or two."""
+
+_PARENT_FIELD: Final = 1
+_START_FIELD: Final = 19
+"""In /proc/PID/stat, counted from the field behind the process's name."""
+
+_ENDED: Final = frozenset({"Z", "X"})
+"""States of a process that has ended and is only remembered."""
+
+
+class Process(NamedTuple):
+    """A process of this machine; ``started`` tells it from a later one that has the same id."""
+
+    pid: int
+    started: str
+
+    def is_running(self) -> bool:
+        """Whether it still runs."""
+        found = _look_up(self.pid)
+        return found is not None and found.started == self.started
+
+
+class _Found(NamedTuple):
+    parent: int
+    name: str
+    started: str
+
+
+def driver_of(pid: int | None = None) -> Process:
+    """The nearest JVM above a process (this one unless another is named), else the process itself."""
+    own = os.getpid() if pid is None else pid
+    at = own
+    for _ in range(ANCESTORS_MAX):
+        found = _look_up(at)
+        if found is None:
+            break
+        if found.name == JAVA:
+            return Process(at, found.started)
+        at = found.parent
+    found = _look_up(own)
+    return Process(own, "" if found is None else found.started)
+
+
+def _look_up(pid: int) -> _Found | None:
+    """What is known of a process; None: it has ended."""
+    if pid <= 0:
+        return None
+    if Path("/proc/self/stat").exists():
+        return _in_proc(pid)
+    return _by_ps(pid)
+
+
+def _in_proc(pid: int) -> _Found | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    fields = rest.split()
+    if fields[0] in _ENDED:
+        return None
+    return _Found(int(fields[_PARENT_FIELD]), name, fields[_START_FIELD])
+
+
+def _by_ps(pid: int) -> _Found | None:
+    """The same where there is no /proc (macOS)."""
+    command = ["ps", "-o", "ppid=,state=,lstart=,comm=", "-p", str(pid)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
+    fields = answer.stdout.split(maxsplit=7)
+    if answer.returncode or len(fields) < 8 or fields[1][0] in _ENDED:
+        return None
+    return _Found(int(fields[0]), Path(fields[7].strip()).name, " ".join(fields[2:7]))

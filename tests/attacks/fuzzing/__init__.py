@@ -1,0 +1,1 @@
+"""Hostile input by seed: frames of the wire protocol and HTTP requests, shaped like real ones and broken in places."""

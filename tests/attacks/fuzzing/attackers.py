@@ -1,0 +1,188 @@
+"""Send seeded hostile input to a server: as a function in a test, or as a process beside one that measures.
+
+    python -m tests.attacks.fuzzing.attackers wire HOST PORT SEED FRAMES [TOKEN]
+    python -m tests.attacks.fuzzing.attackers http HOST PORT SEED REQUESTS ROUTES [TOKEN]     (ROUTES: broker, sidecar, webhook)
+
+A peer that closes the connection, resets it or does not answer is fine here: whoever starts the attack looks at the
+victim. At most ``AT_ONCE`` connections are open, and each one ends after ``CONNECTION_SECONDS``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import ssl
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from tests.attacks.fuzzing import http, wire
+
+AT_ONCE = 8
+CONNECTION_SECONDS = 10.0
+FRAMES_PER_CONNECTION = (3, 40)
+READ_BYTES = 65_536
+
+ROOT = Path(__file__).resolve().parents[3]
+
+SIDECAR_ROUTES = (
+    *(
+        ("GET", path)
+        for path in ("/v1/leadership", "/v1/events", "/v1/map/{name}", "/healthz", "/metrics")
+    ),
+    *(
+        ("POST", path)
+        for path in ("/v1/publish", "/v1/release", "/v1/guarded/{name}", "/v1/resume")
+    ),
+    *(("PUT", path) for path in ("/v1/map/{name}/{key}", "/v1/resume-info")),
+)
+WEBHOOK_ROUTES = (("POST", "/inject"), ("GET", "/inject"), ("GET", "/{name}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What an attack sent: connections, and frames or requests of which at least the first byte went out."""
+
+    connections: int
+    pieces: int
+
+
+def broker_routes() -> tuple[tuple[str, str], ...]:
+    """Every route that docs/http.md documents, and paths that do not exist."""
+    text = (ROOT / "docs" / "http.md").read_text()
+    found = set()
+    for methods, path in re.findall(r"`((?:(?:GET|PUT|POST|DELETE) ?)+) ([^`?\[ ]+)", text):
+        prefix = (
+            "/onewriter/v1/topics/{tenant}/{namespace}/{topic}" if path.startswith("...") else ""
+        )
+        whole = prefix + path.removeprefix("...")
+        if not whole.startswith("/"):
+            whole = "/admin/v2/" + whole
+        found |= {(method, whole) for method in methods.split()}
+    return (*sorted(found), ("GET", "/{name}"), ("POST", "/onewriter/v1/{name}"))
+
+
+def named_routes(name: str) -> tuple[tuple[str, str], ...]:
+    return {"broker": broker_routes(), "sidecar": SIDECAR_ROUTES, "webhook": WEBHOOK_ROUTES}[name]
+
+
+async def attack_wire(address: tuple[str, int], seed: int, frames: int, *, token: str = "") -> Sent:
+    """Send so many frames over connections that each say CONNECT first, mostly."""
+    random = Random(seed)
+    left, connections, sent = frames, 0, 0
+
+    async def one(chosen: Random, number: int) -> int:
+        pieces = list(wire.frames(chosen, number))
+        if chosen.random() < 0.95:
+            pieces.insert(0, wire.hello(token))
+        return await _converse(address, pieces, reads=chosen.random() < 0.9, ssl_context=None)
+
+    while left > 0:
+        batch = []
+        for _ in range(AT_ONCE):
+            number = min(left, random.randint(*FRAMES_PER_CONNECTION))
+            left -= number
+            if number > 0:
+                batch.append(one(Random(random.getrandbits(64)), number))
+        connections += len(batch)
+        sent += sum(await asyncio.gather(*batch))
+    return Sent(connections, sent)
+
+
+async def attack_http(
+    address: tuple[str, int],
+    seed: int,
+    requests: int,
+    routes: Sequence[tuple[str, str]],
+    *,
+    token: str = "",
+    ssl_context: ssl.SSLContext | None = None,
+) -> Sent:
+    """Send so many requests, each over a connection of its own."""
+    random = Random(seed)
+    host = f"{address[0]}:{address[1]}"
+    sent = 0
+
+    async def one(chosen: Random) -> int:
+        piece = http.request(chosen, routes, host, token)
+        return await _converse(
+            address, [piece], reads=chosen.random() < 0.95, ssl_context=ssl_context
+        )
+
+    for start in range(0, requests, AT_ONCE):
+        number = min(AT_ONCE, requests - start)
+        batch = [one(Random(random.getrandbits(64))) for _ in range(number)]
+        sent += sum(await asyncio.gather(*batch))
+    return Sent(sent, sent)
+
+
+async def _converse(
+    address: tuple[str, int],
+    pieces: Sequence[bytes],
+    *,
+    reads: bool,
+    ssl_context: ssl.SSLContext | None,
+) -> int:
+    """Send the pieces over one connection; how many were sent before the peer closed it."""
+    sent = 0
+    with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+        async with asyncio.timeout(CONNECTION_SECONDS):
+            reader, writer = await asyncio.open_connection(*address, ssl=ssl_context)
+            reading = asyncio.create_task(_drain(reader)) if reads else None  # noqa: TID251 - ended below
+            try:
+                for piece in pieces:
+                    if writer.is_closing() or (reading is not None and reading.done()):
+                        break
+                    writer.write(piece)
+                    sent += 1
+                    await asyncio.wait_for(writer.drain(), 1.0)
+                if reading is not None:
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(asyncio.shield(reading), 0.05)
+            finally:
+                if reading is not None:
+                    reading.cancel()
+                    await asyncio.gather(reading, return_exceptions=True)
+                writer.transport.abort()
+    return sent
+
+
+async def _drain(reader: asyncio.StreamReader) -> None:
+    with contextlib.suppress(OSError):
+        while await reader.read(READ_BYTES):
+            pass
+
+
+def main(kind: str, host: str, port: str, seed: str, number: str, *more: str) -> int:
+    address = (host, int(port))
+    if kind == "wire":
+        token = more[0] if more else ""
+        sent = asyncio.run(attack_wire(address, int(seed), int(number), token=token))
+    else:
+        context = None
+        if more[0] == "webhook":
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        token = more[1] if len(more) > 1 else ""
+        sent = asyncio.run(
+            attack_http(
+                address,
+                int(seed),
+                int(number),
+                named_routes(more[0]),
+                token=token,
+                ssl_context=context,
+            )
+        )
+    print(json.dumps({"connections": sent.connections, "pieces": sent.pieces}))
+    return 0
+
+
+__all__ = ["Sent", "attack_http", "attack_wire", "broker_routes", "named_routes"]
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,52 @@
+"""Who leads the topics of a test: drivers of batches, and programs with the SDK."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import onewriter.sync
+from onewriter import AccessMode
+from onewriter_core.ids import TopicName
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.leading.asking import Leader
+from onewriter_pipeline.leading.requests import EXCLUSIVE, Grant
+from onewriter_pipeline.publishing.driving import Driving
+from onewriter_pipeline.publishing.writing import Target
+
+FENCING = AccessMode.EXCLUSIVE_WITH_FENCING
+
+
+@contextlib.contextmanager
+def driving(mode: str = EXCLUSIVE, **more: Any) -> Iterator[Driving]:
+    """A driver that leads what it writes, for one batch write or query."""
+    led = Driving(secrets.token_hex(8), Leader(), mode, **more)
+    try:
+        yield led
+    finally:
+        led.end(is_over=True)
+
+
+@contextlib.contextmanager
+def granted(access: Access | str, topic: str, app: str, mode: str = EXCLUSIVE) -> Iterator[Grant]:
+    """A topic without partitions, or one partition, led by a driver that may publish as this app."""
+    target = Target(Access(access) if isinstance(access, str) else access, topic)
+    with driving(mode) as led:
+        yield led.begin(target, app).grants[str(TopicName.parse(topic))]
+
+
+def shown(grant: Grant) -> dict[str, str]:
+    """The headers of a grant, as a script gives them to Http."""
+    return {name.replace("-", "_"): value for name, value in grant.headers().items()}
+
+
+@contextlib.contextmanager
+def program(service_url: str, topic: str, app: str, **more: Any) -> Iterator[Grant]:
+    """A topic that a user's program leads, which deposes whoever did; what it passes on to an app."""
+    with (
+        onewriter.sync.Client(service_url, **more) as client,
+        client.lead(topic, access_mode=FENCING, announce=False) as leadership,
+    ):
+        yield Grant(leadership.epoch, leadership.capability(app))
