@@ -339,7 +339,7 @@ def schemas() -> Iterator[Input]:
                 encode_command(
                     pb.CommandGetOrCreateSchema(
                         request_id=1 + extra,
-                        topic=TOPIC + f"-schema-{shape.__name__}-{size}",
+                        topic=TOPIC,
                         schema=pb.Schema(
                             name="s",
                             type=pb.Schema.AVRO,

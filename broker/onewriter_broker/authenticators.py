@@ -23,10 +23,21 @@ def authenticator(settings: Settings) -> Authenticator | None:
                 "authentication by token needs a secret or public key file, or token_review"
             )
         return None
+    if publics and not settings.token_audience:
+        # The key of an identity provider signs tokens for every service; those are not for us.
+        raise ConfigurationError(
+            "token_public_key_file needs token_audience: without it, tokens that the key's owner"
+            " issued for other services would be accepted"
+        )
     from onewriter_broker import tokens  # noqa: PLC0415 - see above
 
     return tokens.StaticTokenAuthenticator(
         tokens.load_keys(secrets, publics),
         lambda: time.time_ns() / 1e9,
         is_required=settings.authentication_required,
+        expected=tokens.Expected(
+            settings.token_audience or None,
+            settings.token_issuer or None,
+            expiry_required=settings.token_expiry_required,
+        ),
     )

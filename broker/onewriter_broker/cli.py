@@ -18,6 +18,7 @@ from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings, ha
 from onewriter_broker.local.supervisor import ChildSpec, Supervisor
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.settings import Settings
+from onewriter_broker.store_option import without_password
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.errors import ConfigurationError
 
@@ -73,7 +74,11 @@ def _memory_size(
     show_default=True,
     help="How many brokers to start.",
 )
-@click.option("--redis-url", help="Use this Redis or Valkey instead of an embedded one.")
+@click.option(
+    "--redis-url",
+    callback=without_password,
+    help="Use this Redis or Valkey instead of an embedded one.",
+)
 @click.option("--redis-sentinels", help="host:port,... of Sentinels that know the primary.")
 @click.option("--redis-sentinel-master", help="The name the Sentinels know the primary by.")
 @click.option(

@@ -47,6 +47,9 @@ STORE_WAIT_SECONDS = 30.0
 
 STORE_POLL_SECONDS = 0.2
 
+SERVICE_ACCOUNT_AUDIENCE = "onewriter"
+"""The audience of ServiceAccounts' tokens where the settings name none."""
+
 COMMIT_SECONDS = 0.02
 """One question whether replicas or the disk have caught up: it holds up all that is written."""
 
@@ -111,7 +114,10 @@ def reviewing(settings: Settings, api: KubernetesApi) -> tuple[Authenticator, Ch
 
     keys = token_review.ClusterKeys(api)
     review = token_review.TokenReviewAuthenticator(
-        api, keys, settings.token_audience, is_required=settings.authentication_required
+        api,
+        keys,
+        settings.token_audience or SERVICE_ACCOUNT_AUDIENCE,
+        is_required=settings.authentication_required,
     )
     static = authenticator(settings)
     return review if static is None else EitherAuthenticator(static, review), keys.run

@@ -99,7 +99,17 @@ class Settings(BaseSettings):
     token_review: bool = Field(
         False, description="have the Kubernetes API judge tokens of ServiceAccounts (TokenReview)"
     )
-    token_audience: str = Field("onewriter", description="the audience that such a token must have")
+    token_audience: str = Field(
+        "",
+        description="audience that tokens must have; needed with a public key; empty: any for tokens"
+        " of a secret key, onewriter for those of ServiceAccounts",
+    )
+    token_issuer: str = Field(
+        "", description="issuer that tokens signed with a key must have; empty: any"
+    )
+    token_expiry_required: bool = Field(
+        False, description="refuse tokens signed with a key that never expire"
+    )
     admin_subjects: str = Field(
         "",
         description="token subjects (comma separated) that may change things over HTTP; empty:"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import jwt
+import structlog
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
@@ -27,6 +28,8 @@ from onewriter_broker.authentication import (
 )
 from onewriter_core.errors import ConfigurationError
 from onewriter_core.ids import Identity
+
+log = structlog.get_logger(__name__)
 
 TOKEN_BYTES_MAX: Final = 16 * 1024
 SUBJECT_LENGTH_MAX: Final = 253
@@ -43,6 +46,24 @@ CLOCK_SKEW_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
+class Expected:
+    """What tokens must say besides who their subject is."""
+
+    audience: str | None = None
+    """Must be among the token's audiences; None: any will do."""
+    issuer: str | None = None
+    """Must be the token's issuer; None: any will do."""
+    expiry_required: bool = False
+    """Tokens without an expiry are refused."""
+
+
+ANYTHING: Final = Expected()
+
+WARN_AGAIN_SECONDS: Final = 600.0
+"""A warning about tokens without an expiry is written at most once in this time."""
+
+
+@dataclass(frozen=True, slots=True)
 class VerificationKey:
     """One key and the only algorithm it is used with, so that no token chooses how it is read."""
 
@@ -54,8 +75,7 @@ class StaticTokenAuthenticator:
     """Accepts tokens signed with one of the configured keys.
 
     A client without a token is anonymous unless ``is_required``; one with a bad token is refused,
-    never let in as anonymous. ``audience`` must be among the token's audiences when it is given.
-    ``unix_seconds`` is the wall clock.
+    never let in as anonymous. ``unix_seconds`` is the wall clock.
     """
 
     def __init__(
@@ -64,30 +84,43 @@ class StaticTokenAuthenticator:
         unix_seconds: Callable[[], float],
         *,
         is_required: bool = False,
-        audience: str | None = None,
+        expected: Expected = ANYTHING,
     ) -> None:
         self._keys = tuple(keys)
         self._unix_seconds = unix_seconds
         self._is_required = is_required
-        self._audience = audience
+        self._expected = expected
+        self._warned_at = float("-inf")
         if not self._keys:
             raise ConfigurationError("authentication by token needs a secret or public key file")
 
     async def authenticate(self, method: str, data: bytes) -> Authenticated:
         if not shows_token(method, is_required=self._is_required):
             return Authenticated(Identity())
-        return verify(data, self._keys, self._unix_seconds(), self._audience)
+        now = self._unix_seconds()
+        found = verify(data, self._keys, now, self._expected)
+        if found.expires_at is None and now - self._warned_at >= WARN_AGAIN_SECONDS:
+            self._warned_at = now
+            log.warning("token.without_expiry", subject=found.identity.subject)
+        return found
 
 
 def verify(
-    token: bytes, keys: Iterable[VerificationKey], now: float, audience: str | None = None
+    token: bytes,
+    keys: Iterable[VerificationKey],
+    now: float,
+    expected: Expected = ANYTHING,
 ) -> Authenticated:
-    """Check a token's signature, times, audience and subject; ``now`` in Unix seconds.
+    """Check a token's signature, times, audience, issuer and subject; ``now`` in Unix seconds.
 
     Raises Refused(AUTHENTICATION_ERROR), whose text holds nothing of the token.
     """
-    payload = signed_payload(token, keys, audience)
+    payload = signed_payload(token, keys, expected.audience)
+    if expected.issuer is not None and payload.get("iss") != expected.issuer:
+        raise refused("the token has another issuer")
     expires_at = time_in(payload, "exp")
+    if expires_at is None and expected.expiry_required:
+        raise refused("the token has no expiry")
     if expires_at is not None and expires_at <= now:
         raise refused("the token has expired")
     not_before = time_in(payload, "nbf")

@@ -6,6 +6,7 @@ a caller with few rights gets what there is. Secrets are never read.
 
 from __future__ import annotations
 
+import base64
 import io
 import tarfile
 import urllib.error
@@ -42,7 +43,7 @@ BESIDE: Final = (
 """Kinds in its namespace that do not carry its labels."""
 
 PAGES: Final = ("/healthz", "/readyz", "/metrics")
-"""What brokers and operators tell without a token."""
+"""What brokers and operators tell; metrics of brokers with the token of the installation's Secret."""
 
 
 class Report:
@@ -147,8 +148,9 @@ class Report:
             self.lack(f"{title}/http", error)
             return
         try:
+            token = _metrics_token(kubectl, pod)
             for page in PAGES:
-                self.gather(f"{title}{page}.txt", partial(_page, url + page))
+                self.gather(f"{title}{page}.txt", partial(_page, url + page, token))
         finally:
             tunnel.close()
 
@@ -169,11 +171,26 @@ def _log(kubectl: Kubectl, pod: Json, container: str, which: str) -> str:
     return redaction.in_text(said)
 
 
-def _page(url: str) -> str:
+def _metrics_token(kubectl: Kubectl, pod: Json) -> str:
+    """The token that may read brokers' metrics; empty for whoever may not read its Secret."""
+    about = metadata(pod)
+    release = (about.get("labels") or {}).get("app.kubernetes.io/instance", "")
+    secret = ("get", "secret", f"{release}-metrics", "--output=jsonpath={.data.token}")
+    try:
+        text = kubectl.text(*secret, namespace=str(about["namespace"]))
+        return base64.b64decode(text, validate=True).decode("ascii")
+    except (OnewriterError, ValueError):
+        return ""
+
+
+def _page(url: str, token: str) -> str:
     """A page, whatever status it has. Raises Unavailable."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    asked = urllib.request.Request(url)  # noqa: S310 - http, to a tunnel of our own
+    if token:
+        asked.add_header("Authorization", f"Bearer {token}")
     try:
-        with opener.open(url, timeout=PAGE_SECONDS) as answer:
+        with opener.open(asked, timeout=PAGE_SECONDS) as answer:
             text = answer.read(PAGE_BYTES_MAX).decode("utf-8", "replace")
             return redaction.in_text(text)
     except urllib.error.HTTPError as error:

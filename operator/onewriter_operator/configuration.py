@@ -29,12 +29,15 @@ PORT_PULSAR: Final = 6650
 PORT_PULSAR_TLS: Final = 6651
 PORT_HTTP: Final = 8080
 PORT_HTTPS: Final = 8443
+PORT_PROBES: Final = 8081
+"""Of probes and metrics alone."""
+
 PORT_STORE: Final = 6379
 
 MANAGED_SETTINGS: Final = frozenset({
     "adminSubjects", "advertisedHost", "anchor", "anchorName", "authenticationRequired",
-    "consumersDefault", "dataDir", "observerSubjects", "pipelineSubjects",
-    "host", "httpPort", "httpsPort", "kubernetesNamespace", "manifests", "name", "port",
+    "consumersDefault", "dataDir", "observerSubjects", "pipelineSubjects", "probePort",
+    "host", "httpPort", "httpsPort", "kubernetesNamespace", "manifests", "metricsTokenFile", "name", "port",
     "redisPassword", "redisPasswordFile", "redisReplicas", "redisSentinelMaster",
     "redisSentinels", "redisUrl", "redisUsername", "tlsCertFile", "tlsKeyFile", "tlsPort",
     "tokenAudience", "tokenReview",

@@ -17,6 +17,7 @@ from onewriter_broker.logs import configure_logging
 from onewriter_broker.ownership.claims import Forced, adopt_force
 from onewriter_broker.process import api_of, is_single_node, open_anchor, redis_settings
 from onewriter_broker.settings import Settings
+from onewriter_broker.store_option import without_password
 from onewriter_broker.verbs.offline import reachable
 from onewriter_core import tables
 from onewriter_core.command import output_option
@@ -45,7 +46,9 @@ To do it:  onewriter adopt --all --force --reason "why"     (or --bucket N)"""
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Directory of the anchor and the embedded server's data.",
 )
-@click.option("--redis-url", help="The store, if it is not the embedded one.")
+@click.option(
+    "--redis-url", callback=without_password, help="The store, if it is not the embedded one."
+)
 @click.option("--redis-sentinels", help="host:port,... of Sentinels that know the primary.")
 @click.option("--redis-sentinel-master", help="The name the Sentinels know the primary by.")
 @output_option("table", "json")

@@ -22,6 +22,7 @@ from onewriter_broker.log.redis_store import RedisLogStore
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.process import redis_settings
 from onewriter_broker.settings import Settings
+from onewriter_broker.store_option import without_password
 from onewriter_broker.verify.findings import PREDICATES
 from onewriter_broker.verify.reader import LogReport, all_logs, logs_of, verify
 from onewriter_core.command import EXIT_REFUSED, output_option
@@ -40,7 +41,11 @@ PROGRESS_SECONDS = 2.0
     type=click.Path(file_okay=False, path_type=Path),
     help="Data directory of `onewriter up`, whose store is checked; it need not be running.",
 )
-@click.option("--redis-url", help="Check this Redis or Valkey: redis://host:port or unix:///path.")
+@click.option(
+    "--redis-url",
+    callback=without_password,
+    help="Check this Redis or Valkey: redis://host:port or unix:///path.",
+)
 @click.option(
     "--buckets", type=int, help="Buckets of the store, if brokers were told another number."
 )

@@ -1,6 +1,6 @@
 """What the operator installs: pure builders, one file per object, from configuration to objects.
 
-``objects`` is applied server-side, again and again. ``created_once`` are the Secrets of passwords:
+``objects`` is applied server-side, again and again. ``created_once`` are Secrets with a password or token:
 each is created where it does not exist and never written over. What stands here never changes
 anything; the chart installs what the operator itself needs (its own rights, the brokers' account).
 """
@@ -50,8 +50,11 @@ def created_once(
     make_password: Callable[[], str] = passwords.random_password,
 ) -> list[Json]:
     """Secrets to create where they do not exist yet; one that exists is left as it is."""
-    found = passwords.store_password(configuration, make_password)
-    return [] if found is None else [_owned(found, owner)]
+    found = [
+        passwords.store_password(configuration, make_password),
+        passwords.metrics_token(configuration, make_password),
+    ]
+    return [_owned(each, owner) for each in found if each is not None]
 
 
 def _owned(document: Json, owner: Mapping[str, Any] | None) -> Json:

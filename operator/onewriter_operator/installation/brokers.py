@@ -13,6 +13,7 @@ from typing import Any, Final
 from onewriter_operator.configuration import (
     PORT_HTTP,
     PORT_HTTPS,
+    PORT_PROBES,
     PORT_PULSAR,
     PORT_PULSAR_TLS,
     PORT_STORE,
@@ -25,6 +26,7 @@ Json = dict[str, Any]
 
 DATA_DIRECTORY: Final = "/var/lib/onewriter"
 TLS_DIRECTORY: Final = "/run/onewriter/tls"
+METRICS_DIRECTORY: Final = "/run/onewriter/metrics"
 
 DRAIN_SECONDS: Final = 3
 """Between leaving the Service and the signal to stop: until every node's proxy has heard of it."""
@@ -77,6 +79,17 @@ def _pod(configuration: Configuration) -> Json:
     password = passwords.mounted(configuration)
     if password is not None:
         volumes.append(password)
+    volumes.append(
+        {
+            "name": "metrics-token",
+            "secret": {
+                "secretName": names.metrics_secret(configuration),
+                "defaultMode": pods.READ_BY_GROUP,
+                # Without it administrators alone read metrics; brokers need not wait for it.
+                "optional": True,
+            },
+        }
+    )
     if configuration.brokers.tls.enabled:
         secret = names.broker_tls_secret(configuration)
         volumes.append(
@@ -99,7 +112,8 @@ def _container(configuration: Configuration) -> Json:
         mounts.append(
             {"name": "store-password", "mountPath": passwords.DIRECTORY, "readOnly": True}
         )
-    ports = [("pulsar", PORT_PULSAR), ("http", PORT_HTTP)]
+    mounts.append({"name": "metrics-token", "mountPath": METRICS_DIRECTORY, "readOnly": True})
+    ports = [("pulsar", PORT_PULSAR), ("http", PORT_HTTP), ("probes", PORT_PROBES)]
     if configuration.brokers.tls.enabled:
         mounts.append({"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True})
         ports += [("pulsar-tls", PORT_PULSAR_TLS), ("https", PORT_HTTPS)]
@@ -129,7 +143,7 @@ def _probes() -> Json:
 
 def _probe(path: str, *, period: int, failures: int, timeout: int) -> Json:
     return {
-        "httpGet": {"path": path, "port": "http"},
+        "httpGet": {"path": path, "port": "probes"},
         "periodSeconds": period,
         "failureThreshold": failures,
         "timeoutSeconds": timeout,
@@ -145,6 +159,8 @@ def _environment(configuration: Configuration) -> list[Json]:
         "host": "0.0.0.0",
         "port": PORT_PULSAR,
         "httpPort": PORT_HTTP,
+        "probePort": PORT_PROBES,
+        "metricsTokenFile": f"{METRICS_DIRECTORY}/{names.METRICS_TOKEN_KEY}",
         "dataDir": DATA_DIRECTORY,
         "anchor": "kubernetes",
         "anchorName": ANCHOR_NAME,

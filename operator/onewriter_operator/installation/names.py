@@ -19,6 +19,8 @@ CONFIGURATION: Final = "onewriter.dev/configuration"
 STORE_USER: Final = "onewriter"
 """The brokers' user of our own store."""
 
+METRICS_TOKEN_KEY: Final = "token"  # noqa: S105 - the name of a key
+
 PASSWORD_KEY: Final = "password"  # noqa: S105 - the name of a key
 PREVIOUS_PASSWORD_KEY: Final = "previous-password"  # noqa: S105 - the name of a key
 """Keys of the Secret with the store's passwords: both count, so that a change locks nobody out."""
@@ -37,6 +39,11 @@ def broker_pods(configuration: Configuration) -> str:
 def store_secret(configuration: Configuration) -> str:
     """The Secret that our own store's password is made in."""
     return f"{component(configuration, VALKEY)}-password"
+
+
+def metrics_secret(configuration: Configuration) -> str:
+    """The Secret with the token that may read the brokers' metrics."""
+    return component(configuration, "metrics")
 
 
 def broker_tls_secret(configuration: Configuration) -> str:

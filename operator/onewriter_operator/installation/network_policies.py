@@ -8,6 +8,7 @@ from typing import Any
 from onewriter_operator.configuration import (
     PORT_HTTP,
     PORT_HTTPS,
+    PORT_PROBES,
     PORT_STORE,
     Configuration,
 )
@@ -38,7 +39,7 @@ def _brokers(configuration: Configuration) -> Json:
     clients = [*wanted.clients, *ours] if wanted.clients else []
     ingress = [
         _rule("from", clients, offered),
-        _rule("from", wanted.monitoring, [PORT_HTTP, PORT_HTTPS]),
+        _rule("from", wanted.monitoring, [PORT_PROBES]),
         _rule("from", own, [PORT_HTTP, PORT_HTTPS]),
     ]
     external = configuration.external_store

@@ -1,4 +1,4 @@
-"""The Secret with the password of our own store."""
+"""The Secrets that are made once: the password of our own store, and the token for metrics."""
 
 from __future__ import annotations
 
@@ -34,6 +34,20 @@ def store_password(
         "type": "Opaque",
         "metadata": names.metadata(configuration, names.store_secret(configuration), names.VALKEY),
         "data": {names.PASSWORD_KEY: encoded},
+    }
+
+
+def metrics_token(configuration: Configuration, make_password: Callable[[], str]) -> dict[str, Any]:
+    """The Secret with the token that may read the brokers' metrics, for Prometheus."""
+    encoded = base64.b64encode(make_password().encode()).decode()
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "Opaque",
+        "metadata": names.metadata(
+            configuration, names.metrics_secret(configuration), names.BROKER
+        ),
+        "data": {names.METRICS_TOKEN_KEY: encoded},
     }
 
 

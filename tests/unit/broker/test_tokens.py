@@ -12,6 +12,7 @@ from typing import Any
 
 import jwt
 import pytest
+import structlog
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -23,11 +24,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onewriter_broker.authentication import AnonymousAuthenticator, Authenticated
+from onewriter_broker.authenticators import authenticator
+from onewriter_broker.settings import Settings
 from onewriter_broker.tokens import (
     CLOCK_SKEW_SECONDS,
     KEY_FILE_BYTES_MAX,
     KEY_FILES_MAX,
     TOKEN_BYTES_MAX,
+    WARN_AGAIN_SECONDS,
+    Expected,
     StaticTokenAuthenticator,
     VerificationKey,
     load_keys,
@@ -155,9 +160,12 @@ def test_a_token_without_a_subject_names_nobody() -> None:
 
 def test_an_audience_counts_where_one_is_configured() -> None:
     verify(token(aud="anything"), HS256, NOW)
-    verify(token(aud=["other", "onewriter"]), HS256, NOW, "onewriter")
-    assert refusal(token(aud="other"), audience="onewriter") == "the token is for another audience"
-    assert refusal(token(), audience="onewriter") == "the token is for another audience"
+    verify(token(aud=["other", "onewriter"]), HS256, NOW, Expected("onewriter"))
+    assert (
+        refusal(token(aud="other"), expected=Expected("onewriter"))
+        == "the token is for another audience"
+    )
+    assert refusal(token(), expected=Expected("onewriter")) == "the token is for another audience"
 
 
 def test_a_token_for_a_retired_key_is_refused_and_for_any_current_one_accepted() -> None:
@@ -238,8 +246,40 @@ async def test_other_methods_are_refused() -> None:
         assert caught.value.code is ServerError.AUTHENTICATION_ERROR
 
 
+def test_an_issuer_counts_where_one_is_configured() -> None:
+    expected = Expected(issuer="https://ours")
+    verify(token(iss="https://ours"), HS256, NOW, expected)
+    verify(token(iss="anybody"), HS256, NOW)
+    listed = handmade({"alg": "HS256"}, b'{"sub": "writer", "iss": ["https://ours"]}')
+    for other in (token(), token(iss="https://theirs"), listed):
+        assert refusal(other, expected=expected) == "the token has another issuer"
+
+
+def test_an_expiry_can_be_required() -> None:
+    expected = Expected(expiry_required=True)
+    verify(token(exp=int(NOW) + 60), HS256, NOW, expected)
+    assert refusal(token(), expected=expected) == "the token has no expiry"
+
+
+async def test_tokens_without_an_expiry_are_warned_about_now_and_then() -> None:
+    time = [NOW]
+    judge = StaticTokenAuthenticator(HS256, lambda: time[0])
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(3):
+            await judge.authenticate("token", token())
+        await judge.authenticate("token", token(exp=int(NOW) + 60_000))
+        time[0] += WARN_AGAIN_SECONDS
+        await judge.authenticate("token", token())
+    assert [line["event"] for line in lines] == ["token.without_expiry"] * 2
+
+
+def test_a_public_key_needs_an_audience(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="token_audience"):
+        authenticator(Settings(token_public_key_file=tmp_path / "key.pem"))
+
+
 async def test_the_audience_of_the_settings_is_checked() -> None:
-    checking = StaticTokenAuthenticator(HS256, clock, audience="onewriter")
+    checking = StaticTokenAuthenticator(HS256, clock, expected=Expected("onewriter"))
     await checking.authenticate("token", token(aud="onewriter"))
     with pytest.raises(Refused):
         await checking.authenticate("token", token())
