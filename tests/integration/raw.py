@@ -130,6 +130,8 @@ class RawProducer:
         self.producer_id = command.producer_id
         self.name = command.producer_name
         self.epoch: int | None = None
+        self.registration = ""
+        """What proves the holder of the epoch over HTTP; empty: the broker gave none."""
         self.last_sequence_id = -1
         self._sequence = itertools.count()
 
@@ -157,6 +159,7 @@ class RawProducer:
         self.name = found.producer_name
         self.last_sequence_id = found.last_sequence_id
         self.epoch = found.topic_epoch if found.HasField("topic_epoch") else None
+        self.registration = found.registration
         return self
 
     @property

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from onewriter_broker.http.site import Refusal
-from onewriter_broker.topic.staging import PART_BYTES_MAX, Claimed
+from onewriter_broker.topic.staging import KEY_CHARACTERS_SHOWN, PART_BYTES_MAX, Claimed
 from onewriter_broker.turns import Turns
 from onewriter_core.ids import NUMBER_MAX
 from onewriter_core.publish_rights import is_app
@@ -19,9 +19,6 @@ PARTS_MAX: Final = 10_000
 
 PARTS_PER_TURN: Final = 500
 """Parts that are looked at before others get a turn of the event loop: a millisecond or two."""
-
-KEY_CHARACTERS_SHOWN: Final = 200
-"""Of a part that is refused, in the answer."""
 
 NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,14}")
 LABEL: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")

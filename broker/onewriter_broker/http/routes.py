@@ -41,6 +41,14 @@ class Filtered:
 
 
 @dataclass(frozen=True, slots=True)
+class ByHandler:
+    """The handler asks for this right: the decision depends on more than the path."""
+
+    action: Action
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class AnyIdentity:
     """Every proven identity may ask: the answer tells nothing about topics or their users."""
 
@@ -54,7 +62,7 @@ class Open:
     why: str
 
 
-Rule = Needs | Filtered | AnyIdentity | Open
+Rule = Needs | Filtered | ByHandler | AnyIdentity | Open
 
 
 def on_topic(*actions: Action) -> Needs:

@@ -1,4 +1,4 @@
-"""Staged parts and atomic publishes: for whoever may produce to the topic, not for administrators alone.
+"""Staged parts and atomic publishes: for the holder of a topic, and for whom it passes its right on to.
 
 Which topic, who may, what the body says; the doing is topic/staging.py and topic/publishing.py.
 """
@@ -6,25 +6,32 @@ Which topic, who may, what the body says; the doing is topic/staging.py and topi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from aiohttp import web
 
 from onewriter_broker.http.publish_body import LABEL, NUMBER, epoch_of, read_body
-from onewriter_broker.http.routes import Routes, on_topic
+from onewriter_broker.http.publish_rights import (
+    changer_of,
+    may_ask_of_ended,
+    shows_proof,
+    under_epoch,
+)
+from onewriter_broker.http.routes import ByHandler, Routes, on_topic
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, creator_of, object_body, topic_of
 from onewriter_broker.log.api import VERSION_PREFIX
 from onewriter_broker.log.publishing import TooLarge
 from onewriter_broker.topic.layouts import LAYOUT_PREFIX, Overtaken
 from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.publish_requests import Answer, Asked
-from onewriter_broker.topic.staging import PART_BYTES_MAX, MissingPart
+from onewriter_broker.topic.publish_requests import Answer, Asked, Right
+from onewriter_broker.topic.staging import PART_BYTES_MAX, Changer, MissingPart
 from onewriter_core.authorization import Action, AskedProducer, Granted
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.publish_rights import is_app
-from onewriter_core.topic.model import AccessMode
+from onewriter_core.topic.model import WHOLE, AccessMode
 
 PUBLISH_BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 """The body that names the parts of a publish."""
@@ -40,6 +47,10 @@ _DISCARD: Final = _VERSION + "/discard"
 _LAYOUT: Final = _VERSION + "/layout"
 _APP: Final = _TOPIC + "/published/{app}"
 
+_UNDER_EPOCH: Final = ByHandler(
+    Action.PUBLISH_UNDER_EPOCH, "the right depends on the secret that the request shows"
+)
+
 _MODES: Final = (
     AccessMode.EXCLUSIVE,
     AccessMode.EXCLUSIVE_WITH_FENCING,
@@ -53,13 +64,15 @@ def add_routes(router: Routes, site: Site) -> None:
     async def stage(request: web.Request) -> web.Response:
         name, app, version = _names(request)
         part, attempt = _label(request, "part"), _label(request, "attempt")
-        await _admitted(site, request, name, _MODES)
+        right = await _right_to_stage(site, request, name, app)
         if site.clients.store_is_full:
             raise Unavailable("the store is nearly full: nothing is staged until it is not")
         with site.staging.uploading():
             body = await _body(request, PART_BYTES_MAX)
             try:
-                kept = await site.staging.keep(name, f"{app}/{version}/{part}/{attempt}", body)
+                key = f"{app}/{version}/{part}/{attempt}"
+                changer = changer_of(site, request, name, right)
+                kept = await site.staging.keep(name, key, body, changer)
             except ProtocolError as error:
                 raise Refusal(400, str(error)) from error
             except TooLarge as error:
@@ -75,19 +88,21 @@ def add_routes(router: Routes, site: Site) -> None:
         epoch, mode, parts = await read_body(
             await _body(request, PUBLISH_BODY_BYTES_MAX), f"{app}/"
         )
-        modes = (mode,) if epoch is None else _MODES
-        topic, admission = await _admitted(site, request, name, modes)
         asked = Asked(
             app,
             version,
             epoch,
             parts,
             identity=request[IDENTITY],
-            claim=admission.claim_name,
             address=request.remote or "",
             mode=mode,
-            priority=admission.priority,
         )
+        if epoch is None:
+            topic, admission = await _admitted(site, request, name, (mode,))
+            asked = replace(asked, claim=admission.claim_name, priority=admission.priority)
+        else:
+            topic, right = await _led(site, request, name, app, epoch, version=version)
+            asked = replace(asked, right=right)
         try:
             answer = await site.publishing.publish(name, topic, asked, site.clients.wall_ms())
         except MissingPart as error:
@@ -96,8 +111,8 @@ def add_routes(router: Routes, site: Site) -> None:
             raise Refusal(413, str(error)) from error
         return web.json_response(_told(answer, asked))
 
-    router.add_put(_PART, stage, on_topic(Action.PUBLISH_UNDER_EPOCH))
-    router.add_post(_PUBLISH, publish, on_topic(Action.PUBLISH_UNDER_EPOCH))
+    router.add_put(_PART, stage, _UNDER_EPOCH)
+    router.add_post(_PUBLISH, publish, _UNDER_EPOCH)
     _add_layout(router, site)
     _add_dropping(router, site)
 
@@ -111,7 +126,10 @@ def _add_layout(router: Routes, site: Site) -> None:
         await site.require_owned(request, name)
         partitions = await site.topics.partitions_of(name) or 0
         first = name.with_partition(0) if partitions else name
-        topic, _ = await _admitted(site, request, first, _MODES)
+        if epoch is None:
+            topic, _ = await _admitted(site, request, first, _MODES)
+        else:
+            topic, _ = await _led(site, request, first, app, epoch, action=Action.STAGE)
         if partitions:
             topic_log = topic.runner.logs[topic.slot_of(first)]
             names = [name.with_partition(number) for number in range(partitions)]
@@ -139,22 +157,22 @@ def _add_layout(router: Routes, site: Site) -> None:
                 raise Refusal(409, text) from error
         return web.json_response({"partitions": partitions})
 
-    router.add_post(_LAYOUT, layout, on_topic(Action.PUBLISH_UNDER_EPOCH))
+    router.add_post(_LAYOUT, layout, _UNDER_EPOCH)
 
 
 def _add_dropping(router: Routes, site: Site) -> None:
     async def discard(request: web.Request) -> web.Response:
         name, app, version = _names(request)
-        await _admitted(site, request, name, _MODES)
-        dropped = await site.staging.drop(name, f"{app}/{version}/")
+        changer = await _changer(site, request, name, app)
+        dropped = await site.staging.drop(name, f"{app}/{version}/", changer)
         return web.json_response({"dropped": dropped})
 
     async def discard_parts(request: web.Request) -> web.Response:
         name, app, version = _names(request)
         body = await _body(request, PUBLISH_BODY_BYTES_MAX)
         parts = (await read_body(body, f"{app}/{version}/")).parts
-        await _admitted(site, request, name, _MODES)
-        dropped = await site.staging.drop_parts(name, [part.key for part in parts])
+        changer = await _changer(site, request, name, app)
+        dropped = await site.staging.drop_parts(name, [part.key for part in parts], changer)
         return web.json_response({"dropped": dropped})
 
     async def forget(request: web.Request) -> web.Response:
@@ -181,8 +199,8 @@ def _add_dropping(router: Routes, site: Site) -> None:
             raise Refusal(404, f"{name} was never published to under {app}")
         return web.json_response({"app": app, "version": max(versions)})
 
-    router.add_post(_DISCARD, discard_parts, on_topic(Action.PUBLISH_UNDER_EPOCH))
-    router.add_delete(_VERSION, discard, on_topic(Action.PUBLISH_UNDER_EPOCH))
+    router.add_post(_DISCARD, discard_parts, _UNDER_EPOCH)
+    router.add_delete(_VERSION, discard, _UNDER_EPOCH)
     router.add_delete(_APP, forget, on_topic(Action.ADMINISTER_TOPIC))
 
 
@@ -206,6 +224,104 @@ async def _forgotten(
     return int(version)
 
 
+async def _led(
+    site: Site,
+    request: web.Request,
+    name: TopicName,
+    app: str,
+    epoch: int | None = None,
+    *,
+    version: int | None = None,
+    action: Action = Action.PUBLISH_UNDER_EPOCH,
+) -> tuple[LoadedTopic, Right | None]:
+    """The topic, served here, under whose epoch this caller may publish as ``app``.
+
+    ``epoch`` None: the one that leads. ``version``: one that may be on its way into the log; while it
+    is, Undecided comes before a refusal, which would say that it is not published. The right is None
+    where a capability cannot be verified, because its epoch has ended: who may read the topic may
+    then ask what became of a version, and publishes nothing. Raises Refused, Refusal, Unavailable,
+    Undecided, HTTPTemporaryRedirect.
+    """
+    if action is Action.PUBLISH_UNDER_EPOCH and not shows_proof(request):
+        under_epoch(site, request, name, app, None, epoch)
+    await site.require_owned(request, name)
+    topic = await _existing(site, name)
+    right: Right | None
+    try:
+        right = under_epoch(site, request, name, app, topic, epoch, action)
+    except Refused:
+        if (
+            topic is not None
+            and epoch is not None
+            and may_ask_of_ended(site, request, name, topic, epoch)
+        ):
+            return topic, None
+        if topic is not None and version is not None:
+            topic_log = topic.runner.logs[topic.slot_of(name)]
+            site.publishing.check_nothing_on_its_way(topic_log, app, version)
+        raise
+    if topic is None:
+        await _check_undivided(site, name)
+        raise Refused(ServerError.TOPIC_NOT_FOUND, f"{name} does not exist")
+    _check_takes_rows(name, topic)
+    return topic, right
+
+
+async def _existing(site: Site, name: TopicName) -> LoadedTopic | None:
+    """The log's topic, loaded; None: there is no such log. Raises Unavailable, Undecided."""
+    entry = await site.topics.entry_of(name)
+    slot = WHOLE if name.partition is None else name.partition
+    if entry is None or slot not in entry.slots:
+        return None
+    return await site.topics.serve(name)
+
+
+async def _check_undivided(site: Site, name: TopicName) -> None:
+    """Raises Refusal for a topic that has partitions; Undecided."""
+    if name.partition is None and (await site.topics.partitions_of(name) or 0) > 0:
+        raise Refusal(400, f"{name} has partitions: name the one that is to be published to")
+
+
+async def _right_to_stage(
+    site: Site, request: web.Request, name: TopicName, app: str
+) -> Right | None:
+    """The right to stage under the epoch that leads; None: the caller may produce, and no more.
+
+    What it shows may be of an epoch that has ended, or does not lead this partition: then its own right
+    to produce is enough to stage, and the publish decides. Raises as ``_led``.
+    """
+    refusal: Refused | None = None
+    if shows_proof(request):
+        try:
+            return (await _led(site, request, name, app))[1]
+        except Refused as refused:
+            if refused.code is not ServerError.AUTHORIZATION_ERROR:
+                raise
+            refusal = refused
+    try:
+        await _admitted(site, request, name, _MODES)
+    except Refused as refused:
+        raise refusal or refused from refused
+    return None
+
+
+async def _changer(site: Site, request: web.Request, name: TopicName, app: str) -> Changer:
+    """Whoever asks for parts to be dropped; each part decides who may drop it. Raises as ``_led``."""
+    right = None
+    if shows_proof(request):
+        with suppress(Refused):  # the secret of a former epoch may drop what was staged under it
+            right = (await _led(site, request, name, app))[1]
+    elif not site.clients.authorization.principal(request[IDENTITY]).is_administrator:
+        await _admitted(site, request, name, _MODES)
+    await site.require_owned(request, name)
+    return changer_of(site, request, name, right)
+
+
+def _check_takes_rows(name: TopicName, topic: LoadedTopic) -> None:
+    if topic.requires_schema:
+        raise Refused(ServerError.INCOMPATIBLE_SCHEMA, f"{name} takes messages with a schema only")
+
+
 async def _admitted(
     site: Site, request: web.Request, name: TopicName, modes: tuple[AccessMode, ...]
 ) -> tuple[LoadedTopic, Granted]:
@@ -223,11 +339,9 @@ async def _admitted(
         authorization.require(identity, Action.PRODUCE, resource, AskedProducer(modes[0]))
     admission = granted[0]
     await site.require_owned(request, name)
-    if name.partition is None and (await topics.partitions_of(name) or 0) > 0:
-        raise Refusal(400, f"{name} has partitions: name the one that is to be published to")
+    await _check_undivided(site, name)
     topic = await topics.serve(name, creator_of(request))
-    if topic.requires_schema:
-        raise Refused(ServerError.INCOMPATIBLE_SCHEMA, f"{name} takes messages with a schema only")
+    _check_takes_rows(name, topic)
     return topic, admission
 
 

@@ -1,8 +1,8 @@
 """What was handed in for an atomic publish and is not published yet, in the store.
 
-Parts are kept beside the logs, under keys of their own, and expire. They are guarded by nothing: a
-part is named by whoever made it, and whoever publishes names it with its checksum, so that a late
-write of one changes nothing that counts. Brokers have no command that removes a key; a part goes with
+Parts are kept beside the logs, under keys of their own, and expire. The store does not guard them: a
+part is named by its stager, and the publisher names it with its checksum, so that a late write of one
+changes nothing that counts. The broker notes who staged a part, and lets nobody else replace it. Brokers have no command that removes a key; a part goes with
 its last field.
 """
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from onewriter_core.errors import OnewriterError
+from onewriter_core.ids import Identity
 
 CHUNK_BYTES = 512 * 1024
 """What one write or read of a part carries."""
@@ -24,13 +25,25 @@ class Damaged(OnewriterError):
 
 
 @dataclass(frozen=True, slots=True)
+class Stager:
+    """Who staged a part, and under which topic epoch; None: by the right to produce alone."""
+
+    identity: Identity
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StagedPart:
-    """One part: how many rows and bytes, a checksum of them, until when it is kept (wall clock, ms)."""
+    """One part: how many rows and bytes, a checksum of them, until when it is kept (wall clock, ms).
+
+    ``stager`` is None for a part that a broker of an earlier release stored.
+    """
 
     rows: int
     bytes: int
     checksum: str
     until_ms: int
+    stager: Stager | None = None
 
     @property
     def chunks(self) -> int:
@@ -38,17 +51,32 @@ class StagedPart:
         return -(-self.bytes // CHUNK_BYTES)
 
     def encode(self) -> str:
-        """As it is written beside the part."""
-        return json.dumps([self.rows, self.bytes, self.checksum, self.until_ms])
+        """As it is written beside the part.
+
+        The stager follows the checksum in one text: earlier releases read a list of four.
+        """
+        told = self.checksum
+        if self.stager is not None:
+            identity, epoch = self.stager.identity, self.stager.epoch
+            told += " " + json.dumps([identity.subject, identity.pod_uid, epoch])
+        return json.dumps([self.rows, self.bytes, told, self.until_ms])
 
 
 def decode_part(text: str) -> StagedPart:
     """The inverse of ``encode``. Raises Damaged."""
     try:
-        rows, size, checksum, until_ms = json.loads(text)
-        return StagedPart(int(rows), int(size), str(checksum), int(until_ms))
+        rows, size, told, until_ms = json.loads(text)
+        checksum, _, stager = str(told).partition(" ")
+        return StagedPart(int(rows), int(size), checksum, int(until_ms), _stager(stager))
     except (TypeError, ValueError) as error:
         raise Damaged(f"a staged part is described by {text[:80]!r}") from error
+
+
+def _stager(text: str) -> Stager | None:
+    if not text:
+        return None
+    subject, pod_uid, epoch = json.loads(text)
+    return Stager(Identity(str(subject), str(pod_uid)), None if epoch is None else int(epoch))
 
 
 class StagedStore(Protocol):

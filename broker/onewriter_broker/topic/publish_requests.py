@@ -19,6 +19,18 @@ between two requests, and has 5 s to connect."""
 
 
 @dataclass(frozen=True, slots=True)
+class Right:
+    """The right to publish under an epoch. ``holder``: whom the epoch was granted to.
+
+    ``is_passed_on``: the holder passed it on by a capability; else the holder itself asks.
+    """
+
+    epoch: int
+    holder: Identity
+    is_passed_on: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """A publish as it was asked for; ``claim``: under which somebody was admitted."""
 
@@ -33,6 +45,8 @@ class Asked:
     """How the topic is taken where no epoch is named."""
     priority: int = 0
     """Its place among those who wait, then."""
+    right: Right | None = None
+    """By which it is published under its epoch; None: the caller proved none."""
 
     @property
     def waits(self) -> bool:

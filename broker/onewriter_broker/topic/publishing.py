@@ -131,6 +131,21 @@ class Publishing:
                 raise Unavailable(f"{text} is kept for {FORGOTTEN_SECONDS:g} s: ask again")
             return _duplicate(held)
 
+    def check_nothing_on_its_way(self, topic_log: TopicLog, app: str, version: int) -> None:
+        """Raises Undecided while this version of an app, or a later one, may still be published.
+
+        For who is refused before anything is performed.
+        """
+        publishes = topic_log.publishes
+        requests = self._requests.get(topic_log, ())
+        if (publishes is not None and publishes.may_count(app, version)) or any(
+            each.asked.app == app and each.asked.version >= version and not each.done.done()
+            for each in requests
+        ):
+            raise Undecided(
+                "this version was asked for before, and may be published yet: ask again"
+            )
+
     @contextlib.contextmanager
     def keeping_still(self, topic_log: TopicLog, app: str) -> Iterator[None]:
         """Nothing is published to a log under an app meanwhile.
@@ -303,8 +318,12 @@ class Publishing:
             return await self._append(runner, slot, asked, entries, own.may_write)
 
     async def _check_epoch(self, runner: TopicRunner, slot: int, asked: Asked) -> None:
-        if asked.epoch is not None:
-            await check_leads(runner, slot, asked.epoch, self._appender.prove)
+        if asked.epoch is None:
+            return
+        await check_leads(runner, slot, asked.epoch, self._appender.prove)
+        if asked.right is None or asked.right.epoch != asked.epoch:
+            text = f"the right to publish under epoch {asked.epoch} was not proved"
+            raise Refused(ServerError.AUTHORIZATION_ERROR, text)
 
     async def count_led(self, runner: TopicRunner, partitions: int, epoch: int) -> int:
         """As ``leading.count_led``."""

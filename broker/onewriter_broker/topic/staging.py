@@ -9,17 +9,18 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import structlog
 
 from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.publishing import PUBLISH_BYTES_MAX, PUBLISH_ENTRIES_MAX, TooLarge
-from onewriter_broker.log.staged import CHUNK_BYTES, Damaged, StagedPart, decode_part
+from onewriter_broker.log.staged import CHUNK_BYTES, Damaged, StagedPart, Stager, decode_part
 from onewriter_broker.topic import staged_rows
 from onewriter_broker.turns import Turns
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Undecided
-from onewriter_core.ids import TopicName
+from onewriter_core.ids import Identity, TopicName
 
 PART_BYTES_MAX: Final = 16 * 1024 * 1024
 """One part; whoever has more to stage makes several."""
@@ -60,6 +61,9 @@ MEMORY_LOOK_SECONDS: Final = 0.1
 UPLOADS_MAX: Final = 8
 """Parts that are being handed in at once."""
 
+KEY_CHARACTERS_SHOWN: Final = 200
+"""Of a part that is refused, in the answer."""
+
 CHUNKS_AT_ONCE: Final = 4
 """Chunks of one part that are on their way to the store, or from it: 2 MiB, which others wait behind."""
 
@@ -68,6 +72,40 @@ log = structlog.get_logger(__name__)
 
 class MissingPart(OnewriterError):
     """A part that is to be published is not there, or is another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changer:
+    """Somebody who stages parts, or replaces and drops what is staged.
+
+    ``epoch``: the one that leads, where the caller proved to be its holder, or to act for it.
+    ``was_holder`` says of another epoch whether the caller proved to have held it.
+    """
+
+    identity: Identity
+    epoch: int | None = None
+    is_administrator: bool = False
+    was_holder: Callable[[int], bool] = lambda _epoch: False
+
+    @property
+    def stager(self) -> Stager:
+        """What is noted of the parts that it stages."""
+        return Stager(self.identity, self.epoch)
+
+    def may_change(self, part: StagedPart) -> bool:
+        """Whether it may replace or drop a part: its stager, the holder, an administrator."""
+        if self.epoch is not None or self.is_administrator:
+            return True
+        stager = part.stager
+        if stager is None:
+            return False
+        return stager.identity == self.identity or (
+            stager.epoch is not None and self.was_holder(stager.epoch)
+        )
+
+
+BROKER: Final = Changer(Identity(), is_administrator=True)
+"""The broker itself, which drops what is published."""
 
 
 class Claimed(NamedTuple):
@@ -109,11 +147,14 @@ class Staging:
         finally:
             self._uploads -= 1
 
-    async def keep(self, topic: TopicName, key: str, body: bytes) -> Claimed:
+    async def keep(
+        self, topic: TopicName, key: str, body: bytes, changer: Changer = BROKER
+    ) -> Claimed:
         """Keep a part; one of the same key is replaced as a whole.
 
         Raises ProtocolError for a part that nobody could read, TooLarge where its version alone is too
-        much, Refused where too much is staged, Undecided: hand it in again.
+        much, Refused where too much is staged, or somebody else staged a part of that key; Undecided:
+        hand it in again.
         """
         rows = await staged_rows.check(body)
         bucket, name = self._bucket_of(topic), _name(topic, key)
@@ -123,13 +164,15 @@ class Staging:
         staged = self._store.staged
         present = noted.get(name)
         if present is not None:
+            if not changer.may_change(present):
+                raise _not_the_stager(key)
             await staged.drop(bucket, name, present.chunks)
         until = self._wall_ms() + int(1000 * STAGED_SECONDS)
-        unfinished = StagedPart(-1, len(body), "", until)
+        unfinished = StagedPart(-1, len(body), "", until, changer.stager)
         await staged.note(bucket, name, unfinished)
         await self._write(bucket, name, body)
         checksum = await staged_rows.checksum(body)
-        part = StagedPart(rows, len(body), checksum, until)
+        part = StagedPart(rows, len(body), checksum, until, changer.stager)
         await staged.note(bucket, name, part)
         return Claimed(key, rows, part.bytes, part.checksum)
 
@@ -207,24 +250,39 @@ class Staging:
             raise MissingPart(f"the staged part {part.key} has {rows} rows, not {part.rows}")
         return body
 
-    async def drop(self, topic: TopicName, prefix: str) -> int:
-        """Forget the parts whose keys begin so; how many there were. Raises Undecided."""
+    async def drop(self, topic: TopicName, prefix: str, changer: Changer = BROKER) -> int:
+        """Forget the parts whose keys begin so and that ``changer`` may drop; how many.
+
+        Raises Undecided.
+        """
         start = _name(topic, prefix)
-        return await self._drop(topic, lambda name: name.startswith(start))
+        noted = await self._sweep(self._bucket_of(topic))
+        meant = {
+            name: part
+            for name, part in noted.items()
+            if name.startswith(start) and changer.may_change(part)
+        }
+        return await self._drop(topic, meant)
 
-    async def drop_parts(self, topic: TopicName, keys: Collection[str]) -> int:
-        """Forget these parts and no others; how many there were. Raises Undecided."""
-        start = _name(topic, "")
-        names = frozenset(start + key for key in keys)
-        return await self._drop(topic, names.__contains__)
+    async def drop_parts(
+        self, topic: TopicName, keys: Collection[str], changer: Changer = BROKER
+    ) -> int:
+        """Forget these parts and no others; how many there were.
 
-    async def _drop(self, topic: TopicName, is_meant: Callable[[str], bool]) -> int:
+        Raises Refused, and forgets none, where ``changer`` may not drop one of them; Undecided.
+        """
+        noted = await self._sweep(self._bucket_of(topic))
+        meant = {name: noted[name] for key in keys if (name := _name(topic, key)) in noted}
+        for name, part in meant.items():
+            if not changer.may_change(part):
+                raise _not_the_stager(name.partition("|")[2])
+        return await self._drop(topic, meant)
+
+    async def _drop(self, topic: TopicName, parts: Mapping[str, StagedPart]) -> int:
         bucket = self._bucket_of(topic)
-        noted = await self._sweep(bucket)
-        names = [name for name in noted if is_meant(name)]
-        for name in names:
-            await self._store.staged.drop(bucket, name, noted[name].chunks)
-        return len(names)
+        for name, part in parts.items():
+            await self._store.staged.drop(bucket, name, part.chunks)
+        return len(parts)
 
     async def run(self) -> None:
         """Forget what has expired, until cancelled."""
@@ -253,6 +311,14 @@ class Staging:
             else:
                 kept[name] = part
         return kept
+
+
+def _not_the_stager(key: str) -> Refused:
+    text = (
+        f"the staged part {key[:KEY_CHARACTERS_SHOWN]} was staged by somebody else: its stager, the"
+        " topic's holder, or an administrator may replace or drop it"
+    )
+    return Refused(ServerError.AUTHORIZATION_ERROR, text)
 
 
 def check_size(parts: Sequence[Claimed]) -> int:

@@ -21,13 +21,16 @@ from onewriter_core.authorization.claims import matches, may_match_later
 from onewriter_core.authorization.principals import Principal, Role
 from onewriter_core.authorization.resources import (
     ConsumersDefault,
+    EpochResource,
     Installation,
     NamespaceResource,
     OwnedResource,
+    Proof,
     Resource,
     TopicResource,
 )
 from onewriter_core.errors import Refused, ServerError
+from onewriter_core.publish_rights import CAPABILITY_HEADER, REGISTRATION_HEADER
 from onewriter_core.topic.model import AccessMode
 
 
@@ -38,6 +41,8 @@ class Action(StrEnum):
     """Write to a topic in some access mode, holding it where the mode is exclusive."""
     PUBLISH_UNDER_EPOCH = "publish_under_epoch"
     """Stage and publish blocks over HTTP in the name of the topic's holder."""
+    STAGE = "stage"
+    """Prepare a publish under an epoch: have noted over how many partitions its rows are routed."""
     CONSUME = "consume"
     """Read messages, blocks and segments of a topic, and where it ends."""
     CHANGE_SUBSCRIPTION = "change_subscription"
@@ -126,6 +131,8 @@ def may(
     match resource:
         case TopicResource():
             return _topic(principal, action, resource, asked)
+        case EpochResource():
+            return _under_epoch(principal, action, resource)
         case OwnedResource():
             return _owned(principal, action, resource)
         case NamespaceResource():
@@ -182,8 +189,10 @@ def _topic(
         text = "only persistent topics are served here"
         return Denied(action, text, ServerError.NOT_ALLOWED_ERROR)
     match action:
-        case Action.PRODUCE | Action.PUBLISH_UNDER_EPOCH | Action.CREATE_SCHEMA:
+        case Action.PRODUCE | Action.CREATE_SCHEMA:
             return _produce(principal, action, topic, asked)
+        case Action.PUBLISH_UNDER_EPOCH | Action.STAGE:
+            return _lacks(principal, action, topic, _NO_PROOF[Proof.NONE])
         case Action.CONSUME | Action.CHANGE_SUBSCRIPTION:
             return _YES if _may_read(principal, topic) else _not_a_reader(principal, action, topic)
         case Action.OWN:
@@ -212,6 +221,44 @@ def _topic(
                 return _YES
             text = "the setting admin_subjects does not name it"
             return _lacks(principal, action, topic, text)
+
+
+# ------------------------------------------------------------ publishing under an epoch
+
+_NO_PROOF: Final = {
+    Proof.NONE: (
+        f"the request shows neither the holder's registration ({REGISTRATION_HEADER}) nor a"
+        f" capability that the holder passed on ({CAPABILITY_HEADER})"
+    ),
+    Proof.INVALID: (
+        "the registration or capability that the request shows was not made for this topic, epoch,"
+        " identity and app, or the epoch has ended"
+    ),
+    Proof.EXPIRED: "the capability that the request shows has expired; the holder can make another",
+}
+
+
+def _under_epoch(principal: Principal, action: Action, epoch: EpochResource) -> Granted | Denied:
+    """The holder itself, or whoever bears a capability that the holder made, and nobody else.
+
+    Neither a claim nor a role is enough: a standby has a claim, too, and what an administrator
+    publishes would be recorded as the holder's.
+    """
+    if action not in {Action.PUBLISH_UNDER_EPOCH, Action.STAGE}:
+        return _lacks(principal, action, epoch, "an epoch is only published under")
+    holder = None if epoch.holder is None else epoch.holder.subject
+    if action is Action.STAGE and principal.identity.subject == holder:
+        return _YES  # a task of the holder's program, which may have another pod
+    match epoch.proof:
+        case Proof.CAPABILITY:
+            return _YES
+        case Proof.REGISTRATION if principal.identity == epoch.holder:
+            return _YES
+        case Proof.REGISTRATION:
+            why = "the registration that the request shows belongs to another identity"
+            return _lacks(principal, action, epoch, why)
+        case Proof.NONE | Proof.INVALID | Proof.EXPIRED:
+            return _lacks(principal, action, epoch, _NO_PROOF[epoch.proof])
 
 
 # ------------------------------------------------------------ reading

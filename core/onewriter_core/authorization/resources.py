@@ -13,7 +13,7 @@ from typing import Final
 from onewriter_core.api.claim import ProducerClaim
 from onewriter_core.api.topic import ExclusiveTopic
 from onewriter_core.authorization.claims import PodsOf, no_pods
-from onewriter_core.ids import TopicName
+from onewriter_core.ids import Identity, TopicName
 
 PUBLIC_TENANT: Final = "public"
 """The tenant of the Kubernetes namespace ``default`` (see ExclusiveTopic.topic_name)."""
@@ -76,6 +76,39 @@ class TopicResource:
         return str(self.name)
 
 
+class Proof(StrEnum):
+    """What a request shows of its right to publish under an epoch, as it was verified."""
+
+    NONE = "none"
+    """It shows neither a registration nor a capability."""
+    REGISTRATION = "registration"
+    """The registration of the epoch's holder."""
+    CAPABILITY = "capability"
+    """A capability that the holder passed on, for this app, which has not expired."""
+    INVALID = "invalid"
+    """A secret that was not made for this topic, epoch and app."""
+    EXPIRED = "expired"
+    """A capability whose time is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochResource:
+    """An epoch of a topic, to be published under as ``app``.
+
+    ``holder`` is the identity that the epoch was granted to, as far as it is known.
+    """
+
+    name: TopicName
+    app: str
+    epoch: int | None
+    holder: Identity | None
+    proof: Proof
+
+    def __str__(self) -> str:
+        epoch = "an epoch" if self.epoch is None else f"epoch {self.epoch}"
+        return f"{epoch} of {self.name}"
+
+
 @dataclass(frozen=True, slots=True)
 class NamespaceResource:
     """A namespace of topics, ``tenant/namespace``, or a whole tenant."""
@@ -117,4 +150,4 @@ class Installation:
 
 INSTALLATION: Final = Installation()
 
-Resource = TopicResource | NamespaceResource | OwnedResource | Installation
+Resource = TopicResource | EpochResource | NamespaceResource | OwnedResource | Installation

@@ -10,6 +10,7 @@ import math
 import re
 from typing import Any, Final
 
+from onewriter_core.api.tenancy import written_exceptions
 from onewriter_operator.configuration import (
     PORT_HTTP,
     PORT_HTTPS,
@@ -173,6 +174,8 @@ def _environment(configuration: Configuration) -> list[Json]:
         "pipelineSubjects": ",".join(options.access.pipelines),
         "consumersDefault": options.access.consumers_default,
         "requireDeclared": True,
+        "tenancyEnforced": configuration.tenancy.enforced,
+        "tenancyAllow": written_exceptions(configuration.tenancy.rule.exceptions),
         **_store(configuration),
         **configuration.quotas.settings,
         **options.settings,

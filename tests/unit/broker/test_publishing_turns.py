@@ -18,7 +18,7 @@ from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.topic import publishing
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.publish_requests import Answer, Asked
+from onewriter_broker.topic.publish_requests import Answer, Asked, Right
 from onewriter_broker.topic.publishing import Publishing
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_broker.topic.staging import Claimed, MissingPart, Staging
@@ -62,7 +62,8 @@ class Room:
     async def publish(
         self, parts: Sequence[Claimed], *, version: int = 1, epoch: int | None = None
     ) -> Answer:
-        asked = Asked(APP, version, epoch, parts)
+        right = None if epoch is None else Right(epoch, Identity())
+        asked = Asked(APP, version, epoch, parts, right=right)
         return await self.publishing.publish(ORDERS, self.topic, asked, 1_234)
 
     @property
@@ -120,6 +121,17 @@ async def test_an_epoch_that_does_not_lead_publishes_nothing() -> None:
             with pytest.raises(Fenced) as fenced:
                 await room.publish(parts, epoch=epoch)
             assert fenced.value.current_epoch == new
+        assert await room.entries() == 0
+
+
+async def test_under_an_epoch_that_leads_a_proof_is_needed() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        epoch, parts = await held(room), await room.staged()
+        for right in (None, Right(epoch + 1, Identity())):
+            asked = Asked(APP, 1, epoch, parts, right=right)
+            with pytest.raises(Refused, match="was not proved"):
+                await room.publishing.publish(ORDERS, room.topic, asked, 1_234)
         assert await room.entries() == 0
 
 
