@@ -283,7 +283,7 @@ def acknowledgements(ledger: int) -> Iterator[Input]:
             parts.append(inner)
         return encode_command(
             pb.CommandAck(
-                consumer_id=1, ack_type=pb.CommandAck.AckType.Value("Individual"), message_id=parts
+                consumer_id=1, ack_type=pb.CommandAck.AckType.Value("INDIVIDUAL"), message_id=parts
             )
         )
 

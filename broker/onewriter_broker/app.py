@@ -17,7 +17,7 @@ from onewriter_broker.authentication import Authenticator
 from onewriter_broker.authorization import Authorization
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.listener import listen
-from onewriter_broker.desired import Desired, Initial
+from onewriter_broker.desired import Desired, Initial, tenancy_of
 from onewriter_broker.dispatch.reading import ReadBudget
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.http.metrics import Metrics
@@ -190,7 +190,7 @@ class Broker:
         )
         self.topics.serve_with(self.ownership, shell)
         self.owning.serve_with(shell)
-        self.desired = Desired(parts.desired, self._apply)
+        self.desired = Desired(parts.desired, self._apply, tenancy_of(settings))
         self.loads.follow(self.desired.state.topics)
         self.topics.apply(self.desired.state)
         self.clients = Clients(
@@ -280,6 +280,7 @@ class Broker:
                     self.spawn(self._own_buckets()),
                     self.spawn(self.registrations.run()),
                     self.spawn(self.clients.watch_for_ever()),
+                    self.spawn(self.topics.first_declarations.run()),
                     self.spawn(self.maintenance.look_for_ever()),
                     self.spawn(self.maintenance.sweep_for_ever()),
                     self.spawn(self.compactions.run()),

@@ -12,7 +12,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -21,10 +21,14 @@ import structlog
 from onewriter_broker.settings import Settings
 from onewriter_core.api.desired import Reading, read_desired
 from onewriter_core.api.manifests import DesiredState, load
+from onewriter_core.api.tenancy import Tenancy, read_exceptions
 from onewriter_core.errors import ConfigurationError, Refused, ServerError, Unavailable
 
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 """A desired state that is pushed."""
+
+REFUSALS_MAX: Final = 1_000
+"""Objects that an answer names because they declare topics of foreign tenants."""
 
 MANIFESTS: Final = "manifests"
 """The revision that stands for files, which have none."""
@@ -48,15 +52,24 @@ class Initial:
 
 
 class Desired:
-    """The desired state of one broker. ``apply`` is told of every change."""
+    """The desired state of one broker. ``apply`` is told of every change.
 
-    def __init__(self, initial: Initial, apply: Callable[[DesiredState], None]) -> None:
+    ``tenancy`` is what namespaces may declare: a pushed state with anything else is refused.
+    """
+
+    def __init__(
+        self,
+        initial: Initial,
+        apply: Callable[[DesiredState], None],
+        tenancy: Tenancy | None = None,
+    ) -> None:
         self.state = initial.state
         self.is_known = initial.is_known
         self._manifests = initial.manifests
         self._file = initial.file
         self._reading = initial.reading
         self._apply = apply
+        self._tenancy = tenancy or Tenancy()
         self._changing = asyncio.Lock()
 
     @property
@@ -77,6 +90,8 @@ class Desired:
             raise Refused(ServerError.PRODUCER_BUSY, text)
         async with self._changing:
             reading = await asyncio.to_thread(read_desired, body, self._reading)
+            if refusals := self._tenancy.refusals(reading.state.topics):
+                raise ConfigurationError("\n".join(refusals[:REFUSALS_MAX]))
             if self._file is not None:
                 await asyncio.to_thread(_keep, self._file, body)
             self._reading = reading
@@ -92,6 +107,8 @@ class Desired:
         async with self._changing:
             try:
                 state = await asyncio.to_thread(_read_and_keep, self._manifests, self._file)
+                if refusals := self._tenancy.refusals(state.topics):
+                    raise ConfigurationError("\n".join(refusals[:REFUSALS_MAX]))
             except ConfigurationError as error:
                 _tell(error)
                 return
@@ -120,7 +137,29 @@ def read_manifests(manifests: tuple[Path, ...]) -> DesiredState:
     return state
 
 
+def tenancy_of(settings: Settings) -> Tenancy:
+    """What Kubernetes namespaces may declare here."""
+    return Tenancy(settings.tenancy_enforced, read_exceptions(settings.tenancy_allow))
+
+
 def read_initial(settings: Settings) -> Initial:
+    """What a broker of these settings starts with, less what its tenancy does not allow.
+
+    Raises ConfigurationError. Blocks on the file system.
+    """
+    initial = _read_initial(settings)
+    tenancy = tenancy_of(settings)
+    foreign = [
+        topic
+        for topic in initial.state.topics
+        if not tenancy.allows(topic.metadata.namespace, topic.topic_name.tenant)
+    ]
+    for refusal in tenancy.refusals(foreign):
+        log.error("desired.refused", reason=refusal)
+    return replace(initial, state=initial.state.without(topic.topic_name for topic in foreign))
+
+
+def _read_initial(settings: Settings) -> Initial:
     """What a broker of these settings starts with: manifests, else what was pushed last.
 
     Manifests that somebody broke since they were last read do not keep a broker from starting again:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from onewriter_broker.log.api import Durability
+from onewriter_core.api.tenancy import read_exceptions
 from onewriter_core.authorization import ConsumersDefault
 
 
@@ -91,6 +92,14 @@ class Settings(BaseSettings):
         description="namespaces (comma separated, * for all) whose topics need no manifest",
     )
     require_declared: bool = Field(False, description="refuse topics that no manifest declares")
+    tenancy_enforced: bool = Field(
+        False,
+        description="an ExclusiveTopic may only name topics of its Kubernetes namespace's tenant, and a"
+        " topic stays with the namespace that declared it first",
+    )
+    tenancy_allow: str = Field(
+        "", description="further tenants of namespaces: NAMESPACE=TENANT+TENANT,..."
+    )
     authentication_required: bool = Field(False, description="refuse clients without a token")
     token_secret_file: Path | None = Field(None, description="HS256 key of client tokens")
     token_public_key_file: Path | None = Field(
@@ -276,3 +285,9 @@ class Settings(BaseSettings):
         20.0, gt=0, description="an atomic publish is given up that gets on no further for so long"
     )
     stop_seconds: float = Field(10.0, gt=0, description="time for a clean stop")
+
+    @field_validator("tenancy_allow")
+    @classmethod
+    def _lists_tenants(cls, text: str) -> str:
+        read_exceptions(text)
+        return text

@@ -16,11 +16,13 @@ from onewriter_operator.configuration import (
     Labels,
     Lease,
     NetworkPolicies,
+    OptIn,
     PodOptions,
     PullPolicy,
     Quotas,
     Resources,
     Sidecar,
+    TenancyOptions,
     Valkey,
     check_promise,
 )
@@ -82,6 +84,10 @@ class OperatorValues(PodOptions):
     """Objects that are worked on at the same time."""
     lease: Lease = Lease()
     """The election between its replicas."""
+    leader_services: OptIn = OptIn()
+    """Services and EndpointSlices that lead to writers (spec.leaderService)."""
+    pod_deletion: OptIn = OptIn()
+    """Deleting pods of fenced writers behind disruption budgets (spec.fencing.podPolicy Delete)."""
 
 
 class Rbac(ApiModel):
@@ -91,6 +97,13 @@ class Rbac(ApiModel):
     """Whether the chart creates accounts, roles and bindings."""
     aggregate: bool = True
     """Whether the roles view, edit and admin get our kinds."""
+
+
+class AdmissionPolicies(ApiModel):
+    """ValidatingAdmissionPolicies: what the API server refuses by itself."""
+
+    enabled: bool = True
+    """Whether there are any: topics of foreign tenants, and objects that the operator may not touch."""
 
 
 class Webhook(ApiModel):
@@ -226,6 +239,10 @@ class Values(ApiModel):
     """The definitions of our kinds."""
     rbac: Rbac = Rbac()
     """Rights in the API."""
+    admission_policies: AdmissionPolicies = AdmissionPolicies()
+    """What the API server refuses by itself."""
+    tenancy: TenancyOptions = TenancyOptions()
+    """Whose topics a namespace may declare."""
     network_policies: NetworkPolicies = NetworkPolicies()
     """Who may talk to whom."""
     monitoring: Monitoring = Monitoring()

@@ -242,6 +242,28 @@ def handover_command(
     _carry_out(caller, order, timeout_seconds, yes=yes, direct=direct)
 
 
+@onewriter.command("reassign")
+@click.option("--to", required=True, help="The Kubernetes namespace that the topic goes to.")
+@click.option("--reason", default="", help="Why; written to the audit stream.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@caller_options
+def reassign_command(topic: str, to: str, reason: str, caller: Caller, *, yes: bool) -> None:
+    """Have TOPIC belong to another namespace than the one that declared it first.
+
+    TOPIC is an ExclusiveTopic, or a Pulsar topic in full (persistent://...). It takes an
+    administrator of the brokers.
+    """
+    name = topic
+    if "://" not in topic:
+        name = _pulsar_name(reading.topic(caller.kubectl, _name(topic)))
+    if not yes:
+        click.confirm(f"Give {name}, with its log, to namespace {to}?", abort=True, err=True)
+    with caller.brokers() as brokers:
+        said = brokers.post(f"{topic_path(name)}/reassign", {"to": to, "reason": reason})
+    former = said.get("from") or "no namespace"
+    click.echo(f"done: {said['topic']} belonged to {former} and belongs to {said['to']}")
+
+
 def _carry_out(
     caller: Caller, order: orders.Order, timeout_seconds: float, *, yes: bool, direct: bool
 ) -> None:

@@ -127,7 +127,7 @@ class Operator:
         settings, configuration = self._settings, self._configuration
         options = configuration.operator
         store = self._store = Store()
-        declarations = Declarations(store)
+        declarations = Declarations(store, configuration.tenancy.rule)
         recorder = Recorder(kube, settings.name, wall_clock, self.metrics.events_dropped.inc)
         controller = Controller(store, declarations, self.metrics)
         authority = Path(options.broker_ca_file) if options.broker_ca_file else None
@@ -139,7 +139,17 @@ class Operator:
         )
         followed = FollowedPods(kube, controller.pod_changed)
         surroundings = Surroundings(
-            kube, store, declarations, fleet, recorder, self.metrics, followed, wall_clock
+            kube,
+            store,
+            declarations,
+            fleet,
+            recorder,
+            self.metrics,
+            followed,
+            wall_clock,
+            options.leader_services,
+            options.pod_deletion,
+            lambda topic: controller.topic_changed(topic, None),
         )
         topics, claims = TopicVisitor(surroundings), ClaimVisitor(surroundings)
 

@@ -20,18 +20,21 @@ MESSAGE_LENGTH_MAX: Final = 1_000
 Status = Literal["True", "False", "Unknown"]
 
 _CANNOT: Final = frozenset({"Invalid", "RefusedByBroker"})
+_FOREIGN: Final = frozenset({"NotThisTenant", "DeclaredElsewhere"})
 _BROKERS: Final = frozenset({"BrokersUnreachable"})
-_OBSTACLES: Final = frozenset({"ServiceTaken", "ServiceRefused", "Undivided"})
+_OBSTACLES: Final = frozenset({"ServiceTaken", "ServiceRefused", "ServiceNotEnabled", "Undivided"})
 
 TOPIC_REASONS: Final[Mapping[str, frozenset[str]]] = {
     "Ready": frozenset(
         {"Ready", "ResourceConflict", "Pending", "Paused", "Unmanaged", "Deleting", "BucketWaiting"}
         | _OBSTACLES
+        | _FOREIGN
         | _CANNOT
         | _BROKERS
     ),
     "Serving": frozenset(
         {"Served", "Idle", "BucketWaiting", "ResourceConflict", "Pending", "Deleting", "Unmanaged"}
+        | _FOREIGN
         | _CANNOT
         | _BROKERS
     ),
@@ -41,13 +44,14 @@ TOPIC_REASONS: Final[Mapping[str, frozenset[str]]] = {
     "PolicyApplied": frozenset(
         {"Applied", "Adopted", "Pending", "Paused", "Unmanaged", "Deleting", "ResourceConflict"}
         | _OBSTACLES
+        | _FOREIGN
         | _CANNOT
         | _BROKERS
     ),
     "Conflict": frozenset({"ResourceConflict", "NoConflict"}),
     "Drifted": frozenset({"Repaired", "NoDrift"}),
     "Reconciling": frozenset({"Progressing", "Settled"}),
-    "Stalled": frozenset({"ResourceConflict", "Settled"} | _OBSTACLES | _CANNOT),
+    "Stalled": frozenset({"ResourceConflict", "Settled"} | _OBSTACLES | _FOREIGN | _CANNOT),
 }
 """The conditions of an ExclusiveTopic, in the order in which they are written, and their reasons."""
 

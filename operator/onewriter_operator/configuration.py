@@ -20,6 +20,7 @@ import yaml
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from onewriter_core.api.common import DNS_LABEL, ApiModel, ListOf, WordOf
+from onewriter_core.api.tenancy import Tenancy
 from onewriter_core.errors import ConfigurationError
 
 BROKERS_MAX: Final = 64
@@ -35,10 +36,12 @@ PORT_PROBES: Final = 8081
 PORT_STORE: Final = 6379
 
 MANAGED_SETTINGS: Final = frozenset({
-    "adminSubjects", "advertisedHost", "anchor", "anchorName", "authenticationRequired", "dataDir",
-    "host", "httpPort", "httpsPort", "kubernetesNamespace", "manifests", "metricsTokenFile", "name", "port", "probePort",
+    "adminSubjects", "advertisedHost", "anchor", "anchorName", "authenticationRequired",
+    "consumersDefault", "dataDir", "observerSubjects", "pipelineSubjects", "probePort",
+    "host", "httpPort", "httpsPort", "kubernetesNamespace", "manifests", "metricsTokenFile", "name", "port",
     "redisPassword", "redisPasswordFile", "redisReplicas", "redisSentinelMaster",
-    "redisSentinels", "redisUrl", "redisUsername", "tlsCertFile", "tlsKeyFile", "tlsPort",
+    "redisSentinels", "redisUrl", "redisUsername", "tenancyAllow", "tenancyEnforced",
+    "tlsCertFile", "tlsKeyFile", "tlsPort",
     "tokenAudience", "tokenReview",
 })  # fmt: skip
 """Settings of the brokers that follow from the rest of the configuration."""
@@ -48,6 +51,9 @@ MANAGED_DIRECTIVES: Final = frozenset({
     "logfile", "maxmemory", "maxmemory-policy", "port", "protected-mode", "requirepass", "user",
 })  # fmt: skip
 """Directives of the store's configuration that promises depend on."""
+
+TENANT: Final = r"^[-=:.A-Za-z0-9_]+$"
+"""A tenant's name as Pulsar allows it."""
 
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$"
 _FACTORS: Final[Mapping[str, Decimal]] = {
@@ -194,6 +200,17 @@ class Authentication(ApiModel):
     """Subjects that may fence and hand over over HTTP, beside the operator."""
 
 
+class Access(ApiModel):
+    """Who may read and observe, beside what topics and claims say (docs/security.md)."""
+
+    consumers_default: Literal["namespace", "everyone"] = "namespace"
+    """Who may read a topic that names no consumers: the ServiceAccounts of its namespace, or everyone."""
+    observers: ListOf[str] = ()
+    """Subjects that may see all topics and the metrics, and read no message."""
+    pipelines: ListOf[str] = ()
+    """Subjects that may read every topic and trim it, beside the pipeline of this release."""
+
+
 class BrokerService(ApiModel):
     """The Service that clients look up brokers by."""
 
@@ -225,6 +242,8 @@ class Brokers(PodOptions):
     """TLS beside the plain ports."""
     authentication: Authentication = Authentication()
     """Who is asked to prove who he is."""
+    access: Access = Access()
+    """Who may read and observe, beside what topics and claims say."""
     service: BrokerService = BrokerService()
     """The Service that clients look up brokers by."""
     pod_disruption_budget: Budget = Budget()
@@ -413,6 +432,46 @@ class Lease(ApiModel):
         return self
 
 
+class TenantException(ApiModel):
+    """Further tenants of one namespace."""
+
+    namespace: Annotated[str, Field(pattern=DNS_LABEL, max_length=63)]
+    """The Kubernetes namespace."""
+    tenants: Annotated[ListOf[Annotated[str, Field(pattern=TENANT)]], Field(min_length=1)]
+    """The Pulsar tenants whose topics its objects may declare."""
+
+
+class TenancyOptions(ApiModel):
+    """Whose topics a namespace may declare."""
+
+    enforced: bool = True
+    """Whether an ExclusiveTopic may only name topics of its namespace's tenant: the tenant of the same
+    name; tenant public belongs to namespace default."""
+    allow: ListOf[TenantException] = ()
+    """Exceptions: further tenants of single namespaces."""
+
+    @property
+    def rule(self) -> Tenancy:
+        """The rule that follows."""
+        found: dict[str, frozenset[str]] = {}
+        for each in self.allow:
+            found[each.namespace] = found.get(each.namespace, frozenset()) | set(each.tenants)
+        return Tenancy(self.enforced, found)
+
+
+class OptIn(ApiModel):
+    """A right of the operator that it does not have by default."""
+
+    enabled: bool = False
+    """Whether it has the right."""
+    namespaces: ListOf[Annotated[str, Field(pattern=DNS_LABEL)]] = ()
+    """Namespaces that it has the right in; empty: all that it looks after."""
+
+    def covers(self, namespace: str) -> bool:
+        """Whether it has the right in a namespace."""
+        return self.enabled and (not self.namespaces or namespace in self.namespaces)
+
+
 class OperatorOptions(ApiModel):
     """How the operator itself behaves."""
 
@@ -424,6 +483,10 @@ class OperatorOptions(ApiModel):
     """Objects that are worked on at the same time."""
     lease: Lease = Lease()
     """The election between its replicas."""
+    leader_services: OptIn = OptIn()
+    """Services and EndpointSlices that lead to writers (spec.leaderService)."""
+    pod_deletion: OptIn = OptIn()
+    """Deleting pods of fenced writers behind disruption budgets (spec.fencing.podPolicy Delete)."""
     broker_ca_file: str = ""
     """The authority of the brokers' certificates; empty: brokers are reached without TLS."""
 
@@ -462,6 +525,8 @@ class Configuration(ApiModel):
     """What one subject, and one namespace, may take of each broker; 0: any number."""
     network_policies: NetworkPolicies = NetworkPolicies()
     """Who may talk to whom."""
+    tenancy: TenancyOptions = TenancyOptions()
+    """Whose topics a namespace may declare."""
     operator: OperatorOptions = OperatorOptions()
     """How the operator itself behaves."""
     sidecar: Sidecar = Sidecar()

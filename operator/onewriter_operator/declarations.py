@@ -5,6 +5,8 @@ asks, and puts the body together out of ready-made pieces, because a burst of a 
 asks for it many times.
 
 * Of two objects for one topic the older counts (by creationTimestamp, then uid).
+* An object counts only for topics of its namespace's tenant, and only where no other namespace
+  declared the topic before (``declared_by``, which brokers remember).
 * What the models refuse is never passed on: one wrong object must not keep all others from the
   brokers.
 * A topic that is being deleted together with its log is passed on closed: nobody new is let in.
@@ -24,8 +26,9 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from onewriter_core.api import ExclusiveTopic, ProducerClaim
+from onewriter_core.api.tenancy import Tenancy
 from onewriter_core.api.violations import in_words
-from onewriter_core.ids import InvalidTopicName
+from onewriter_core.ids import InvalidTopicName, TopicName
 from onewriter_operator.documents import (
     CLAIM,
     CLAIM_LABEL,
@@ -76,8 +79,10 @@ class _Read:
 class Declarations:
     """The declared topics and claims of one cluster. Create it before the store is filled."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, tenancy: Tenancy | None = None) -> None:
         self._store = store
+        self._tenancy = tenancy or Tenancy()
+        self._declared_by: dict[str, str] = {}
         self._read: dict[str, _Read] = {}
         self._by_topic: dict[str, set[Key]] = {}
         self._topic_of: dict[Key, str] = {}
@@ -107,6 +112,19 @@ class Declarations:
     def topics(self) -> list[str]:
         """The Pulsar topics that any object declares."""
         return list(self._by_topic)
+
+    def declared_by(self, topic: str, namespace: str) -> bool:
+        """Brokers say which namespace declared a topic first; whether that was not known before."""
+        known = self._declared_by.get(topic, "")
+        if not self._tenancy.is_enforced or namespace == known:
+            return False
+        if namespace:
+            self._declared_by[topic] = namespace
+        else:
+            self._declared_by.pop(topic, None)
+        for key in self._by_topic.get(topic, ()):
+            self._standings.pop(key, None)
+        return True
 
     def admit(self, document: Json) -> None:
         """It is known now whether the brokers had the topic before: pass it on."""
@@ -239,6 +257,9 @@ class Declarations:
         self._read = {uid: read for uid, read in self._read.items() if uid in living}
         self._held = {uid: held for uid, held in self._held.items() if uid in living}
         self._admitted &= living
+        self._declared_by = {
+            topic: first for topic, first in self._declared_by.items() if topic in self._by_topic
+        }
 
     def _look(self, document: Json) -> _Read:
         """What an object says; read once per generation."""
@@ -262,8 +283,24 @@ class Declarations:
         is_kept = bool(read.problem and read.topic) and uid_of(document) in self._held
         if read.problem and not is_kept:
             return Standing("Invalid", read.problem, read.topic)
-        rivals = [self._store.get(each) for each in self._by_topic.get(read.topic, ())]
-        oldest = min((each for each in rivals if each is not None), key=_age, default=document)
+        if refusal := self._tenant_refusal(document, read.topic):
+            return Standing("NotThisTenant", refusal, read.topic)
+        namespace, first = metadata(document)["namespace"], self._declared_by.get(read.topic, "")
+        if first and first != namespace:
+            message = (
+                f"{read.topic} was declared by namespace {first} before: it stays with it, also"
+                " without an object, until an administrator reassigns it"
+                f" (kubectl onewriter reassign {metadata(document)['name']} --to {namespace})"
+            )
+            return Standing("DeclaredElsewhere", message, read.topic)
+        rivals = [
+            found
+            for each in self._by_topic.get(read.topic, ())
+            if (found := self._store.get(each)) is not None
+            and first in {"", each.namespace}
+            and not self._tenant_refusal(found, read.topic)
+        ]
+        oldest = min(rivals, key=_age, default=document)
         if key_of(oldest) != key:
             rival = str(key_of(oldest))
             message = f"ExclusiveTopic {rival} is older and has {read.topic}"
@@ -274,6 +311,10 @@ class Declarations:
             message = f"{read.problem}; brokers go on with what they have of it"
             return Standing("Invalid", message, read.topic, is_kept=True)
         return Standing("Accepted", "", read.topic)
+
+    def _tenant_refusal(self, document: Json, topic: str) -> str:
+        """Why the object's namespace may not declare the topic; empty when it may."""
+        return self._tenancy.refusal(metadata(document)["namespace"], TopicName.parse(topic))
 
     def _claim_standing(self, document: Json) -> Standing:
         read = self._look(document)

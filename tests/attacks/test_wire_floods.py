@@ -235,7 +235,7 @@ def test_a_message_with_metadata_beyond_all_need_is_refused(raw: RawClients) -> 
         ),
         pb.CommandAck(
             consumer_id=1,
-            ack_type=pb.CommandAck.AckType.Value("Individual"),
+            ack_type=pb.CommandAck.AckType.Value("INDIVIDUAL"),
             properties=[pb.KeyLongValue(key="k", value=1)] * 1_001,
         ),
     ],

@@ -29,6 +29,9 @@ ANSWER_SECONDS = 30.0
 LEASE = {"durationSeconds": 120, "renewSeconds": 90, "retrySeconds": 0.5}
 """Nobody waits until it is over: an operator that gets no processor for a while goes on leading."""
 
+OPTED_IN = {"leaderServices": {"enabled": True}, "podDeletion": {"enabled": True}}
+"""Rights that an operator has only where the chart's values give them."""
+
 
 class OperatorProcess:
     """One replica. ``options`` are ``operator`` of the configuration, ``settings`` its environment."""
@@ -55,7 +58,7 @@ class OperatorProcess:
             "release": "onewriter",
             "namespace": namespace,
             "image": {"reference": "localhost/onewriter:dev"},
-            "operator": {"namespaces": [namespace], "lease": LEASE, **(options or {})},
+            "operator": {"namespaces": [namespace], "lease": LEASE, **OPTED_IN, **(options or {})},
             **(configuration or {}),
         }
         self._file = directory / f"{name}.yaml"

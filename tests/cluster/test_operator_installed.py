@@ -30,6 +30,9 @@ RELEASE = "onewriter"
 NAMESPACE = "system"
 
 
+OPT_INS = [f"--set=operator.{value}.enabled=true" for value in ("leaderServices", "podDeletion")]
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane with the chart in it. Nothing runs its pods: there is no node."""
@@ -38,7 +41,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         command = [str(program("helm")), f"--kubeconfig={found.kubeconfig}", f"-n={NAMESPACE}"]
         # Hooks are pods.
         done = subprocess.run(
-            [*command, "upgrade", "--install", RELEASE, str(CHART), "--no-hooks"],
+            [*command, "upgrade", "--install", RELEASE, str(CHART), "--no-hooks", *OPT_INS],
             capture_output=True,
             text=True,
             check=False,

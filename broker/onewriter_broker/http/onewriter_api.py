@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -12,11 +13,20 @@ from aiohttp import web
 
 from onewriter_broker.connection.lookups import wait_for_owner
 from onewriter_broker.http import history, status, views
-from onewriter_broker.http.routes import LISTED, AnyIdentity, Routes, on_topic
-from onewriter_broker.http.site import Refusal, Site, listing, number, object_body, topic_of
+from onewriter_broker.http.routes import LISTED, AnyIdentity, Routes, on_installation, on_topic
+from onewriter_broker.http.site import (
+    IDENTITY,
+    Refusal,
+    Site,
+    listing,
+    number,
+    object_body,
+    topic_of,
+)
 from onewriter_broker.ownership.placement import name_of
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_core.api.common import DNS_LABEL
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Unavailable, Undecided
 from onewriter_core.ids import NUMBER_MAX, TopicName
@@ -39,6 +49,10 @@ NAME_LENGTH_MAX: Final = 512
 
 _ROOT = "/onewriter/v1"
 _TOPIC = _ROOT + "/topics/{tenant}/{namespace}/{topic:[^/]+}"
+
+REASON_LENGTH_MAX: Final = 500
+
+_NAMESPACE = re.compile(DNS_LABEL)
 
 log = structlog.get_logger(__name__)
 
@@ -143,6 +157,7 @@ async def _look_up(site: Site, names: Iterable[TopicName]) -> dict[str, Any]:
                 "declared": is_declared,
                 "epoch": epoch,
                 "undivided": entry.is_undivided,
+                "declaredBy": entry.declared_by or None,
             }
 
     await asyncio.gather(*(look(each) for each in names))
@@ -254,8 +269,23 @@ def _add_orders(router: Routes, site: Site) -> None:
             }
         )
 
+    async def reassign(request: web.Request) -> web.Response:
+        body = await object_body(request)
+        to, reason = body.get("to"), body.get("reason") or ""
+        if not isinstance(to, str) or len(to) > 63 or not _NAMESPACE.fullmatch(to):
+            raise Refusal(400, "to is the Kubernetes namespace that the topic goes to")
+        if not isinstance(reason, str) or len(reason) > REASON_LENGTH_MAX:
+            raise Refusal(400, f"reason has at most {REASON_LENGTH_MAX} characters")
+        name = topic_of(request).base
+        if not await site.topics.exists(name):
+            raise Refusal(404, f"topic {name} does not exist")
+        await site.require_owned(request, name)
+        former = await site.topics.reassign(name, to, by=request[IDENTITY].subject, reason=reason)
+        return web.json_response({"topic": str(name), "from": former or None, "to": to})
+
     router.add_post(_TOPIC + "/fence", fence, on_topic(Action.ADMINISTER_TOPIC))
     router.add_post(_TOPIC + "/handover", handover, on_topic(Action.ADMINISTER_TOPIC))
+    router.add_post(_TOPIC + "/reassign", reassign, on_installation(Action.ADMINISTER_INSTALLATION))
 
 
 def _if_epoch(body: Mapping[str, Any]) -> int | None:

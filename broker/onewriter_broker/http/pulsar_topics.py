@@ -145,6 +145,7 @@ def _add_topic(router: Routes, site: Site) -> None:
         return done()
 
     async def delete(request: web.Request) -> web.Response:
+        await _check_declared_by(site, request)
         name, partitions = await existing(site, request)
         await site.require_owned(request, name)
         if partitions > 0 and name.partition is None:
@@ -182,6 +183,15 @@ async def _has_log(site: Site, name: TopicName) -> bool:
     if entry.partitions > 0:
         return name.partition is None or name.partition < entry.partitions
     return (WHOLE if name.partition is None else name.partition) in entry.slots
+
+
+async def _check_declared_by(site: Site, request: web.Request) -> None:
+    """Raise Refusal where the request names another namespace than the one that has the topic."""
+    name, declared_by = topic_of(request).base, request.query.get("declaredBy", "")
+    entry = await site.topics.entry_of(name) if declared_by else None
+    if entry is not None and entry.declared_by not in {"", declared_by}:
+        text = f"{name} was declared by namespace {entry.declared_by}, not {declared_by}: it stays"
+        raise Refusal(412, text)
 
 
 async def _delete(site: Site, request: web.Request, topic: LoadedTopic) -> None:
@@ -243,6 +253,7 @@ def _add_partitions(router: Routes, site: Site) -> None:
         return done()
 
     async def delete(request: web.Request) -> web.Response:
+        await _check_declared_by(site, request)
         name, partitions = await existing(site, request)
         if partitions == 0:
             raise Refusal(

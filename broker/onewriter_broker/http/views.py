@@ -47,6 +47,7 @@ def summary(name: str, entry: CatalogEntry, *, is_declared: bool, owner: Json | 
         "partitions": entry.partitions,
         "undivided": entry.is_undivided,
         "declared": is_declared,
+        "declaredBy": entry.declared_by or None,
         "owner": owner,
     }
 

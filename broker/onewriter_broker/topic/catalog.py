@@ -61,18 +61,23 @@ class CatalogEntry:
     """One topic. ``slots`` are its logs: WHOLE, or partition numbers.
 
     ``policies`` are those that were set for this topic, by their paths in the admin API.
+    ``declared_by`` is the Kubernetes namespace that declared the topic first; empty when none did, or
+    namespaces do not count here.
     """
 
     partitions: int = 0
     slots: tuple[int, ...] = ()
     is_deleted: bool = False
     policies: Mapping[str, object] = field(default_factory=lambda: _NONE_SET, hash=False)
+    declared_by: str = ""
 
     def encode(self) -> str:
         """The entry as the store keeps it."""
         fields = {"partitions": self.partitions, "slots": self.slots, "deleted": self.is_deleted}
         if self.policies:
             fields["policies"] = dict(self.policies)
+        if self.declared_by:
+            fields["declaredBy"] = self.declared_by
         return json.dumps(fields)
 
     @classmethod
@@ -80,7 +85,13 @@ class CatalogEntry:
         """Read what ``encode`` wrote."""
         fields = json.loads(text)
         policies = fields.get("policies", _NONE_SET)
-        return cls(fields["partitions"], tuple(fields["slots"]), fields["deleted"], policies)
+        return cls(
+            fields["partitions"],
+            tuple(fields["slots"]),
+            fields["deleted"],
+            policies,
+            fields.get("declaredBy", ""),
+        )
 
     @property
     def logs(self) -> int:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import structlog
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.log.api import Binding, BrokenKey, Durability
+from onewriter_broker.log.api import Binding, BrokenKey, Durability, Outcome
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.ownership.bucket_events import LostReason, Refenced
 from onewriter_broker.ownership.buckets import BucketOwnership
@@ -27,6 +28,7 @@ from onewriter_broker.topic.broken import BrokenTopics
 from onewriter_broker.topic.catalog import CatalogEntry, Catalogs, existing
 from onewriter_broker.topic.creating import Creations
 from onewriter_broker.topic.fencing import Shell
+from onewriter_broker.topic.first_declarations import FirstDeclarations
 from onewriter_broker.topic.leaving import remember_acknowledged
 from onewriter_broker.topic.loaded import LoadedTopic, Settling
 from onewriter_broker.topic.policies import (
@@ -77,6 +79,11 @@ class Topics:
         self.promises = frozenset(Durability)
         """What the store can promise: a topic that asks for more is refused, and no other."""
         self.ownership: BucketOwnership
+        self.wanted = DesiredState()
+        """What is declared; ``desired`` has what counts of it."""
+        self.first_declarations = FirstDeclarations(
+            self, self._count_again, is_enforced=settings.tenancy_enforced
+        )
 
     def serve_with(self, ownership: BucketOwnership, shell: Shell) -> None:
         """Complete the construction: ownership reports to this object, and serves it."""
@@ -90,11 +97,13 @@ class Topics:
     def bucket_acquired(self, bucket: int, holding: Holding) -> None:
         """The bucket's stamp has locked out its former owner; topics are fenced as they load."""
         self.resume_windows.bucket_acquired(bucket)
+        self.first_declarations.look_again()
         log.debug("bucket.acquired", bucket=bucket, grants_known=holding.grants_known)
 
     def bucket_lost(self, bucket: int, reason: LostReason) -> None:
         """Everybody who uses one of its topics is sent to look it up again."""
         self._catalogs.forget(bucket)
+        self.first_declarations.forget(lambda base: self.bucket_of(base) == bucket)
         self.broken.forget(lambda base: self.bucket_of(base) == bucket)
         for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
             is_in_doubt = reason is not LostReason.GIVEN_BACK
@@ -154,6 +163,10 @@ class Topics:
         if entry is None and declared is None:
             return None
         return (entry or CatalogEntry()).with_declared(declared)
+
+    async def known_entry(self, name: TopicName) -> CatalogEntry | None:
+        """A topic's entry as stored; None: it was never used, or deleted. Raises Undecided."""
+        return await self._catalogs.entry(name.base, self._binding(self.bucket_of(name)))
 
     async def exists(self, name: TopicName) -> bool:
         """Whether the topic was created or declared. Raises Undecided."""
@@ -249,7 +262,13 @@ class Topics:
         declared = self.desired.topic(base)
 
         def served(known: CatalogEntry | None) -> CatalogEntry:
-            entry = (known or CatalogEntry()).with_declared(declared)
+            present = known or CatalogEntry()
+            self.first_declarations.seen(base, present)
+            if declared is not None and self.first_declarations.is_foreign(base):
+                # Who asks was let in by a declaration that does not count.
+                raise Unavailable(f"{base} was declared by another namespace before: ask again")
+            entry = self.first_declarations.with_first(base, present, declared)
+            entry = entry.with_declared(declared)
             return entry if entry.partitions else entry.with_slot(slot)
 
         with self.creations.counted(base, declared, creator, served) as checked:
@@ -374,7 +393,14 @@ class Topics:
 
     def apply(self, desired: DesiredState) -> None:
         """Take over what the manifests say; loaded topics follow at once."""
-        self.desired = desired
+        self.wanted = desired
+        for topic in self.loaded.values():
+            self.first_declarations.seen(topic.name, topic.entry)
+        self._count_again()
+
+    def _count_again(self) -> None:
+        """Have loaded topics follow the declarations that count now."""
+        self.desired = self.first_declarations.counting(self.wanted)
         self._refuse_what_is_too_strong()
         for topic in list(self.loaded.values()):
             self._declare(topic)
@@ -413,6 +439,41 @@ class Topics:
         if topic is not None:
             await self._open_slots(topic)
 
+    async def reassign(self, base: TopicName, to: str, *, by: str, reason: str) -> str:
+        """Have the topic belong to another Kubernetes namespace; the one that it belonged to.
+
+        Raises Refused where namespaces do not count, Unavailable, Undecided: then call it again.
+        """
+        if not self._settings.tenancy_enforced:
+            text = "topics belong to no namespace here (setting tenancy_enforced is off)"
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+        former = ""
+
+        def changed(known: CatalogEntry | None) -> CatalogEntry:
+            nonlocal former
+            present = known or CatalogEntry()
+            former = present.declared_by
+            return replace(present, declared_by=to)
+
+        await self.change_entry(base, changed)
+        record = {
+            "kind": "reassign",
+            "topic": str(base),
+            "from": former,
+            "to": to,
+            "by": by,
+            "reason": reason,
+            "broker": self._shell.incarnation,
+            "t": str(self._shell.wall_ms()),
+        }
+        log.warning("topic.reassigned", **{name: record[name] for name in record if name != "t"})
+        binding = self._holding(self.bucket_of(base)).binding
+        outcome = await self._shell.store.write_audit(binding, record)
+        if outcome is not Outcome.DONE:
+            raise Unavailable(f"reassigned, but not written to the audit stream ({outcome.value})")
+        self._shell.changed(base)
+        return former
+
     async def change_entry(
         self, base: TopicName, change: Callable[[CatalogEntry | None], CatalogEntry]
     ) -> None:
@@ -422,6 +483,7 @@ class Topics:
         """
         binding = self._holding(self.bucket_of(base)).binding
         entry = await self._catalogs.change(binding, base, change)
+        self.first_declarations.seen(base, None if entry.is_deleted else entry)
         topic = self.loaded.get(str(base))
         if topic is not None:
             topic.entry = entry

@@ -1,4 +1,4 @@
-"""``onewriter fence`` and ``handover``: an administrator changes who writes."""
+"""``onewriter fence``, ``handover`` and ``reassign``: an administrator changes who writes, and whose a topic is."""
 
 from __future__ import annotations
 
@@ -53,3 +53,18 @@ def handover(
             f"handed over: epoch {answer['epoch']} is {holder.get('producerName', 'nobody')}"
             f" from {holder.get('address', '?')}"
         )
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--to", required=True, help="The Kubernetes namespace that TOPIC goes to.")
+@click.option("--reason", default="", help="Why; written to the audit stream.")
+@broker_options
+def reassign(topic: str, to: str, reason: str, http_url: str, token: str, output: str) -> None:
+    """Have TOPIC, with its log, belong to another namespace than the one that declared it first."""
+    body = {"to": to, "reason": reason}
+    answer = Broker(http_url, token).post(topic_path(topic) + "/reassign", body)
+    if output == "json":
+        tables.as_json(answer)
+    else:
+        click.echo(f"{answer['topic']}: from {answer['from'] or 'no namespace'} to {answer['to']}")

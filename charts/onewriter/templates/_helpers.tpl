@@ -76,16 +76,21 @@ capabilities:
 {{- define "onewriter.configuration" -}}
 {{- $brokers := deepCopy .Values.brokers -}}
 {{- $_ := set $brokers.tls "secretName" (include "onewriter.brokerSecret" .) -}}
-{{- if and .Values.spark.enabled .Values.spark.retention.trim.enabled -}}
-{{- $trims := printf "system:serviceaccount:%s:%s-trim" .Release.Namespace (include "onewriter.spark.name" .) -}}
-{{- $_ := set $brokers.authentication "adminSubjects" (append $brokers.authentication.adminSubjects $trims) -}}
+{{- if .Values.spark.enabled -}}
+{{- $account := printf "system:serviceaccount:%s:%s" .Release.Namespace (include "onewriter.spark.name" .) -}}
+{{- $access := default (dict) $brokers.access -}}
+{{- $pipelines := append (default (list) $access.pipelines) $account -}}
+{{- if .Values.spark.retention.trim.enabled -}}
+{{- $pipelines = append $pipelines (printf "%s-trim" $account) -}}
 {{- end -}}
-{{- $operator := pick .Values.operator "namespaces" "resyncSeconds" "concurrency" "lease" -}}
+{{- $_ := set $brokers "access" (set $access "pipelines" $pipelines) -}}
+{{- end -}}
+{{- $operator := pick .Values.operator "namespaces" "resyncSeconds" "concurrency" "lease" "leaderServices" "podDeletion" -}}
 {{- if .Values.brokers.tls.enabled -}}
 {{- $_ := set $operator "brokerCaFile" "/etc/onewriter/broker-ca/ca.crt" -}}
 {{- end -}}
 {{- $image := dict "reference" (include "onewriter.image" .) "pullPolicy" .Values.image.pullPolicy "pullSecrets" .Values.image.pullSecrets -}}
-{{- dict "release" (include "onewriter.fullname" .) "namespace" .Release.Namespace "version" .Chart.AppVersion "clusterDomain" .Values.clusterDomain "image" $image "brokers" $brokers "valkey" .Values.valkey "externalStore" .Values.externalStore "quotas" .Values.quotas "networkPolicies" .Values.networkPolicies "operator" $operator "sidecar" .Values.sidecar | toYaml -}}
+{{- dict "release" (include "onewriter.fullname" .) "namespace" .Release.Namespace "version" .Chart.AppVersion "clusterDomain" .Values.clusterDomain "image" $image "brokers" $brokers "valkey" .Values.valkey "externalStore" .Values.externalStore "quotas" .Values.quotas "networkPolicies" .Values.networkPolicies "tenancy" .Values.tenancy "operator" $operator "sidecar" .Values.sidecar | toYaml -}}
 {{- end -}}
 
 {{/* Scheduling of a pod, by a section of the values: (dict "values" SECTION). With "selector" (a
@@ -120,6 +125,21 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end -}}
 
+{{/* Rights of the operator that are opted into, by their value in the section "operator". */}}
+{{- define "onewriter.optInRules.leaderServices" -}}
+- apiGroups: [""]
+  resources: [services]
+  verbs: [create, patch, delete]
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [create, patch, delete]
+{{- end -}}
+{{- define "onewriter.optInRules.podDeletion" -}}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [delete]
+{{- end -}}
+
 {{/* Rules of the operator for what it looks after, wherever that is. */}}
 {{- define "onewriter.topicRules" -}}
 - apiGroups: [onewriter.dev]
@@ -133,16 +153,16 @@ priorityClassName: {{ . }}
   verbs: [update]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, delete]
+  verbs: [get, list, watch]
 - apiGroups: [""]
   resources: [pods/eviction]
   verbs: [create]
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch]
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]

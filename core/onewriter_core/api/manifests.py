@@ -8,7 +8,7 @@ violation is put into words in ``violations``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -76,6 +76,14 @@ class DesiredState:
     def topic(self, name: TopicName) -> ExclusiveTopic | None:
         """The declaration of a topic, or of the topic whose partition ``name`` is."""
         return self._topic_of.get(name.base)
+
+    def without(self, names: Iterable[TopicName]) -> DesiredState:
+        """The same state less the declarations of some topics."""
+        omitted = frozenset(names)
+        if not omitted:
+            return self
+        kept = tuple(topic for topic in self.topics if topic.topic_name not in omitted)
+        return replace(self, topics=kept)
 
     def claims_for(self, topic: ExclusiveTopic) -> tuple[ProducerClaim, ...]:
         """The claims that refer to a declared topic, from its own namespace."""

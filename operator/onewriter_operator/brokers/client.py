@@ -131,6 +131,7 @@ class BrokerClient:
                     bool(each["declared"]),
                     int(each["epoch"]),
                     is_undivided=bool(each.get("undivided")),
+                    declared_by=str(each.get("declaredBy") or ""),
                 )
                 for name, each in answer["topics"].items()
             }
@@ -182,17 +183,22 @@ class BrokerClient:
             total += _count(found, "numberOfEntries")
         return total
 
-    async def delete(self, name: str, partitions: int, *, only_if_empty: bool) -> bool:
+    async def delete(
+        self, name: str, partitions: int, *, only_if_empty: bool, declared_by: str = ""
+    ) -> bool:
         """Delete a topic's log; its epochs stay. False: it has entries, which keep it.
+
+        One that another namespace than ``declared_by`` declared first stays: BrokerRefused.
 
         To be deleted only if empty, one that somebody is connected to is refused (412).
         """
         path = f"{_pulsar_path(name)}{'/partitions' if partitions else ''}"
         switches = {"force": not only_if_empty, "onlyIfEmpty": only_if_empty}
+        params = {k: str(v).lower() for k, v in switches.items()}
+        if declared_by:
+            params["declaredBy"] = declared_by
         try:
-            await self._call(
-                "DELETE", path, params={k: str(v).lower() for k, v in switches.items()}
-            )
+            await self._call("DELETE", path, params=params)
         except BrokerRefused as refused:
             if refused.status == 409 and only_if_empty:
                 return False

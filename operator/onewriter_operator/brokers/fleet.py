@@ -203,8 +203,8 @@ class Fleet:
         """Hand over from the holder of this very epoch. Raises BrokerRefused, BrokerUnreachable."""
         await self._ask(topic, lambda client: client.hand_over(topic, epoch, to))
 
-    async def delete(self, topic: str, *, only_if_empty: bool) -> bool:
-        """Delete a topic's log. False: it has entries, which keep it.
+    async def delete(self, topic: str, *, only_if_empty: bool, declared_by: str = "") -> bool:
+        """Delete a topic's log, declared by a namespace. False: it has entries, which keep it.
 
         Raises BrokerRefused (412: somebody is connected), BrokerUnreachable.
         """
@@ -214,7 +214,9 @@ class Fleet:
             # Brokers of an earlier version know nothing of onlyIfEmpty: they are asked beforehand.
             if only_if_empty and await client.entries(topic, partitions):
                 return False
-            return await client.delete(topic, partitions, only_if_empty=only_if_empty)
+            return await client.delete(
+                topic, partitions, only_if_empty=only_if_empty, declared_by=declared_by
+            )
 
         return await self._ask(topic, erase)
 

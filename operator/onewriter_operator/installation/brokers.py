@@ -10,6 +10,7 @@ import math
 import re
 from typing import Any, Final
 
+from onewriter_core.api.tenancy import written_exceptions
 from onewriter_operator.configuration import (
     PORT_HTTP,
     PORT_HTTPS,
@@ -169,7 +170,12 @@ def _environment(configuration: Configuration) -> list[Json]:
         "tokenAudience": AUDIENCE,
         "authenticationRequired": options.authentication.required,
         "adminSubjects": ",".join(admins),
+        "observerSubjects": ",".join(options.access.observers),
+        "pipelineSubjects": ",".join(options.access.pipelines),
+        "consumersDefault": options.access.consumers_default,
         "requireDeclared": True,
+        "tenancyEnforced": configuration.tenancy.enforced,
+        "tenancyAllow": written_exceptions(configuration.tenancy.rule.exceptions),
         **_store(configuration),
         **configuration.quotas.settings,
         **options.settings,

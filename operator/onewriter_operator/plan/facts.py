@@ -13,7 +13,16 @@ from typing import Any, Final, Literal
 
 from onewriter_operator.documents import Json, status_of
 
-Word = Literal["Accepted", "Closing", "Invalid", "ResourceConflict", "TopicMissing", "NotServed"]
+Word = Literal[
+    "Accepted",
+    "Closing",
+    "Invalid",
+    "NotThisTenant",
+    "DeclaredElsewhere",
+    "ResourceConflict",
+    "TopicMissing",
+    "NotServed",
+]
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -76,6 +85,7 @@ class Stored:
     """What a broker said of a topic before it was declared, or while nobody had it loaded.
 
     ``is_known`` False: none could say. ``is_undivided``: it is one log, and gets no partitions.
+    ``declared_by``: the namespace that declared it first; empty when none did, as far as is known.
     """
 
     exists: bool = False
@@ -83,6 +93,7 @@ class Stored:
     epoch: int = 0
     is_known: bool = True
     is_undivided: bool = False
+    declared_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +229,8 @@ class TopicFacts(Facts):
     ``ahead_seconds`` for how long that has spoken of a later epoch than is known, ``left_over`` what
     belongs to the topic under other names, ``written`` the digest of what this process wrote last, by
     ``kind/name``. ``fenced_for`` says for how long each fenced pod (``uid@epoch``) is known.
+    ``may_lead_services`` and ``may_delete_pods``: whether the operator has these rights in the
+    topic's namespace.
     """
 
     stored: Stored | None = None
@@ -237,6 +250,8 @@ class TopicFacts(Facts):
     handover_answer: Ordered | None = None
     deletion: Deletion | None = None
     drift: tuple[str, ...] = ()
+    may_lead_services: bool = True
+    may_delete_pods: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,7 +205,7 @@ class _Judge:
         if pod["podUID"] not in self._facts.pods:
             self.actions.append(LookUpPod(namespace, pod["pod"], pod["podUID"]))
             return pod
-        is_deletion = self._policy == "Delete"
+        is_deletion = self._policy == "Delete" and self._facts.may_delete_pods
         self.actions.append(RemovePod(namespace, pod["pod"], pod["podUID"], key, is_deletion))
         self._wait = GRACE_SECONDS  # one at a time: the others are looked at again
         return pod

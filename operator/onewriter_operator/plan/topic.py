@@ -107,7 +107,7 @@ def plan_topic(facts: TopicFacts) -> TopicPlan:
     if facts.standing.is_passed_on and not is_set(facts.document, PAUSED):
         fenced = plan_fenced(facts)
         actions += [*plan_orders(facts), *fenced.actions]
-        if problem is None or problem.reason != verdicts.SERVICE_TAKEN:
+        if problem is None or problem.reason == verdicts.SERVICE_REFUSED:
             service_actions, service_drift = _leader(facts)
             actions += service_actions
             drift += service_drift
@@ -150,7 +150,8 @@ def needs_look_up(facts: TopicFacts) -> bool:
     """Whether a broker must be asked first: was the topic there before, what is its last epoch?"""
     is_new = int(status_of(facts.document).get("observedGeneration", -1)) < 0
     return (
-        facts.standing.word == "Accepted"
+        # One that another namespace declared may have been reassigned.
+        facts.standing.word in {"Accepted", "DeclaredElsewhere"}
         and facts.stored is None
         and facts.brokers.synced > 0
         and (is_new or facts.view is None)
@@ -375,6 +376,13 @@ def service_problem(facts: TopicFacts) -> verdicts.ServiceProblem | None:
     """Why the leader Service is not as it ought to be; None when nothing stands in its way."""
     wanted = spec_of(facts.document).get("leaderService")
     taken = facts.taken
+    if wanted is not None and not facts.may_lead_services:
+        message = (
+            f"the operator has no right to make Services in namespace"
+            f" {metadata(facts.document)['namespace']}: an administrator enables it with the chart value"
+            " operator.leaderServices"
+        )
+        return verdicts.ServiceProblem(verdicts.SERVICE_NOT_ENABLED, message)
     if wanted is not None and facts.service is not None:
         is_ours = is_owned_by(facts.service, uid_of(facts.document))
         taken = taken or ("" if is_ours else f"Service/{wanted['name']}")

@@ -15,19 +15,20 @@ DRIFT_SHOWN_SECONDS: Final = 3_600.0
 TAKING_OVER: Final = frozenset({"ChangingHands", "Reserved"})
 """States of a topic between two writers."""
 
-OBSTACLES: Final = frozenset({"Invalid", "ResourceConflict"})
+OBSTACLES: Final = frozenset({"Invalid", "NotThisTenant", "DeclaredElsewhere", "ResourceConflict"})
 """Standings that only a person can change."""
 
 
 SERVICE_TAKEN: Final = "ServiceTaken"
 SERVICE_REFUSED: Final = "ServiceRefused"
+SERVICE_NOT_ENABLED: Final = "ServiceNotEnabled"
 
 UNDIVIDED: Final = "Undivided"
 """The reason where partitions are wanted of a topic that is there without: it is served as it is."""
 
 
 class ServiceProblem(NamedTuple):
-    """Why the leader Service is not as it ought to be: one of the two reasons above, in words."""
+    """Why the leader Service is not as it ought to be: one of the reasons above, in words."""
 
     reason: str
     message: str

@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from onewriter_operator.brokers.client import BrokerRefused, BrokerUnreachable
-from onewriter_operator.documents import Json
+from onewriter_operator.documents import Json, metadata
 from onewriter_operator.kube import ApiRefused
 from onewriter_operator.plan.actions import (
     Action,
@@ -56,6 +56,7 @@ class Questions:
             case LookUpTopic(topic):
                 memory.stored = await self._around.fleet.stored(topic)
                 if memory.stored.is_known:
+                    self._around.note_declared_by(topic, memory.stored.declared_by)
                     self._around.declarations.admit(document)
                     self._around.fleet.declare()
             case LookUpPod(namespace, name, uid):
@@ -71,7 +72,8 @@ class Questions:
                 handing = self._around.fleet.hand_over(topic, epoch, to)
                 memory.handover = await _ordered(order, handing)
             case DeleteLog():
-                memory.deletion = (await self._delete(action), now())
+                namespace = str(metadata(document)["namespace"])
+                memory.deletion = (await self._delete(action, namespace), now())
             case _:
                 raise AssertionError(f"{action} is no question")
 
@@ -98,10 +100,10 @@ class Questions:
             return Attempt("CameBack", count)
         return await removal.remove(self._around.kube, action, count + 1)
 
-    async def _delete(self, action: DeleteLog) -> Deletion:
+    async def _delete(self, action: DeleteLog, namespace: str) -> Deletion:
         try:
             is_gone = await self._around.fleet.delete(
-                action.topic, only_if_empty=action.only_if_empty
+                action.topic, only_if_empty=action.only_if_empty, declared_by=namespace
             )
         except (BrokerRefused, BrokerUnreachable) as error:
             return Deletion("Failed", str(error))

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from onewriter_operator.brokers.fleet import Fleet
+from onewriter_operator.configuration import OptIn
 from onewriter_operator.declarations import Declarations
-from onewriter_operator.documents import Json, key_of, status_editor
+from onewriter_operator.documents import TOPIC, Json, key_of, status_editor
 from onewriter_operator.events import Recorder
 from onewriter_operator.kube import Kube
 from onewriter_operator.metrics import Metrics
@@ -30,11 +31,24 @@ class Surroundings:
     metrics: Metrics
     followed: FollowedPods
     wall_clock: Callable[[], float]
+    leader_services: OptIn = OptIn(enabled=True)
+    pod_deletion: OptIn = OptIn(enabled=True)
+    changed: Callable[[str], None] = lambda _topic: None
+
+    def note_declared_by(self, topic: str, namespace: str) -> None:
+        """A broker says which namespace declared a topic first: it decides whose object counts."""
+        if self.declarations.declared_by(topic, namespace):
+            self.fleet.declare()
+            self.changed(topic)
 
     def facts(self, document: Json, memory: Recollection, fields: Container[str]) -> dict[str, Any]:
         """The fields of ``plan.facts.Facts``; nobody else may write these ``fields`` of the status."""
         key = key_of(document)
         standing = self.declarations.standing(key)
+        found = self.fleet.view(standing.topic) if key.kind == TOPIC.kind else None
+        if found is not None and "declaredBy" in found.status:
+            self.note_declared_by(standing.topic, str(found.status["declaredBy"] or ""))
+            standing = self.declarations.standing(key)
         view = self.fleet.view(standing.topic) if standing.is_passed_on else None
         waiting = self.fleet.why_waiting(standing.topic) if standing.is_passed_on else ""
         piece = self.declarations.piece(key)

@@ -40,7 +40,7 @@ from onewriter_operator.plan.actions import (
     Visit,
 )
 from onewriter_operator.plan.difference import digest
-from onewriter_operator.plan.facts import Deletion, Ordered, PodFacts, TopicFacts
+from onewriter_operator.plan.facts import Deletion, Ordered, PodFacts, Stored, TopicFacts
 from onewriter_operator.plan.fenced import identifier, open_fences
 from onewriter_operator.plan.topic import UNKNOWN_SECONDS, TopicPlan, epoch_of, plan_topic
 from onewriter_operator.plan.verdicts import wants_partitions
@@ -196,6 +196,8 @@ class TopicVisitor:
             handover_answer=memory.handover,
             deletion=self._deletion(memory, now),
             drift=memory.drift,
+            may_lead_services=self._around.leader_services.covers(key.namespace),
+            may_delete_pods=self._around.pod_deletion.covers(key.namespace),
         )
         fences = open_fences(facts)
         holder = (facts.view or {}).get("holder") or {}
@@ -302,6 +304,9 @@ class TopicVisitor:
         ):
             memory.stored = None  # somebody may delete the topic
             after.append(REFUSED_SECONDS)
+        elif memory.stored is not None and _is_elsewhere(document, memory.stored):
+            memory.stored = None  # an administrator may reassign it
+            after.append(REFUSED_SECONDS)
         if later is not None:
             raise later
         now = asyncio.get_running_loop().time()
@@ -391,6 +396,11 @@ class TopicVisitor:
         written = await asked(self._around.kube.set_finalizers(TOPIC, document, action.finalizers))
         if not metadata(written).get("deletionTimestamp"):
             self._around.store.put(taken_in(written))
+
+
+def _is_elsewhere(document: Json, stored: Stored) -> bool:
+    """Whether another namespace declared the topic before."""
+    return stored.declared_by not in {"", metadata(document)["namespace"]}
 
 
 def _pod_of(document: Json, holder: Json) -> Pod | None:

@@ -1,0 +1,273 @@
+"""The chart's admission policies at a real API server: whose topics, and what the operator may touch."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.cluster.binaries import program
+from tests.cluster.control_plane import ControlPlane
+
+from onewriter_operator.configuration import Configuration
+from onewriter_operator.installation import created_once, objects
+
+Json = dict[str, Any]
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "onewriter"
+NAMESPACE = "system"
+OPERATOR = "system:serviceaccount:system:onewriter-operator"
+EDITOR = "editor"
+
+
+class Installed:
+    """The chart in an API server; an editor of the namespaces ``shop``, ``rival`` and ``default``."""
+
+    def __init__(self, cluster: ControlPlane) -> None:
+        self.cluster = cluster
+        self.install()
+        for namespace in ("shop", "rival", "default"):
+            for role in ("view", "edit"):  # nobody aggregates roles here
+                binding = ("create", "rolebinding", f"{EDITOR}-{role}", f"--user={EDITOR}")
+                name = f"--clusterrole=onewriter-{NAMESPACE}-{role}"
+                cluster.kubectl(*binding, name, namespace=namespace)
+            cluster.until_allowed(
+                EDITOR, "create", "exclusivetopics.onewriter.dev", namespace=namespace
+            )
+
+    def install(self, *values: str) -> None:
+        cluster = self.cluster
+        command = [*cluster.enter(), str(program("helm")), f"--kubeconfig={cluster.kubeconfig}"]
+        more = [
+            f"--namespace={NAMESPACE}",
+            "--no-hooks",
+            "--reset-values",
+            *(f"--set={each}" for each in values),
+        ]
+        done = subprocess.run(
+            [*command, "upgrade", "--install", "onewriter", str(CHART), *more],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    def as_user(self, user: str, verb: str, document: Json, *more: str) -> str:
+        """What the API server says of it; empty when it is taken. Nothing is stored."""
+        options = [verb, "-f", "-", "--dry-run=server", f"--as={user}", *more]
+        done = self.cluster.kubectl(*options, stdin=yaml.safe_dump(document), check=False)
+        return "" if done.returncode == 0 else done.stdout + done.stderr
+
+    def declared(self, namespace: str, topic: str = "") -> str:
+        """What comes of an editor who declares a topic there."""
+        spec = {"topic": topic} if topic else {}
+        return self.as_user(EDITOR, "create", document(namespace, **spec))
+
+
+def document(namespace: str, name: str = "heir", **spec: Any) -> Json:
+    return {
+        "apiVersion": "onewriter.dev/v1alpha1",
+        "kind": "ExclusiveTopic",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": spec,
+    }
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+    with ControlPlane(tmp_path_factory.mktemp("policies"), workloads=True) as cluster:
+        for namespace in (NAMESPACE, "shop", "rival", "public"):
+            cluster.make_namespace(namespace)
+        found = Installed(cluster)
+        cluster.until(
+            lambda: bool(found.declared("rival", "persistent://shop/default/ledger")),
+            "the policy counts a moment after it was stored",
+        )
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("namespace", "topic"),
+    [
+        ("shop", ""),
+        ("shop", "persistent://shop/default/ledger"),
+        ("shop", "persistent://shop/elsewhere/ledger"),
+        ("default", ""),
+        ("default", "persistent://public/default/orders"),
+        ("default", "persistent://default/default/orders"),
+    ],
+)
+def test_topics_of_ones_own_tenant_are_taken(
+    installed: Installed, namespace: str, topic: str
+) -> None:
+    assert installed.declared(namespace, topic) == ""
+
+
+@pytest.mark.parametrize(
+    ("namespace", "topic"),
+    [
+        ("rival", "persistent://shop/default/ledger"),
+        ("rival", "persistent://public/default/orders"),
+        ("rival", "persistent://rival2/default/orders"),
+        ("default", "persistent://shop/default/ledger"),
+    ],
+)
+def test_topics_of_others_are_refused_with_what_to_do(
+    installed: Installed, namespace: str, topic: str
+) -> None:
+    said = installed.declared(namespace, topic)
+    assert f"does not belong to namespace {namespace}" in said
+    assert "tenancy.allow" in said
+
+
+def test_an_object_that_names_no_topic_cannot_be_given_a_foreign_one(installed: Installed) -> None:
+    cluster, bare = installed.cluster, document("rival", "bare")
+    del bare["spec"]
+    cluster.apply(bare)
+    bare["spec"] = {"topic": "persistent://shop/default/ledger"}
+    said = installed.as_user(EDITOR, "replace", bare)
+    assert said, "it was given another tenant's topic"
+    cluster.kubectl("delete", "xt", "bare", namespace="rival")
+
+
+def test_the_namespace_public_does_not_have_the_tenant_public(installed: Installed) -> None:
+    said = installed.as_user(
+        "system:admin", "create", document("public"), "--as-group=system:masters"
+    )
+    assert "tenant public does not belong to namespace public" in said
+
+
+def test_exceptions_are_the_administrators(installed: Installed) -> None:
+    installed.install("tenancy.allow[0].namespace=rival", "tenancy.allow[0].tenants={bank,shop}")
+    installed.cluster.until(
+        lambda: installed.declared("rival", "persistent://shop/default/ledger") == "",
+        "the exception counts",
+    )
+    assert installed.declared("rival", "persistent://public/default/x")
+    assert installed.declared("default", "persistent://shop/default/x")
+    installed.install()
+    installed.cluster.until(
+        lambda: bool(installed.declared("rival", "persistent://shop/default/ledger")),
+        "the exception ends",
+    )
+
+
+def test_what_was_declared_before_can_be_changed_and_deleted(installed: Installed) -> None:
+    cluster = installed.cluster
+    installed.install("tenancy.enforced=false")
+    old = document("rival", "old", topic="persistent://shop/default/old")
+    old["metadata"]["finalizers"] = ["onewriter.dev/topic-cleanup"]
+    cluster.until(lambda: installed.as_user(EDITOR, "create", old) == "", "no policy counts")
+    cluster.apply(old)
+    installed.install()
+    cluster.until(
+        lambda: bool(installed.declared("rival", "persistent://shop/default/ledger")), "it counts"
+    )
+    changed = document("rival", "old", topic="persistent://shop/default/old", partitions=0)
+    changed["metadata"]["annotations"] = {"note": "changed"}
+    assert installed.as_user(EDITOR, "apply", changed) == ""
+    cluster.kubectl("delete", "xt", "old", "--wait=false", namespace="rival")
+    patch = '[{"op": "remove", "path": "/metadata/finalizers"}]'
+    cluster.kubectl("patch", "xt", "old", "--type=json", f"--patch={patch}", namespace="rival")
+
+
+# ------------------------------------------------------------ the operator's reach
+
+
+def service(namespace: str, **labels: str) -> Json:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "leader", "namespace": namespace, "labels": labels},
+        "spec": {"ports": [{"port": 80}]},
+    }
+
+
+OURS = {"app.kubernetes.io/managed-by": "onewriter-operator"}
+
+
+@pytest.fixture(scope="module")
+def opted_in(installed: Installed) -> Installed:
+    installed.install("operator.leaderServices.enabled=true")
+    installed.cluster.until_allowed(OPERATOR, "create", "services", namespace="shop")
+    return installed
+
+
+def test_the_operator_makes_and_changes_its_own_objects_alone(opted_in: Installed) -> None:
+    assert opted_in.as_user(OPERATOR, "create", service("shop", **OURS)) == ""
+    assert "writes only objects labelled" in opted_in.as_user(OPERATOR, "create", service("shop"))
+    opted_in.cluster.apply(service("shop"))
+    applied = ("--server-side", "--field-manager=onewriter-operator", "--force-conflicts")
+    # Whoever has the operator could lead the traffic of any Service elsewhere.
+    said = opted_in.as_user(OPERATOR, "apply", service("shop", **OURS), *applied)
+    assert "changes and deletes only objects labelled" in said
+    done = opted_in.cluster.kubectl(
+        *("delete", "service", "leader", "--dry-run=server", f"--as={OPERATOR}"),
+        namespace="shop",
+        check=False,
+    )
+    assert "changes and deletes only objects labelled" in done.stderr
+    opted_in.cluster.kubectl("delete", "service", "leader", namespace="shop")
+
+
+def wanted(installed: Installed) -> list[Json]:
+    found = installed.cluster.get("configmap", "onewriter-config", namespace=NAMESPACE)
+    text = found["data"]["configuration.yaml"]
+    configuration = Configuration.from_document(yaml.safe_load(text))
+    return [*created_once(configuration), *objects(configuration)]
+
+
+def test_the_operator_may_install_what_it_installs(opted_in: Installed) -> None:
+    for each in wanted(opted_in):
+        assert opted_in.as_user(OPERATOR, "create", each) == "", each["metadata"]["name"]
+
+
+def brokers(opted_in: Installed) -> Json:
+    (found,) = [
+        each
+        for each in wanted(opted_in)
+        if each["kind"] == "StatefulSet" and each["metadata"]["name"].endswith("-broker")
+    ]
+    return copy.deepcopy(found)
+
+
+def test_the_operator_mounts_no_other_secret(opted_in: Installed) -> None:
+    def volume(**source: Any) -> str:
+        found = brokers(opted_in)
+        pod = found["spec"]["template"]["spec"]
+        pod["volumes"] = [*pod["volumes"], {"name": "stolen", **source}]
+        return opted_in.as_user(OPERATOR, "create", found)
+
+    for name in ("onewriter-ca", "onewriter-webhook-tls", "somebody-elses"):
+        assert "mounts the Secrets of brokers and store" in volume(secret={"secretName": name})
+    projected = {"sources": [{"secret": {"name": "onewriter-ca"}}]}
+    assert "mounts the Secrets of brokers and store" in volume(projected=projected)
+    assert "and nothing else" in volume(hostPath={"path": "/etc"})
+    assert volume(secret={"secretName": "onewriter-broker-tls"}) == ""
+    found = brokers(opted_in)
+    reference = {"secretKeyRef": {"name": "onewriter-ca", "key": "ca.key"}}
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    container["env"] = [*container["env"], {"name": "KEY", "valueFrom": reference}]
+    assert "puts no Secret into variables" in opted_in.as_user(OPERATOR, "create", found)
+
+
+def test_the_operator_runs_no_other_workload_and_as_nobody_else(opted_in: Installed) -> None:
+    found = brokers(opted_in)
+    found["metadata"]["name"] = "miner"
+    assert "no other StatefulSet" in opted_in.as_user(OPERATOR, "create", found)
+    found = brokers(opted_in)
+    found["spec"]["template"]["spec"]["serviceAccountName"] = "onewriter-operator"
+    assert "brokers' account" in opted_in.as_user(OPERATOR, "create", found)
+
+
+def test_without_the_opt_in_it_makes_no_service_where_topics_are(opted_in: Installed) -> None:
+    opted_in.install()
+    opted_in.cluster.until(
+        lambda: "orbidden" in opted_in.as_user(OPERATOR, "create", service("shop", **OURS)),
+        "the right ends",
+    )
+    assert "orbidden" in opted_in.as_user(OPERATOR, "create", service("kube-system", **OURS))
