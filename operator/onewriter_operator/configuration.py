@@ -36,8 +36,9 @@ PORT_PROBES: Final = 8081
 PORT_STORE: Final = 6379
 
 MANAGED_SETTINGS: Final = frozenset({
-    "adminSubjects", "advertisedHost", "anchor", "anchorName", "authenticationRequired", "dataDir",
-    "host", "httpPort", "httpsPort", "kubernetesNamespace", "manifests", "metricsTokenFile", "name", "port", "probePort",
+    "adminSubjects", "advertisedHost", "anchor", "anchorName", "authenticationRequired",
+    "consumersDefault", "dataDir", "observerSubjects", "pipelineSubjects", "probePort",
+    "host", "httpPort", "httpsPort", "kubernetesNamespace", "manifests", "metricsTokenFile", "name", "port",
     "redisPassword", "redisPasswordFile", "redisReplicas", "redisSentinelMaster",
     "redisSentinels", "redisUrl", "redisUsername", "tenancyAllow", "tenancyEnforced",
     "tlsCertFile", "tlsKeyFile", "tlsPort",
@@ -199,6 +200,17 @@ class Authentication(ApiModel):
     """Subjects that may fence and hand over over HTTP, beside the operator."""
 
 
+class Access(ApiModel):
+    """Who may read and observe, beside what topics and claims say (docs/security.md)."""
+
+    consumers_default: Literal["namespace", "everyone"] = "namespace"
+    """Who may read a topic that names no consumers: the ServiceAccounts of its namespace, or everyone."""
+    observers: ListOf[str] = ()
+    """Subjects that may see all topics and the metrics, and read no message."""
+    pipelines: ListOf[str] = ()
+    """Subjects that may read every topic and trim it, beside the pipeline of this release."""
+
+
 class BrokerService(ApiModel):
     """The Service that clients look up brokers by."""
 
@@ -230,6 +242,8 @@ class Brokers(PodOptions):
     """TLS beside the plain ports."""
     authentication: Authentication = Authentication()
     """Who is asked to prove who he is."""
+    access: Access = Access()
+    """Who may read and observe, beside what topics and claims say."""
     service: BrokerService = BrokerService()
     """The Service that clients look up brokers by."""
     pod_disruption_budget: Budget = Budget()

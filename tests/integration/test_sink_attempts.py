@@ -24,8 +24,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from tests.integration.conftest import StockClients
 from tests.integration.http_calls import OWN, Http
+from tests.integration.leaders import program
 from tests.integration.sinks import full
-from tests.integration.test_atomic_publish import Reader, epoch_of, holder, rows
+from tests.integration.test_atomic_publish import Reader, holder, rows
 
 from onewriter_broker.testing import LocalBrokers
 from onewriter_pipeline.errors import Conflict, MissingPart, PipelineError
@@ -227,11 +228,9 @@ def a_part_is_lost(log: Log) -> None:
 
 def an_epoch_is_over(log: Log) -> None:
     """Nothing is published under it, though nobody else holds the topic just now."""
-    former = holder(log.client, log.name)
-    old = epoch_of(log.broker, log.name)
-    holder(log.client, log.name).close()
-    former.close()
-    driver = log.driver(1, epoch=old)
+    with program(log.broker.service_url, log.name, APP) as grant:
+        driver = log.driver(1, epoch=grant.epoch, capability=grant.capability)
+        holder(log.client, log.name).close()
     with expected(Conflict):
         driver.commit([driver.write(0, rows(0, 10))])
     assert log.stored() == []
@@ -239,16 +238,15 @@ def an_epoch_is_over(log: Log) -> None:
 
 def an_epoch_passes_on(log: Log) -> None:
     """Its driver publishes while its holder has the topic, then the driver of the next one."""
-    holder(log.client, log.name)
-    old = epoch_of(log.broker, log.name)
-    driver = log.driver(1, epoch=old)
-    driver.commit([driver.write(0, rows(0, 10))])
-    holder(log.client, log.name)
-    successor = log.driver(2, epoch=epoch_of(log.broker, log.name))
-    successor.commit([successor.write(0, rows(10, 10))])
-    stale = log.driver(3, epoch=old)
-    with expected(Conflict):
-        stale.commit([stale.write(0, rows(90, 10))])
+    with program(log.broker.service_url, log.name, APP) as old:
+        driver = log.driver(1, epoch=old.epoch, capability=old.capability)
+        driver.commit([driver.write(0, rows(0, 10))])
+        with program(log.broker.service_url, log.name, APP) as new:
+            successor = log.driver(2, epoch=new.epoch, capability=new.capability)
+            successor.commit([successor.write(0, rows(10, 10))])
+            stale = log.driver(3, epoch=old.epoch, capability=old.capability)
+            with expected(Conflict):
+                stale.commit([stale.write(0, rows(90, 10))])
     assert log.stored() == list(range(20))
 
 

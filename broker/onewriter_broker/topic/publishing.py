@@ -143,7 +143,7 @@ class Publishing:
             for each in requests
         ):
             raise Undecided(
-                "this version was asked for before, and may be published yet: ask again"
+                f"nobody can tell yet whether version {version} of {app} is published: ask again"
             )
 
     @contextlib.contextmanager

@@ -76,9 +76,14 @@ capabilities:
 {{- define "onewriter.configuration" -}}
 {{- $brokers := deepCopy .Values.brokers -}}
 {{- $_ := set $brokers.tls "secretName" (include "onewriter.brokerSecret" .) -}}
-{{- if and .Values.spark.enabled .Values.spark.retention.trim.enabled -}}
-{{- $trims := printf "system:serviceaccount:%s:%s-trim" .Release.Namespace (include "onewriter.spark.name" .) -}}
-{{- $_ := set $brokers.authentication "adminSubjects" (append $brokers.authentication.adminSubjects $trims) -}}
+{{- if .Values.spark.enabled -}}
+{{- $account := printf "system:serviceaccount:%s:%s" .Release.Namespace (include "onewriter.spark.name" .) -}}
+{{- $access := default (dict) $brokers.access -}}
+{{- $pipelines := append (default (list) $access.pipelines) $account -}}
+{{- if .Values.spark.retention.trim.enabled -}}
+{{- $pipelines = append $pipelines (printf "%s-trim" $account) -}}
+{{- end -}}
+{{- $_ := set $brokers "access" (set $access "pipelines" $pipelines) -}}
 {{- end -}}
 {{- $operator := pick .Values.operator "namespaces" "resyncSeconds" "concurrency" "lease" "leaderServices" "podDeletion" -}}
 {{- if .Values.brokers.tls.enabled -}}

@@ -336,13 +336,15 @@ def test_only_drivers_may_use_the_api(runner: str) -> None:
     assert may == drivers[runner]
 
 
-def test_only_trim_is_an_administrator_and_only_where_it_is_wanted() -> None:
-    assert configuration(rendered(values())).brokers.authentication.admin_subjects == ()
-    given = {**values(**TRIM), "brokers": {"authentication": {"adminSubjects": ["alice"]}}}
+def test_the_pipelines_accounts_have_its_role_and_administer_nothing() -> None:
+    account = "system:serviceaccount:system:onewriter-pipeline"
+    assert configuration(rendered(values())).brokers.access.pipelines == (account,)
+    given = {**values(**TRIM), "brokers": {"access": {"pipelines": ["alice"]}}}
     documents = rendered(given)
-    subject = "system:serviceaccount:system:onewriter-pipeline-trim"
-    admins = configuration(documents).brokers.authentication.admin_subjects
-    assert admins == ("alice", subject)
+    brokers = configuration(documents).brokers
+    subject = f"{account}-trim"
+    assert brokers.access.pipelines == ("alice", account, subject)
+    assert brokers.authentication.admin_subjects == ()
     account = subject.rpartition(":")[2]
     using = [
         each["metadata"]["name"]

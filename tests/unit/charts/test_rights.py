@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.unit.charts.pipeline_charts import RUNNERS, TRIM, values
-from tests.unit.charts.rendering import EVERYTHING, ROOT, of_kind, rendered
+from tests.unit.charts.rendering import EVERYTHING, ROOT, configuration, of_kind, rendered
+
+from onewriter_operator.installation import objects
 
 Json = dict[str, Any]
 
@@ -143,3 +145,29 @@ def test_the_authoritys_key_is_mounted_by_nobody() -> None:
             str(each) for each in of_kind(documents, "Deployment", "Job", "Pod", "CronJob")
         )
         assert "onewriter-ca'" not in text
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_the_policy_allows_every_secret_that_the_operator_mounts(values: Json) -> None:
+    documents = rendered(values)
+    policy = named_policy(documents, "onewriter-system-workloads")
+    (rule,) = [
+        each["expression"]
+        for each in policy["spec"]["validations"]
+        if "variables.secrets.all" in each["expression"]
+    ]
+    exact = set(re.findall(r"'([^']+)'", rule.partition("||")[0]))
+    prefixes = tuple(re.findall(r"startsWith\('([^']+)'\)", rule))
+    for each in of_kind(objects(configuration(documents)), "StatefulSet"):
+        for volume in each["spec"]["template"]["spec"]["volumes"]:
+            sources = volume.get("projected", {}).get("sources", ())
+            mounted = [source["secret"]["name"] for source in sources if "secret" in source]
+            mounted += [volume["secret"]["secretName"]] if "secret" in volume else []
+            for name in mounted:
+                assert name in exact or name.startswith(prefixes), name
+
+
+def named_policy(documents: list[Json], name: str) -> Json:
+    policies = of_kind(documents, "ValidatingAdmissionPolicy")
+    (found,) = [each for each in policies if each["metadata"]["name"] == name]
+    return found
