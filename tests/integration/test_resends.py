@@ -37,14 +37,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 CUT_STREAMS = [
     ("Exclusive", "unbatched"),
-    # test_a_stream_across_the_death_of_its_broker[Shared-batched]
+    # the death of a broker, below, has the same batches
     pytest.param("Shared", "batched", marks=pytest.mark.full),
     ("Exclusive", "chunked"),
 ]
 MORTAL_STREAMS = [
     ("Exclusive", "unbatched"),
     ("Shared", "batched"),
-    # test_a_stream_through_a_network_that_cuts[Exclusive-chunked]
+    # a network that cuts, above, has the same chunks
     pytest.param("Exclusive", "chunked", marks=pytest.mark.full),
 ]
 """Each shape once, each mode with single messages or batches."""
