@@ -83,7 +83,7 @@ def test_a_loss_is_an_event_and_a_stop_gives_back(
 ) -> None:
     asked(sidecar, {"group": "g", "resources": [resource, resource + "2"]})
     with contextlib.closing(events(sidecar, "/own?group=g")) as told:
-        present = set()
+        present: set[str] = set()
         while present != {resource, resource + "2"}:
             shown = next(told)
             assert shown["owned"]
