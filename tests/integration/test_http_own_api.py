@@ -164,8 +164,13 @@ def test_topics_are_looked_up_together_without_being_touched(
     epoch = http("GET", f"{OWN}/{topic}")[1]["epoch"]
     assert answer == {
         "topics": {
-            names[0]: {"declared": False, "epoch": epoch, "undivided": True},
-            names[1]: {"declared": False, "epoch": writer.epoch, "undivided": True},
+            names[0]: {"declared": False, "epoch": epoch, "undivided": True, "declaredBy": None},
+            names[1]: {
+                "declared": False,
+                "epoch": writer.epoch,
+                "undivided": True,
+                "declaredBy": None,
+            },
         },
         "elsewhere": [],
     }
