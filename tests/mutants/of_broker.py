@@ -199,6 +199,15 @@ MUTANTS = (
         (f"{UNIT}/test_publishing_turns.py",),
     ),
     Mutant(
+        "an-app-of-another-subject-is-not-recognized",
+        ("S15",),
+        "onewriter_broker.log.publishing:check_owner",
+        "Whoever may publish under an epoch poisons the version of somebody else's app.",
+        "if owner is not None and bound is not None and bound != owner:",
+        "if False:",
+        (f"{UNIT}/test_publishing_owners.py", f"{UNIT}/test_layouts.py"),
+    ),
+    Mutant(
         "a-published-version-is-not-recognized",
         ("S15",),
         "onewriter_broker.topic.publishing:Publishing._known",

@@ -5,8 +5,8 @@ Which topic, who may, what the body says; the doing is topic/staging.py and topi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,13 +16,14 @@ from onewriter_broker.http.publish_body import LABEL, NUMBER, epoch_of, read_bod
 from onewriter_broker.http.publish_rights import (
     changer_of,
     may_ask_of_ended,
+    owner_of,
     shows_proof,
     under_epoch,
 )
 from onewriter_broker.http.routes import ByHandler, Routes, on_topic
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, creator_of, object_body, topic_of
-from onewriter_broker.log.api import VERSION_PREFIX
-from onewriter_broker.log.publishing import TooLarge
+from onewriter_broker.log.api import OWNER_PREFIX, VERSION_PREFIX
+from onewriter_broker.log.publishing import BoundElsewhere, TooLarge
 from onewriter_broker.topic.layouts import LAYOUT_PREFIX, Overtaken
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.publish_requests import Answer, Asked, Right
@@ -104,7 +105,8 @@ def add_routes(router: Routes, site: Site) -> None:
             topic, right = await _led(site, request, name, app, epoch, version=version)
             asked = replace(asked, right=right)
         try:
-            answer = await site.publishing.publish(name, topic, asked, site.clients.wall_ms())
+            with _owner_named(site, request):
+                answer = await site.publishing.publish(name, topic, asked, site.clients.wall_ms())
         except MissingPart as error:
             raise Refusal(410, str(error)) from error
         except TooLarge as error:
@@ -128,8 +130,10 @@ def _add_layout(router: Routes, site: Site) -> None:
         first = name.with_partition(0) if partitions else name
         if epoch is None:
             topic, _ = await _admitted(site, request, first, _MODES)
+            owner = owner_of(site, request[IDENTITY])
         else:
-            topic, _ = await _led(site, request, first, app, epoch, action=Action.STAGE)
+            topic, right = await _led(site, request, first, app, epoch, action=Action.STAGE)
+            owner = None if right is None else right.owner
         if partitions:
             topic_log = topic.runner.logs[topic.slot_of(first)]
             names = [name.with_partition(number) for number in range(partitions)]
@@ -149,9 +153,12 @@ def _add_layout(router: Routes, site: Site) -> None:
 
             layouts = site.publishing.layouts
             try:
-                partitions = await (
-                    layouts.note(topic_log, app, version, counted, held) if is_noted else counted()
-                )
+                with _owner_named(site, request):
+                    partitions = await (
+                        layouts.note(topic_log, app, version, counted, held, owner)
+                        if is_noted
+                        else counted()
+                    )
             except Overtaken as error:
                 text = f"version {version} of {app} is not published: {name} has {error}"
                 raise Refusal(409, text) from error
@@ -183,6 +190,7 @@ def _add_dropping(router: Routes, site: Site) -> None:
         names = [name.with_partition(number) for number in range(partitions)] or [name]
         served = [(each, await site.topics.serve(each)) for each in names]
         prefixes = [VERSION_PREFIX] + ([] if name.partition is not None else [LAYOUT_PREFIX])
+        prefixes.append(OWNER_PREFIX)  # the version's, where there is one, is told
         fields = [f"{each}{app}" for each in prefixes]
         topic = served[0][1]
         first = topic.runner.logs[topic.slot_of(names[0])]
@@ -202,6 +210,17 @@ def _add_dropping(router: Routes, site: Site) -> None:
     router.add_post(_DISCARD, discard_parts, _UNDER_EPOCH)
     router.add_delete(_VERSION, discard, _UNDER_EPOCH)
     router.add_delete(_APP, forget, on_topic(Action.ADMINISTER_TOPIC))
+
+
+@contextmanager
+def _owner_named(site: Site, request: web.Request) -> Iterator[None]:
+    """Inside, a refusal of somebody else's app names its owner, where an administrator asks."""
+    try:
+        yield
+    except BoundElsewhere as error:
+        if not site.clients.authorization.principal(request[IDENTITY]).is_administrator:
+            raise
+        raise Refusal(403, f"{error}; it is bound to {error.owner}") from error
 
 
 async def _forgotten(

@@ -28,6 +28,8 @@ class Right:
     epoch: int
     holder: Identity
     is_passed_on: bool = False
+    owner: str | None = None
+    """The subject whose apps these are; None: subjects are not told apart, and the app is bound to nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,11 @@ class Asked:
     def is_same(self, other: Asked) -> bool:
         """Whether both ask for the same, on behalf of the same identity."""
         return self._what == other._what
+
+    @property
+    def owner(self) -> str | None:
+        """The subject to which the app is bound with it; None: subjects are not told apart."""
+        return self.identity.subject or None if self.right is None else self.right.owner
 
     @property
     def _what(self) -> tuple[object, ...]:

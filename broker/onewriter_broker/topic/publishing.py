@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -22,7 +22,8 @@ from onewriter_broker.log.publishing import (
     Entries,
     Publish,
     StoodStill,
-    check_room,
+    check_app,
+    check_owner,
 )
 from onewriter_broker.log.termination import terminated_at
 from onewriter_broker.log.topic_log import TopicLog
@@ -269,7 +270,7 @@ class Publishing:
         await self._check_epoch(runner, slot, asked)
         if terminated_at(topic_log.state) is not None:
             raise Refused(ServerError.TOPIC_TERMINATED_ERROR, f"{topic_log.name} was terminated")
-        check_room(topic_log.name, topic_log.state, asked.app)
+        check_app(topic_log.name, topic_log.state, asked.app, asked.owner)
         if asked.rows == 0:  # the store is not written to, where a deposed broker would learn of it
             await standing_of(topic_log, self._appender.prove)
             return Answer(is_duplicate=False)
@@ -342,7 +343,7 @@ class Publishing:
         binding = topic_log.binding
         if binding is None:
             raise Unavailable(f"{topic_log.name} is not open here")
-        held = await self.held_version(topic_log, asked.app)
+        held = await self._held(topic_log, asked)
         if held < asked.version:
             return None
         try:
@@ -358,12 +359,14 @@ class Publishing:
 
         Raises Unavailable, Undecided, and Refused for a state that must be repaired.
         """
-        name = f"{VERSION_PREFIX}{app}"
-        held = (await self.state_of(topic_log)).get(name, "-1")
-        if not held.removeprefix("-").isdecimal():
-            text = f"the state of {topic_log.name} must be repaired: {name} is not a number"
-            raise Refused(ServerError.PERSISTENCE_ERROR, text)
-        return int(held)
+        return _version(topic_log, app, await self.state_of(topic_log))
+
+    async def _held(self, topic_log: TopicLog, asked: Asked) -> int:
+        """As ``held_version``, for whoever may publish under the app. Raises BoundElsewhere, too."""
+        state = await self.state_of(topic_log)
+        if asked.right is not None or asked.epoch is None:  # else it asks what became of a version
+            check_owner(topic_log.name, state, asked.app, asked.owner)
+        return _version(topic_log, asked.app, state)
 
     async def state_of(self, topic_log: TopicLog) -> dict[str, str]:
         """A log's state as the store has it now. Raises Unavailable, Undecided."""
@@ -391,7 +394,7 @@ class Publishing:
         may_write: Callable[[], bool],
     ) -> Answer:
         topic_log = runner.logs[slot]
-        publish = Publish(asked.app, asked.version, entries, may_write)
+        publish = Publish(asked.app, asked.version, entries, may_write, asked.owner)
         with runner.changing(), progress(runner, slot):
             topic_log.publish(publish)
             self._appender.gathered(topic_log)
@@ -406,7 +409,7 @@ class Publishing:
         if where is not None:
             return Answer(is_duplicate=False, where=where)
         try:  # the store refused it for the version that it knows
-            held = await self.held_version(topic_log, asked.app)
+            held = await self._held(topic_log, asked)
         except Unavailable as error:
             raise Undecided(f"{error}: ask again") from error
         if held < asked.version:
@@ -448,3 +451,13 @@ def _progress(topic_log: TopicLog) -> tuple[object, ...]:
     """What changes whenever a log gets on."""
     undecided = len(topic_log.undecided)
     return topic_log.ledger, topic_log.entries_in, undecided, topic_log.committed
+
+
+def _version(topic_log: TopicLog, app: str, state: Mapping[str, str]) -> int:
+    """The version that an app has published last; -1: none. Raises Refused: the state must be repaired."""
+    name = f"{VERSION_PREFIX}{app}"
+    held = state.get(name, "-1")
+    if not held.removeprefix("-").isdecimal():
+        text = f"the state of {topic_log.name} must be repaired: {name} is not a number"
+        raise Refused(ServerError.PERSISTENCE_ERROR, text)
+    return int(held)
