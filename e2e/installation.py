@@ -66,7 +66,12 @@ class Installation:
         self._values = tested.directory / "values.json"
         self.values: Json = {
             "image": {"repository": REPOSITORY, "tag": TAG, "pullPolicy": "Never"},
-            "brokers": {"replicas": 2, "resources": {"requests": {"cpu": "50m"}}},
+            "brokers": {
+                "replicas": 2,
+                "resources": {"requests": {"cpu": "50m"}},
+                # Writers and benchmarks connect to the plain ports.
+                "tls": {"plain": True},
+            },
             "valkey": {
                 "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}},
                 "storage": tested.storage,
