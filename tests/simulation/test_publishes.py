@@ -237,9 +237,12 @@ class Driver:
         try:
             epoch = await leading.epoch
             asked = Asked(APP, version, epoch, [part], right=Right(epoch, Identity()))
-            return await room.publish(TOPIC, topic, asked, self._world.wall_ms())
-        finally:
+            answer = await room.publish(TOPIC, topic, asked, self._world.wall_ms())
+        except OnewriterError:
             leading.give_back()
+            raise
+        leading.give_back()  # not in ``finally``: what died in a killed broker gives nothing back
+        return answer
 
 
 async def kill_in_the_midst(world: World, randomness: random.Random) -> None:
