@@ -86,7 +86,9 @@ def add_routes(router: Routes, site: Site) -> None:
         name, app, version = _names(request)
         body = await read_body(await _body(request, PUBLISH_BODY_BYTES_MAX), f"{app}/")
         if body.epoch is None:
-            raise Refusal(400, "epoch is missing: a publish names the topic epoch that leads")
+            raise Refusal(
+                400, "epoch is missing: lead the topic, and name the epoch under which you do"
+            )
         topic, right = await _led(site, request, name, app, body.epoch, version=version)
         asked = Asked(app, version, body.epoch, body.parts, request[IDENTITY], right)
         try:

@@ -191,7 +191,7 @@ class Staging:
         Raises TooLarge; Refused where too many are. A topic whose publishes do not end leaves the
         others theirs, as far as those are small.
         """
-        size = check_size(parts)
+        size = _check_size(parts)
         size += ENTRY_MEMORY_BYTES * min(sum(part.rows for part in parts), PUBLISH_ENTRIES_MAX)
         small = self._small_bytes
         if (
@@ -297,7 +297,7 @@ def _not_the_stager(key: str) -> Refused:
     return Refused(ServerError.AUTHORIZATION_ERROR, text)
 
 
-def check_size(parts: Sequence[Claimed]) -> int:
+def _check_size(parts: Sequence[Claimed]) -> int:
     """The bytes of a publish. Raises TooLarge."""
     size = sum(part.bytes for part in parts)
     if size > PUBLISH_BYTES_MAX:
