@@ -24,6 +24,7 @@ from tests.integration.http_calls import OWN, Http, epoch_of
 from tests.integration.raw import RawProducer
 
 from onewriter_broker.in_process import InProcessBroker
+from onewriter_broker.log.publishing import APPS_PER_SUBJECT_MAX
 from onewriter_broker.topic.staged_rows import MAGIC
 from onewriter_core.publish_rights import capability_of
 from onewriter_core.wire.messages import build_batch
@@ -284,6 +285,22 @@ def test_a_secret_without_a_token_opens_nothing(payments: Payments) -> None:
     assert bearer.publish()[0] == 401
 
 
+@pytest.mark.parametrize("mode", ["exclusive", "exclusive-with-fencing", "wait-for-exclusive"])
+def test_nobody_publishes_without_an_epoch(payments: Payments, mode: str) -> None:
+    """A publish is no second way to become the topic's writer, whatever its body asks for."""
+    part = staged_by_holder(payments)
+    epoch = payments.epoch
+    callers = [payments.holder(), *(payments.caller(each) for each in (STANDBY, ADMINISTRATOR))]
+    for caller in callers:
+        for body in ({"mode": mode}, {"epoch": None, "mode": mode}):
+            path = f"staged/{APP}/1/publish"
+            status, said = caller.ask("POST", path, body | {"parts": [part]})
+            assert status == 400, said
+            assert "epoch is missing" in said["reason"]
+    assert payments.stored() == 0
+    assert payments.holder().publish(part, epoch=epoch)[0] == 200, "it leads as before"
+
+
 def test_a_right_to_one_topic_is_none_to_another(payments: Payments, raw: RawClients) -> None:
     """The same epoch number elsewhere, and topics that do not exist, are answered alike."""
     shown = {"Onewriter_Registration": payments.writer.registration}
@@ -295,6 +312,52 @@ def test_a_right_to_one_topic_is_none_to_another(payments: Payments, raw: RawCli
     status, said = http_as(payments.broker, ADMINISTRATOR)("GET", "/onewriter/v1/topics")
     assert status == 200
     assert {topic["name"].rpartition("/")[2] for topic in said["topics"]} == {TOPIC}
+
+
+# --- whose app it is
+
+
+def test_nobody_poisons_the_version_of_an_app(payments: Payments) -> None:
+    """With a version that is far ahead, the app's own next one would be a duplicate."""
+    assert payments.holder().publish(staged_by_holder(payments))[0] == 200
+    successor = payments.take_over(STANDBY)
+    attacker = payments.caller(STANDBY, Onewriter_Registration=successor.registration)
+    capability = capability_of(successor.registration, APP, 99_999_999_999)
+    for caller in (attacker, payments.caller(WRITER, Onewriter_Capability=capability)):
+        for version in (1, 999_999_999_999_999):
+            status, part = caller.stage("x", version=version)
+            assert status == 200, part
+            status, said = caller.publish(part, version=version, epoch=epoch_of(successor))
+            assert (status, "another subject's app" in said["reason"]) == (403, True), said
+            assert WRITER not in said["reason"]
+    boss = payments.caller(ADMINISTRATOR, Onewriter_Capability=capability)
+    status, said = boss.publish(version=3, epoch=epoch_of(successor))
+    assert (status, f"bound to {WRITER}" in said["reason"]) == (403, True), said
+    status, part = attacker.stage(app="own")
+    assert attacker.publish(part, app="own", epoch=epoch_of(successor))[0] == 200
+    again = payments.take_over(WRITER, epoch_of(successor))
+    job = payments.caller(WRITER, Onewriter_Registration=again.registration)
+    status, part = job.stage("y", version=2)
+    status, said = job.publish(part, version=2, epoch=epoch_of(again))
+    assert (status, said["outcome"]) == (200, "published")
+    assert payments.stored() == 3
+
+
+def test_one_subject_does_not_use_up_the_apps_of_a_topic(payments: Payments) -> None:
+    holder = payments.holder()
+    for number in range(APPS_PER_SUBJECT_MAX + 1):
+        app = f"junk-{number}"
+        status, part = holder.stage(app=app)
+        status, said = holder.publish(part, app=app)
+        assert (status == 200) == (number < APPS_PER_SUBJECT_MAX), said
+    assert f"{APPS_PER_SUBJECT_MAX} names already" in said["reason"]
+    boss = payments.caller(ADMINISTRATOR)
+    assert boss.ask("DELETE", "published/junk-0")[0] == 200
+    assert holder.publish(part, app=app)[0] == 200
+    successor = payments.take_over(STANDBY)
+    other = payments.caller(STANDBY, Onewriter_Registration=successor.registration)
+    status, part = other.stage(app="own")
+    assert other.publish(part, app="own", epoch=epoch_of(successor))[0] == 200
 
 
 # --- what is staged

@@ -23,6 +23,7 @@ from tests.conformance.log_store_worlds import (
 
 from onewriter_broker.log.api import (
     OPEN_PUBLISH,
+    OWNER_PREFIX,
     VERSION_PREFIX,
     Append,
     Block,
@@ -38,6 +39,7 @@ DONE, STALE, HELD = Outcome.DONE, Outcome.STALE, Outcome.HELD
 REFENCE, FENCED = Outcome.REFENCE, Outcome.FENCED
 APP = "query-1"
 FIELD = f"{VERSION_PREFIX}{APP}"
+OWNER = f"{OWNER_PREFIX}{APP}"
 
 
 @pytest.fixture
@@ -47,7 +49,9 @@ async def mine(world: World, store: LogStore) -> Writer:
     return found
 
 
-def publish(mine: Writer, blocks: int = 3, *, version: int = 7, app: str = APP) -> list[Append]:
+def publish(
+    mine: Writer, blocks: int = 3, *, version: int = 7, app: str = APP, owner: str = ""
+) -> list[Append]:
     """The blocks of one publish, two entries in each."""
     appends = [mine.appending(TOPIC, b"a", b"b", never_sent=True) for _ in range(blocks)]
     opens = [append.block.position for append in appends]
@@ -58,6 +62,7 @@ def publish(mine: Writer, blocks: int = 3, *, version: int = 7, app: str = APP) 
                 append.block, publish=f"{app}/{version}", commits=append is appends[-1]
             ),
             opens=opens if append is appends[0] else (),
+            owner=owner,
         )
         for append in appends
     ]
@@ -130,6 +135,29 @@ async def test_apps_do_not_know_each_other(mine: Writer) -> None:
     assert await mine.store.append(publish(mine, version=2, app="query:2")) == [DONE] * 3
     state = await mine.store.read_state(TOPIC)
     assert (state[FIELD], state[f"{VERSION_PREFIX}query:2"]) == ("7", "2")
+
+
+async def test_the_last_block_binds_the_app_to_its_owner(mine: Writer) -> None:
+    first, middle, last = publish(mine, owner="alice")
+    assert await mine.store.append([first, middle]) == [DONE] * 2
+    assert OWNER not in await mine.store.read_state(TOPIC)
+    assert await mine.store.append([last]) == [DONE]
+    assert (await mine.store.read_state(TOPIC))[OWNER] == "alice"
+    assert await mine.store.append(again([last])) == [DONE]
+    refused = publish(Writer(mine.store, mine.binding, 5), version=99, owner="mallory")
+    elsewhere = mine.appending(OTHER, b"other log", never_sent=True)
+    assert await mine.store.append([*refused, elsewhere]) == [STALE, HELD, HELD, DONE]
+    assert await positions(mine.store, TOPIC) == ["5-0", "5-1", "5-3", "5-5"]
+    assert await mine.store.append(publish(mine, version=8, owner="alice")) == [DONE] * 3
+
+
+async def test_an_app_without_an_owner_is_bound_by_the_first_who_is_named(mine: Writer) -> None:
+    assert await mine.store.append(publish(mine)) == [DONE] * 3
+    assert OWNER not in await mine.store.read_state(TOPIC)
+    assert await mine.store.append(publish(mine, version=8, owner="alice")) == [DONE] * 3
+    assert await mine.store.append(publish(mine, version=9)) == [DONE] * 3
+    state = await mine.store.read_state(TOPIC)
+    assert (state[OWNER], state[FIELD]) == ("alice", "9")
 
 
 @pytest.mark.parametrize("calls", [[1, 2], [2, 1], [3], [1, 1, 1]], ids=str)

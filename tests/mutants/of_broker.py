@@ -196,7 +196,16 @@ MUTANTS = (
         "A publish under an epoch is accepted from a caller that proved no right to it.",
         "if asked.right is None or asked.right.epoch != asked.epoch:",
         "if asked.right is None and False:",
-        (f"{UNIT}/test_publishing_turns.py",),
+        (f"{UNIT}/test_publishing_epochs.py",),
+    ),
+    Mutant(
+        "an-app-of-another-subject-is-not-recognized",
+        ("S15",),
+        "onewriter_broker.log.publishing:check_owner",
+        "Whoever may publish under an epoch poisons the version of somebody else's app.",
+        "if owner is not None and bound is not None and bound != owner:",
+        "if False:",
+        (f"{UNIT}/test_publishing_owners.py", f"{UNIT}/test_layouts.py"),
     ),
     Mutant(
         "a-published-version-is-not-recognized",

@@ -61,7 +61,18 @@ def under_epoch(
     site.clients.authorization.require(request[IDENTITY], action, resource)
     if named is None or holder is None:  # no proof can be given of it
         raise Unavailable(f"nobody holds {name}")
-    return Right(named, holder, is_passed_on=proof is Proof.CAPABILITY)
+    passed_on = proof is Proof.CAPABILITY
+    return Right(named, holder, is_passed_on=passed_on, owner=owner_of(site, holder))
+
+
+def owner_of(site: Site, holder: Identity) -> str | None:
+    """The subject to which apps are bound that this holder publishes under; None: to nobody.
+
+    Where everybody administers, subjects without a token are not told apart from others.
+    """
+    if holder.is_anonymous and site.clients.authorization.principal(holder).is_administrator:
+        return None
+    return holder.subject
 
 
 def may_ask_of_ended(

@@ -5,9 +5,8 @@ Which topic, who may, what the body says; the doing is topic/staging.py and topi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import Any, Final
 
 from aiohttp import web
@@ -16,13 +15,14 @@ from onewriter_broker.http.publish_body import LABEL, NUMBER, epoch_of, read_bod
 from onewriter_broker.http.publish_rights import (
     changer_of,
     may_ask_of_ended,
+    owner_of,
     shows_proof,
     under_epoch,
 )
 from onewriter_broker.http.routes import ByHandler, Routes, on_topic
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, creator_of, object_body, topic_of
-from onewriter_broker.log.api import VERSION_PREFIX
-from onewriter_broker.log.publishing import TooLarge
+from onewriter_broker.log.api import OWNER_PREFIX, VERSION_PREFIX
+from onewriter_broker.log.publishing import BoundElsewhere, TooLarge
 from onewriter_broker.topic.layouts import LAYOUT_PREFIX, Overtaken
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.publish_requests import Answer, Asked, Right
@@ -85,26 +85,16 @@ def add_routes(router: Routes, site: Site) -> None:
 
     async def publish(request: web.Request) -> web.Response:
         name, app, version = _names(request)
-        epoch, mode, parts = await read_body(
-            await _body(request, PUBLISH_BODY_BYTES_MAX), f"{app}/"
-        )
-        asked = Asked(
-            app,
-            version,
-            epoch,
-            parts,
-            identity=request[IDENTITY],
-            address=request.remote or "",
-            mode=mode,
-        )
-        if epoch is None:
-            topic, admission = await _admitted(site, request, name, (mode,))
-            asked = replace(asked, claim=admission.claim_name, priority=admission.priority)
-        else:
-            topic, right = await _led(site, request, name, app, epoch, version=version)
-            asked = replace(asked, right=right)
+        body = await read_body(await _body(request, PUBLISH_BODY_BYTES_MAX), f"{app}/")
+        if body.epoch is None:
+            raise Refusal(
+                400, "epoch is missing: lead the topic, and name the epoch under which you do"
+            )
+        topic, right = await _led(site, request, name, app, body.epoch, version=version)
+        asked = Asked(app, version, body.epoch, body.parts, request[IDENTITY], right)
         try:
-            answer = await site.publishing.publish(name, topic, asked, site.clients.wall_ms())
+            with _owner_named(site, request):
+                answer = await site.publishing.publish(name, topic, asked, site.clients.wall_ms())
         except MissingPart as error:
             raise Refusal(410, str(error)) from error
         except TooLarge as error:
@@ -127,9 +117,11 @@ def _add_layout(router: Routes, site: Site) -> None:
         partitions = await site.topics.partitions_of(name) or 0
         first = name.with_partition(0) if partitions else name
         if epoch is None:
-            topic, _ = await _admitted(site, request, first, _MODES)
+            topic = await _admitted(site, request, first)
+            owner = owner_of(site, request[IDENTITY])
         else:
-            topic, _ = await _led(site, request, first, app, epoch, action=Action.STAGE)
+            topic, right = await _led(site, request, first, app, epoch, action=Action.STAGE)
+            owner = None if right is None else right.owner
         if partitions:
             topic_log = topic.runner.logs[topic.slot_of(first)]
             names = [name.with_partition(number) for number in range(partitions)]
@@ -149,9 +141,12 @@ def _add_layout(router: Routes, site: Site) -> None:
 
             layouts = site.publishing.layouts
             try:
-                partitions = await (
-                    layouts.note(topic_log, app, version, counted, held) if is_noted else counted()
-                )
+                with _owner_named(site, request):
+                    partitions = await (
+                        layouts.note(topic_log, app, version, counted, held, owner)
+                        if is_noted
+                        else counted()
+                    )
             except Overtaken as error:
                 text = f"version {version} of {app} is not published: {name} has {error}"
                 raise Refusal(409, text) from error
@@ -183,6 +178,7 @@ def _add_dropping(router: Routes, site: Site) -> None:
         names = [name.with_partition(number) for number in range(partitions)] or [name]
         served = [(each, await site.topics.serve(each)) for each in names]
         prefixes = [VERSION_PREFIX] + ([] if name.partition is not None else [LAYOUT_PREFIX])
+        prefixes.append(OWNER_PREFIX)  # the version's, where there is one, is told
         fields = [f"{each}{app}" for each in prefixes]
         topic = served[0][1]
         first = topic.runner.logs[topic.slot_of(names[0])]
@@ -202,6 +198,17 @@ def _add_dropping(router: Routes, site: Site) -> None:
     router.add_post(_DISCARD, discard_parts, _UNDER_EPOCH)
     router.add_delete(_VERSION, discard, _UNDER_EPOCH)
     router.add_delete(_APP, forget, on_topic(Action.ADMINISTER_TOPIC))
+
+
+@contextmanager
+def _owner_named(site: Site, request: web.Request) -> Iterator[None]:
+    """Inside, a refusal of somebody else's app names its owner, where an administrator asks."""
+    try:
+        yield
+    except BoundElsewhere as error:
+        if not site.clients.authorization.principal(request[IDENTITY]).is_administrator:
+            raise
+        raise Refusal(403, f"{error}; it is bound to {error.owner}") from error
 
 
 async def _forgotten(
@@ -299,7 +306,7 @@ async def _right_to_stage(
                 raise
             refusal = refused
     try:
-        await _admitted(site, request, name, _MODES)
+        await _admitted(site, request, name)
     except Refused as refused:
         raise refusal or refused from refused
     return None
@@ -312,7 +319,7 @@ async def _changer(site: Site, request: web.Request, name: TopicName, app: str) 
         with suppress(Refused):  # the secret of a former epoch may drop what was staged under it
             right = (await _led(site, request, name, app))[1]
     elif not site.clients.authorization.principal(request[IDENTITY]).is_administrator:
-        await _admitted(site, request, name, _MODES)
+        await _admitted(site, request, name)
     await site.require_owned(request, name)
     return changer_of(site, request, name, right)
 
@@ -322,27 +329,25 @@ def _check_takes_rows(name: TopicName, topic: LoadedTopic) -> None:
         raise Refused(ServerError.INCOMPATIBLE_SCHEMA, f"{name} takes messages with a schema only")
 
 
-async def _admitted(
-    site: Site, request: web.Request, name: TopicName, modes: tuple[AccessMode, ...]
-) -> tuple[LoadedTopic, Granted]:
-    """The topic, served here, where this caller may produce in one of these modes.
+async def _admitted(site: Site, request: web.Request, name: TopicName) -> LoadedTopic:
+    """The topic, served here, where this caller may produce in one of the modes that lead.
 
     Raises Refused, Refusal, Unavailable, HTTPTemporaryRedirect.
     """
     topics, authorization = site.topics, site.clients.authorization
     resource, identity = authorization.topic(name), request[IDENTITY]
     decisions = [
-        authorization.may(identity, Action.PRODUCE, resource, AskedProducer(mode)) for mode in modes
+        authorization.may(identity, Action.PRODUCE, resource, AskedProducer(mode))
+        for mode in _MODES
     ]
-    granted = [each for each in decisions if isinstance(each, Granted)]
-    if not granted:  # the first mode's refusal is counted and answered
-        authorization.require(identity, Action.PRODUCE, resource, AskedProducer(modes[0]))
-    admission = granted[0]
+    if not any(isinstance(each, Granted) for each in decisions):
+        # the first mode's refusal is counted and answered
+        authorization.require(identity, Action.PRODUCE, resource, AskedProducer(_MODES[0]))
     await site.require_owned(request, name)
     await _check_undivided(site, name)
     topic = await topics.serve(name, creator_of(request))
     _check_takes_rows(name, topic)
-    return topic, admission
+    return topic
 
 
 async def _body(request: web.Request, bytes_max: int) -> bytes:

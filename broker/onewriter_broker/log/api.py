@@ -216,6 +216,9 @@ FLOOR_PREFIX = "guard:"
 VERSION_PREFIX = "txn:"
 """How the state fields begin that hold which version each app has published last."""
 
+OWNER_PREFIX = "publisher:"
+"""How the state fields begin that hold the subject to which each app is bound."""
+
 OPEN_PUBLISH = "open"
 """State field: the atomic publish whose blocks are being appended, and where they (will) stand."""
 
@@ -238,6 +241,9 @@ class Append:
     opens: Sequence[Position] = ()
     """Of the first block of an atomic publish: where all its blocks are to stand, itself included.
     What is there of them goes when the log is fenced before the one that commits."""
+    owner: str = ""
+    """Of a block of an atomic publish: the subject to which its app is bound with it. Where the app is
+    another's, STALE. Empty: the app is published whoever it is bound to, and bound to nobody."""
 
 
 @dataclass(frozen=True, slots=True)

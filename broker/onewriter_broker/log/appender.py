@@ -344,6 +344,7 @@ class Appender:
                         never_sent=not pending.was_sent,
                         guard=pending.guard,
                         opens=pending.opens,
+                        owner=pending.owner,
                     )
                 )
             gathered[:] = [pair for pair in gathered if pair[0].binding is not None]

@@ -64,6 +64,11 @@ class PendingBlock:
     """Of that publish's first block: where all its blocks are to stand."""
 
     @property
+    def owner(self) -> str:
+        """The subject to which the app of that publish is bound; empty: none."""
+        return "" if self.publish is None else self.publish.owner or ""
+
+    @property
     def size(self) -> int:
         """The entries' bytes."""
         return len(self.block.payload)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from onewriter_broker.log.api import VERSION_PREFIX, Block
+from onewriter_broker.log.api import OWNER_PREFIX, VERSION_PREFIX, Block
 from onewriter_broker.log.blocks import (
     BLOCK_BYTES_MAX,
     BLOCK_ENTRIES_MAX,
@@ -51,6 +51,8 @@ APPS_MAX = 500
 """Names under which one log is published to atomically. It remembers the version of each for ever: to
 forget one is to publish its last batch again, if somebody asks for it."""
 
+APPS_PER_SUBJECT_MAX = 32
+"""Of these names, those that are bound to one authenticated subject."""
 
 _IN_BLOCK = memoryview(b"")
 
@@ -67,6 +69,15 @@ class TooLarge(Refused):
 
     def __init__(self, message: str) -> None:
         super().__init__(ServerError.NOT_ALLOWED_ERROR, message)
+
+
+class BoundElsewhere(Refused):
+    """The app is another subject's, ``owner``: whom not everybody is told."""
+
+    def __init__(self, name: TopicName, app: str, owner: str) -> None:
+        text = f"{app} is another subject's app on {name}: publish under an app of your own"
+        super().__init__(ServerError.AUTHORIZATION_ERROR, text)
+        self.owner = owner
 
 
 class StoodStill(Unavailable):
@@ -129,6 +140,7 @@ class Publish:
     published before. It raises Unavailable where it was certainly not published: ``may_write``, asked
     when its turn has come, said no, or the topic has moved on; Undecided where nobody can
     tell: published again it is published, or found to be a duplicate. It takes the entries over.
+    ``owner`` is the subject to which the app is bound with it; None: its subjects are not told apart.
     """
 
     def __init__(
@@ -137,8 +149,10 @@ class Publish:
         version: int,
         entries: Entries,
         may_write: Callable[[], bool],
+        owner: str | None = None,
     ) -> None:
         self.app = app
+        self.owner = owner
         self.version = version
         self.name = f"{app}/{version}"
         self.may_write = may_write
@@ -235,7 +249,7 @@ class Publishes:
         self._settle()
         if publish.is_formed:
             raise Refused(ServerError.NOT_ALLOWED_ERROR, "at least one entry is published")
-        check_room(topic_log.name, topic_log.state, publish.app)
+        check_app(topic_log.name, topic_log.state, publish.app, publish.owner)
         if len(self._line) >= PUBLISHES_WAITING_MAX:
             text = f"{PUBLISHES_WAITING_MAX} publishes to {topic_log.name} wait already"
             raise Refused(ServerError.TOO_MANY_REQUESTS, text)
@@ -303,6 +317,8 @@ class Publishes:
             return False
         app, version = publish_of(pending.block.publish)
         topic_log.state[f"{VERSION_PREFIX}{app}"] = str(version)
+        if pending.owner:
+            topic_log.state[f"{OWNER_PREFIX}{app}"] = pending.owner
         if self._has_hole:
             topic_log.forget_tail()
         for block in self._held:
@@ -365,13 +381,32 @@ def abandon(
     return True
 
 
-def check_room(name: TopicName, state: dict[str, str], app: str) -> None:
-    """Raises Refused for one app more than a log can remember."""
-    if f"{VERSION_PREFIX}{app}" in state:
+def check_owner(name: TopicName, state: Mapping[str, str], app: str, owner: str | None) -> None:
+    """Raises BoundElsewhere where the app is another subject's. None: subjects are not told apart."""
+    bound = state.get(f"{OWNER_PREFIX}{app}")
+    if owner is not None and bound is not None and bound != owner:
+        raise BoundElsewhere(name, app, bound)
+
+
+def check_app(name: TopicName, state: Mapping[str, str], app: str, owner: str | None) -> None:
+    """Raises Refused for an app of another subject, and for one more than a log, or a subject, may have."""
+    check_owner(name, state, app, owner)
+    if f"{VERSION_PREFIX}{app}" not in state:
+        check_room(name, state, VERSION_PREFIX, app, owner)
+
+
+def check_room(
+    name: TopicName, state: Mapping[str, str], prefix: str, app: str, owner: str | None
+) -> None:
+    """Raises Refused where there is no room for one app more in a log's fields that begin so."""
+    advice = "an administrator may have it forget those that are no longer used"
+    if sum(1 for field in state if field.startswith(prefix)) >= APPS_MAX:
+        text = f"{name} is published to under {APPS_MAX} names already: {advice}"
+        raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+    field = f"{OWNER_PREFIX}{app}"
+    if not owner or field in state:
         return
-    if sum(1 for field in state if field.startswith(VERSION_PREFIX)) >= APPS_MAX:
-        text = (
-            f"{name} is published to under {APPS_MAX} names already: an administrator may have it"
-            " forget those that are no longer used"
-        )
+    bound = sum(1 for each in state if each.startswith(OWNER_PREFIX) and state[each] == owner)
+    if bound >= APPS_PER_SUBJECT_MAX:
+        text = f"{owner} publishes to {name} under {APPS_PER_SUBJECT_MAX} names already: {advice}"
         raise Refused(ServerError.NOT_ALLOWED_ERROR, text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from onewriter_broker.dispatch.saving import STATE_PREFIX as CURSOR_PREFIX
-from onewriter_broker.log.api import VERSION_PREFIX, Outcome
+from onewriter_broker.log.api import OWNER_PREFIX, VERSION_PREFIX, Outcome
 from onewriter_broker.log.compacted import COMPACTED, COMPACTING
 from onewriter_broker.log.termination import TERMINATED
 from onewriter_broker.log.topic_log import TRIMMED, TopicLog
@@ -57,7 +57,7 @@ async def erase(topic_log: TopicLog) -> None:
     Raises Unavailable when the log has moved on, Undecided when the store does not answer.
     """
     binding, marker = topic_log.binding, Position(topic_log.ledger, 0)
-    forgotten = (CURSOR_PREFIX, SCHEMA_PREFIX, VERSION_PREFIX, LAYOUT_PREFIX)
+    forgotten = (CURSOR_PREFIX, SCHEMA_PREFIX, VERSION_PREFIX, OWNER_PREFIX, LAYOUT_PREFIX)
     gone = [name for name in topic_log.state if name.startswith(forgotten)]
     gone += [TERMINATED, DEDUPLICATION, COMPACTED]
     had_view = COMPACTED in topic_log.state or COMPACTING in topic_log.state

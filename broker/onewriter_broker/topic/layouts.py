@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Final
 from weakref import WeakValueDictionary
 
-from onewriter_broker.log.api import LogStore
-from onewriter_broker.log.publishing import APPS_MAX
+from onewriter_broker.log.api import OWNER_PREFIX, LogStore
+from onewriter_broker.log.publishing import check_owner, check_room
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.topic.checking import Prove, standing_of
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
@@ -72,22 +72,25 @@ class Layouts:
         version: int,
         counted: Callable[[], Awaitable[int]],
         held: Callable[[], Awaitable[int]],
+        owner: str | None = None,
     ) -> int:
         """The partitions that are noted of a version: those ``counted``, unless it was noted before.
 
         ``first`` is the log of the topic's first partition; ``held`` tells the latest version that any of
-        them has. Raises Overtaken, Refused for one app too many and for a state that must be repaired,
-        Unavailable and Undecided: ask again; and what ``counted`` raises.
+        them has; ``owner``: the subject that asks, to which the app is bound from then on (None: subjects are
+        not told apart). Raises Overtaken, Refused for one app too many, for an app of another subject
+        (BoundElsewhere) and for a state that must be repaired, Unavailable and Undecided: ask again; and what ``counted`` raises.
         """
         async with self.turn(first, app):
-            noted = await self._noted(first, app)
+            noted = await self._noted(first, app, owner)
             over = await _overtaken(noted, version, held)
             found = next((each for each in noted if each.version == version), None)
             if found is None and not over:
                 found = Layout(version, await counted())
                 kept = sorted([*noted, found], key=lambda each: each.version, reverse=True)
                 text = encode_layouts(kept[:BEGUN_MAX])
-                await first.save_state({f"{LAYOUT_PREFIX}{app}": text})
+                bound = {f"{OWNER_PREFIX}{app}": owner} if owner else {}
+                await first.save_state({f"{LAYOUT_PREFIX}{app}": text, **bound})
             # As durable as what is published by it, also where whoever noted it was not told so.
             await standing_of(first, self._prove)
             if over or found is None:
@@ -98,19 +101,15 @@ class Layouts:
         """Held, nobody else notes anything of this app."""
         return self._turns.setdefault((first, app), asyncio.Lock())
 
-    async def _noted(self, first: TopicLog, app: str) -> list[Layout]:
+    async def _noted(self, first: TopicLog, app: str, owner: str | None) -> list[Layout]:
         """As the store has it: another broker may have served the topic since it was loaded here."""
         if first.binding is None:
             raise Unavailable(f"{first.name} is not open here")
         state = await self._store.read_state(first.name, replid=first.binding.replid)
+        check_owner(first.name.base, state, app, owner)
         field = f"{LAYOUT_PREFIX}{app}"
         if field not in state:
-            if sum(1 for each in state if each.startswith(LAYOUT_PREFIX)) >= APPS_MAX:
-                text = (
-                    f"{first.name.base} is published to under {APPS_MAX} names already: an"
-                    " administrator may have it forget those that are no longer used"
-                )
-                raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+            check_room(first.name.base, state, LAYOUT_PREFIX, app, owner)
             return []
         try:
             return decode_layouts(state[field])

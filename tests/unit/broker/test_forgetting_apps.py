@@ -17,7 +17,7 @@ from tests.unit.broker.test_fence_path_partitions import topics_of
 from onewriter_broker.http import staging as http_staging
 from onewriter_broker.http.routes import Routes
 from onewriter_broker.http.site import Refusal, Site
-from onewriter_broker.log.api import VERSION_PREFIX
+from onewriter_broker.log.api import OWNER_PREFIX, VERSION_PREFIX
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.topic.layouts import LAYOUT_PREFIX
 from onewriter_broker.topic.publishing import Publishing
@@ -86,6 +86,16 @@ async def test_of_a_forgotten_app_no_layout_comes_back() -> None:
             await asyncio.sleep(0)
         await asyncio.gather(noting, asking.forget())
         assert await asking.note(0) == 2
+
+
+async def test_of_a_forgotten_app_nobody_is_the_owner() -> None:
+    async with serving() as world:
+        asking = await asking_of(world)
+        state = stored_in(world.server.primary).states[asking.first.name]
+        state[f"{VERSION_PREFIX}{APP}"] = "7"
+        state[f"{OWNER_PREFIX}{APP}"] = "alice"
+        assert await asking.forget() == {"app": APP, "version": 7}
+        assert f"{OWNER_PREFIX}{APP}" not in state
 
 
 async def test_what_must_be_repaired_is_forgotten() -> None:

@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 from tests.unit.broker.fence_path_world import World, serving
-from tests.unit.broker.test_publishing_turns import held, room_of
+from tests.unit.broker.test_publishing_epochs import held, room_of
 
-from onewriter_broker.log.api import Durability
+from onewriter_broker.log import publishing
+from onewriter_broker.log.api import OWNER_PREFIX, Durability
+from onewriter_broker.log.publishing import APPS_PER_SUBJECT_MAX, BoundElsewhere
 from onewriter_broker.log.topic_log import TopicLog
-from onewriter_broker.topic import layouts
 from onewriter_broker.topic.layouts import (
     BEGUN_MAX,
     LAYOUT_PREFIX,
@@ -35,14 +36,16 @@ class Notes:
     def __init__(self, layouts: Layouts) -> None:
         self.layouts, self.published = layouts, -1
 
-    async def note(self, log: TopicLog, app: str, wanted: Layout) -> Layout:
+    async def note(
+        self, log: TopicLog, app: str, wanted: Layout, owner: str | None = None
+    ) -> Layout:
         async def counted() -> int:
             return wanted.partitions
 
         async def held() -> int:
             return self.published
 
-        noted = await self.layouts.note(log, app, wanted.version, counted, held)
+        noted = await self.layouts.note(log, app, wanted.version, counted, held, owner)
         return Layout(wanted.version, noted)
 
 
@@ -126,7 +129,7 @@ async def test_it_is_noted_while_somebody_has_the_topic() -> None:
 
 
 async def test_a_log_remembers_only_so_many_apps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layouts, "APPS_MAX", 2)
+    monkeypatch.setattr(publishing, "APPS_MAX", 2)
     async with serving() as world:
         log, notes = await first_of(world), noting(world)
         for app in ("one", "two"):
@@ -134,6 +137,32 @@ async def test_a_log_remembers_only_so_many_apps(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(Refused, match="under 2 names already"):
             await notes.note(log, "job", Layout(1, 4))
         assert await notes.note(log, "two", Layout(2, 4)) == Layout(2, 4)
+
+
+async def test_a_layout_binds_its_app_and_is_not_noted_for_another_subject() -> None:
+    """Eight versions noted by somebody else would say of the owner's that they are over."""
+    async with serving() as world:
+        log, notes = await first_of(world), noting(world)
+        assert await notes.note(log, "job", Layout(1, 4), "alice") == Layout(1, 4)
+        assert log.state[f"{OWNER_PREFIX}job"] == "alice"
+        for owner in ("mallory", ""):
+            with pytest.raises(BoundElsewhere):
+                await notes.note(log, "job", Layout(999, 4), owner)
+            with pytest.raises(BoundElsewhere):
+                await noting(world).note(log, "job", Layout(1, 4), owner)
+        assert log.state[FIELD] == "1 4"
+        assert await notes.note(log, "job", Layout(2, 4), "alice") == Layout(2, 4)
+
+
+async def test_a_subject_has_only_so_many_apps() -> None:
+    async with serving() as world:
+        log, notes = await first_of(world), noting(world)
+        for number in range(APPS_PER_SUBJECT_MAX):
+            await notes.note(log, f"app-{number}", Layout(1, 4), "alice")
+        with pytest.raises(Refused, match="32 names already"):
+            await notes.note(log, "job", Layout(1, 4), "alice")
+        assert await notes.note(log, "app-0", Layout(2, 4), "alice") == Layout(2, 4)
+        assert await notes.note(log, "job", Layout(1, 4), "bob") == Layout(1, 4)
 
 
 @pytest.mark.parametrize("text", ["", "1", "1 2 3", "x 4"])

@@ -78,14 +78,15 @@ local function next_publish()
   local version, opens, commits = next_argument(), next_argument(), next_argument() == '1'
   return {
     name = app .. '/' .. version, field = 'txn:' .. app, version = version, opens = opens,
-    commits = commits,
+    commits = commits, owner_field = 'publisher:' .. app, owner = next_argument(),
   }
 end
 
 -- id never_sent (1|0) lengths payload time chain counts ('' = one message each), the guard: '' or
 -- epoch|ownership|floor field number, and the atomic publish that it is a part of: '' or app version
--- opens commits (1|0). The first block of a publish opens it: `opens` is the ledger and the entry of
--- each of its blocks. The last one commits it.
+-- opens commits (1|0) owner. The first block of a publish opens it: `opens` is the ledger and the entry
+-- of each of its blocks. The last one commits it. `owner` is the subject to which the app is bound with
+-- it; '': it is bound to nobody, and published whoever it is bound to.
 local function next_block(state, unit)
   return {
     id = next_argument(), never_sent = next_argument() == '1', lengths = next_argument(),
@@ -101,7 +102,7 @@ local function open_publish(state)
 end
 
 -- nil when the block may stand here by what is published as a whole, otherwise STALE (this version, or
--- a later one of the app, is published) or REFENCE: nothing else enters behind blocks of which it is
+-- a later one of the app, is published, or the app is another subject's) or REFENCE: nothing else enters behind blocks of which it is
 -- not yet certain whether they count, and no part of a publish without the parts before it.
 local function publish_refusal(state, open, publish)
   if not publish then return open and 'REFENCE' end
@@ -109,6 +110,8 @@ local function publish_refusal(state, open, publish)
   if open then return 'REFENCE' end
   local held = redis.call('HGET', state, publish.field)
   if held and (tonumber(held) or math.huge) >= tonumber(publish.version) then return 'STALE' end
+  local owner = publish.owner ~= '' and redis.call('HGET', state, publish.owner_field)
+  if owner and owner ~= publish.owner then return 'STALE' end
   return nil
 end
 
@@ -122,6 +125,7 @@ local function note_publish(state, open, publish)
     return publish.name
   end
   redis.call('HSET', state, publish.field, publish.version)
+  if publish.owner ~= '' then redis.call('HSET', state, publish.owner_field, publish.owner) end
   if open then redis.call('HDEL', state, 'open') end
   return nil
 end
