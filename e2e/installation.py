@@ -71,7 +71,10 @@ class Installation:
                 "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}},
                 "storage": tested.storage,
             },
-            "operator": {"resources": {"requests": {"cpu": "20m"}}},
+            "operator": {
+                "resources": {"requests": {"cpu": "20m"}},
+                "leaderServices": {"enabled": True},
+            },
             "spark": PIPELINE | {"nodeSelector": tested.node_of_volumes},
         }
         """What the chart is told: small enough for two nodes that share two cores."""
