@@ -154,17 +154,17 @@ async def test_one_that_begins_while_its_place_is_looked_at_is_not_denied(
     async with serving() as world:
         room = await room_of(world)
         holder, parts = await taken(room), await room.staged()
-        read, go_on, reads = room.publishing.held_version, asyncio.Event(), 0
+        read, go_on, reads = room.publishing.state_of, asyncio.Event(), 0
 
-        async def slow(topic_log: TopicLog, app: str) -> int:
+        async def slow(topic_log: TopicLog) -> dict[str, str]:
             nonlocal reads
             reads += 1
             if reads == 2:  # behind the one in front of the line
                 await go_on.wait()
                 raise Unavailable("the store is away")
-            return await read(topic_log, app)
+            return await read(topic_log)
 
-        monkeypatch.setattr(room.publishing, "held_version", slow)
+        monkeypatch.setattr(room.publishing, "state_of", slow)
         gates = Gates(world.store, "append")
         asking = begun(waited(room, parts))
         await asyncio.sleep(TURN_SECONDS + 1.0)
