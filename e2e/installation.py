@@ -66,12 +66,20 @@ class Installation:
         self._values = tested.directory / "values.json"
         self.values: Json = {
             "image": {"repository": REPOSITORY, "tag": TAG, "pullPolicy": "Never"},
-            "brokers": {"replicas": 2, "resources": {"requests": {"cpu": "50m"}}},
+            "brokers": {
+                "replicas": 2,
+                "resources": {"requests": {"cpu": "50m"}},
+                # Writers and benchmarks connect to the plain ports.
+                "tls": {"plain": True},
+            },
             "valkey": {
                 "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}},
                 "storage": tested.storage,
             },
-            "operator": {"resources": {"requests": {"cpu": "20m"}}},
+            "operator": {
+                "resources": {"requests": {"cpu": "20m"}},
+                "leaderServices": {"enabled": True},
+            },
             "spark": PIPELINE | {"nodeSelector": tested.node_of_volumes},
         }
         """What the chart is told: small enough for two nodes that share two cores."""

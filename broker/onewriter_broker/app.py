@@ -202,7 +202,11 @@ class Broker:
             addresses=self.addresses,
             incarnation=self.incarnation,
             authorization=Authorization(
-                settings, self.namespaces, lambda: self.topics.desired, now
+                settings,
+                self.namespaces,
+                lambda: self.topics.desired,
+                now,
+                lambda: self.desired.is_known,
             ),
             now=now,
             wall_ms=wall_ms,

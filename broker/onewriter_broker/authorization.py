@@ -32,6 +32,7 @@ from onewriter_core.authorization import (
     may,
     subjects_of,
 )
+from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 
 LINES_PER_PERIOD: Final = 20
@@ -45,11 +46,17 @@ NAMES_PER_TURN: Final = 200
 RESOURCE_LENGTH_MAX: Final = 256
 """Characters of a resource's name in a log line."""
 
+UNKNOWN: Final = "this broker has not been told yet what is wanted of its topics"
+"""Until then no topic looks declared, and what its declaration forbids would be allowed."""
+
 log = structlog.get_logger(__name__)
 
 
 class Authorization:
-    """The decisions of one broker. ``desired`` is what is declared now."""
+    """The decisions of one broker. ``desired`` is what is declared now.
+
+    ``is_told``: somebody has said what is wanted. Until then only administrators have rights to topics.
+    """
 
     def __init__(
         self,
@@ -57,6 +64,7 @@ class Authorization:
         undeclared: Container[str],
         desired: Callable[[], DesiredState],
         clock: Callable[[], float] = time.monotonic,
+        is_told: Callable[[], bool] = lambda: True,
     ) -> None:
         self.refusals: Counter[str] = Counter()
         """Refused requests by the right that was missing."""
@@ -72,6 +80,7 @@ class Authorization:
         )
         self._desired = desired
         self._clock = clock
+        self._is_told = is_told
         self._period_end = 0.0
         self._lines = 0
         self._unwritten = 0
@@ -105,7 +114,14 @@ class Authorization:
         """The decision, neither counted nor logged: for what a caller is shown or not."""
         if isinstance(resource, TopicName):
             resource = self.topic(resource)
-        return may(self.principal(identity), action, resource, asked)
+        principal = self.principal(identity)
+        if (
+            isinstance(resource, TopicResource)
+            and not self._is_told()
+            and not principal.is_administrator
+        ):
+            return Denied(action, UNKNOWN, ServerError.SERVICE_NOT_READY)
+        return may(principal, action, resource, asked)
 
     def require(
         self,
@@ -138,9 +154,14 @@ class Authorization:
         return self.principal(identity).has(*Role)
 
     async def seen(self, identity: Identity, names: Iterable[str]) -> list[str]:
-        """Those of the topics that a listing shows to the caller."""
+        """Those of the topics that a listing shows to the caller.
+
+        Raises Refused while it is not known which topics are declared: the list would be wrong.
+        """
         if self.sees_all(identity):
             return list(names)
+        if not self._is_told():
+            raise Refused(ServerError.SERVICE_NOT_READY, UNKNOWN)
         found, turns = [], Turns(NAMES_PER_TURN)
         for name in list(names):
             await turns.step()

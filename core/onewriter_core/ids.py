@@ -23,8 +23,8 @@ TOPIC_NAME_LENGTH_MAX = 512
 """Bytes of a topic's full name, without the suffix of a partition; longer ones are refused."""
 
 PARTITION_SUFFIX = "-partition-"
-_PARTITION = re.compile(r"^(?P<base>.+)-partition-(?P<index>0|[1-9][0-9]{0,4})$")
-_PART = re.compile(r"^[-=:.\w]+$", re.ASCII)
+_PARTITION = re.compile(r"(?P<base>.+)-partition-(?P<index>0|[1-9][0-9]{0,4})")
+_PART = re.compile(r"[-=:.\w]+", re.ASCII)
 
 
 _UNPRINTABLE = re.compile(
@@ -117,10 +117,13 @@ class TopicName:
         if domain not in {"persistent", "non-persistent"} or len(parts) != 3:
             raise InvalidTopicName(f"not a topic name: {text[:200]!r}")
         tenant, namespace, local = sys.intern(parts[0]), sys.intern(parts[1]), parts[2]
-        if not (_PART.match(tenant) and _PART.match(namespace) and local) or "\x00" in local:
+        if (
+            not (_PART.fullmatch(tenant) and _PART.fullmatch(namespace) and local)
+            or "\x00" in local
+        ):
             raise InvalidTopicName(f"not a topic name: {text[:200]!r}")
         domain = sys.intern(domain)
-        match = _PARTITION.match(local)
+        match = _PARTITION.fullmatch(local)
         if match is None:
             name = cls(tenant, namespace, local, None, domain)
         else:

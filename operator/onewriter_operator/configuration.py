@@ -173,22 +173,19 @@ class Storage(ApiModel):
 
 
 class BrokerTls(ApiModel):
-    """TLS of the brokers, beside their plain ports."""
+    """TLS of the brokers, and whether their plain ports are offered beside it."""
 
     enabled: bool = True
     """Whether ports 6651 and 8443 are served."""
     secret_name: str = ""
     """The Secret with tls.crt, tls.key and ca.crt; empty: RELEASE-broker-tls."""
-    plain: bool = True
-    """Whether the Service and the network policy offer the plain ports too."""
+    plain: bool = False
+    """Whether Services and network policies offer the plain ports 6650 and 8080 too. Without TLS they always do."""
 
-    @model_validator(mode="after")
-    def _offers_something(self) -> Self:
-        if not self.enabled and not self.plain:
-            raise ValueError(
-                "plain cannot be false while TLS is not enabled: nothing would be left"
-            )
-        return self
+    @property
+    def offers_plain(self) -> bool:
+        """Whether clients may use the plain ports."""
+        return self.plain or not self.enabled
 
 
 class Authentication(ApiModel):
@@ -239,7 +236,7 @@ class Brokers(PodOptions):
     storage: Storage = Storage()
     """Where a broker keeps what the operator told it, for a restart while there is no operator."""
     tls: BrokerTls = BrokerTls()
-    """TLS beside the plain ports."""
+    """TLS, and the plain ports beside it."""
     authentication: Authentication = Authentication()
     """Who is asked to prove who he is."""
     access: Access = Access()

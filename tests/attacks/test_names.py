@@ -13,7 +13,7 @@ from tests.integration.raw_connection import RefusedByBroker
 
 from onewriter_broker.in_process import InProcessBroker, in_process_broker
 from onewriter_core.errors import Refused
-from onewriter_core.ids import TOPIC_NAME_LENGTH_MAX, TopicName
+from onewriter_core.ids import TOPIC_NAME_LENGTH_MAX, InvalidTopicName, TopicName
 from onewriter_core.own.names import canonical
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
@@ -105,3 +105,25 @@ def test_a_stored_name_with_control_characters_is_served_and_shown_escaped(
         assert status == 200
         assert "\x1b" not in str(page)
         assert "\\\\x1b" not in str(page)
+
+
+@pytest.mark.parametrize("name", ["orders-partition-0-partition-1", "a-partition-1-partition-0"])
+def test_no_new_topic_has_the_name_of_a_partition(raw: RawClients, name: str) -> None:
+    """Lists name topics by text: it would be shown, measured and deleted as a partition of another one."""
+    with in_process_broker() as broker:
+        client = raw(address_of(broker))
+        client.producer("orders").publish(b"x")
+        with pytest.raises(RefusedByBroker, match="INVALID_TOPIC_NAME"):
+            client.producer(name)
+        assert topics_over_wire(client) == [full("orders")]
+
+
+@pytest.mark.parametrize("name", ["public\n/default/x", "public/default\n/x"])
+def test_a_line_break_ends_no_tenant_or_namespace(name: str) -> None:
+    with pytest.raises(InvalidTopicName):
+        TopicName.parse(f"persistent://{name}")
+
+
+def test_a_line_break_behind_a_partition_is_part_of_the_name() -> None:
+    text = f"{PREFIX}orders-partition-0\n"
+    assert str(TopicName.parse(text)) == text

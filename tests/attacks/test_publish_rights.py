@@ -288,6 +288,22 @@ def test_a_secret_without_a_token_opens_nothing(payments: Payments) -> None:
     assert bearer.publish()[0] == 401
 
 
+@pytest.mark.parametrize("mode", ["exclusive", "exclusive-with-fencing", "wait-for-exclusive"])
+def test_nobody_publishes_without_an_epoch(payments: Payments, mode: str) -> None:
+    """A publish is no second way to become the topic's writer, whatever its body asks for."""
+    part = staged_by_holder(payments)
+    epoch = payments.epoch
+    callers = [payments.holder(), *(payments.caller(each) for each in (STANDBY, ADMINISTRATOR))]
+    for caller in callers:
+        for body in ({"mode": mode}, {"epoch": None, "mode": mode}):
+            path = f"staged/{APP}/1/publish"
+            status, said = caller.ask("POST", path, body | {"parts": [part]})
+            assert status == 400, said
+            assert "epoch is missing" in said["reason"]
+    assert payments.stored() == 0
+    assert payments.holder().publish(part, epoch=epoch)[0] == 200, "it leads as before"
+
+
 def test_a_right_to_one_topic_is_none_to_another(payments: Payments, raw: RawClients) -> None:
     """The same epoch number elsewhere, and topics that do not exist, are answered alike."""
     shown = {"Onewriter_Registration": payments.writer.registration}

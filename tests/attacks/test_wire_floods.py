@@ -229,9 +229,9 @@ def test_a_message_with_metadata_beyond_all_need_is_refused(raw: RawClients) -> 
 @pytest.mark.parametrize(
     "command",
     [
-        pb.CommandOwn(request_id=1, resources=[pb.OwnedResource(name="r", generation=1)] * 2_001),
+        pb.CommandOwn(request_id=1, resources=[pb.OwnedResource(name="r", generation=1)] * 20_001),
         pb.CommandDisown(
-            request_id=1, resources=[pb.OwnedResource(name="r", generation=1)] * 2_001
+            request_id=1, resources=[pb.OwnedResource(name="r", generation=1)] * 20_001
         ),
         pb.CommandAck(
             consumer_id=1,

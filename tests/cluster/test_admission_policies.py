@@ -84,7 +84,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
             cluster.make_namespace(namespace)
         found = Installed(cluster)
         cluster.until(
-            lambda: bool(found.declared("rival", "persistent://shop/default/ledger")),
+            lambda: (
+                "does not belong" in found.declared("rival", "persistent://shop/default/ledger")
+            ),
             "the policy counts a moment after it was stored",
         )
         yield found
@@ -151,7 +153,9 @@ def test_exceptions_are_the_administrators(installed: Installed) -> None:
     assert installed.declared("default", "persistent://shop/default/x")
     installed.install()
     installed.cluster.until(
-        lambda: bool(installed.declared("rival", "persistent://shop/default/ledger")),
+        lambda: (
+            "does not belong" in installed.declared("rival", "persistent://shop/default/ledger")
+        ),
         "the exception ends",
     )
 
@@ -165,7 +169,10 @@ def test_what_was_declared_before_can_be_changed_and_deleted(installed: Installe
     cluster.apply(old)
     installed.install()
     cluster.until(
-        lambda: bool(installed.declared("rival", "persistent://shop/default/ledger")), "it counts"
+        lambda: (
+            "does not belong" in installed.declared("rival", "persistent://shop/default/ledger")
+        ),
+        "it counts",
     )
     changed = document("rival", "old", topic="persistent://shop/default/old", partitions=0)
     changed["metadata"]["annotations"] = {"note": "changed"}
@@ -187,12 +194,14 @@ def service(namespace: str, **labels: str) -> Json:
     }
 
 
+APPLIED = ("--server-side", "--field-manager=onewriter-operator", "--force-conflicts")
+OPT_IN = "operator.leaderServices.enabled=true"
 OURS = {"app.kubernetes.io/managed-by": "onewriter-operator"}
 
 
 @pytest.fixture(scope="module")
 def opted_in(installed: Installed) -> Installed:
-    installed.install("operator.leaderServices.enabled=true")
+    installed.install(OPT_IN)
     installed.cluster.until_allowed(OPERATOR, "create", "services", namespace="shop")
     return installed
 
@@ -201,9 +210,8 @@ def test_the_operator_makes_and_changes_its_own_objects_alone(opted_in: Installe
     assert opted_in.as_user(OPERATOR, "create", service("shop", **OURS)) == ""
     assert "writes only objects labelled" in opted_in.as_user(OPERATOR, "create", service("shop"))
     opted_in.cluster.apply(service("shop"))
-    applied = ("--server-side", "--field-manager=onewriter-operator", "--force-conflicts")
     # Whoever has the operator could lead the traffic of any Service elsewhere.
-    said = opted_in.as_user(OPERATOR, "apply", service("shop", **OURS), *applied)
+    said = opted_in.as_user(OPERATOR, "apply", service("shop", **OURS), *APPLIED)
     assert "changes and deletes only objects labelled" in said
     done = opted_in.cluster.kubectl(
         *("delete", "service", "leader", "--dry-run=server", f"--as={OPERATOR}"),
@@ -214,22 +222,72 @@ def test_the_operator_makes_and_changes_its_own_objects_alone(opted_in: Installe
     opted_in.cluster.kubectl("delete", "service", "leader", namespace="shop")
 
 
-def wanted(installed: Installed) -> list[Json]:
+def installs(installed: Installed) -> tuple[list[Json], list[Json]]:
+    """What the operator installs: created once, and applied again and again."""
     found = installed.cluster.get("configmap", "onewriter-config", namespace=NAMESPACE)
-    text = found["data"]["configuration.yaml"]
-    configuration = Configuration.from_document(yaml.safe_load(text))
-    return [*created_once(configuration), *objects(configuration)]
+    document = yaml.safe_load(found["data"]["configuration.yaml"])
+    configuration = Configuration.from_document(document)
+    return created_once(configuration, found), objects(configuration, found)
 
 
-def test_the_operator_may_install_what_it_installs(opted_in: Installed) -> None:
-    for each in wanted(opted_in):
-        assert opted_in.as_user(OPERATOR, "create", each) == "", each["metadata"]["name"]
+INSTALLATIONS = {
+    "by default": (),
+    "with Secrets that are given": (
+        "valkey.passwordSecret.name=given-password",
+        "brokers.tls.secretName=given-certificate",
+        "image.pullSecrets={given-pull-secret}",
+    ),
+    "with a store elsewhere": (
+        "externalStore.url=rediss://store.example:6379/0",
+        "externalStore.passwordSecret.name=shared",
+    ),
+    "with as little as there can be": (
+        "brokers.replicas=1",
+        "brokers.tls.enabled=false",
+        "brokers.settings.minimumDurability=None",
+        "valkey.storage.size=",
+        "networkPolicies.enabled=false",
+    ),
+}
+
+
+def refusals(installed: Installed) -> str:
+    """What the API server says when the operator writes all that it installs; empty when it is taken."""
+    once, always = installs(installed)
+    said = [installed.as_user(OPERATOR, "create", each) for each in once]
+    said += [installed.as_user(OPERATOR, "apply", each, *APPLIED) for each in always]
+    return "".join(said)
+
+
+@pytest.mark.parametrize("installation", INSTALLATIONS)
+def test_the_operator_may_install_what_it_installs(opted_in: Installed, installation: str) -> None:
+    opted_in.install(OPT_IN, *INSTALLATIONS[installation])
+    try:
+        _, always = installs(opted_in)
+        assert [each["kind"] for each in always].count("StatefulSet") >= 1
+        # A policy that was changed counts a moment later.
+        opted_in.cluster.until(lambda: refusals(opted_in) == "", "everything is taken")
+    finally:
+        opted_in.install(OPT_IN)
+
+
+def test_the_operator_may_change_what_it_installed(opted_in: Installed) -> None:
+    _, always = installs(opted_in)
+    for each in always:
+        about = {**each["metadata"], "annotations": {"note": "older"}}
+        opted_in.cluster.apply({**each, "metadata": about})
+    try:
+        assert refusals(opted_in) == ""
+    finally:
+        for each in always:
+            name = each["metadata"]["name"]
+            opted_in.cluster.kubectl("delete", each["kind"], name, namespace=NAMESPACE)
 
 
 def brokers(opted_in: Installed) -> Json:
     (found,) = [
         each
-        for each in wanted(opted_in)
+        for each in installs(opted_in)[1]
         if each["kind"] == "StatefulSet" and each["metadata"]["name"].endswith("-broker")
     ]
     return copy.deepcopy(found)

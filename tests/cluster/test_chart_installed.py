@@ -204,7 +204,7 @@ MAY = {
         "patch exclusivetopics.onewriter.dev",
         "create pods/eviction",
         "watch pods",
-        "create endpointslices.discovery.k8s.io",
+        "list endpointslices.discovery.k8s.io",
         "create events.events.k8s.io",
         "create leases.coordination.k8s.io",
         "watch statefulsets.apps",
@@ -226,6 +226,7 @@ MAY_NOT = {
         "create pods/exec",
         "delete exclusivetopics.onewriter.dev",
         "list nodes",
+        "create endpointslices.discovery.k8s.io",
     },
     "onewriter-broker": {
         "get secrets",

@@ -90,7 +90,12 @@ def stages(
     urls = dict(zip(brokers.names, brokers.http_urls, strict=True))
     directory = tmp_path_factory.mktemp("operator")
     options = {"namespaces": names}
-    operator = OperatorProcess(directory, api_server, names[0], urls, options=options)
+    # What clients made on their own is of the tenant public; here any namespace may adopt it.
+    allowed = [{"namespace": name, "tenants": ["public"]} for name in names]
+    configuration = {"tenancy": {"allow": allowed}}
+    operator = OperatorProcess(
+        directory, api_server, names[0], urls, options=options, configuration=configuration
+    )
     with running(operator):
         yield (
             Stage(World(api_server, name, None, operator), brokers)  # type: ignore[arg-type]

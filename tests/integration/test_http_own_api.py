@@ -164,8 +164,13 @@ def test_topics_are_looked_up_together_without_being_touched(
     epoch = http("GET", f"{OWN}/{topic}")[1]["epoch"]
     assert answer == {
         "topics": {
-            names[0]: {"declared": False, "epoch": epoch, "undivided": True},
-            names[1]: {"declared": False, "epoch": writer.epoch, "undivided": True},
+            names[0]: {"declared": False, "epoch": epoch, "undivided": True, "declaredBy": None},
+            names[1]: {
+                "declared": False,
+                "epoch": writer.epoch,
+                "undivided": True,
+                "declaredBy": None,
+            },
         },
         "elsewhere": [],
     }
@@ -219,24 +224,9 @@ def follow_a_takeover(broker: LocalBrokers, topic: str, raw: RawClients) -> None
     assert value("onewriter_buckets_owned") == broker.buckets
 
 
-def test_readiness_tells_about_the_store_and_the_buckets() -> None:
-    with running_brokers() as brokers:
-        http = Http(brokers.http_url)
-        eventually(lambda: http("GET", "/readyz")[0] == 200)
-        status, said = http("GET", "/readyz")
-        assert (status, said["ready"], said["buckets"]["held"]) == (200, True, brokers.buckets)
-        store = brokers.events("embedded.started")[-1]["process_id"]
-        os.kill(int(str(store)), signal.SIGSTOP)
-        eventually(lambda: http("GET", "/readyz")[0] == 503)
-        assert "the store does not answer" in http("GET", "/readyz")[1]["problems"]
-        assert http("GET", "/healthz")[0] == 200
-        brokers.thaw(int(str(store)))
-        eventually(lambda: http("GET", "/readyz")[0] == 200)
-
-
-def test_a_handover_that_the_store_cannot_decide_in_time_is_not_called_done(
-    raw: RawClients,
-) -> None:
+@pytest.fixture(scope="module")
+def stopping() -> Iterator[LocalBrokers]:
+    """A broker whose store stands still now and then; a handover of the topic ``brief`` has half a second."""
     brief = """
     apiVersion: onewriter.dev/v1alpha1
     kind: ExclusiveTopic
@@ -244,17 +234,37 @@ def test_a_handover_that_the_store_cannot_decide_in_time_is_not_called_done(
     spec: {access: {requireClaim: false}, handover: {timeoutSeconds: 0.5}}
     """
     with running_brokers(manifests=textwrap.dedent(brief)) as brokers:
-        http = Http(brokers.http_url)
-        holder = raw(brokers.address()).producer("brief", EXCLUSIVE)
-        waiter = raw(brokers.address()).waiter("brief", name="next")
-        store = int(str(brokers.events("embedded.started")[-1]["process_id"]))
-        os.kill(store, signal.SIGSTOP)
-        status, said = http("POST", f"{OWN}/brief/handover")
-        assert (status, said["reason"][:24]) == (504, "not decided within 0.5 s")
-        brokers.thaw(store)
-        waiter.ready()  # it was decided after all, and only once
-        holder.closed_by_broker()
-        assert http("GET", f"{OWN}/brief")[1]["epoch"] == epoch_of(waiter)
+        yield brokers
+
+
+def test_readiness_tells_about_the_store_and_the_buckets(stopping: LocalBrokers) -> None:
+    http = Http(stopping.http_url)
+    eventually(lambda: http("GET", "/readyz")[0] == 200)
+    status, said = http("GET", "/readyz")
+    assert (status, said["ready"], said["buckets"]["held"]) == (200, True, stopping.buckets)
+    store = stopping.events("embedded.started")[-1]["process_id"]
+    os.kill(int(str(store)), signal.SIGSTOP)
+    eventually(lambda: http("GET", "/readyz")[0] == 503)
+    assert "the store does not answer" in http("GET", "/readyz")[1]["problems"]
+    assert http("GET", "/healthz")[0] == 200
+    stopping.thaw(int(str(store)))
+    eventually(lambda: http("GET", "/readyz")[0] == 200)
+
+
+def test_a_handover_that_the_store_cannot_decide_in_time_is_not_called_done(
+    stopping: LocalBrokers, raw: RawClients
+) -> None:
+    http = Http(stopping.http_url)
+    holder = raw(stopping.address()).producer("brief", EXCLUSIVE)
+    waiter = raw(stopping.address()).waiter("brief", name="next")
+    store = int(str(stopping.events("embedded.started")[-1]["process_id"]))
+    os.kill(store, signal.SIGSTOP)
+    status, said = http("POST", f"{OWN}/brief/handover")
+    assert (status, said["reason"][:24]) == (504, "not decided within 0.5 s")
+    stopping.thaw(store)
+    waiter.ready()  # it was decided after all, and only once
+    holder.closed_by_broker()
+    assert http("GET", f"{OWN}/brief")[1]["epoch"] == epoch_of(waiter)
 
 
 @pytest.fixture(scope="module")

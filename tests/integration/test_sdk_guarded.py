@@ -128,16 +128,16 @@ async def test_guarded_writes_go_on_through_a_dead_broker(topic: str) -> None:
         targets = [beside(topic), elsewhere(brokers, topic)]
         async with leading(brokers, topic) as leadership:
             receipts = []
-            for number in range(600):
+            for number in range(200):
                 receipts += [
                     await leadership.guarded(target, LASTING).submit(b"%d" % number)
                     for target in targets
                 ]
-                if number == 300:
+                if number == 100:
                     brokers.replace()
             await asyncio.gather(*receipts)
         for target in targets:
-            assert await stored(brokers, target) == [b"%d" % number for number in range(600)]
+            assert await stored(brokers, target) == [b"%d" % number for number in range(200)]
 
 
 # --- transactions
@@ -230,8 +230,8 @@ async def test_transactions_through_a_dead_broker_are_whole(topic: str) -> None:
     with forked_brokers() as brokers:
         async with leading(brokers, topic) as leadership:
             leadership.guarded(audit, LASTING)
-            for number in range(200):
-                if number in {50, 120}:
+            for number in range(80):
+                if number in {20, 50}:
                     asyncio.get_running_loop().call_later(0.003, brokers.replace)
                 transaction = leadership.transaction(announce=False)
                 transaction.send(b"%d" % number)

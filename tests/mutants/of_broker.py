@@ -196,7 +196,7 @@ MUTANTS = (
         "A publish under an epoch is accepted from a caller that proved no right to it.",
         "if asked.right is None or asked.right.epoch != asked.epoch:",
         "if asked.right is None and False:",
-        (f"{UNIT}/test_publishing_turns.py",),
+        (f"{UNIT}/test_publishing_epochs.py",),
     ),
     Mutant(
         "an-app-of-another-subject-is-not-recognized",

@@ -36,7 +36,14 @@ def values(frame: DataFrame) -> list[bytes]:
     return [bytes(row.value) for row in frame.select("value").collect()]
 
 
-@pytest.mark.parametrize("batched", [False, True], ids=["unbatched", "batched"])
+@pytest.mark.parametrize(
+    "batched",
+    [
+        # test_growth_epochs_and_trimming reads single messages
+        pytest.param(False, id="unbatched", marks=pytest.mark.full),
+        pytest.param(True, id="batched"),
+    ],
+)
 def test_a_topic_is_a_table(
     spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, batched: bool
 ) -> None:
@@ -116,9 +123,14 @@ def test_growth_epochs_and_trimming(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"topics": "other"}, "topic and topics: give one of"),
         ({"startingOfsets": "x"}, "there is no option 'startingofsets': 'startingOffsets'?"),
-        ({"startingOffsets": "latest"}, "a batch cannot start at 'latest'"),
+        # tests/unit/pipeline/test_read_options.py: what is said of each mistake
+        pytest.param({"topics": "o"}, "topic and topics: give one of", marks=pytest.mark.full),
+        pytest.param(
+            {"startingOffsets": "latest"},
+            "a batch cannot start at 'latest'",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_mistakes_are_told_shortly(

@@ -7,14 +7,15 @@ nothing. Both are answered so that clients come again.
 
 from __future__ import annotations
 
+from onewriter_broker.authorization import UNKNOWN
 from onewriter_broker.connection.lookups import NO_OWNER
-from onewriter_core.errors import ServerError
+from onewriter_broker.connection.rights import refused
+from onewriter_core.errors import Refused, ServerError
 from onewriter_core.topic.model import AccessMode
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import Command
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-UNKNOWN = "this broker has not been told yet what is wanted of its topics"
 UNCONFIRMED = "the identity cannot be confirmed now: only a resume is possible"
 
 
@@ -47,6 +48,8 @@ def not_now(command: Command, *, is_told: bool, may_only_resume: bool) -> bytes 
             return replies.error(command.request_id, ServerError.SERVICE_NOT_READY, UNCONFIRMED)
         case pb.CommandSubscribe():
             return replies.error(command.request_id, ServerError.SERVICE_NOT_READY, UNCONFIRMED)
+        case pb.CommandGetOrCreateSchema():
+            return refused(command, Refused(ServerError.SERVICE_NOT_READY, UNCONFIRMED))
         case pb.CommandOwn() if not command.only_returns:
             return replies.error(command.request_id, ServerError.SERVICE_NOT_READY, UNCONFIRMED)
         case _:

@@ -12,7 +12,6 @@ from onewriter_broker.topic.staging import KEY_CHARACTERS_SHOWN, PART_BYTES_MAX,
 from onewriter_broker.turns import Turns
 from onewriter_core.ids import NUMBER_MAX
 from onewriter_core.publish_rights import is_app
-from onewriter_core.topic.model import AccessMode
 
 PARTS_MAX: Final = 10_000
 """Parts of one publish."""
@@ -24,19 +23,12 @@ NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,14}")
 LABEL: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 _STAGED: Final = re.compile(rf"(?:{NUMBER.pattern})/{LABEL.pattern}/{LABEL.pattern}")
-_MODE_WORDS: Final = {
-    "exclusive": AccessMode.EXCLUSIVE,
-    "exclusive-with-fencing": AccessMode.EXCLUSIVE_WITH_FENCING,
-    "wait-for-exclusive": AccessMode.WAIT_FOR_EXCLUSIVE,
-}
-"""How a topic is taken for a publish without an epoch; the first unless another is named."""
 
 
 class Body(NamedTuple):
-    """Under which epoch, or else how, which parts are to be published."""
+    """Under which epoch which parts are to be published."""
 
     epoch: int | None
-    mode: AccessMode
     parts: list[Claimed]
 
 
@@ -50,7 +42,6 @@ class _Part(msgspec.Struct, frozen=True, gc=False):
 class _Asked(msgspec.Struct):
     parts: list[_Part]
     epoch: int | None = None
-    mode: str | None = None
 
 
 _DECODER: Final = msgspec.json.Decoder(_Asked)
@@ -62,7 +53,6 @@ async def read_body(body: bytes, prefix: str) -> Body:
     try:
         asked = _DECODER.decode(body)
         epoch = epoch_of(asked.epoch)
-        mode = _mode_of(asked.mode, epoch)
         if len(asked.parts) > PARTS_MAX:
             raise Refusal(413, f"a publish has at most {PARTS_MAX} parts")
         parts, turns = list[Claimed](), Turns(PARTS_PER_TURN)
@@ -76,7 +66,7 @@ async def read_body(body: bytes, prefix: str) -> Body:
         raise Refusal(400, f"the parts of this publish begin with {prefix}")
     if len({part.key for part in parts}) != len(parts):
         raise Refusal(400, "a part is named twice")
-    return Body(epoch, mode, parts)
+    return Body(epoch, parts)
 
 
 def epoch_of(epoch: object) -> int | None:
@@ -86,14 +76,6 @@ def epoch_of(epoch: object) -> int | None:
     if type(epoch) is not int or not 0 < epoch <= NUMBER_MAX:
         raise Refusal(400, "epoch is a topic epoch, or null")
     return epoch
-
-
-def _mode_of(mode: str | None, epoch: int | None) -> AccessMode:
-    if mode is None:
-        return AccessMode.EXCLUSIVE
-    if mode not in _MODE_WORDS or epoch is not None:
-        raise Refusal(400, f"mode, without an epoch, is one of {', '.join(_MODE_WORDS)}")
-    return _MODE_WORDS[mode]
 
 
 def _claimed(part: _Part) -> Claimed:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
-from dataclasses import replace
 from typing import Any, Final
 
 from aiohttp import web
@@ -86,24 +85,13 @@ def add_routes(router: Routes, site: Site) -> None:
 
     async def publish(request: web.Request) -> web.Response:
         name, app, version = _names(request)
-        epoch, mode, parts = await read_body(
-            await _body(request, PUBLISH_BODY_BYTES_MAX), f"{app}/"
-        )
-        asked = Asked(
-            app,
-            version,
-            epoch,
-            parts,
-            identity=request[IDENTITY],
-            address=request.remote or "",
-            mode=mode,
-        )
-        if epoch is None:
-            topic, admission = await _admitted(site, request, name, (mode,))
-            asked = replace(asked, claim=admission.claim_name, priority=admission.priority)
-        else:
-            topic, right = await _led(site, request, name, app, epoch, version=version)
-            asked = replace(asked, right=right)
+        body = await read_body(await _body(request, PUBLISH_BODY_BYTES_MAX), f"{app}/")
+        if body.epoch is None:
+            raise Refusal(
+                400, "epoch is missing: lead the topic, and name the epoch under which you do"
+            )
+        topic, right = await _led(site, request, name, app, body.epoch, version=version)
+        asked = Asked(app, version, body.epoch, body.parts, request[IDENTITY], right)
         try:
             with _owner_named(site, request):
                 answer = await site.publishing.publish(name, topic, asked, site.clients.wall_ms())
@@ -129,7 +117,7 @@ def _add_layout(router: Routes, site: Site) -> None:
         partitions = await site.topics.partitions_of(name) or 0
         first = name.with_partition(0) if partitions else name
         if epoch is None:
-            topic, _ = await _admitted(site, request, first, _MODES)
+            topic = await _admitted(site, request, first)
             owner = owner_of(site, request[IDENTITY])
         else:
             topic, right = await _led(site, request, first, app, epoch, action=Action.STAGE)
@@ -318,7 +306,7 @@ async def _right_to_stage(
                 raise
             refusal = refused
     try:
-        await _admitted(site, request, name, _MODES)
+        await _admitted(site, request, name)
     except Refused as refused:
         raise refusal or refused from refused
     return None
@@ -331,7 +319,7 @@ async def _changer(site: Site, request: web.Request, name: TopicName, app: str) 
         with suppress(Refused):  # the secret of a former epoch may drop what was staged under it
             right = (await _led(site, request, name, app))[1]
     elif not site.clients.authorization.principal(request[IDENTITY]).is_administrator:
-        await _admitted(site, request, name, _MODES)
+        await _admitted(site, request, name)
     await site.require_owned(request, name)
     return changer_of(site, request, name, right)
 
@@ -341,27 +329,25 @@ def _check_takes_rows(name: TopicName, topic: LoadedTopic) -> None:
         raise Refused(ServerError.INCOMPATIBLE_SCHEMA, f"{name} takes messages with a schema only")
 
 
-async def _admitted(
-    site: Site, request: web.Request, name: TopicName, modes: tuple[AccessMode, ...]
-) -> tuple[LoadedTopic, Granted]:
-    """The topic, served here, where this caller may produce in one of these modes.
+async def _admitted(site: Site, request: web.Request, name: TopicName) -> LoadedTopic:
+    """The topic, served here, where this caller may produce in one of the modes that lead.
 
     Raises Refused, Refusal, Unavailable, HTTPTemporaryRedirect.
     """
     topics, authorization = site.topics, site.clients.authorization
     resource, identity = authorization.topic(name), request[IDENTITY]
     decisions = [
-        authorization.may(identity, Action.PRODUCE, resource, AskedProducer(mode)) for mode in modes
+        authorization.may(identity, Action.PRODUCE, resource, AskedProducer(mode))
+        for mode in _MODES
     ]
-    granted = [each for each in decisions if isinstance(each, Granted)]
-    if not granted:  # the first mode's refusal is counted and answered
-        authorization.require(identity, Action.PRODUCE, resource, AskedProducer(modes[0]))
-    admission = granted[0]
+    if not any(isinstance(each, Granted) for each in decisions):
+        # the first mode's refusal is counted and answered
+        authorization.require(identity, Action.PRODUCE, resource, AskedProducer(_MODES[0]))
     await site.require_owned(request, name)
     await _check_undivided(site, name)
     topic = await topics.serve(name, creator_of(request))
     _check_takes_rows(name, topic)
-    return topic, admission
+    return topic
 
 
 async def _body(request: web.Request, bytes_max: int) -> bytes:

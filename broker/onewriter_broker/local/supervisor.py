@@ -176,11 +176,11 @@ class ChildSpec:
 
 
 class ChildEvent(enum.Enum):
-    """What happened to a child; told to the supervisor's ``on_event``."""
+    """What happened to a child: the name of its log line; told to the supervisor's ``on_event``."""
 
-    STARTED = "started"
-    FROZEN = "frozen"
-    ENDED = "ended"
+    STARTED = "child.started"
+    FROZEN = "child.frozen"
+    ENDED = "child.ended"
 
 
 class ChildFailed(ConfigurationError):
@@ -361,7 +361,7 @@ class Supervisor:
         self, child: ChildSpec, event: ChildEvent, process: Process, reason: str = ""
     ) -> None:
         _log.info(
-            f"child.{event.value}",
+            event.value,
             child=child.name,
             process_id=process.pid,
             code=process.returncode,

@@ -180,6 +180,9 @@ def _check_new(base: TopicName) -> None:
     if not is_printable(str(base)):
         text = f"the name of a new topic has no control characters: {str(base)!a}"
         raise Refused(ServerError.INVALID_TOPIC_NAME, text)
+    if TopicName.parse(str(base), is_stored=True) != base:
+        text = f"{base} is the name of one partition: a topic of that name, or with partitions, is none"
+        raise Refused(ServerError.INVALID_TOPIC_NAME, text)
 
 
 class Catalogs:

@@ -5,18 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from onewriter_broker.log.publishing import Published
 from onewriter_broker.topic.staging import Claimed
 from onewriter_core.ids import Identity
-from onewriter_core.topic.model import AccessMode
-
-FORGOTTEN_SECONDS: Final = 15.0
-"""How long a publish that nobody asks for keeps its place in the line: the pipeline pauses for 2 s at most
-between two requests, and has 5 s to connect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +29,15 @@ class Right:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A publish as it was asked for; ``claim``: under which somebody was admitted."""
+    """A publish as it was asked for."""
 
     app: str
     version: int
-    epoch: int | None
+    epoch: int
     parts: Sequence[Claimed]
     identity: Identity = Identity()
-    claim: str = ""
-    address: str = ""
-    mode: AccessMode = AccessMode.EXCLUSIVE
-    """How the topic is taken where no epoch is named."""
-    priority: int = 0
-    """Its place among those who wait, then."""
     right: Right | None = None
     """By which it is published under its epoch; None: the caller proved none."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether it waits in the topic's line, for longer than one request does."""
-        return self.epoch is None and self.mode is AccessMode.WAIT_FOR_EXCLUSIVE
 
     @property
     def rows(self) -> int:
@@ -82,7 +65,7 @@ class Asked:
 
     @property
     def _what(self) -> tuple[object, ...]:
-        return self.app, self.version, self.epoch, self.mode, self.identity, tuple(self.parts)
+        return self.app, self.version, self.epoch, self.identity, tuple(self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,61 +84,25 @@ class PublishRequest:
     """A publish that is performed, for all who ask for it: several at once, or one after the other."""
 
     def __init__(self, asked: Asked) -> None:
-        loop = asyncio.get_running_loop()
         self.asked = asked
         self.time_ms = 0
         """When it was asked for last."""
-        self.done: asyncio.Future[Answer] = loop.create_future()
+        self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.askers = 0
-        """So many ask now."""
-        self.stirred = asyncio.Event()
-        """Somebody has come, or the turn that it waits for has changed."""
-        self._is_in_line = asked.waits
+        """How many ask now."""
         self._is_told = False
-        self._left_at = loop.time()
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
         """Inside, one more asks."""
         self.askers += 1
-        self.stirred.set()
         try:
             yield
         finally:
             self.askers -= 1
-            self._left_at = asyncio.get_running_loop().time()
-
-    @property
-    def seconds_left(self) -> float:
-        """How long it is waited for whoever may ask again."""
-        if self.askers:
-            return FORGOTTEN_SECONDS
-        return self._left_at + FORGOTTEN_SECONDS - asyncio.get_running_loop().time()
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it is in the line: nothing of it is published before it has begun, and somebody asks then."""
-        return self._is_in_line and not self.done.done()
-
-    def meets(self, others: Iterable[PublishRequest]) -> bool:
-        """Whether one of these may yet publish this version of the app, or a later one.
-
-        One by another rule has its turn beside this one, and another attempt shares its place.
-        """
-        return any(
-            other.asked.app == self.asked.app
-            and other.asked.version >= self.asked.version
-            and not other.done.done()
-            for other in others
-            if other is not self
-        )
-
-    def begin(self) -> None:
-        """From here on it may be published, whether or not anybody asks."""
-        self._is_in_line = False
 
     async def ended(self) -> Answer:
-        """Its end: whoever hears it first is told where it stands. Raises what it raises."""
+        """Its end: the first who hears it is told where it stands. Raises what it raises."""
         answer = await asyncio.shield(self.done)
         if answer.where is not None and self._is_told:
             return replace(answer, is_duplicate=True, where=None, held=self.asked.version)

@@ -1,8 +1,7 @@
-"""Publishing staged parts as a whole: under the epoch that leads, or in a turn of its own.
+"""Publishing staged parts as a whole, under the epoch that leads.
 
-A publish under an epoch stands among what the epoch's holder sends. Without one it takes the topic as
-an exclusive producer would, through the topic machine, and gives it back when it has ended: see
-publishing_turn.py. Once begun it goes on whether or not anybody waits for the answer.
+A publish stands among what the epoch's holder sends. Once begun it goes on whether or not anybody waits
+for the answer.
 """
 
 from __future__ import annotations
@@ -32,10 +31,9 @@ from onewriter_broker.topic.checking import standing_of
 from onewriter_broker.topic.layouts import Layouts
 from onewriter_broker.topic.leading import check_leads, count_led, leads
 from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.publish_requests import FORGOTTEN_SECONDS, Answer, Asked, PublishRequest
-from onewriter_broker.topic.publishing_turn import TURN_SECONDS, Line, Turn, progress
+from onewriter_broker.topic.publish_requests import Answer, Asked, PublishRequest
 from onewriter_broker.topic.runner import TopicRunner
-from onewriter_broker.topic.staging import MissingPart, Staging, check_size
+from onewriter_broker.topic.staging import MissingPart, Staging
 from onewriter_core.errors import (
     OnewriterError,
     Refused,
@@ -80,16 +78,16 @@ class Publishing:
         self._standstill_seconds = standstill_seconds
         self._requests: dict[TopicLog, list[PublishRequest]] = {}
         self._kept_still: set[tuple[TopicLog, str]] = set()
-        self._line = Line()
-        self._turns: WeakValueDictionary[tuple[TopicLog, str], asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[tuple[TopicLog, str], asyncio.Lock] = WeakValueDictionary()
+        """One publish of an app after the other."""
 
     async def publish(
         self, name: TopicName, topic: LoadedTopic, asked: Asked, time_ms: int
     ) -> Answer:
         """Publish these parts, in their order.
 
-        Raises Fenced where the epoch is not the one that leads, MissingPart, TooLarge, Refused (somebody
-        else has the topic; too many ask), Unavailable where nothing was published and asking again may help,
+        Raises Fenced where the epoch is not the one that leads, MissingPart, TooLarge, Refused (the
+        right was not proved; too many ask), Unavailable where nothing was published and asking again may help,
         Undecided where nobody can tell: asked again it is published, or found to be a duplicate.
         """
         slot = topic.slot_of(name)
@@ -110,27 +108,7 @@ class Publishing:
             self._start(topic.runner, slot, request)
         request.time_ms = time_ms
         with request.heard():
-            if request.is_waiting:
-                await asyncio.wait((request.done,), timeout=TURN_SECONDS)
-            if request.is_waiting:
-                try:
-                    answer = await self._told_in_line(topic_log, request)
-                except OnewriterError:
-                    if request.is_waiting:  # else it has begun meanwhile
-                        raise
-                else:
-                    if request.is_waiting:
-                        return answer
             return await request.ended()
-
-    async def _told_in_line(self, topic_log: TopicLog, request: PublishRequest) -> Answer:
-        """For who has waited long enough: duplicate, published by another rule. Else raises Unavailable."""
-        with self._certain(topic_log, request):
-            held = await self._known(topic_log, request.asked)
-            if held is None:
-                text = f"{topic_log.name} is not free yet; nothing was published. The place in its line"
-                raise Unavailable(f"{text} is kept for {FORGOTTEN_SECONDS:g} s: ask again")
-            return _duplicate(held)
 
     def check_nothing_on_its_way(self, topic_log: TopicLog, app: str, version: int) -> None:
         """Raises Undecided while this version of an app, or a later one, may still be published.
@@ -170,8 +148,8 @@ class Publishing:
 
         async def perform() -> None:
             try:
-                async with self._turn_of(topic_log, asked):
-                    with self._certain(topic_log, request):
+                async with self._locks.setdefault((topic_log, asked.app), asyncio.Lock()):
+                    with self._certain(topic_log, asked):
                         answer = await self._perform(runner, slot, request)
             except OnewriterError as error:
                 done.set_exception(error)
@@ -197,33 +175,19 @@ class Publishing:
 
         runner.spawn(perform()).add_done_callback(ended)
 
-    def _turn_of(
-        self, topic_log: TopicLog, asked: Asked
-    ) -> contextlib.AbstractAsyncContextManager[None]:
-        """One of an app after the other; and of those that need the topic for themselves, of all apps.
-
-        Those that wait for the topic do so beside all others.
-        """
-        if asked.waits:
-            return contextlib.nullcontext()
-        key = (topic_log, "" if asked.epoch is None else asked.app)
-        return self._turns.setdefault(key, asyncio.Lock())
-
     @contextlib.contextmanager
-    def _certain(self, topic_log: TopicLog, request: PublishRequest) -> Iterator[None]:
-        """No error but Undecided leaves it while what was asked for earlier may yet be published."""
-        asked, requests = request.asked, self._requests[topic_log]
-        is_first = not request.meets(requests[: requests.index(request)])
+    def _certain(self, topic_log: TopicLog, asked: Asked) -> Iterator[None]:
+        """No error but Undecided leaves it while what was asked for earlier may yet be published.
+
+        Requests of one app are performed in the order in which they came, so all earlier ones have ended.
+        """
         try:
             yield
         except Undecided:
             raise
-        except OnewriterError as error:
+        except OnewriterError:
             self._check_heard(topic_log, asked)
-            # One that waits is asked for again, behind all others that have come since.
-            if is_first and not (asked.waits and request.meets(requests)):
-                raise
-            raise Undecided(f"this version was asked for before: ask again ({error})") from error
+            raise
 
     def _check_heard(self, topic_log: TopicLog, asked: Asked) -> None:
         """Raises Undecided where a publish was handed to the store of which nothing has been heard yet.
@@ -286,41 +250,13 @@ class Publishing:
         self, runner: TopicRunner, slot: int, request: PublishRequest
     ) -> Answer:
         topic_log, asked = runner.logs[slot], request.asked
-
-        def turn() -> Turn:
-            return Turn(runner, slot, asked, self._appender.gathered)
-
-        if asked.waits:
-            check_size(asked.parts)
-            what = (asked.app, asked.version, asked.identity)
-            async with self._line.waited_for(topic_log, what, request, turn) as own:
-                answer = await self._without_rows(runner, slot, asked)  # after a long time, perhaps
-                if answer is not None:
-                    return answer
-                with progress(runner, slot):
-                    return await self._publish_in_turn(runner, slot, request, own)
         with self._staging.loading(topic_log.name, asked.parts):
             entries = await self._entries(topic_log.name, request)
-            if asked.epoch is None:
-                async with self._line.soon(topic_log, turn) as own:
-                    return await self._append(runner, slot, asked, entries, own.may_write)
-            epoch = asked.epoch
             return await self._append(
-                runner, slot, asked, entries, lambda: leads(runner.topic, slot, epoch)
+                runner, slot, asked, entries, lambda: leads(runner.topic, slot, asked.epoch)
             )
 
-    async def _publish_in_turn(
-        self, runner: TopicRunner, slot: int, request: PublishRequest, own: Turn
-    ) -> Answer:
-        """Publish what has waited for its topic: in memory from here on only."""
-        name, asked = runner.logs[slot].name, request.asked
-        async with self._staging.loading_soon(name, asked.parts):
-            entries = await self._entries(name, request)
-            return await self._append(runner, slot, asked, entries, own.may_write)
-
     async def _check_epoch(self, runner: TopicRunner, slot: int, asked: Asked) -> None:
-        if asked.epoch is None:
-            return
         await check_leads(runner, slot, asked.epoch, self._appender.prove)
         if asked.right is None or asked.right.epoch != asked.epoch:
             text = f"the right to publish under epoch {asked.epoch} was not proved"
@@ -337,7 +273,7 @@ class Publishing:
         that no other broker wrote it, and that it is as durable as an acknowledgement.
         """
         under_way = None if topic_log.publishes is None else topic_log.publishes.of(asked.app)
-        if under_way is not None:  # by another rule; or the store stands still, and it was given up
+        if under_way is not None:  # the store stands still, and it was given up
             await asyncio.wait((under_way.done,), timeout=self._standstill_seconds)
         self._check_heard(topic_log, asked)
         binding = topic_log.binding
@@ -395,7 +331,7 @@ class Publishing:
     ) -> Answer:
         topic_log = runner.logs[slot]
         publish = Publish(asked.app, asked.version, entries, may_write, asked.owner, asked.by)
-        with runner.changing(), progress(runner, slot):
+        with runner.changing(), _progressing(runner, slot):
             topic_log.publish(publish)
             self._appender.gathered(topic_log)
             await self._watch(runner, topic_log, publish)
@@ -422,12 +358,12 @@ class Publishing:
         Raises Undecided: all of it was handed to the store, which may store it yet.
         """
         now = asyncio.get_running_loop().time
-        seen, moved_at = _progress(topic_log), now()
+        seen, moved_at = _how_far(topic_log), now()
         while True:
             await asyncio.wait((publish.done,), timeout=self._standstill_seconds / LOOKS)
             if publish.done.done():
                 return
-            found = _progress(topic_log)
+            found = _how_far(topic_log)
             if found != seen:
                 seen, moved_at = found, now()
             elif now() - moved_at >= self._standstill_seconds:
@@ -447,7 +383,17 @@ class Publishing:
             raise Undecided(text)
 
 
-def _progress(topic_log: TopicLog) -> tuple[object, ...]:
+@contextlib.contextmanager
+def _progressing(runner: TopicRunner, slot: int) -> Iterator[None]:
+    """Inside, something is published under the epoch of a slot's holder: no deadline passes for it."""
+    with contextlib.ExitStack() as writing:
+        for producer in list(runner.producers.values()):
+            if producer.is_active and producer.request.slot == slot:
+                writing.enter_context(producer.progressing())
+        yield
+
+
+def _how_far(topic_log: TopicLog) -> tuple[object, ...]:
     """What changes whenever a log gets on."""
     undecided = len(topic_log.undecided)
     return topic_log.ledger, topic_log.entries_in, undecided, topic_log.committed

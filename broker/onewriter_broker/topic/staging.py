@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -51,12 +51,6 @@ TOPIC_MEMORY_BYTES: Final = 32 * 1024 * 1024
 
 SMALL_TOPICS_MAX: Final = 4
 """As many topics may fill theirs at once."""
-
-MEMORY_SECONDS: Final = 20.0
-"""How long a publish that has its turn waits for others to give memory back."""
-
-MEMORY_LOOK_SECONDS: Final = 0.1
-"""Between two looks whether there is memory again."""
 
 UPLOADS_MAX: Final = 8
 """Parts that are being handed in at once."""
@@ -197,7 +191,7 @@ class Staging:
         Raises TooLarge; Refused where too many are. A topic whose publishes do not end leaves the
         others theirs, as far as those are small.
         """
-        size = check_size(parts)
+        size = _check_size(parts)
         size += ENTRY_MEMORY_BYTES * min(sum(part.rows for part in parts), PUBLISH_ENTRIES_MAX)
         small = self._small_bytes
         if (
@@ -212,24 +206,6 @@ class Staging:
         else:
             text = "other publishes fill the memory that there is for them: come again"
             raise Refused(ServerError.TOO_MANY_REQUESTS, text)
-
-    @asynccontextmanager
-    async def loading_soon(self, topic: TopicName, parts: Sequence[Claimed]) -> AsyncIterator[None]:
-        """As ``loading``, for who has waited long already: others' publishes are waited for a while."""
-        clock = asyncio.get_running_loop().time
-        until = clock() + MEMORY_SECONDS
-        with ExitStack() as memory:
-            while True:
-                try:
-                    memory.enter_context(self.loading(topic, parts))
-                    break
-                except TooLarge:
-                    raise
-                except Refused:
-                    if clock() >= until:
-                        raise
-                await asyncio.sleep(MEMORY_LOOK_SECONDS)
-            yield
 
     async def load(self, topic: TopicName, part: Claimed) -> bytes:
         """A part's bytes. Raises MissingPart, Undecided."""
@@ -321,7 +297,7 @@ def _not_the_stager(key: str) -> Refused:
     return Refused(ServerError.AUTHORIZATION_ERROR, text)
 
 
-def check_size(parts: Sequence[Claimed]) -> int:
+def _check_size(parts: Sequence[Claimed]) -> int:
     """The bytes of a publish. Raises TooLarge."""
     size = sum(part.bytes for part in parts)
     if size > PUBLISH_BYTES_MAX:

@@ -72,6 +72,29 @@ capabilities:
 {{- list $client (printf "%s.%s" $client $namespace) (printf "%s.%s.svc" $client $namespace) (printf "%s.%s.svc.%s" $client $namespace .Values.clusterDomain) $pods (printf "%s.%s" $pods .Values.clusterDomain) | toJson -}}
 {{- end -}}
 
+{{/* Whether clients may use the brokers' plain ports: "true" or empty. */}}
+{{- define "onewriter.offersPlain" -}}
+{{- if or .Values.brokers.tls.plain (not .Values.brokers.tls.enabled) }}true{{ end -}}
+{{- end -}}
+
+{{/* The brokers' ports as a policy lists them: (dict "root" . "http" BOOL "pulsar" BOOL). */}}
+{{- define "onewriter.brokerPorts" -}}
+{{- $plain := include "onewriter.offersPlain" .root -}}
+{{- $tls := .root.Values.brokers.tls.enabled -}}
+{{- if and .http $plain }}
+- {protocol: TCP, port: 8080}
+{{- end }}
+{{- if and .http $tls }}
+- {protocol: TCP, port: 8443}
+{{- end }}
+{{- if and .pulsar $plain }}
+- {protocol: TCP, port: 6650}
+{{- end }}
+{{- if and .pulsar $tls }}
+- {protocol: TCP, port: 6651}
+{{- end }}
+{{- end -}}
+
 {{/* The operator's configuration file. */}}
 {{- define "onewriter.configuration" -}}
 {{- $brokers := deepCopy .Values.brokers -}}

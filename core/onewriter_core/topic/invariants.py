@@ -27,6 +27,7 @@ from onewriter_core.topic.events import (
     ProducerRequested,
     Unloaded,
 )
+from onewriter_core.topic.lookups import awaits_resume
 from onewriter_core.topic.model import (
     DEFERRED_MAX,
     DEPOSED_MAX,
@@ -165,7 +166,8 @@ def _holders_fit(topic: Topic) -> None:
 def _claim_fits(topic: Topic) -> None:
     claim = topic.claim
     if claim is None:
-        _must("a request is deferred only by a claim", not topic.deferred, topic.deferred)
+        waits = all(awaits_resume(topic, request) for request in topic.deferred)
+        _must("a request is deferred only by a claim or a reservation", waits, topic.deferred)
         return
     numbers = {slot.number for slot in topic.slots}
     _must("a claim's slots exist", bool(claim.slots) and set(claim.slots) <= numbers, claim)

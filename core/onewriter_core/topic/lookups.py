@@ -34,6 +34,25 @@ def exclusive_owner(topic: Topic, slots: tuple[int, ...]) -> str | None:
     return None
 
 
+def may_come_back(topic: Topic, slots: tuple[int, ...]) -> bool:
+    """Whether nobody holds or claims one of the slots, and the former holder of one has time to resume."""
+    claim = topic.claim
+    is_claimed = claim is not None and (
+        claim.contender is not None or claim.purpose is Purpose.SHARE
+    )
+    if claim is not None and is_claimed and overlap(claim.slots, slots):
+        return False
+    wanted = [s.ownership for s in topic.slots if s.number in slots]
+    is_written = any(isinstance(ownership, Held | Shared) for ownership in wanted)
+    return not is_written and any(isinstance(ownership, Reserved) for ownership in wanted)
+
+
+def awaits_resume(topic: Topic, request: Request) -> bool:
+    """Whether an Exclusive request waits until the former holder resumes, or can no longer."""
+    is_first = request.mode is AccessMode.EXCLUSIVE and request.topic_epoch is None
+    return is_first and may_come_back(topic, (request.slot,))
+
+
 def has_shared(topic: Topic, slots: tuple[int, ...]) -> bool:
     claim = topic.claim
     if claim is not None and claim.purpose is Purpose.SHARE and overlap(claim.slots, slots):

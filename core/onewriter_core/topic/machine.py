@@ -78,6 +78,7 @@ from onewriter_core.topic.events import (
 )
 from onewriter_core.topic.groups import partition_requested
 from onewriter_core.topic.lookups import (
+    awaits_resume,
     free_slots,
     holder_of,
     is_changing_hands,
@@ -241,9 +242,9 @@ def _and_settle(done: Step, now: float) -> Step:
             topic, more = start_claim(topic, Purpose.DEPOSE, lost, None, Departure.GRANT_LOST)
         elif unfenced:
             topic, more = start_claim(topic, Purpose.REFENCE, unfenced, None, Departure.NONE)
-        elif topic.deferred:
-            request, *rest = topic.deferred
-            topic, more = _requested(replace(topic, deferred=tuple(rest)), request, now)
+        elif (request := _next_deferred(topic)) is not None:
+            rest = tuple(other for other in topic.deferred if other is not request)
+            topic, more = _requested(replace(topic, deferred=rest), request, now)
         else:
             waiter = next_promoted(topic, free_slots(topic))
             if waiter is None:
@@ -252,6 +253,11 @@ def _and_settle(done: Step, now: float) -> Step:
             topic, more = start_claim(topic, Purpose.GRANT, waiter.slots, waiter, Departure.NONE)
         effects += more
     return topic, effects
+
+
+def _next_deferred(topic: Topic) -> Request | None:
+    """The first request that nothing keeps waiting."""
+    return next((r for r in topic.deferred if not awaits_resume(topic, r)), None)
 
 
 def _start_or_defer(topic: Topic, request: Request, purpose: Purpose, slot: Slot) -> Step:

@@ -13,6 +13,7 @@ from onewriter_core.topic.lookups import (
     exclusive_owner,
     has_shared,
     is_changing_hands,
+    may_come_back,
     overlap,
     with_slot,
 )
@@ -50,6 +51,9 @@ def contend(
         waiters = [w for w in topic.queue if overlap(w.slots, contender.slots)]
     match contender.mode:
         case AccessMode.EXCLUSIVE:
+            if not waiters and may_come_back(topic, contender.slots):
+                # The former holder may be this very client, whose grant was lost with its broker.
+                return _held_for_resume(topic, contender, request)
             if owner is not None:
                 text = f"Topic has an existing exclusive producer: {owner}"
                 return topic, reject_all(contender, text) + probes(topic, contender.slots)
@@ -78,6 +82,14 @@ def contend(
     if topic.claim is not None:
         return defer(topic, contender, request)
     return start_claim(topic, Purpose.GRANT, contender.slots, contender, Departure.TAKEN_OVER)
+
+
+def _held_for_resume(topic: Topic, contender: Contender, request: Request) -> Step:
+    """An Exclusive request while the former holder may resume; a partitioned producer asks again as a whole."""
+    if contender.is_partitioned:
+        text = "the topic is reserved for its former holder"
+        return topic, tuple(not_ready(m.registration, text) for m in contender.members)
+    return defer(topic, contender, request)
 
 
 def _fenced_out(topic: Topic, waiters: list[Contender], now: float) -> Step:
@@ -168,7 +180,7 @@ def share_requested(topic: Topic, slot: Slot, request: Request) -> Step:
 
 
 def defer(topic: Topic, contender: Contender | None, request: Request) -> Step:
-    """The claim in progress must be decided first; then the request is looked at again.
+    """A claim or a reservation must be decided first; then the request is looked at again.
 
     One that an older connection of the same producer left there is outdated by now.
     """

@@ -267,10 +267,15 @@ def _has_values_to_check(descriptor: Descriptor) -> bool:
 
 COUNTS_MAX: Mapping[type[Message], tuple[str, int]] = {
     pb.CommandAck: ("properties", 1_000),
-    pb.CommandOwn: ("resources", 2_000),
-    pb.CommandDisown: ("resources", 2_000),
+    # A request with more than may be asked at once is read and refused: so many take a few hundredths
+    # of a second. With more than these it is no mistake of counting.
+    pb.CommandOwn: ("resources", 20_000),
+    pb.CommandDisown: ("resources", 20_000),
 }
-"""How often a field may stand in a command that may be large: each takes more time than its bytes tell."""
+"""How often a field may stand in a command that may be large: each takes more time than its bytes tell.
+
+A command with more of them closes the connection.
+"""
 
 IDS_AT_ONCE_MAX = 100
 """Ids of an ACK that are made into values with the command; more stay as they are until they are needed."""

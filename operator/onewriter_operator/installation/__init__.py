@@ -12,6 +12,7 @@ from typing import Any
 
 from onewriter_operator.configuration import Configuration
 from onewriter_operator.installation import (
+    broker_authority,
     broker_services,
     brokers,
     disruption_budgets,
@@ -25,17 +26,23 @@ from onewriter_operator.installation import (
 Json = dict[str, Any]
 
 
-def objects(configuration: Configuration, owner: Mapping[str, Any] | None = None) -> list[Json]:
+def objects(
+    configuration: Configuration,
+    owner: Mapping[str, Any] | None = None,
+    authority: str = "",
+) -> list[Json]:
     """All objects, in the order in which to apply them.
 
     ``owner`` is an object of the same namespace, as the API server has it, that goes when onewriter
-    is uninstalled: what is applied goes with it. Volumes stay.
+    is uninstalled: what is applied goes with it. Volumes stay. ``authority`` is the PEM that the
+    brokers' certificate is proved by; empty: unknown, and not published.
     """
     found: list[Json | None] = [
         valkey_configuration.config_map(configuration),
         valkey_service.service(configuration),
         broker_services.clients(configuration),
         broker_services.pods(configuration),
+        broker_authority.config_map(configuration, authority),
         *network_policies.policies(configuration),
         *disruption_budgets.budgets(configuration),
         valkey.stateful_set(configuration),

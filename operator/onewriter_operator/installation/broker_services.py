@@ -19,7 +19,7 @@ Json = dict[str, Any]
 def ports(configuration: Configuration) -> list[tuple[str, int]]:
     """Name and number of every port that clients may use."""
     tls = configuration.brokers.tls
-    found = [("pulsar", PORT_PULSAR), ("http", PORT_HTTP)] if tls.plain else []
+    found = [("pulsar", PORT_PULSAR), ("http", PORT_HTTP)] if tls.offers_plain else []
     if tls.enabled:
         found += [("pulsar-tls", PORT_PULSAR_TLS), ("https", PORT_HTTPS)]
     return found

@@ -52,6 +52,11 @@ def broker_tls_secret(configuration: Configuration) -> str:
     return given or f"{component(configuration, BROKER)}-tls"
 
 
+def broker_authority(configuration: Configuration) -> str:
+    """The ConfigMap with the authority of the brokers' certificate."""
+    return f"{component(configuration, BROKER)}-ca"
+
+
 def digest(configuration: Configuration) -> str:
     """Changes with anything in the configuration: says which one an object was applied for."""
     return hashlib.sha256(configuration.model_dump_json().encode()).hexdigest()[:16]

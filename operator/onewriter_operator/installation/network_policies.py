@@ -33,14 +33,17 @@ def policies(configuration: Configuration) -> list[Json]:
 def _brokers(configuration: Configuration) -> Json:
     wanted = configuration.network_policies
     offered = [port for _, port in broker_services.ports(configuration)]
-    own = [_peer(configuration, names.OPERATOR), _peer(configuration, names.BROKER)]
+    operator, brokers = _peer(configuration, names.OPERATOR), _peer(configuration, names.BROKER)
+    of_operator = [PORT_HTTPS] if configuration.brokers.tls.enabled else [PORT_HTTP]
     # Where only some may be clients, the chart's test and jobs are among them.
     ours = [_peer(configuration, part) for part in (names.TEST, names.PIPELINE)]
     clients = [*wanted.clients, *ours] if wanted.clients else []
     ingress = [
         _rule("from", clients, offered),
         _rule("from", wanted.monitoring, [PORT_PROBES]),
-        _rule("from", own, [PORT_HTTP, PORT_HTTPS]),
+        _rule("from", [operator], of_operator),
+        # A broker passes a request that only another one can carry out on by plain HTTP.
+        _rule("from", [brokers], [PORT_HTTP]),
     ]
     external = configuration.external_store
     store = (
@@ -48,7 +51,12 @@ def _brokers(configuration: Configuration) -> Json:
         if external.is_used
         else _rule("to", [_peer(configuration, names.VALKEY)], [PORT_STORE])
     )
-    egress = [DNS, store, _rule("to", (), wanted.api_server_ports)]
+    egress = [
+        DNS,
+        store,
+        _rule("to", (), wanted.api_server_ports),
+        _rule("to", [brokers], [PORT_HTTP]),
+    ]
     return _policy(configuration, names.BROKER, ingress, egress)
 
 

@@ -10,6 +10,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -18,6 +19,7 @@ from onewriter_operator import installation
 from onewriter_operator.configuration import Configuration
 from onewriter_operator.documents import Json, Kind, labels_of, metadata, uid_of
 from onewriter_operator.events import Recorder
+from onewriter_operator.installation.broker_authority import AUTHORITY_BYTES_MAX
 from onewriter_operator.installation.names import selector
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
@@ -112,7 +114,8 @@ class Installation:
         self._owner = owner
         for document in installation.created_once(self._configuration, self._owner):
             await self._create(document)
-        wanted = installation.objects(self._configuration, self._owner)
+        authority = await self._read_authority()
+        wanted = installation.objects(self._configuration, self._owner, authority)
         refusals: list[ApiRefused] = []
         waiting = ""
         for document in wanted:
@@ -127,6 +130,17 @@ class Installation:
             raise next((each for each in refusals if each.status == 429), refusals[0])
         await self._remove_others(wanted)
         return bool(waiting)
+
+    async def _read_authority(self) -> str:
+        """The brokers' authority as the kubelet shows it now; empty: what is published stays."""
+        file = self._configuration.operator.broker_ca_file
+        if not file:
+            return ""
+        try:
+            return await asyncio.to_thread(_beginning, Path(file))
+        except (OSError, UnicodeDecodeError) as error:
+            log.warning("authority.unreadable", file=file, reason=str(error))
+            return ""
 
     async def _create(self, document: Json) -> None:
         kind, about = KINDS[document["kind"]], metadata(document)
@@ -194,6 +208,11 @@ class Installation:
     def _tell(self, told: Tell) -> None:
         if self._owner is not None:
             self._recorder.tell(self._owner, told)
+
+
+def _beginning(file: Path) -> str:
+    with file.open("rb") as stream:
+        return stream.read(AUTHORITY_BYTES_MAX).decode("ascii")
 
 
 def _place(document: Json) -> tuple[str, str]:

@@ -85,3 +85,12 @@ def test_an_unconfirmed_identity_may_resume_and_no_more(command: Command, goes_o
         assert isinstance(answer, pb.CommandError)
         assert ServerError(answer.error) is ServerError.SERVICE_NOT_READY
     assert answered(command) is None
+
+
+def test_an_unconfirmed_identity_adds_no_schema() -> None:
+    schema = pb.Schema(name="s", type=pb.Schema.STRING, schema_data=b"")
+    command = pb.CommandGetOrCreateSchema(request_id=7, topic=TOPIC, schema=schema)
+    answer = answered(command, may_only_resume=True)
+    assert isinstance(answer, pb.CommandGetOrCreateSchemaResponse)
+    assert ServerError(answer.error_code) is ServerError.SERVICE_NOT_READY
+    assert answered(command) is None

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from tests.unit.broker.fence_path_world import World, serving
-from tests.unit.broker.test_publishing_turns import held, room_of
+from tests.unit.broker.test_publishing_epochs import held, room_of
 
 from onewriter_broker.log import publishing
 from onewriter_broker.log.api import OWNER_PREFIX, Durability

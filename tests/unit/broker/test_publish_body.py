@@ -15,12 +15,10 @@ from onewriter_broker.http.publish_body import PARTS_MAX, PARTS_PER_TURN, Body, 
 from onewriter_broker.http.site import Refusal
 from onewriter_broker.topic.staging import PART_BYTES_MAX, Claimed
 from onewriter_core.ids import NUMBER_MAX
-from onewriter_core.topic.model import AccessMode
 
 PREFIX = "app/"
 NOT_AS_ANSWERED = "as staging answered"
 WRONG_EPOCHS: list[object] = [True, 1.5, "1", [], {}]
-WRONG_MODES: list[object] = [True, 1, [], {}]
 
 
 def part(number: int = 0, **changes: object) -> dict[str, object]:
@@ -84,9 +82,9 @@ PARTS = st.builds(
 def test_what_staging_answered_is_taken_whatever_stands_beside_it(
     parts: list[dict[str, Any]], epoch: int | None, more: object, indent: int | None
 ) -> None:
-    asked = {"more": more, "epoch": epoch, "mode": None, "parts": parts}
+    asked = {"more": more, "epoch": epoch, "parts": parts}
     read = run(json.dumps(asked, indent=indent).encode())
-    assert (read.epoch, read.mode) == (epoch, AccessMode.EXCLUSIVE)
+    assert read.epoch == epoch
     names = ("key", "rows", "bytes", "checksum")
     assert read.parts == [Claimed(*(each[name] for name in names)) for each in parts]
 
@@ -102,26 +100,6 @@ def test_whatever_is_damaged_is_read_or_refused(at: int, more: bytes | int, gone
     more = more if isinstance(more, bytes) else bytes([more])
     with contextlib.suppress(Refusal):
         run(whole[:at] + more + whole[at + gone :])
-
-
-@pytest.mark.parametrize(
-    ("mode", "read"),
-    [
-        ("exclusive", AccessMode.EXCLUSIVE),
-        ("exclusive-with-fencing", AccessMode.EXCLUSIVE_WITH_FENCING),
-        ("wait-for-exclusive", AccessMode.WAIT_FOR_EXCLUSIVE),
-    ],
-)
-def test_modes(mode: str, read: AccessMode) -> None:
-    assert run(body([], mode=mode)) == Body(None, read, [])
-    with pytest.raises(Refusal, match="without an epoch"):
-        run(body([], mode=mode, epoch=1))
-
-
-@pytest.mark.parametrize("mode", ["none", ""])
-def test_other_modes_are_refused(mode: object) -> None:
-    with pytest.raises(Refusal, match="is one of"):
-        run(body([], mode=mode))
 
 
 @pytest.mark.parametrize("epoch", [0, -1, NUMBER_MAX + 1, 10**30])
@@ -146,7 +124,6 @@ def test_what_is_no_epoch_is_refused(epoch: object) -> None:
         b'{"parts": [], "more": NaN}',
         b'{"parts": [], "more": "\xff"}'[:-3],
         *(body([], epoch=wrong) for wrong in WRONG_EPOCHS),
-        *(body([], mode=wrong) for wrong in WRONG_MODES),
         body([], epoch=[[]] * 100_000),
         body(None),
         body({}),

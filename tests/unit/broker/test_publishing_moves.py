@@ -8,7 +8,7 @@ import pytest
 from tests.contents import stored_in
 from tests.unit.broker.fence_path_world import BUCKET, ORDERS, Gates, World, serving
 from tests.unit.broker.publishing_world import Calls, contents
-from tests.unit.broker.test_publishing_turns import APP, DUPLICATE, held, room_of
+from tests.unit.broker.test_publishing_epochs import APP, DUPLICATE, held, room_of
 from tests.unit.broker.test_staging import body, frame
 
 from onewriter_broker.log.api import VERSION_PREFIX, Binding, Durability

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-import pytest
-from tests.unit.broker.fence_path_world import ORDERS, Gates, serving, until
+from tests.unit.broker.fence_path_world import Gates, serving, until
 from tests.unit.broker.test_deadlines import DEADLINE_SECONDS, Registry, deadlines, declared
-from tests.unit.broker.test_publishing_turns import APP, Room, room_of
+from tests.unit.broker.test_publishing_epochs import Room, room_of
 
 from onewriter_broker.connection.deadlines import ProgressDeadlines
-from onewriter_broker.topic.publish_requests import Asked
 from onewriter_core.api.manifests import DesiredState
-from onewriter_core.topic.model import AccessMode, Departure, Held
+from onewriter_core.topic.model import AccessMode, Held
 
 
 def looking(room: Room) -> ProgressDeadlines:
@@ -21,32 +19,6 @@ def looking(room: Room) -> ProgressDeadlines:
     registry = Registry(orders=topic)
     registry.desired = DesiredState((declared(DEADLINE_SECONDS),))
     return deadlines(registry)
-
-
-@pytest.mark.parametrize(
-    ("mode", "call"),
-    [
-        (AccessMode.WAIT_FOR_EXCLUSIVE, "staged_read"),
-        (AccessMode.WAIT_FOR_EXCLUSIVE, "append"),
-        (AccessMode.EXCLUSIVE, "append"),
-    ],
-)
-async def test_a_publish_that_takes_longer_than_the_deadline_keeps_its_turn(
-    mode: AccessMode, call: str
-) -> None:
-    async with serving() as world:
-        room = await room_of(world)
-        look, parts = looking(room), await room.staged()
-        gates = Gates(world.store, call)
-        asked = Asked(APP, 1, None, parts, mode=mode)
-        publishing = room.publishing.publish(ORDERS, room.topic, asked, 1_234)
-        asking = asyncio.get_running_loop().create_task(publishing)
-        await gates.reached(call)
-        look.look(100.0)
-        look.look(101.0 + DEADLINE_SECONDS)
-        gates.open(call)
-        assert (await asking).where is not None
-        assert room.runner.topic.slots[0].departure is Departure.CLOSED
 
 
 async def test_who_publishes_as_a_whole_under_its_epoch_makes_progress() -> None:
@@ -62,7 +34,7 @@ async def test_who_publishes_as_a_whole_under_its_epoch_makes_progress() -> None
         look.look(101.0 + DEADLINE_SECONDS)
         gates.open("append")
         assert (await asking).where is not None
-        assert isinstance(room.ownership, Held)
+        assert isinstance(room.runner.topic.slots[0].ownership, Held)
         for now in (200.0, 199.0 + DEADLINE_SECONDS):
             look.look(now)
         assert told.closed == 0

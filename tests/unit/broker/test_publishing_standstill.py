@@ -12,7 +12,7 @@ from tests.contents import stored_in
 from tests.stamps import stamp_anew
 from tests.unit.broker.fence_path_world import ORDERS, World, serving, until
 from tests.unit.broker.publishing_world import Calls, contents, whole
-from tests.unit.broker.test_publishing_turns import APP, DUPLICATE, Room, held, room_of
+from tests.unit.broker.test_publishing_epochs import APP, DUPLICATE, Room, held, room_of
 from tests.unit.broker.test_staging import body, frame
 
 from onewriter_broker.log.api import VERSION_PREFIX, Block, Outcome
@@ -120,23 +120,23 @@ async def test_while_it_may_be_stored_yet_nobody_is_told_that_it_is_not(*, is_st
         await store.is_reached.wait()
         with pytest.raises(Undecided, match="nobody can tell"):
             await asking
-        for version, by in [(1, epoch), (1, None), (1, epoch + 1), (0, epoch)]:
+        for version, by in [(1, epoch), (1, epoch + 1), (0, epoch)]:
             with pytest.raises(Undecided):
                 await room.publish(parts, version=version, epoch=by)
         store.go_on.set()
-        assert await room.publish(parts, epoch=epoch + 1) == DUPLICATE
-        assert await room.publish(parts) == DUPLICATE
+        for by in (epoch + 1, epoch):
+            assert await room.publish(parts, epoch=by) == DUPLICATE
         assert len(await contents(log)) == BLOCKS
         with pytest.raises(Fenced):
             await room.publish(parts, version=2, epoch=epoch + 1)
 
 
-async def test_asked_by_another_rule_while_the_first_is_under_way_it_is_not_denied(
+async def test_asked_under_another_epoch_while_the_first_is_under_way_it_is_not_denied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with serving() as world:
         room = await room_of(world)
-        parts = await room.staged()
+        epoch, parts = await held(room), await room.staged()
         load, is_reached, go_on = room.staging.load, asyncio.Event(), asyncio.Event()
 
         async def slowly(name: TopicName, part: Claimed) -> bytes:
@@ -145,15 +145,18 @@ async def test_asked_by_another_rule_while_the_first_is_under_way_it_is_not_deni
             return await load(name, part)
 
         monkeypatch.setattr(room.staging, "load", slowly)
-        asking = begun(room.publish(parts))
+        asking = begun(room.publish(parts, epoch=epoch))
         await is_reached.wait()
-        with pytest.raises(Undecided, match="asked for before"):
-            await room.publish(parts, epoch=9)
-        with pytest.raises(Fenced):
-            await room.publish(parts, version=2, epoch=9)
+        other, later = (
+            begun(room.publish(parts, version=version, epoch=epoch + 1)) for version in (1, 2)
+        )
+        await asyncio.sleep(1.0)
+        assert not other.done(), "it is not known yet whether the first is published"
         go_on.set()
         assert (await asking).where is not None
-        assert await room.publish(parts, epoch=9) == DUPLICATE
+        assert await other == DUPLICATE
+        with pytest.raises(Fenced):
+            await later
 
 
 async def test_behind_it_a_closed_log_says_that_nobody_can_tell() -> None:
@@ -168,14 +171,14 @@ async def test_behind_it_a_closed_log_says_that_nobody_can_tell() -> None:
         waiting = begun(room.publish(parts, epoch=epoch))
         await asyncio.sleep(0.1)
         room.runner.unload("moving")
-        for each in (waiting, room.publish(parts, epoch=epoch), room.publish(parts)):
+        for each in (waiting, room.publish(parts, epoch=epoch)):
             with pytest.raises(Undecided):
                 await each
         with pytest.raises(Unavailable):
-            await room.publish(parts, version=2)
+            await room.publish(parts, version=2, epoch=epoch)
         store.go_on.set()
         anew = await room_of(world)
-        assert await anew.publish(parts) == DUPLICATE
+        assert await anew.publish(parts, epoch=epoch) == DUPLICATE
         assert rows_of(await whole(world)) == BLOCKS
 
 
@@ -234,14 +237,14 @@ async def test_one_that_the_store_knows_already_is_taken_back_as_ever() -> None:
 async def test_a_duplicate_says_what_the_store_knows() -> None:
     async with serving() as world:
         room = await room_of(world)
-        parts = await large_parts(room)
+        epoch, parts = await held(room), await large_parts(room)
         state = stored_in(world.server.primary).states[ORDERS]
         Calls(world, 1, lambda: state.update({f"{VERSION_PREFIX}{APP}": "4"}))
-        asking = [begun(room.publish(parts)) for _ in range(2)]
+        asking = [begun(room.publish(parts, epoch=epoch)) for _ in range(2)]
         found = await asyncio.gather(*asking)
         assert [(each.is_duplicate, each.held) for each in found] == [(True, 4), (True, 4)]
         parts = await large_parts(room, 5)
-        asking = [begun(room.publish(parts, version=5)) for _ in range(2)]
+        asking = [begun(room.publish(parts, version=5, epoch=epoch)) for _ in range(2)]
         found = await asyncio.gather(*asking)
         assert [(each.is_duplicate, each.held) for each in found] == [(False, None), (True, 5)]
 
@@ -297,17 +300,3 @@ async def test_one_that_gets_on_however_slowly_is_waited_for() -> None:
         began = asyncio.get_running_loop().time()
         assert (await room.publish(parts, epoch=epoch)).where is not None
         assert asyncio.get_running_loop().time() - began > 2 * STANDSTILL_SECONDS
-
-
-async def test_in_a_turn_of_its_own_it_gives_the_topic_back() -> None:
-    async with serving() as world:
-        room = await room_of(world)
-        parts = await large_parts(room)
-        store = StoppedStore(world, 2, "before")
-        asking = begun(room.publish(parts))
-        await store.is_reached.wait()
-        with pytest.raises(Unavailable):
-            await asking
-        store.go_on.set()
-        assert (await room.publish(parts)).where is not None
-        assert rows_of(await whole(world)) == BLOCKS

@@ -320,7 +320,7 @@ async def test_a_suspended_supervisor_kills_nobody_when_it_wakes(tmp_path: Path)
         await asyncio.sleep(FROZEN_SECONDS + 1)
         supervisor.send_signal(signal.SIGCONT)
         await asyncio.sleep(1)
-        assert [event for event, _ in events()] == ["started"]
+        assert [event for event, _ in events()] == ["child.started"]
 
 
 async def test_a_suspended_machine_s_children_are_not_killed_when_all_wake(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ async def test_a_suspended_machine_s_children_are_not_killed_when_all_wake(tmp_p
         supervisor.send_signal(signal.SIGCONT)
         os.kill(child_id, signal.SIGCONT)
         await asyncio.sleep(1)
-        assert [event for event, _ in events()] == ["started"]
+        assert [event for event, _ in events()] == ["child.started"]
 
 
 async def test_children_do_not_outlive_a_killed_supervisor_even_when_frozen(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ async def test_a_signal_stops_everything_cleanly(tmp_path: Path, number: signal.
         await asyncio.sleep(0.3)
         supervisor.send_signal(number)
         assert await asyncio.to_thread(supervisor.wait, 30) == 0
-        assert [event for event, _ in events()] == ["started", "ended"]
+        assert [event for event, _ in events()] == ["child.started", "child.ended"]
         assert names(tmp_path, "terminated-*")
 
 

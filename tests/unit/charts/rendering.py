@@ -24,7 +24,7 @@ EVERYTHING: Json = {
     "brokers": {
         "replicas": 5,
         "storage": {"size": "1Gi"},
-        "tls": {"plain": False},
+        "tls": {"plain": True},
         "settings": {"silentAfterSeconds": 1.5, "rollBytes": 1048576},
         "authentication": {"adminSubjects": ["alice"]},
     },

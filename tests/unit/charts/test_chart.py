@@ -458,6 +458,39 @@ def test_hooks_go_when_they_are_done() -> None:
         assert policy == "before-hook-creation,hook-succeeded"
 
 
+def broker_ports(documents: list[Json]) -> set[int]:
+    """What the chart's own pods may reach of brokers."""
+    found = set()
+    for policy in of_kind(documents, "NetworkPolicy"):
+        for rule in policy["spec"]["egress"]:
+            for peer in rule.get("to", ()):
+                labels = peer.get("podSelector", {}).get("matchLabels", {})
+                if labels.get("app.kubernetes.io/component") == "broker":
+                    found |= {each["port"] for each in rule["ports"]}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("tls", "ports"),
+    [
+        ({}, {6651, 8443}),
+        ({"plain": True}, {6650, 6651, 8443}),
+        ({"enabled": False}, {6650, 8080}),
+    ],
+    ids=["defaults", "plain too", "without TLS"],
+)
+def test_plain_ports_are_reached_and_named_only_where_they_are_offered(
+    tls: Json, ports: set[int]
+) -> None:
+    documents = rendered({"brokers": {"tls": tls}})
+    assert broker_ports(documents) == ports
+    assert configuration(documents).brokers.tls.offers_plain == (6650 in ports)
+    notes = chart().render({"brokers": {"tls": tls}}, name="onewriter", namespace="system")
+    (text,) = [notes[path] for path in notes if path.endswith("NOTES.txt")]
+    assert ("pulsar://" in text) == (6650 in ports)
+    assert ("onewriter-broker-ca" in text) == (6651 in ports)
+
+
 def test_helm_test_claims_its_own_topic_over_tls() -> None:
     documents = rendered()
     topic = named(documents, "ExclusiveTopic", "onewriter-test")

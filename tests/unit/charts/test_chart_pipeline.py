@@ -364,7 +364,7 @@ def test_the_network_leads_to_brokers_and_object_store_and_not_to_the_store(runn
         if "port" in port
     }
     api = set() if runner == "cronjob" else {443, 6443}
-    assert open_ports == {53, 8080, 8443, 443} | api
+    assert open_ports == {53, 6651, 8443, 443} | api
     to = [each for rule in policy["egress"] for each in rule.get("to", ())]
     parts = {each["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for each in to}
     assert parts == ({"broker"} if runner == "cronjob" else {"broker", "pipeline"})

@@ -167,6 +167,23 @@ def test_the_policy_allows_every_secret_that_the_operator_mounts(values: Json) -
                 assert name in exact or name.startswith(prefixes), name
 
 
+def test_exceptions_stand_in_the_policy_and_not_in_parameters() -> None:
+    # Where the last binding with ConfigMaps as parameters was deleted once (a reinstallation is enough), the API
+    # server reads none again until it is restarted: it refuses everything.
+    exceptions = [
+        {"namespace": "billing", "tenants": ["shop"]},
+        {"namespace": "billing", "tenants": ["bank"]},
+    ]
+    documents = rendered({"tenancy": {"allow": exceptions}})
+    for each in of_kind(documents, "ValidatingAdmissionPolicy"):
+        assert "paramKind" not in each["spec"]
+    for each in of_kind(documents, "ValidatingAdmissionPolicyBinding"):
+        assert "paramRef" not in each["spec"]
+    variables = named_policy(documents, "onewriter-system-tenancy")["spec"]["variables"]
+    said = {each["name"]: each["expression"] for each in variables}
+    assert said["allowed"] == "['billing/shop', 'billing/bank']"
+
+
 def named_policy(documents: list[Json], name: str) -> Json:
     policies = of_kind(documents, "ValidatingAdmissionPolicy")
     (found,) = [each for each in policies if each["metadata"]["name"] == name]

@@ -140,7 +140,7 @@ STATES: dict[str, Topic] = {
     "a slot has one member": replace(
         HELD, holders=(replace(HOLDER, members=(*HOLDER.members, Member(WHOLE, "A2"))),)
     ),
-    "a request is deferred only by a claim": replace(DEFERRED, claim=None),
+    "a request is deferred only by a claim or a reservation": replace(DEFERRED, claim=None),
     "a claim's slots exist": with_claim(CLAIMED, slots=(3,)),
     "the claim is the newest one": with_claim(CLAIMED, number=7),
     "a grant or resume is somebody's": with_claim(CLAIMED, contender=None),

@@ -33,7 +33,7 @@ EVERYTHING: Json = {
         "affinity": {"nodeAffinity": {}},
         "priorityClassName": "high",
         "spread": {"zones": "DoNotSchedule", "nodes": "None"},
-        "tls": {"enabled": True, "secretName": "given-tls", "plain": False},
+        "tls": {"enabled": True, "secretName": "given-tls", "plain": True},
         "authentication": {"adminSubjects": ["alice"]},
         "service": {"annotations": {"a": "b"}},
         "podDisruptionBudget": {"maxUnavailable": 2},

@@ -18,7 +18,6 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "an unknown field": ({"brokers": {"replicaz": 3}}, "replicaz"),
     "no broker": ({"brokers": {"replicas": 0}}, "greater than or equal to 1"),
     "too many brokers": ({"brokers": {"replicas": 65}}, "less than or equal to 64"),
-    "no port at all": ({"brokers": {"tls": {"enabled": False, "plain": False}}}, "plain cannot be"),
     "a setting of ours": ({"brokers": {"settings": {"redisUrl": "x"}}}, "follows from the rest"),
     "a setting in another style": (
         {"brokers": {"settings": {"roll_bytes": 1}}},

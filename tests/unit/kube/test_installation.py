@@ -205,14 +205,27 @@ def test_brokers_are_replaced_one_by_one_and_each_settles_first() -> None:
     assert container(brokers())["livenessProbe"]["httpGet"]["path"] == "/healthz"
 
 
-def test_tls_is_served_beside_plain_or_alone() -> None:
-    documents = objects(configured())
-    ports = only(documents, "Service", "onewriter-broker")["spec"]["ports"]
-    assert [each["port"] for each in ports] == [6650, 8080, 6651, 8443]
-    documents = objects(configured(EVERYTHING))
+@pytest.mark.parametrize(
+    ("more", "offered"),
+    [
+        ({}, [6651, 8443]),
+        (EVERYTHING, [6650, 8080, 6651, 8443]),
+        (WITHOUT, [6650, 8080]),
+        ({"brokers": {"tls": {"enabled": False, "plain": False}}}, [6650, 8080]),
+    ],
+    ids=["defaults", "plain too", "without TLS", "nothing else is left"],
+)
+def test_plain_ports_are_offered_only_where_they_are_wanted(more: Json, offered: list[int]) -> None:
+    documents = objects(configured(more))
     for name in ("onewriter-broker", "onewriter-broker-pods"):
         ports = only(documents, "Service", name)["spec"]["ports"]
-        assert [each["port"] for each in ports] == [6651, 8443]
+        assert [each["port"] for each in ports] == offered
+    if more is not WITHOUT:
+        policy = only(documents, "NetworkPolicy", "onewriter-broker")
+        assert [each["port"] for each in policy["spec"]["ingress"][0]["ports"]] == offered
+
+
+def test_tls_is_served_with_the_named_secret() -> None:
     volumes = brokers(EVERYTHING)["spec"]["template"]["spec"]["volumes"]
     assert {"secretName": "given-tls", "defaultMode": 0o440} in [
         each.get("secret") for each in volumes
@@ -330,25 +343,49 @@ def test_nobody_but_brokers_reaches_the_store_and_it_reaches_nobody() -> None:
 
 def test_clients_and_monitoring_can_be_named() -> None:
     spec = only(objects(configured(EVERYTHING)), "NetworkPolicy", "onewriter-broker")["spec"]
-    clients, monitoring, own = spec["ingress"]
+    clients, monitoring, operator, brokers = spec["ingress"]
     assert clients["from"][0] == PEER
     assert len(clients["from"]) == 3, "and the chart's own test and jobs"
-    assert [each["port"] for each in clients["ports"]] == [6651, 8443], "plain ports are shut"
     assert monitoring["from"] == [MONITORING]
-    parts = {
-        each["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for each in own["from"]
-    }
-    assert parts == {"operator", "broker"}
+    for rule, part, port in ((operator, "operator", 8443), (brokers, "broker", 8080)):
+        (peer,) = rule["from"]
+        assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == part
+        assert [each["port"] for each in rule["ports"]] == [port]
 
 
-def test_brokers_reach_names_store_and_api_server() -> None:
+# ------------------------------------------------------------ the authority for clients elsewhere
+
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nTUlJ\nQ0E=\n-----END CERTIFICATE-----\n"
+KEY = "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n"
+
+
+@pytest.mark.parametrize(
+    "authority",
+    [CERTIFICATE, CERTIFICATE * 2, KEY + CERTIFICATE, f"a bundle\n{CERTIFICATE}{KEY}"],
+    ids=["one", "two", "behind a key", "before a key"],
+)
+def test_certificates_alone_are_published_of_the_authority(authority: str) -> None:
+    found = only(objects(configured(), authority=authority), "ConfigMap", "onewriter-broker-ca")
+    assert found["data"] == {"ca.crt": CERTIFICATE * authority.count("BEGIN CERT")}
+
+
+@pytest.mark.parametrize(
+    ("more", "authority"), [({}, ""), ({}, KEY), ({}, "broken"), (WITHOUT, CERTIFICATE)]
+)
+def test_nothing_is_published_without_an_authority(more: Json, authority: str) -> None:
+    documents = objects(configured(more), authority=authority)
+    names = {each["metadata"]["name"] for each in documents if each["kind"] == "ConfigMap"}
+    assert "onewriter-broker-ca" not in names
+
+
+def test_brokers_reach_names_store_api_server_and_one_another() -> None:
     def ports(more: Json) -> list[list[int]]:
         spec = only(objects(configured(more)), "NetworkPolicy", "onewriter-broker")["spec"]
         return [[each["port"] for each in rule["ports"]] for rule in spec["egress"]]
 
-    assert ports({}) == [[53, 53], [6379], [443, 6443]]
-    assert ports(EXTERNAL) == [[53, 53], [7000], [443, 6443]]
-    assert ports(SENTINEL) == [[53, 53], [6379, 26379], [443, 6443]]
+    assert ports({}) == [[53, 53], [6379], [443, 6443], [8080]]
+    assert ports(EXTERNAL) == [[53, 53], [7000], [443, 6443], [8080]]
+    assert ports(SENTINEL) == [[53, 53], [6379, 26379], [443, 6443], [8080]]
 
 
 def test_a_pod_that_does_not_work_holds_up_no_drain() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -71,9 +72,11 @@ class Told:
         self.said.append(told)
 
 
-def world(now: Callable[[], float] = lambda: 0.0) -> tuple[Server, Told, Installation]:
+def world(
+    now: Callable[[], float] = lambda: 0.0, more: Json | None = None
+) -> tuple[Server, Told, Installation]:
     server, told = Server(), Told()
-    configuration = configured(namespace="onewriter")
+    configuration = configured(more, namespace="onewriter")
     recorder = cast("Recorder", told)
     return server, told, Installation(cast("Kube", server), configuration, recorder, Metrics(), now)
 
@@ -105,6 +108,30 @@ async def test_what_was_changed_is_put_right_and_said() -> None:
     await installation.visit()
     assert server.objects[BROKERS]["spec"]["replicas"] == 3
     assert [each.reason for each in told.said] == ["DriftRepaired"]
+
+
+def certificate(content: str) -> str:
+    return f"-----BEGIN CERTIFICATE-----\n{content}\n-----END CERTIFICATE-----\n"
+
+
+AUTHORITY = key("ConfigMap", "onewriter-broker-ca")
+
+
+async def test_the_brokers_authority_is_published_and_followed(tmp_path: Path) -> None:
+    file = tmp_path / "ca.crt"
+    server, _, installation = world(more={"operator": {"brokerCaFile": str(file)}})
+    await installation.visit()
+    assert AUTHORITY not in server.objects, "there is none yet"
+    for content in ("b25l", "dHdv"):  # the second time it was renewed
+        file.write_text(certificate(content))
+        await installation.visit()
+        assert server.objects[AUTHORITY]["data"] == {"ca.crt": certificate(content)}
+        server.writes.clear()
+        await installation.visit()
+        assert server.writes == [], "nothing is written twice"
+    file.unlink()
+    await installation.visit()
+    assert server.objects[AUTHORITY]["data"] == {"ca.crt": certificate("dHdv")}, "it stays"
 
 
 def runs(server: Server, key: Key, *, rolls: bool) -> None:

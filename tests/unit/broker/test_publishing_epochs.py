@@ -1,10 +1,9 @@
-"""Who may publish as a whole: under the epoch that leads, or in a turn of its own; and once."""
+"""Who may publish as a whole: under the epoch that leads, and once."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,16 +22,11 @@ from onewriter_broker.topic.publishing import Publishing
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_broker.topic.staging import Claimed, MissingPart, Staging
 from onewriter_core.errors import Fenced, Refused, Unavailable, Undecided
-from onewriter_core.ids import Identity, Position
+from onewriter_core.ids import Identity
 from onewriter_core.topic.lookups import tenure_of
 from onewriter_core.topic.model import (
     WHOLE,
     AccessMode,
-    Departure,
-    Held,
-    Reserved,
-    Topic,
-    Vacant,
 )
 
 APP = "job"
@@ -62,13 +56,17 @@ class Room:
     async def publish(
         self, parts: Sequence[Claimed], *, version: int = 1, epoch: int | None = None
     ) -> Answer:
-        right = None if epoch is None else Right(epoch, Identity())
-        asked = Asked(APP, version, epoch, parts, right=right)
+        """``epoch`` None: the one that leads; a driver does where nobody does yet."""
+        if epoch is None:
+            epoch = await self.led()
+        asked = Asked(APP, version, epoch, parts, right=Right(epoch, Identity()))
         return await self.publishing.publish(ORDERS, self.topic, asked, 1_234)
 
-    @property
-    def ownership(self) -> object:
-        return self.runner.topic.slots[0].ownership
+    async def led(self) -> int:
+        """The epoch that leads."""
+        slots = self.runner.topic.slots
+        tenure = tenure_of(slots[0]) if slots else None
+        return await held(self, "driver") if tenure is None else tenure.epoch
 
     async def entries(self) -> int:
         blocks = [each for each in await self.world.stored() if isinstance(each, Block)]
@@ -85,30 +83,6 @@ async def held(room: Room, name: str = "holder") -> int:
     await until(lambda: told.ready)
     assert producer.epoch is not None
     return producer.epoch
-
-
-async def test_without_an_epoch_it_has_the_topic_for_itself_and_gives_it_back() -> None:
-    async with serving() as world:
-        room = await room_of(world)
-        answer = await room.publish(await room.staged())
-        assert answer == Answer(is_duplicate=False, where=answer.where)
-        assert answer.where is not None
-        assert answer.where.last == Position(2, 2)
-        assert isinstance(room.ownership, Vacant)
-        assert room.runner.producers == {}
-        assert await room.staging.drop(ORDERS, f"{APP}/") == 0, (
-            "what is published is staged no more"
-        )
-
-
-async def test_it_deposes_nobody() -> None:
-    async with serving() as world:
-        room = await room_of(world)
-        epoch = await held(room)
-        with pytest.raises(Refused, match="existing exclusive producer: holder"):
-            await room.publish(await room.staged())
-        assert isinstance(room.ownership, Held)
-        assert (await room.publish(await room.staged(), epoch=epoch)).where is not None
 
 
 async def test_an_epoch_that_does_not_lead_publishes_nothing() -> None:
@@ -157,11 +131,10 @@ async def test_a_takeover_while_the_parts_are_read_is_seen() -> None:
         assert await room.entries() == 0
 
 
-@pytest.mark.parametrize("epoch_is_named", [False, True])
-async def test_crossing_requests_publish_once(*, epoch_is_named: bool) -> None:
+async def test_crossing_requests_publish_once() -> None:
     async with serving() as world:
         room = await room_of(world)
-        epoch = await held(room) if epoch_is_named else None
+        epoch = await held(room)
         parts = await room.staged()
         found = await asyncio.gather(*(room.publish(parts, epoch=epoch) for _ in range(5)))
         assert sorted(each.is_duplicate for each in found) == [False, True, True, True, True]
@@ -172,7 +145,8 @@ async def test_while_one_is_published_its_app_is_not_forgotten() -> None:
     async with serving() as world:
         room = await room_of(world)
         parts, topic_log = await room.staged(), room.runner.logs[WHOLE]
-        asking = asyncio.get_running_loop().create_task(room.publish(parts))
+        epoch = await room.led()
+        asking = asyncio.get_running_loop().create_task(room.publish(parts, epoch=epoch))
         await asyncio.sleep(0)
         assert topic_log.publishes is None  # the log does not know of it yet
         with (
@@ -210,45 +184,15 @@ async def test_in_a_full_store_nothing_new_is_published() -> None:
             await room.publish(parts, version=2)
 
 
-async def test_of_what_waits_for_its_turn_a_full_store_says_nothing() -> None:
-    async with serving() as world:
-        room = await room_of(world)
-        is_full = False
-        room.publishing = Publishing(
-            world.store, world.appender, room.staging, is_full=lambda: is_full
-        )
-        await held(room)
-        asked = Asked(APP, 1, None, await room.staged(), mode=AccessMode.WAIT_FOR_EXCLUSIVE)
-        waiting = asyncio.get_running_loop().create_task(
-            room.publishing.publish(ORDERS, room.topic, asked, 1_234)
-        )
-        await until(lambda: len(room.runner.producers) == 2)
-        is_full = True
-        again = asyncio.get_running_loop().create_task(
-            room.publishing.publish(ORDERS, room.topic, asked, 1_234)
-        )
-        await until(lambda: again.done() or len(room.runner.producers) == 2)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert not again.done()
-        is_full = False
-        (holder,) = (
-            each for each in room.runner.producers.values() if each.request.producer_name != APP
-        )
-        room.runner.gone(holder, Departure.CLOSED)
-        assert (await waiting).where is not None
-        assert (await again).is_duplicate
-
-
 async def test_it_goes_on_when_nobody_waits_for_the_answer() -> None:
     async with serving() as world:
         room = await room_of(world)
-        asking = asyncio.get_running_loop().create_task(room.publish(await room.staged()))
-        await until(lambda: room.runner.producers)
+        parts, epoch = await room.staged(), await room.led()
+        asking = asyncio.get_running_loop().create_task(room.publish(parts, epoch=epoch))
+        await asyncio.sleep(0)
         asking.cancel()
         field = f"{VERSION_PREFIX}{APP}"
         await until(lambda: field in room.runner.logs[WHOLE].state)
-        await until(lambda: room.runner.producers == {})
         assert await room.entries() == 2
 
 
@@ -279,47 +223,10 @@ async def test_no_rows_are_published_under_the_right_epoch_only() -> None:
         assert await room.entries() == 0
 
 
-async def test_a_turn_whose_broker_died_is_gone_on_with() -> None:
-    async with serving() as world:
-        room = await room_of(world)
-        producer, told = world.ask(room.runner, AccessMode.EXCLUSIVE, APP)
-        await until(lambda: told.ready)
-        room.runner.unload("the broker dies")
-        anew = await room_of(world)
-        slot = anew.runner.topic.slots[0]
-        tenure = tenure_of(slot)
-        assert tenure is not None
-        assert (tenure.producer_name, tenure.identity) == (APP, Identity())
-        anew.runner.topic = _reserved(anew.runner)
-        answer = await anew.publish(await anew.staged())
-        assert answer.where is not None
-        assert anew.runner.topic.epoch == producer.epoch, "the same turn"
-
-
-async def test_a_topic_that_is_kept_for_somebody_else_is_not_taken() -> None:
-    async with serving() as world:
-        room = await room_of(world)
-        _, told = world.ask(room.runner, AccessMode.EXCLUSIVE, "somebody else")
-        await until(lambda: told.ready)
-        room.runner.unload("the broker dies")
-        anew = await room_of(world)
-        anew.runner.topic = _reserved(anew.runner)
-        with pytest.raises(Refused):
-            await anew.publish(await anew.staged())
-
-
-def _reserved(runner: TopicRunner) -> Topic:
-    """The topic as in the window in which its holder comes back."""
-    slot = runner.topic.slots[0]
-    tenure = tenure_of(slot)
-    assert tenure is not None
-    kept = replace(slot, ownership=Reserved(tenure, 1e12))
-    return replace(runner.topic, slots=(kept,))
-
-
 async def test_a_terminated_topic_takes_no_more() -> None:
     async with serving() as world:
         room = await room_of(world)
+        await room.led()
         room.runner.logs[WHOLE].state[TERMINATED] = "0-0"
         for parts in ([], await room.staged()):
             with pytest.raises(Refused, match="terminated"):
@@ -336,11 +243,10 @@ async def test_a_defect_in_one_publish_closes_nothing(monkeypatch: pytest.Monkey
         async def fails(*_: object) -> bytes:
             raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
 
-        for asked in (epoch, None):
-            with monkeypatch.context() as patched:
-                patched.setattr(Staging, "load", fails)
-                with pytest.raises(Undecided, match="the broker's log says why"):
-                    await room.publish(parts, epoch=asked)
+        with monkeypatch.context() as patched:
+            patched.setattr(Staging, "load", fails)
+            with pytest.raises(Undecided, match="the broker's log says why"):
+                await room.publish(parts, epoch=epoch)
         assert world.failures == []
         assert not (await room.publish(parts, epoch=epoch)).is_duplicate
         assert await room.entries() == 2
@@ -361,32 +267,16 @@ async def test_a_defect_once_the_log_has_a_publish_closes_the_topic(
         if call == "publish":
             monkeypatch.setattr(TopicLog, "publish", fails)
         else:
-            monkeypatch.setattr(publishing, "_progress", fails)
+            monkeypatch.setattr(publishing, "_how_far", fails)
         with pytest.raises(Undecided):
             await room.publish(await room.staged(), epoch=epoch)
         assert world.failures == [ORDERS]
 
 
-async def test_it_waits_with_the_priority_that_it_was_admitted_with() -> None:
-    async with serving() as world:
-        room = await room_of(world)
-        holder, told = world.ask(room.runner, AccessMode.EXCLUSIVE, "holder")
-        await until(lambda: told.ready)
-        world.ask(room.runner, AccessMode.WAIT_FOR_EXCLUSIVE, "waiter", priority=5)
-        parts = await room.staged()
-        asked = Asked(APP, 1, None, parts, mode=AccessMode.WAIT_FOR_EXCLUSIVE, priority=10)
-        task = asyncio.get_running_loop().create_task(
-            room.publishing.publish(ORDERS, room.topic, asked, 1_234)
-        )
-        await until(lambda: len(room.runner.topic.queue) == 2)
-        room.runner.gone(holder, Departure.CLOSED)
-        assert (await task).where is not None, "the waiter, who stays, comes behind it"
-
-
 async def test_a_topic_that_leaves_says_so() -> None:
     async with serving() as world:
         room = await room_of(world)
-        parts = await room.staged()
+        parts, epoch = await room.staged(), await room.led()
         room.runner.unload("moving")
         with pytest.raises((Unavailable, Refused)):
-            await room.publish(parts)
+            await room.publish(parts, epoch=epoch)

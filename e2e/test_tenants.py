@@ -1,0 +1,191 @@
+"""Two teams: with whatever rights below a cluster administrator's, one gets at nothing of the other's."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import yaml
+from e2e import manifests
+from e2e.installation import NAMESPACE, RELEASE, RESTRICTED, is_ready
+from e2e.world import SERVICE_URL, World
+from e2e.writers import until
+
+Json = dict[str, Any]
+
+PROGRAM = (manifests.PROGRAMS / "tenant.py").read_text()
+POLICY = f"{RELEASE}-{NAMESPACE}-tenancy"
+"""Of the API server, and its binding."""
+
+NO_RIGHT = "is forbidden: User"
+"""What the API server says to whom no role gives a right."""
+
+WRITTEN = ["WaitForExclusive", "ExclusiveWithFencing"]
+"""What the topic's own team has written to it."""
+
+
+class Team:
+    """A namespace, a person who may edit it, and a pod of its account."""
+
+    def __init__(self, world: World, namespace: str) -> None:
+        self.namespace = namespace
+        self.person = f"editor-of-{namespace}"
+        self._cluster = world.cluster
+        binding = ("rolebinding", "editors", "--clusterrole=edit", f"--user={self.person}")
+        self._cluster.kubectl("create", *binding, namespace=namespace)
+        pod = manifests.pod("tenant", manifests.STOCK, SERVICE_URL, "")
+        (container,) = pod["spec"]["containers"]
+        container["command"] = ["python", "-c", "import signal; signal.pause()"]
+        del container["readinessProbe"]
+        self._cluster.apply(pod, namespace=namespace)
+        until(lambda: is_ready(world.api.get("pods", namespace, "tenant") or {"status": {}}))
+        self._cluster.until_allowed(
+            self.person, "create", "exclusivetopics.onewriter.dev", namespace=namespace
+        )
+
+    def does(self, topic: str, *verbs: str) -> Json:
+        """What its pod is told by the brokers, by verb: see programs/tenant.py."""
+        where = ("exec", "--stdin", "tenant", "--container=writer", "--", "python", "-", topic)
+        done = self._cluster.kubectl(*where, *verbs, stdin=PROGRAM, namespace=self.namespace)
+        said: Json = json.loads(done.stdout.splitlines()[-1])
+        return said
+
+    def asks(self, *command: str, of: str = "", document: Json | None = None) -> str:
+        """What the API server says against the person's wish; empty when it is fulfilled."""
+        done = self._cluster.kubectl(
+            f"--as={self.person}",
+            *command,
+            *(("--filename=-",) if document else ()),
+            stdin=yaml.safe_dump(document) if document else "",
+            check=False,
+            namespace=of or self.namespace,
+        )
+        return "" if done.returncode == 0 else done.stderr
+
+
+@pytest.fixture(scope="module")
+def owner(world: World) -> Team:
+    """The team whose topic ``ledger`` has two lines, and a subscription in front of them."""
+    found = Team(world, world.namespace)
+    world.apply(manifests.topic("ledger"), manifests.claim("ledger"))
+    until_word(world, world.namespace, "ledger", "Ready")
+    said = found.does(topic_of(world), "write")
+    assert said["write"] == {"subscribed": "made", **dict.fromkeys(WRITTEN, "written")}
+    return found
+
+
+@pytest.fixture(scope="module")
+def rival(world: World) -> Iterator[Team]:
+    """The other team; its account has the same name."""
+    namespace = f"rival-{uuid.uuid4().hex[:5]}"
+    about = {"name": namespace, "labels": RESTRICTED}
+    world.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": about})
+    world.cluster.apply(manifests.account(), manifests.programs(), namespace=namespace)
+    try:
+        yield Team(world, namespace)
+    finally:
+        world.cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+def topic_of(world: World) -> str:
+    return f"persistent://{world.namespace}/default/ledger"
+
+
+def heir(world: World) -> Json:
+    """The other team's object for the topic: it would even delete the log with itself."""
+    return manifests.topic("heir", topic=topic_of(world), deletionPolicy="Delete")
+
+
+@contextmanager
+def without_policy(world: World) -> Iterator[None]:
+    """The API server takes objects for topics of foreign tenants."""
+    kind = "validatingadmissionpolicybinding"
+    binding = world.cluster.get(kind, POLICY)
+    kept = {key: binding["metadata"].get(key) for key in ("name", "labels", "annotations")}
+    world.cluster.kubectl("delete", kind, POLICY)
+    try:
+        yield
+    finally:
+        world.cluster.apply(binding | {"metadata": kept})
+
+
+def until_word(world: World, namespace: str, name: str, word: str) -> None:
+    """Wait for the reason of an object's condition Ready."""
+
+    def found() -> str:
+        status = (world.api.get("exclusivetopics", namespace, name) or {}).get("status", {})
+        return next(
+            (each["reason"] for each in status.get("conditions", ()) if each["type"] == "Ready"), ""
+        )
+
+    until(lambda: found() == word, found)
+
+
+def is_shut_out(rival: Team, topic: str) -> None:
+    """Nothing of the topic is open to the team's pod."""
+    told = rival.does(topic, "write", "read", "move", "administer")
+    assert sorted(told) == ["administer", "move", "read", "write"]
+    for verb, said in told.items():
+        wire = {what: answer for what, answer in said.items() if not isinstance(answer, int)}
+        assert set(wire.values()) <= {"AuthorizationError"}, (verb, wire)
+        rest = {what: answer for what, answer in said.items() if what not in wire}
+        assert rest == dict.fromkeys(rest, 403), verb
+
+
+def is_as_written(owner: Team, topic: str) -> None:
+    """Its own team reads it, and the subscription is where it was."""
+    said = owner.does(topic, "read")["read"]
+    assert said.pop("consumer") == said.pop("reader") == WRITTEN
+    assert said == dict.fromkeys(said, 200)
+
+
+def test_a_pod_of_another_team_neither_reads_nor_changes_it(
+    world: World, owner: Team, rival: Team
+) -> None:
+    is_shut_out(rival, topic_of(world))
+    is_as_written(owner, topic_of(world))
+
+
+def test_who_edits_another_namespace_declares_and_touches_nothing_here(
+    world: World, owner: Team, rival: Team
+) -> None:
+    said = rival.asks("create", document=heir(world))
+    assert f"does not belong to namespace {rival.namespace}" in said
+    assert NO_RIGHT in rival.asks("create", of=owner.namespace, document=manifests.claim("theirs"))
+    for command in (
+        ("get", "xt", "ledger"),
+        ("delete", "xt", "ledger"),
+        ("annotate", "xt", "ledger", "onewriter.dev/fence=1"),
+        ("delete", "pclaim", "ledger"),
+        ("create", "token", manifests.ACCOUNT, "--audience=onewriter"),
+        ("exec", "tenant", "--", "true"),
+    ):
+        assert NO_RIGHT in rival.asks(*command, of=owner.namespace), command
+    for there in (("get", "secrets"), ("get", "pods"), ("delete", "bucketanchors", "shard-0")):
+        assert NO_RIGHT in rival.asks(*there, of=NAMESPACE), there
+
+
+def test_an_object_that_got_past_the_policy_adopts_and_deletes_nothing(
+    world: World, owner: Team, rival: Team
+) -> None:
+    """As one that is older than the policy: the owner's object is there, and then it is gone."""
+    with without_policy(world):
+        until(lambda: rival.asks("create", document=heir(world)) == "")
+    assert rival.asks("create", document=manifests.claim("heir")) == ""
+    until_word(world, rival.namespace, "heir", "NotThisTenant")
+    assert owner.asks("delete", "xt,pclaim", "ledger") == ""
+    until_word(world, rival.namespace, "heir", "NotThisTenant")
+    is_shut_out(rival, topic_of(world))
+    assert rival.asks("delete", "xt", "heir") == ""
+    until(lambda: "does not belong" in rival.asks("create", document=heir(world)))
+    assert owner.asks("create", document=manifests.topic("ledger")) == ""
+    assert owner.asks("create", document=manifests.claim("ledger")) == ""
+    until_word(world, owner.namespace, "ledger", "Ready")
+    is_as_written(owner, topic_of(world))
+    said = owner.does(topic_of(world), "administer", "move")
+    assert set(said["administer"].values()) == {403}, "that is the operator's"
+    assert max(said["move"].values()) < 300, "so it was right that 403 kept the rival from it"
