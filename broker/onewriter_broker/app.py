@@ -284,6 +284,7 @@ class Broker:
                     self.spawn(self._own_buckets()),
                     self.spawn(self.registrations.run()),
                     self.spawn(self.clients.watch_for_ever()),
+                    self.spawn(self.clients.withdrawals.run()),
                     self.spawn(self.topics.first_declarations.run()),
                     self.spawn(self.maintenance.look_for_ever()),
                     self.spawn(self.maintenance.sweep_for_ever()),

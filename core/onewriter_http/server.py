@@ -20,6 +20,7 @@ from onewriter_http.connections import (
 )
 from onewriter_http.limits import Limits
 from onewriter_http.logs import RequestLog
+from onewriter_http.routes import Routes
 
 BACKLOG: Final = 1_024
 
@@ -36,6 +37,8 @@ def failed(status: int, reason: str) -> web.Response:
 class Server:
     """Serves an application at any number of addresses; ``stop`` it once.
 
+    ``routes`` say who may call each of its routes. Raises RuntimeError for one that does not say so.
+
     ``failure`` makes the responses of refusals here. ``is_stream`` says which requests have a body
     without an end: the time of those is limited by their handler.
     """
@@ -44,11 +47,13 @@ class Server:
         self,
         application: web.Application,
         limits: Limits,
+        routes: Routes[Any],
         *,
         name: str,
         failure: Failed = failed,
         is_stream: Callable[[web.Request], bool] = lambda _: False,
     ) -> None:
+        routes.require_complete(application)
         self._limits = limits
         self._failure = failure
         self._is_stream = is_stream

@@ -10,6 +10,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from onewriter_http.limits import Limits
+from onewriter_http.routes import Callers, For, Routes
 from onewriter_http.server import Server
 from onewriter_operator.metrics import Metrics
 
@@ -21,6 +22,12 @@ LIMITS: Final = Limits(
     idle_seconds=30.0,
     answer_seconds=20.0,
     body_bytes_max=0,
+)
+
+PROBE: Final = For(Callers.EVERYBODY, "the kubelet proves no identity; the answer names no object")
+METRICS: Final = For(
+    Callers.EVERYBODY,
+    "names and conditions of topics, no message; a NetworkPolicy keeps others from the port",
 )
 
 
@@ -42,10 +49,11 @@ class Web:
         self._refresh = refresh
         self._making = asyncio.Lock()
         app = web.Application(client_max_size=1)
-        app.router.add_get("/healthz", self._alive)
-        app.router.add_get("/readyz", self._ready)
-        app.router.add_get("/metrics", self._read)
-        self._server = Server(app, LIMITS, name=__name__)
+        self.routes: Routes[For] = Routes(app.router)
+        self.routes.add_get("/healthz", self._alive, PROBE)
+        self.routes.add_get("/readyz", self._ready, PROBE)
+        self.routes.add_get("/metrics", self._read, METRICS)
+        self._server = Server(app, LIMITS, self.routes, name=__name__)
 
     async def start(self, host: str, port: int) -> None:
         """Listen."""

@@ -19,6 +19,7 @@ from aiohttp import web
 from cryptography import x509
 
 from onewriter_http.limits import Limits
+from onewriter_http.routes import Callers, For, Routes
 from onewriter_http.server import Server
 from onewriter_operator.admission import Injection, NotInjectable, patch_of
 from onewriter_operator.documents import Json
@@ -30,6 +31,11 @@ BODY_BYTES_MAX: Final = 3 * 1024 * 1024
 """A review: two copies of a pod at most."""
 
 LIMITS: Final = Limits(body_bytes_max=BODY_BYTES_MAX)
+
+INJECT: Final = For(
+    Callers.API_SERVER,
+    "the answer holds what was asked and the sidecar's image, and changes nothing",
+)
 
 log = structlog.get_logger(__name__)
 
@@ -47,8 +53,9 @@ class Webhook:
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._seen: tuple[float, ...] = ()
         app = web.Application(client_max_size=BODY_BYTES_MAX)
-        app.router.add_post("/inject", self._inject)
-        self._server = Server(app, LIMITS, name=__name__)
+        self.routes: Routes[For] = Routes(app.router)
+        self.routes.add_post("/inject", self._inject, INJECT)
+        self._server = Server(app, LIMITS, self.routes, name=__name__)
         self.not_after: float | None = None
         """When the certificate that is served expires, in Unix seconds."""
         self.problem = "the webhook has no certificate yet"

@@ -167,6 +167,9 @@ def test_the_holder_and_whom_it_trusts_publish(payments: Payments) -> None:
     status, said = bearer.publish(part, version=2)
     assert (status, said.get("outcome")) == (200, "published"), said
     assert payments.stored() == 3
+    status, said = http_as(payments.broker, ADMINISTRATOR)("GET", f"{OWN}/{TOPIC}/segments")
+    publishers = [each["subject"] for segment in said["segments"] for each in segment["publishers"]]
+    assert publishers == [WRITER, "spark"], "the rows of a bearer are not taken for the holder's"
 
 
 def test_the_registration_is_the_same_after_a_resume(payments: Payments) -> None:

@@ -36,7 +36,7 @@ def untold(guarded: GuardedBrokers, raw: RawClients) -> InProcessBroker:
     return broker
 
 
-ASKED = [
+ASKED: list[tuple[str, str, object]] = [
     ("GET", f"{OWN}/{TOPIC}/segments", None),
     ("GET", f"{OWN}/{TOPIC}/blocks", None),
     ("GET", f"{OWN}/{TOPIC}/history", None),

@@ -400,7 +400,7 @@ def test_who_is_no_administrator_cannot_tell_a_broker(stage: Stage, play: Play) 
         "fence", play.name, "-y", "--direct", "--service-account", as_writer, *play.not_its_broker
     )
     assert no.code == EXIT_REFUSED
-    assert "is not among the administrators" in no.err
+    assert "lacks the right administer_topic" in no.err
     assert stage.has_writer(play.name, "one")
 
 

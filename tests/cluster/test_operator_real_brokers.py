@@ -337,6 +337,7 @@ def test_the_fake_broker_speaks_as_the_real_one_does(brokers: LocalBrokers) -> N
             writer = contender("two", epoch=2, since="2026-01-01T00:00:00.000Z")
             story = [transition(2, "Released", writer, contender("one", epoch=1))]
             fake.serve(name, status(2, holders=[writer], transitions=story))
+            fake.do(lambda: fake.fake.report_buckets([0, 1], {}))
             for path in (f"/onewriter/v1/topics/{plain}",):
                 real, ours = call("GET", real_url + path), call("GET", fake.url + path)
                 assert real[0] == ours[0] == 200
@@ -366,8 +367,10 @@ def test_the_fake_broker_speaks_as_the_real_one_does(brokers: LocalBrokers) -> N
             assert call("POST", f"{other}/onewriter/v1/topics/{plain}/fence", {})[0] == 307
             real_lines, fake_lines = first_lines(real_url), first_lines(fake.url)
             for lines in (real_lines, fake_lines):
-                assert {each["type"] for each in lines[:-1]} == {"TOPIC"}
-            assert name in {each["topic"] for each in real_lines[:-1]}
+                assert {each["type"] for each in lines[:-2]} == {"TOPIC"}
+                assert lines[-2]["type"] == "BUCKETS"
+            assert name in {each["topic"] for each in real_lines[:-2]}
+            assert is_within(shape(fake_lines[-2]), shape(real_lines[-2])) == []
             assert set(real_lines[-1]) == set(fake_lines[-1])
         second.close()
     finally:

@@ -151,6 +151,18 @@ async def test_the_last_block_binds_the_app_to_its_owner(mine: Writer) -> None:
     assert await mine.store.append(publish(mine, version=8, owner="alice")) == [DONE] * 3
 
 
+async def test_each_block_says_who_published_it(mine: Writer) -> None:
+    by = '{"subject":"alice"}'
+    named = [
+        dataclasses.replace(each, block=dataclasses.replace(each.block, by=by))
+        for each in publish(mine)
+    ]
+    assert await mine.store.append(named) == [DONE] * 3
+    assert await mine.store.append(publish(mine, version=8)) == [DONE] * 3
+    stored = await mine.store.read_blocks(TOPIC, EARLIEST, count=10)
+    assert [each.by for each in stored if isinstance(each, Block)] == [by] * 3 + [""] * 3
+
+
 async def test_an_app_without_an_owner_is_bound_by_the_first_who_is_named(mine: Writer) -> None:
     assert await mine.store.append(publish(mine)) == [DONE] * 3
     assert OWNER not in await mine.store.read_state(TOPIC)

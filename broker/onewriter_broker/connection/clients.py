@@ -20,6 +20,7 @@ from onewriter_broker.connection.deadlines import ProgressDeadlines
 from onewriter_broker.connection.hangups import HangUps
 from onewriter_broker.connection.listings import Listings
 from onewriter_broker.connection.rounds import Rounds
+from onewriter_broker.connection.withdrawals import Reading, Withdrawals
 from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.owning.ownerships import Ownerships
@@ -52,6 +53,11 @@ class Watched(Protocol):
     """None: no exclusive producer depends on it."""
     last_inbound: float
     last_ping: float
+
+    @property
+    def reading(self) -> Reading | None:
+        """Its consumers; None: it is not connected yet."""
+        ...
 
     def ping(self) -> None: ...
 
@@ -99,6 +105,7 @@ class Clients:
     rounds: Rounds = field(init=False)
     listings: Listings = field(init=False)
     in_flight: RequestsInFlight = field(init=False)
+    withdrawals: Withdrawals = field(init=False)
     _last_look: float = 0.0
     _deadlines: ProgressDeadlines = field(init=False)
 
@@ -107,6 +114,11 @@ class Clients:
         self._deadlines = ProgressDeadlines(self.topics)
         self.rounds = Rounds(self.now, _call_soon)
         self.listings = Listings(self.topics)
+        self.withdrawals = Withdrawals(
+            self.authorization,
+            lambda: (each.reading for each in self.connections if each.reading is not None),
+            lambda: self.topics.desired,
+        )
 
     def store_filled(self, is_full: bool) -> None:
         """The store is nearly full, or has room again."""
@@ -125,6 +137,7 @@ class Clients:
         """What topics declare has changed: it counts for connections that use them, too."""
         for connection in list(self.connections):
             connection.declared_anew()
+        self.withdrawals.look()
 
     def close_all(self, reason: str) -> None:
         """Close every connection."""
@@ -142,6 +155,7 @@ class Clients:
         """One look at all connections."""
         stalled = now - self._last_look > STALL_SECONDS
         self._last_look = now
+        self.withdrawals.look()
         if stalled:
             # What was not read while this process stood still is not the clients' silence.
             log.warning("broker.stalled")

@@ -16,6 +16,7 @@ from onewriter_broker.log.entries import Entry, EntryRun
 from onewriter_broker.owning.records import OwnerEnd
 from onewriter_broker.quotas.book import Part, Quota, QuotaExceeded
 from onewriter_broker.quotas.held import Held
+from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import Identity, TopicName
 from onewriter_core.wire import replies
@@ -84,6 +85,19 @@ class Consuming:
         consumer = self._consumers.get(consumer_id)
         return consumer.topic if isinstance(consumer, ConsumerHandle) else None
 
+    def reading(self) -> Iterator[tuple[int, TopicName]]:
+        """The open consumers, by their ids, and what each reads."""
+        for consumer_id, consumer in self._consumers.items():
+            if isinstance(consumer, ConsumerHandle):
+                yield consumer_id, consumer.topic
+
+    def withdraw(self, consumer_id: int) -> None:
+        """Close a consumer that may read no more; its client is told."""
+        consumer = self._consumers.get(consumer_id)
+        if isinstance(consumer, ConsumerHandle):
+            consumer.close()
+            self.consumer_closed(consumer_id)
+
     def flow(self, command: Flow) -> None:
         """The client has room for so many messages more."""
         consumer = self._consumers.get(command.consumer_id)
@@ -128,8 +142,9 @@ class Consuming:
             subscriptions = topic.subscriptions[topic.slot_of(name)]
             await check_consumer(self._clients, topic, topic.slot_of(name), command, self.identity)
             consumer = await subscriptions.subscribe(options, self)
-            try:  # the topic may have got another owner meanwhile
+            try:  # the topic may have got another owner meanwhile, or other consumers be declared
                 self._clients.owning.check_reader_now(*reader)
+                self._clients.authorization.require(self.identity, Action.CONSUME, name)
             except Refused:
                 consumer.close()
                 raise

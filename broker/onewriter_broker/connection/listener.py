@@ -23,6 +23,7 @@ from onewriter_broker.connection.rounds import (
     LOOKS_MAX,
 )
 from onewriter_broker.connection.session import Session
+from onewriter_broker.connection.withdrawals import Reading
 from onewriter_broker.quotas.book import Part, QuotaExceeded, connection_parts
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.detection import Detection
@@ -503,6 +504,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
         """Of all connections that share their room with this one."""
         clients = self._clients
         return PRESSED_FACTOR * clients.pressed_bytes if self._is_pressed else clients.pending_bytes
+
+    @property
+    def reading(self) -> Reading | None:
+        return None if self._session is None else self._session.consuming
 
     def declared_anew(self) -> None:
         if self._session is not None:

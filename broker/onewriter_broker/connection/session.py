@@ -216,6 +216,11 @@ class Session:
         self._producing.depart(Departure.SILENT)
         self._link.close("silent")
 
+    @property
+    def consuming(self) -> Consuming:
+        """Its consumers."""
+        return self._consuming
+
     def declared_anew(self) -> None:
         """What topics declare has changed."""
         self._producing.declared_anew()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any, Final
 
+import msgspec
 from aiohttp import web
 
 from onewriter_broker.connection.lookups import wait_for_bucket
@@ -145,7 +146,18 @@ def _segment(segment: Segment, end: Position) -> dict[str, Any]:
         "newestMs": segment.newest_ms or None,
         "chain": segment.chain.hex() or None,
         "stretches": list(map(_stretch, segment.stretches)),
+        "publishers": list(map(_publisher, segment.publishers)),
+        "morePublishers": segment.has_more_publishers,
     }
+
+
+def _publisher(by: str) -> dict[str, Any]:
+    """Who published, as a block says it: whoever wrote the block may have written anything."""
+    try:
+        told = msgspec.json.decode(by, type=dict[str, str])
+    except msgspec.DecodeError:
+        told = {}
+    return {"subject": told.get("subject"), "podUID": told.get("podUID")}
 
 
 def _stretch(stretch: Stretch) -> dict[str, Any]:

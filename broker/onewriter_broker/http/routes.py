@@ -6,12 +6,11 @@ whose route has none: what nobody declared is answered by nobody.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
-from aiohttp.web_urldispatcher import SystemRoute
 
 from onewriter_broker.authorization import Authorization
 from onewriter_broker.http.site import namespace_of, topic_of
@@ -19,8 +18,26 @@ from onewriter_broker.namespaces import Missing
 from onewriter_core.authorization import INSTALLATION, Action, Resource
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Identity
+from onewriter_http import routes as http_routes
+from onewriter_http.routes import Handler
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+__all__ = [
+    "LISTED",
+    "AnyIdentity",
+    "ByHandler",
+    "Filtered",
+    "Handler",
+    "Needs",
+    "Open",
+    "Routes",
+    "Rule",
+    "check",
+    "on_installation",
+    "on_namespace",
+    "on_tenant",
+    "on_topic",
+]
+
 Finder = Callable[[web.Request, Authorization], Resource]
 
 
@@ -88,59 +105,8 @@ def on_installation(*actions: Action) -> Needs:
 LISTED: Final = Filtered(Action.OBSERVE, "the caller sees the topics that it may observe")
 
 
-class Routes:
-    """Registers routes at a router, each with its rule."""
-
-    def __init__(self, router: web.UrlDispatcher) -> None:
-        self._router = router
-        self._rules: dict[int, Rule] = {}
-
-    def add_get(self, path: str, handler: Handler, rule: Rule, *, allow_head: bool = True) -> None:
-        """GET, and HEAD with it."""
-        resource = self._router.add_resource(path)
-        if allow_head:
-            self._note(resource.add_route("HEAD", handler), rule)
-        self._note(resource.add_route("GET", handler), rule)
-
-    def add_post(self, path: str, handler: Handler, rule: Rule) -> None:
-        self.add_route("POST", path, handler, rule)
-
-    def add_put(self, path: str, handler: Handler, rule: Rule) -> None:
-        self.add_route("PUT", path, handler, rule)
-
-    def add_delete(self, path: str, handler: Handler, rule: Rule) -> None:
-        self.add_route("DELETE", path, handler, rule)
-
-    def add_route(self, method: str, path: str, handler: Handler, rule: Rule) -> None:
-        """One method, or ``*`` for all of them."""
-        self._note(self._router.add_route(method, path, handler), rule)
-
-    def _note(self, route: web.AbstractRoute, rule: Rule) -> None:
-        self._rules[id(route)] = rule
-
-    def rule_of(self, request: web.Request) -> Rule | None:
-        """The rule of the route that matches; None: none does, and the answer is 404 or 405.
-
-        Raises RuntimeError for a route that was registered without a rule.
-        """
-        route = request.match_info.route
-        rule = self._rules.get(id(route))
-        if rule is None and not isinstance(route, SystemRoute):
-            raise RuntimeError(f"no right is declared for {route.method} {route.resource}")
-        return rule
-
-    def __iter__(self) -> Iterator[tuple[web.AbstractRoute, Rule]]:
-        """Every route with its rule. Raises RuntimeError for a route without one."""
-        for route in self._router.routes():
-            rule = self._rules.get(id(route))
-            if rule is None:
-                raise RuntimeError(f"no right is declared for {route.method} {route.resource}")
-            yield route, rule
-
-    def require_complete(self) -> None:
-        """Raise RuntimeError if the router has a route without a rule."""
-        for _ in self:
-            pass
+Routes = http_routes.Routes[Rule]
+"""Registers the routes of a broker, each with its rule."""
 
 
 def check(

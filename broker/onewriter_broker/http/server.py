@@ -106,9 +106,10 @@ class HttpServer:
         )
         self._scrape_token = ScrapeToken(settings.metrics_token_file)
         self._metrics = health.MetricsPage(site)
-        self._main = Server(self._application(), LIMITS, name=__name__, failure=failure)
+        main, probes = self._application(), self._probe_application()
+        self._main = Server(main, LIMITS, self.routes, name=__name__, failure=failure)
         self._probes = Server(
-            self._probe_application(), PROBE_LIMITS, name=__name__, failure=failure
+            probes, PROBE_LIMITS, self.probe_routes, name=__name__, failure=failure
         )
 
     def _application(self) -> web.Application:
@@ -137,7 +138,6 @@ class HttpServer:
             blocks,
         ):
             module.add_routes(self.routes, self._site)
-        self.routes.require_complete()
         return application
 
     def _probe_application(self) -> web.Application:

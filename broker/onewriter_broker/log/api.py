@@ -166,6 +166,8 @@ class Block:
     """``<app>/<version>`` of the atomic publish that it is a part of; empty: of none."""
     commits: bool = field(default=False, kw_only=True)
     """It is the last block of that publish: with it all of them count, without it none."""
+    by: str = field(default="", kw_only=True)
+    """Who published it: compact JSON ``{"subject", "podUID"}``. Empty: nobody proved who he was."""
 
     @property
     def last(self) -> Position:

@@ -110,7 +110,7 @@ def check_append(item: Append) -> None:
     """Raise ValueError for an append that no reader could make sense of."""
     block = item.block
     check_block(block, item.token)
-    if not block.publish and (block.commits or item.opens):
+    if not block.publish and (block.commits or item.opens or block.by):
         raise ValueError(f"block {block.position} is no part of a publish")
     if block.publish and _PUBLISH.fullmatch(block.publish) is None:
         raise ValueError(f"block {block.position}: {block.publish!r} names no publish")
@@ -177,6 +177,7 @@ def decode_entry(key: str, stream_id: bytes, fields: Sequence[bytes]) -> StoredB
             chain=known[b"h"],
             publish=known.get(b"x", b"").decode(),
             commits=b"xc" in known,
+            by=known.get(b"by", b"").decode(),
         )
         if sum(block.lengths) != len(block.payload):
             raise ValueError("lengths do not add up to the payload")

@@ -141,6 +141,7 @@ class Publish:
     when its turn has come, said no, or the topic has moved on; Undecided where nobody can
     tell: published again it is published, or found to be a duplicate. It takes the entries over.
     ``owner`` is the subject to which the app is bound with it; None: its subjects are not told apart.
+    ``by``: who published it, as its blocks say (``Block.by``).
     """
 
     def __init__(
@@ -150,8 +151,10 @@ class Publish:
         entries: Entries,
         may_write: Callable[[], bool],
         owner: str | None = None,
+        by: str = "",
     ) -> None:
         self.app = app
+        self.by = by
         self.owner = owner
         self.version = version
         self.name = f"{app}/{version}"

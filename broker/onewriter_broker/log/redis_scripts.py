@@ -245,7 +245,7 @@ def _publish_arguments(item: Append) -> list[Word]:
     opens = " ".join(str(each.entry) for each in item.opens)
     if opens:
         opens = f"{item.opens[0].ledger} {opens}"
-    return [app, version, opens, int(item.block.commits), item.owner]
+    return [app, version, opens, int(item.block.commits), item.owner, item.block.by]
 
 
 def append_outcomes(reply: object, order: Sequence[int]) -> list[Outcome | BrokenKey]:

@@ -301,6 +301,7 @@ class TopicLog:
             self.chain,
             publish="" if publish is None else publish.name,
             commits=publish is not None and publish.is_formed,
+            by="" if publish is None else publish.by,
         )
         token = self.binding.token(self.ledger)
         pending = PendingBlock(block, token, entries, guard=guard, chain_before=chain_before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -51,6 +52,16 @@ class Asked:
     def owner(self) -> str | None:
         """The subject to which the app is bound with it; None: subjects are not told apart."""
         return self.identity.subject or None if self.right is None else self.right.owner
+
+    @property
+    def by(self) -> str:
+        """Who asks, as blocks and segments say it; empty: nobody proved who he is."""
+        if self.identity.is_anonymous:
+            return ""
+        told = {"subject": self.identity.subject, "podUID": self.identity.pod_uid}
+        return json.dumps(
+            {name: value for name, value in told.items() if value}, separators=(",", ":")
+        )
 
     @property
     def _what(self) -> tuple[object, ...]:

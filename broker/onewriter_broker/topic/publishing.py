@@ -330,7 +330,7 @@ class Publishing:
         may_write: Callable[[], bool],
     ) -> Answer:
         topic_log = runner.logs[slot]
-        publish = Publish(asked.app, asked.version, entries, may_write, asked.owner)
+        publish = Publish(asked.app, asked.version, entries, may_write, asked.owner, asked.by)
         with runner.changing(), _progressing(runner, slot):
             topic_log.publish(publish)
             self._appender.gathered(topic_log)

@@ -38,6 +38,9 @@ SEGMENTS_MAX: Final = 16_384
 LOGS_MAX: Final = 256
 """Logs whose index is kept."""
 
+PUBLISHERS_MAX: Final = 8
+"""Publishers that a segment names; there may have been more."""
+
 READERS_MAX: Final = 2
 """Logs that are read for their index at the same time; the others wait."""
 
@@ -65,6 +68,9 @@ class Segment:
     oldest_ms: int = 0
     newest_ms: int = 0
     stretches: list[Stretch] = field(default_factory=list)
+    publishers: list[str] = field(default_factory=list)
+    """Who published to it atomically (``Block.by``), the first ones first."""
+    has_more_publishers: bool = False
     is_whole: bool = False
     """Its marker is there: nothing of it was trimmed."""
     _width: int = 1
@@ -88,6 +94,11 @@ class Segment:
         self.entries += entries
         messages = entries if block.counts is None else sum(block.counts)
         self.messages += messages
+        if block.by and block.by not in self.publishers:
+            if len(self.publishers) < PUBLISHERS_MAX:
+                self.publishers.append(block.by)
+            else:
+                self.has_more_publishers = True
         self.bytes += size
         self.blocks += 1
         self.oldest_ms = min(self.oldest_ms, block.time_ms)

@@ -33,7 +33,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         streams = EventStreams(settings.event_streams_max, metrics)
         owning = Owning(client, streams, metrics)
         sharing = Sharing(settings, maps, streams, metrics)
-        server = HttpServer(candidate, streams, [*owning.routes(), *sharing.routes()])
+        server = HttpServer(candidate, streams, [owning.add_routes, sharing.add_routes])
         try:
             await server.start()
             async with candidate.candidacy:

@@ -22,6 +22,7 @@ from onewriter.sidecar.publishing import (
     answer_of,
     is_publish_stream,
 )
+from onewriter.sidecar.routes import METRICS, OWN_POD, PROBE, AddRoutes, SidecarRoutes
 from onewriter.sidecar.streams import EventStreams
 from onewriter_http.browsers import Browsers
 from onewriter_http.limits import Limits
@@ -44,7 +45,7 @@ class HttpServer:
     """Use ``start`` and ``stop`` once each. ``more``: what else the API answers."""
 
     def __init__(
-        self, candidate: Candidate, streams: EventStreams, more: Sequence[web.RouteDef] = ()
+        self, candidate: Candidate, streams: EventStreams, more: Sequence[AddRoutes] = ()
     ) -> None:
         self._candidate = candidate
         self._more = more
@@ -58,7 +59,7 @@ class HttpServer:
         """Listen. Raises ConfigurationError when an address is taken."""
         settings = self._candidate.settings
         limits = Limits(body_bytes_max=self._body_bytes_max)
-        api = self._server(self._api(), limits)
+        api = self._server(*self._api(), limits)
         if settings.port:
             await _listen(api.listen(settings.host, settings.port), settings.port)
         if settings.socket is not None:
@@ -66,7 +67,7 @@ class HttpServer:
             await _listen(api.listen_unix(path), path)
             await asyncio.to_thread(path.chmod, SOCKET_MODE)
         if settings.health_port:
-            probes = self._server(self._probes(), PROBE_LIMITS)
+            probes = self._server(*self._probes(), PROBE_LIMITS)
             await _listen(
                 probes.listen(settings.health_host, settings.health_port), settings.health_port
             )
@@ -88,9 +89,16 @@ class HttpServer:
 
     # ------------------------------------------------------------ inside
 
-    def _server(self, application: web.Application, limits: Limits) -> Server:
+    def _server(
+        self, application: web.Application, routes: SidecarRoutes, limits: Limits
+    ) -> Server:
         server = Server(
-            application, limits, name=__name__, failure=_refused, is_stream=is_publish_stream
+            application,
+            limits,
+            routes,
+            name=__name__,
+            failure=_refused,
+            is_stream=is_publish_stream,
         )
         self._servers.append(server)
         return server
@@ -100,27 +108,27 @@ class HttpServer:
         settings = self._candidate.settings
         return max(settings.message_bytes_max, settings.resume_info_bytes_max)
 
-    def _api(self) -> web.Application:
+    def _api(self) -> tuple[web.Application, SidecarRoutes]:
         application = web.Application(
             client_max_size=self._body_bytes_max, middlewares=[self._middleware(self._browsers)]
         )
-        application.add_routes(
-            [
-                web.post("/publish", self._publishing.handle),
-                web.get("/leadership", self._leading.handle),
-                web.get("/resume-info", self._show_resume_info),
-                web.put("/resume-info", self._put_resume_info),
-                web.post("/release", self._release),
-                web.post("/rejoin", self._rejoin),
-                *self._more,
-            ]
-        )
-        return self._with_probes(application)
+        routes = SidecarRoutes(application.router)
+        routes.add_post("/publish", self._publishing.handle, OWN_POD)
+        routes.add_get("/leadership", self._leading.handle, OWN_POD)
+        routes.add_get("/resume-info", self._show_resume_info, OWN_POD)
+        routes.add_put("/resume-info", self._put_resume_info, OWN_POD)
+        routes.add_post("/release", self._release, OWN_POD)
+        routes.add_post("/rejoin", self._rejoin, OWN_POD)
+        for add_routes in self._more:
+            add_routes(routes)
+        self._add_probes(routes)
+        return application, routes
 
-    def _probes(self) -> web.Application:
-        return self._with_probes(
-            web.Application(client_max_size=1, middlewares=[self._middleware(None)])
-        )
+    def _probes(self) -> tuple[web.Application, SidecarRoutes]:
+        application = web.Application(client_max_size=1, middlewares=[self._middleware(None)])
+        routes = SidecarRoutes(application.router)
+        self._add_probes(routes)
+        return application, routes
 
     def _middleware(self, browsers: Browsers | None) -> Any:
         @web.middleware
@@ -153,15 +161,10 @@ class HttpServer:
                 Failure(500, "defect", "internal error; the log has the details", stored=None)
             )
 
-    def _with_probes(self, application: web.Application) -> web.Application:
-        application.add_routes(
-            [
-                web.get("/healthz", self._health),
-                web.get("/readyz", self._readiness),
-                web.get("/metrics", self._metrics),
-            ]
-        )
-        return application
+    def _add_probes(self, routes: SidecarRoutes) -> None:
+        routes.add_get("/healthz", self._health, PROBE)
+        routes.add_get("/readyz", self._readiness, PROBE)
+        routes.add_get("/metrics", self._metrics, METRICS)
 
     async def _put_resume_info(self, request: web.Request) -> web.Response:
         limit = self._candidate.settings.resume_info_bytes_max

@@ -21,6 +21,7 @@ from onewriter._own import GENERATION_FIRST, Ownership, Ownerships
 from onewriter._signal import Signal
 from onewriter.sidecar.errors import Failure
 from onewriter.sidecar.metrics import Metrics
+from onewriter.sidecar.routes import OWN_POD, SidecarRoutes
 from onewriter.sidecar.streams import EventStreams, event, wants_events
 
 OWNERSHIPS_MAX = 10_000
@@ -84,13 +85,11 @@ class Owning:
             lambda: sum(each.ownership.is_owned for each in self._owned.values())
         )
 
-    def routes(self) -> list[web.RouteDef]:
+    def add_routes(self, routes: SidecarRoutes) -> None:
         """What it answers."""
-        return [
-            web.get("/own", self._show),
-            web.post("/own", self._own),
-            web.delete("/own", self._release),
-        ]
+        routes.add_get("/own", self._show, OWN_POD)
+        routes.add_post("/own", self._own, OWN_POD)
+        routes.add_delete("/own", self._release, OWN_POD)
 
     async def release(self) -> None:
         """Give up everything, so that the next ones need not depose anybody."""

@@ -26,6 +26,7 @@ from onewriter.sidecar.admission import Admission
 from onewriter.sidecar.errors import Failure, of_sharing
 from onewriter.sidecar.maps import Map, Maps
 from onewriter.sidecar.metrics import Metrics
+from onewriter.sidecar.routes import OWN_POD, SidecarRoutes
 from onewriter.sidecar.settings import Settings
 from onewriter.sidecar.streams import EventStreams, NextEvent, event, wants_events
 from onewriter.state import Change, WatchOverflow, WrongType, json_values
@@ -103,14 +104,12 @@ class Sharing:
         self._metrics = metrics
         self._admission = Admission(settings.requests_max, settings.message_bytes_max)
 
-    def routes(self) -> list[web.RouteDef]:
+    def add_routes(self, routes: SidecarRoutes) -> None:
         """What it answers."""
-        return [
-            web.get("/map/{topic:[^/]+}", self._list),
-            web.get("/map/{topic:[^/]+}/{key:.+}", self._get),
-            web.put("/map/{topic:[^/]+}/{key:.+}", self._put),
-            web.delete("/map/{topic:[^/]+}/{key:.+}", self._delete),
-        ]
+        routes.add_get("/map/{topic:[^/]+}", self._list, OWN_POD)
+        routes.add_get("/map/{topic:[^/]+}/{key:.+}", self._get, OWN_POD)
+        routes.add_put("/map/{topic:[^/]+}/{key:.+}", self._put, OWN_POD)
+        routes.add_delete("/map/{topic:[^/]+}/{key:.+}", self._delete, OWN_POD)
 
     # ------------------------------------------------------------ reading
 

@@ -335,8 +335,8 @@ def _produce(
     """A producer that matches claims is bound by them even where no claim is required.
 
     Of several that admit it, the one with the highest priority counts, then the first by name.
-    Without a required or matching claim Pulsar's behaviour holds: every mode that the topic allows,
-    takeover included. A priority outside WaitForExclusive is 0, whatever was asked.
+    Without a required or matching claim Pulsar's behaviour holds for whoever ``_may_write_unclaimed``:
+    every mode that the topic allows, takeover included. A priority outside WaitForExclusive is 0, whatever was asked.
     """
     denied = _exists(principal, action, topic)
     if denied is not None:
@@ -351,6 +351,8 @@ def _produce(
     )
     if not matching and access.require_claim:
         return _no_claim(principal, action, topic)
+    if not matching and not _may_write_unclaimed(principal, topic):
+        return _no_writer(principal, action, topic)
     if asked is None:
         return _produce_somehow(principal, action, topic, matching)
     if asked.mode not in access.modes:
@@ -391,6 +393,24 @@ def _produce_somehow(
         if isinstance(last, Granted):
             return last
     return last
+
+
+def _may_write_unclaimed(principal: Principal, topic: TopicResource) -> bool:
+    """Whether it may write where no claim is required and none is for it.
+
+    Where topics belong to namespaces, that are the topic's own namespace and whom its declaration
+    names as consumers; no role writes.
+    """
+    return (
+        _is_open(topic)
+        or principal.namespace == topic.namespace
+        or _may_read(Principal(principal.identity), topic)
+    )
+
+
+def _no_writer(principal: Principal, action: Action, topic: TopicResource) -> Denied:
+    why = "no ProducerClaim is for it, and it is not among those who may write without one"
+    return _lacks(principal, action, topic, why, detail=_who_reads(topic))
 
 
 def _unclaimed(asked: AskedProducer | None) -> Granted:
@@ -441,6 +461,8 @@ def _own(principal: Principal, topic: TopicResource) -> Granted | Denied:
         return _YES
     if declaration.spec.access.require_claim and not _matching(principal, topic):
         return _no_claim(principal, Action.OWN, topic)
+    if not _matching(principal, topic) and not _may_write_unclaimed(principal, topic):
+        return _no_writer(principal, Action.OWN, topic)
     if not _may_read(principal, topic):
         return _not_a_reader(principal, Action.OWN, topic)
     return _YES

@@ -116,6 +116,33 @@ def test_the_namespace_of_a_service_account(subject: str, namespace: str | None)
     assert Principal(Identity(subject)).namespace == namespace
 
 
+# Writing without a claim
+
+
+@pytest.mark.parametrize("action", [Action.PRODUCE, Action.CREATE_SCHEMA, Action.OWN])
+def test_without_a_required_claim_a_namespaces_topic_is_written_by_its_tenant(
+    action: Action,
+) -> None:
+    unclaimed = topic(require_claim=False)
+    assert is_granted(SHOP, action, unclaimed)
+    for stranger in (RIVAL, ALICE, ANONYMOUS, ADMINISTRATOR, OBSERVER, PIPELINE):
+        assert denied(stranger, action, unclaimed).right is action
+    assert not is_granted(SHOP, action, topic())
+
+
+def test_named_consumers_write_where_no_claim_is_required() -> None:
+    named = topic({"subjects": ["alice"]}, require_claim=False)
+    assert is_granted(ALICE, Action.PRODUCE, named)
+    assert is_granted(SHOP, Action.PRODUCE, named)
+    assert not is_granted(RIVAL, Action.PRODUCE, named)
+    assert is_granted(RIVAL, Action.PRODUCE, topic({"everyone": True}, require_claim=False))
+
+
+def test_where_everybody_reads_by_default_everybody_writes_without_a_required_claim() -> None:
+    named = topic({"subjects": ["alice"]}, require_claim=False, policy=Policy())
+    assert is_granted(RIVAL, Action.PRODUCE, named)
+
+
 # Reading
 
 READING = [Action.CONSUME, Action.CHANGE_SUBSCRIPTION, Action.OBSERVE, Action.LOOK_UP, Action.GUARD]

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from onewriter_broker.local.ports import free_ports
 from onewriter_http.limits import Limits
+from onewriter_http.routes import Routes
 from onewriter_http.server import Server
 
 ASKED = b"POST /echo HTTP/1.1\r\nHost: localhost\r\n"
@@ -30,12 +31,14 @@ class Served:
     @contextlib.asynccontextmanager
     async def running(self, path: Path | None = None) -> AsyncIterator[Server]:
         application = web.Application()
-        application.router.add_post("/echo", self._echo)
-        application.router.add_post("/held", self._held)
-        application.router.add_post("/stream", self._echo)
+        routes: Routes[str] = Routes(application.router)
+        routes.add_post("/echo", self._echo, "everybody")
+        routes.add_post("/held", self._held, "everybody")
+        routes.add_post("/stream", self._echo, "everybody")
         server = Server(
             application,
             self._limits,
+            routes,
             name="served",
             is_stream=lambda request: request.path == "/stream",
         )

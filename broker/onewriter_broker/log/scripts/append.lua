@@ -8,6 +8,7 @@
 --       per block:  id never_sent (1|0) lengths payload time chain counts ('' = one message each)
 --                   guard: '' | epoch|ownership|floor field number
 --                   publish: '' | app version opens commits (1|0) owner ('' = none)
+--                   by ('' = nobody)
 -- Reply one code per block, in the order of ARGV:
 --       OK | REFENCE | FENCED | LOST | UNKNOWN | STALE | AHEAD | HELD | BROKEN ...
 --

@@ -54,6 +54,7 @@ local function append(stream, block)
   if block.counts ~= '' then add('c', block.counts) end
   if block.publish then add('x', block.publish.name) end
   if block.publish and block.publish.commits then add('xc', '1') end
+  if block.publish and block.publish.by ~= '' then add('by', block.publish.by) end
   local added = redis.pcall('XADD', stream, 'NOMKSTREAM', block.id, unpack(fields))
   if not added then return 'LOST' end
   if type(added) == 'table' and string.find(added.err, 'equal or smaller', 1, true) then
@@ -79,6 +80,7 @@ local function next_publish()
   return {
     name = app .. '/' .. version, field = 'txn:' .. app, version = version, opens = opens,
     commits = commits, owner_field = 'publisher:' .. app, owner = next_argument(),
+    by = next_argument(),
   }
 end
 
@@ -86,7 +88,8 @@ end
 -- epoch|ownership|floor field number, and the atomic publish that it is a part of: '' or app version
 -- opens commits (1|0) owner. The first block of a publish opens it: `opens` is the ledger and the entry
 -- of each of its blocks. The last one commits it. `owner` is the subject to which the app is bound with
--- it; '': it is bound to nobody, and published whoever it is bound to.
+-- it; '': it is bound to nobody, and published whoever it is bound to. `by` says who published; '': nobody
+-- proved who he was.
 local function next_block(state, unit)
   return {
     id = next_argument(), never_sent = next_argument() == '1', lengths = next_argument(),

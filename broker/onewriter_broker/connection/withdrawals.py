@@ -1,0 +1,79 @@
+"""Closes the consumers that have lost the right to read, as soon as declarations say so.
+
+Who may read is decided when a consumer subscribes. When what is declared changes, or a pod stops being
+one that a claim selects, all open consumers are judged again: some at a time, so that many of them do
+not hold up what others send. A subscription that is being opened is judged once more when it is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Protocol
+
+import structlog
+
+from onewriter_broker.authorization import Authorization
+from onewriter_broker.turns import Turns
+from onewriter_core.authorization import Action
+from onewriter_core.errors import Refused
+from onewriter_core.ids import Identity, TopicName
+
+CONSUMERS_PER_TURN: Final = 200
+"""Consumers that are judged in one turn of the event loop: a millisecond or two."""
+
+log = structlog.get_logger(__name__)
+
+
+class Reading(Protocol):
+    """The consumers of one connection."""
+
+    identity: Identity
+
+    def reading(self) -> Iterator[tuple[int, TopicName]]:
+        """The open ones, by their ids, and what each reads."""
+        ...
+
+    def withdraw(self, consumer_id: int) -> None:
+        """Close one, and tell its client."""
+        ...
+
+
+class Withdrawals:
+    """Of one broker. ``declared`` is what is declared now, the same object while nothing changes."""
+
+    def __init__(
+        self,
+        authorization: Authorization,
+        readings: Callable[[], Iterable[Reading]],
+        declared: Callable[[], object],
+    ) -> None:
+        self._authorization = authorization
+        self._readings = readings
+        self._declared = declared
+        self._judged: object = None
+        self._woken = asyncio.Event()
+
+    def look(self) -> None:
+        """Judge all consumers again if what is declared has changed since the last time."""
+        if self._declared() is not self._judged:
+            self._woken.set()
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        while True:
+            await self._woken.wait()
+            self._woken.clear()
+            self._judged = self._declared()
+            await self._judge()
+
+    async def _judge(self) -> None:
+        turns = Turns(CONSUMERS_PER_TURN)
+        for each in list(self._readings()):
+            for consumer_id, name in list(each.reading()):
+                await turns.step()
+                try:
+                    self._authorization.require(each.identity, Action.CONSUME, name)
+                except Refused:
+                    log.info("consumer.withdrawn", topic=str(name), subject=each.identity.subject)
+                    each.withdraw(consumer_id)
