@@ -377,8 +377,8 @@ NO_VERSION_IS_CHECKED = Mutant(
     ("S15",),
     "lua:blocks/publish_refusal",
     "The version of an app is not compared before a publish.",
-    "then return 'STALE' end",
-    "then return nil end",
+    ">= tonumber(publish.version) then return 'STALE' end",
+    ">= tonumber(publish.version) then return nil end",
     ("tests/simulation/test_publishes.py",),
 )
 
