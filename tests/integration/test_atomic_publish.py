@@ -359,7 +359,7 @@ def test_whom_no_claim_admits_stages_and_publishes_nothing() -> None:
         http = Http(brokers.http_url)
         path = f"{OWN}/closed/staged/{APP}/1"
         assert http("PUT", f"{path}/0/1", MAGIC)[0] == 403
-        assert http("POST", f"{path}/publish", {"epoch": None, "parts": []})[0] == 403
+        assert http("POST", f"{path}/publish", {"epoch": 1, "parts": []})[0] == 403
         assert http("DELETE", path) == (200, {"dropped": 0})  # everybody administers one machine
 
 

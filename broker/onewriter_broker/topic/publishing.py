@@ -300,7 +300,7 @@ class Publishing:
     async def _held(self, topic_log: TopicLog, asked: Asked) -> int:
         """As ``held_version``, for whoever may publish under the app. Raises BoundElsewhere, too."""
         state = await self.state_of(topic_log)
-        if asked.right is not None or asked.epoch is None:  # else it asks what became of a version
+        if asked.right is not None:  # else it asks what became of a version
             check_owner(topic_log.name, state, asked.app, asked.owner)
         return _version(topic_log, asked.app, state)
 
