@@ -266,8 +266,7 @@ class Topics:
     async def _leading(self, use: _Use, topic: str, asking: Asking, access: Access) -> _Led:
         """A topic that is led, from now on if it was not. Raises PipelineError."""
         name = TopicName.parse(topic)
-        lock = self._locks.setdefault((access, str(name.base)), asyncio.Lock())
-        async with lock:
+        async with self._lock(access, topic):
             for each in dict.fromkeys((topic, str(name.base))):
                 led = self._led.get((access, each))
                 if led is not None and await self._goes_on(led, use, is_new=asking.what == BEGIN):
@@ -369,8 +368,14 @@ class Topics:
         for led in list(self._led.values()):
             if use.key in led.uses:
                 led.uses.discard(use.key)
-                if not led.uses:
-                    await self._release(led)
+                # A write that begins meanwhile waits: until the topic was given back, its own driver holds it.
+                async with self._lock(led.place[0], led.name):
+                    if not led.uses:
+                        await self._release(led)
+
+    def _lock(self, access: Access, topic: str) -> asyncio.Lock:
+        """Held while a topic, or a partition of it, is won or given back."""
+        return self._locks.setdefault((access, str(TopicName.parse(topic).base)), asyncio.Lock())
 
     async def _release(self, led: _Led) -> None:
         if not self._is_led(led):
