@@ -53,6 +53,7 @@ class FakeLeadership:
     async def handover(self, *, timeout_seconds: float) -> None:
         del timeout_seconds
         self.is_over = True
+        await asyncio.sleep(self._brokers.handover_seconds)
         if self._brokers.leaders.get(self._topic) is self:
             del self._brokers.leaders[self._topic]
 
@@ -86,6 +87,7 @@ class Brokers:
         self.partitions = 0
         self.refusal: OnewriterError | None = None
         self.clients = 0
+        self.handover_seconds = 0.0
 
     def __call__(self, access: Access, service_url: str) -> Any:
         del access, service_url
@@ -158,6 +160,17 @@ async def test_a_batch_that_takes_long_is_not_idle_and_one_that_never_ends_is_gi
     await asyncio.sleep(20)
     await topics.sweep()
     assert brokers.leaders == {}
+
+
+async def test_a_write_that_begins_while_the_topic_is_given_back_waits_for_it(
+    topics: Topics, brokers: Brokers
+) -> None:
+    brokers.handover_seconds = 5.0
+    await topics.begin(asking(BEGIN, "first"))
+    _, begun = await asyncio.gather(
+        topics.end(asking(END, "first", is_over=True)), topics.begin(asking(BEGIN, "second"))
+    )
+    assert begun[ORDERS].epoch == 2
 
 
 async def test_uses_of_one_driver_share_a_topic(topics: Topics, brokers: Brokers) -> None:
