@@ -338,7 +338,7 @@ def test_requests_reach_the_owner_whichever_broker_is_asked(stock: StockClients)
         assert first("GET", f"{path}/partitions") == (200, {"partitions": 2, "deleted": False})
         assert len(first("GET", f"{ADMIN}/brokers/standalone")[1]) == 2
         name = f"persistent://public/default/{foreign}"
-        known = {name: {"declared": False, "epoch": 0, "undivided": False}}
+        known = {name: {"declared": False, "epoch": 0, "undivided": False, "declaredBy": None}}
         for broker, found in ((first, ({}, [name])), (second, (known, []))):
             answer = broker("POST", "/onewriter/v1/topics", {"topics": [name, f"{name}-no"]})[1]
             assert (answer["topics"], answer["elsewhere"]) == found

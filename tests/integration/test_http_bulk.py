@@ -419,7 +419,7 @@ def test_answers_are_as_documented(broker: LocalBrokers, topic: str, raw: RawCli
     assert remembered["bucketLedger"] >= remembered["ledger"] == said["ledger"]
     names = (
         "ledger epoch producer subject cause mode open whole first last entries messages bytes blocks"
-        " oldestMs newestMs chain stretches"
+        " oldestMs newestMs chain stretches publishers morePublishers"
     )
     assert list(said["segments"][-1]) == names.split()
     assert list(said["segments"][-1]["stretches"][0]) == [

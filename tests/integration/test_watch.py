@@ -172,7 +172,11 @@ def test_a_watch_ends_with_its_token_and_with_the_broker(
         claims = {"sub": "operator", "exp": time.time_ns() / 1e9 + seconds}
         return jwt.encode(claims, SECRET, algorithm="HS256")
 
-    settings = {"token_secret_file": str(secret), "authentication_required": True}
+    settings = {
+        "token_secret_file": str(secret),
+        "authentication_required": True,
+        "observer_subjects": "operator",
+    }
     with forked_brokers(settings=settings) as brokers:
         assert watch(brokers.http_url).answer.status == 401
         lasting = watch(brokers.http_url, token(600))
