@@ -30,16 +30,16 @@ OWN := $(PIP_INSTALL) --no-build-isolation --no-deps --editable .
 # Spark and the test tools are large, so make run installs neither.
 $(RUN_STAMP): pyproject.toml requirements/run.txt requirements/build.txt | $(BIN)/python
 	@echo "== installing onewriter into $(VENV), once"
-	$(HASHED) --requirement requirements/build.txt --requirement requirements/run.txt
-	$(OWN)
-	touch $@
+	@$(HASHED) --requirement requirements/build.txt --requirement requirements/run.txt
+	@$(OWN)
+	@touch $@
 
 $(STAMP): pyproject.toml requirements/test.txt requirements/build.txt | $(BIN)/python
 	@echo "== installing the test tools and Spark into $(VENV): about two minutes, once"
-	$(HASHED) --requirement requirements/build.txt
-	$(HASHED) --requirement requirements/test.txt
-	$(OWN)
-	touch $(RUN_STAMP) $@
+	@$(HASHED) --requirement requirements/build.txt
+	@$(HASHED) --requirement requirements/test.txt
+	@$(OWN)
+	@touch $(RUN_STAMP) $@
 
 run: $(RUN_STAMP)  ## Start Valkey and a broker on this machine and apply examples/*.yaml
 	$(BIN)/onewriter up --data-dir $(DATA) -f examples
