@@ -20,7 +20,7 @@ PAUSE_SECONDS = 0.005
 
 
 def p99_ms(address: tuple[str, int], messages: int) -> float:
-    """Of so many publishes, one behind the other."""
+    """Number of publishes in sequence."""
     producer = RawClient(address).producer("persistent://public/calm/t")
     taken = []
     for _ in range(messages):

@@ -364,7 +364,7 @@ class Broker:
         self._look_at_shares()
 
     def _look_at_shares(self) -> None:
-        """Compare what is stored with the shares; what has room again goes on."""
+        """Compare stored bytes with the shares, and resume topics that have room again."""
         seen = self.store_watch.seen
         used = 0 if seen is None else seen.memory_bytes_used
         limit = 0 if seen is None else seen.memory_bytes_max

@@ -55,7 +55,7 @@ log = structlog.get_logger(__name__)
 class Authorization:
     """The decisions of one broker. ``desired`` is what is declared now.
 
-    ``is_told``: somebody has said what is wanted. Until then only administrators have rights to topics.
+    ``is_told``: the broker has its declarations. Until then only administrators have rights to topics.
     """
 
     def __init__(

@@ -92,7 +92,7 @@ class Consuming:
                 yield consumer_id, consumer.topic
 
     def withdraw(self, consumer_id: int) -> None:
-        """Close a consumer that may read no more; its client is told."""
+        """Close a consumer that has lost the right to read, and notify its client."""
         consumer = self._consumers.get(consumer_id)
         if isinstance(consumer, ConsumerHandle):
             consumer.close()
