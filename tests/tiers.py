@@ -69,7 +69,8 @@ def tool(name: str, *arguments: str) -> Command:
 
 
 def pytest(*arguments: str) -> Command:
-    return (sys.executable, "-m", "pytest", "-q", "-rs", "--durations=50", *arguments)
+    options = ("-q", "-rs", "--durations=50", "-p", "tests.hangs")
+    return (sys.executable, "-m", "pytest", *options, *arguments)
 
 
 def build(*programs: str) -> Command:

@@ -110,7 +110,7 @@ async def _delete_topic(site: Site, request: web.Request, name: TopicName) -> No
     named = name if entry.partitions else entry.log_names(name)[0]
     local = quote(named.local_name, safe="")
     path = f"/admin/v2/persistent/{name.tenant}/{name.namespace}/{local}{parts}"
-    await site.forward(request, "DELETE", f"{owner.http_url}{path}?force=true")
+    await site.forward(request, owner, "DELETE", f"{path}?force=true")
 
 
 def _add_topics(router: Routes, site: Site) -> None:
