@@ -200,13 +200,14 @@ def _add_story(router: Routes, site: Site) -> None:
         name = topic_of(request).base
         limit = number(request, "limit", RECORDS_PER_PAGE, RECORDS_PER_PAGE_MAX)
         after = request.query.get("after")
+        if after is not None and not history.RECORD_ID.fullmatch(after):
+            raise Refusal(400, "after is the id of an audit record")
+        await site.require_owned(request, name)
         bucket = site.topics.bucket_of(name)
         if after is None:
             page = await history.newest(site.store, bucket, str(name), limit)
-        elif history.RECORD_ID.fullmatch(after):
-            page = await history.following(site.store, bucket, str(name), after, limit)
         else:
-            raise Refusal(400, "after is the id of an audit record")
+            page = await history.following(site.store, bucket, str(name), after, limit)
         if not page.records and not await site.topics.exists(name):
             raise Refusal(404, f"topic {name} does not exist")
         told: dict[str, object] = {
