@@ -243,7 +243,7 @@ REST = (
         (
             pytest(
                 *("tests/cluster", "-m", "not nodes", "-n2", "--dist", "loadfile"),
-                *("--timeout", "1800"),
+                *("--timeout", "600"),
             ),
         ),
         budget_seconds=480,
@@ -257,7 +257,7 @@ REST = (
     Tier(
         "e2e",
         "S13 with pods on two nodes: eviction, lost nodes, upgrades, the pipeline's jobs",
-        (*images_of_e2e(), pytest("e2e", "--timeout", "1800")),
+        (*images_of_e2e(), pytest("e2e", "--timeout", "600")),
         budget_seconds=1140,
         cores=1,
         missing=lambda: [] if uses_existing() else missing_nodes(),
@@ -268,7 +268,7 @@ REST = (
     Tier(
         "nodes",
         "container images and the two-node lab itself",
-        (pytest("tests/cluster", "-m", "nodes", "--timeout", "1800"),),
+        (pytest("tests/cluster", "-m", "nodes", "--timeout", "600"),),
         budget_seconds=120,
         cores=1,
         missing=missing_nodes,
