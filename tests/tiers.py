@@ -69,7 +69,8 @@ def tool(name: str, *arguments: str) -> Command:
 
 
 def pytest(*arguments: str) -> Command:
-    return (sys.executable, "-m", "pytest", "-q", "-rs", "--durations=50", *arguments)
+    # Its last words name what failed: a run shows only the end of a tier's output.
+    return (sys.executable, "-m", "pytest", "-q", "-rfEs", "--durations=50", *arguments)
 
 
 def build(*programs: str) -> Command:
@@ -268,7 +269,10 @@ REST = (
     Tier(
         "nodes",
         "container images and the two-node lab itself",
-        (pytest("tests/cluster", "-m", "nodes", "--timeout", "600"),),
+        (
+            (sys.executable, "-m", "tests.cluster.images"),
+            pytest("tests/cluster", "-m", "nodes", "--timeout", "600"),
+        ),
         budget_seconds=120,
         cores=1,
         missing=missing_nodes,
