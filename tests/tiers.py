@@ -69,8 +69,9 @@ def tool(name: str, *arguments: str) -> Command:
 
 
 def pytest(*arguments: str) -> Command:
-    # Its last words name what failed: a run shows only the end of a tier's output.
-    return (sys.executable, "-m", "pytest", "-q", "-rfEs", "--durations=50", *arguments)
+    # The last words name what failed: a run shows only the end of a tier's output.
+    options = ("-q", "-rfEs", "--durations=50", "-p", "tests.hangs")
+    return (sys.executable, "-m", "pytest", *options, *arguments)
 
 
 def build(*programs: str) -> Command:
