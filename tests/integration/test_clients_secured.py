@@ -123,7 +123,7 @@ def test_python_brings_schemas_and_reads_them(client_of: Clients) -> None:
 
 def test_python_is_refused_at_once_and_asks_no_more(secured: Secured, client_of: Clients) -> None:
     stranger, reader = client_of(STRANGER), client_of(READER)
-    attempts = (
+    attempts: tuple[Callable[[], object], ...] = (
         lambda: stranger.create_producer("python"),
         lambda: stranger.subscribe("python", "foreign"),
         lambda: stranger.create_reader("python", MessageId.earliest),
