@@ -4,7 +4,8 @@
 
 The output of each tier goes to ``build/test-logs/TIER.log``; of a tier that fails, its end is printed. A tier that
 cannot run makes the whole run fail and says how to get what it needs. The summary names everything that was not
-run, with the command for it. Nothing is run twice, and no test fails because it was slow.
+run, with the command for it, and ends with the failed tests. Nothing is run twice, and no test fails because it was
+slow.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ sys.path.insert(0, str(ROOT))  # started as a file, it finds the tests' own modu
 
 from tests import tiers  # noqa: E402  (after the line above)
 from tests.cluster import binaries, lab  # noqa: E402
-from tests.progress import VARIABLE, Counts, last_counts  # noqa: E402
+from tests.progress import VARIABLE, Counts, counts_of  # noqa: E402
 from tests.tiers import Command, Tier  # noqa: E402
 
 LOGS = ROOT / "build" / "test-logs"
 LOG_LINES_SHOWN = 150
+FAILURE_LINES_SHOWN = 40
+"""How many failures the end of the summary names, one in a line: a service may keep only the end of the output."""
+
 REFRESH_SECONDS = 1.0
 QUIET_SECONDS = 60.0
 """How often a run without a terminal prints where it stands."""
@@ -62,7 +66,7 @@ class Run:
         return LOGS / f"{self.tier.name}.progress"
 
     def counts(self) -> Counts:
-        return last_counts(self.progress.read_text()) if self.progress.exists() else Counts()
+        return counts_of(self.progress.read_text()) if self.progress.exists() else Counts()
 
     def done_of_total(self) -> str:
         """Tests, where pytest runs; otherwise the tier's commands."""
@@ -269,10 +273,8 @@ def show_summary(runs: Sequence[Run], console: Console) -> None:
         print(f"  {line}")
     step("summary")
     console.print(progress_table(runs))
-    for run in runs:
-        for failure in run.failures:
-            print(f"FAILED {run.tier.name}: {failure}")
-    print(total_line(runs), flush=True)
+    print(total_line(runs))
+    print("\n".join(failure_lines(runs)), flush=True)
 
 
 def not_run(runs: Sequence[Run]) -> Iterator[str]:
@@ -289,8 +291,29 @@ def not_run(runs: Sequence[Run]) -> Iterator[str]:
         yield f"{what}: {command}"
 
 
+def failure_lines(runs: Iterable[Run]) -> list[str]:
+    """What failed: each test with the first line of its reason, and each command. At most ``FAILURE_LINES_SHOWN``."""
+    lines: list[str] = []
+    commands: list[str] = []
+    not_named = 0
+    for run in runs:
+        counts = run.counts()
+        name = f"FAILED {run.tier.name}"
+        lines += [f"{name}: {test}: {reason}" for test, reason in counts.failures.items()]
+        if run.failures:
+            lines += [f"{name}: {test}: pytest ended while it ran" for test in counts.running]
+        not_named += counts.failed - len(counts.failures)
+        commands += [f"{name}: {failure}" for failure in run.failures]
+    room = max(FAILURE_LINES_SHOWN - len(commands) - 1, 0)
+    not_named += len(lines) - len(lines[:room])
+    more = (
+        [f"and {not_named} more failed tests: see {LOGS.relative_to(ROOT)}/"] if not_named else []
+    )
+    return [*lines[:room], *more, *commands]
+
+
 def total_line(runs: Iterable[Run]) -> str:
-    """The closing line: tests, and commands that are no tests, each counted once."""
+    """One line for all: tests, and commands that are no tests, each counted once."""
     passed = failed = skipped = 0
     for run in runs:
         counts = run.counts()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests import run, tiers
-from tests.progress import Counts, last_counts
+from tests.progress import FAILURES_MAX, Counts, counts_of
 from tests.tiers import NEWCOMER, REST, TIERS, Tier
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,12 +106,127 @@ def test_the_page_describes_every_tier_and_its_budget() -> None:
         assert f"| `{tier.name}` | {tier.proves} | {run.minutes(tier.budget_seconds)} |" in page
 
 
-def test_counts_are_read_up_to_the_last_complete_line(tmp_path: Path) -> None:
-    first = json.dumps({"total": 9, "done": 3, "failed": 1, "deselected": 2, "skipped": {"why": 1}})
-    text = f'{first}\n{{"total": 9, "do'
-    assert last_counts(text) == Counts(9, 3, 1, 2, {"why": 1})
-    assert last_counts(text).passed == 1
-    assert last_counts("") == Counts()
+def report(**counts: Any) -> str:
+    return json.dumps(counts) + "\n"
+
+
+def test_counts_are_read_up_to_the_last_complete_line() -> None:
+    first = report(total=9, done=3, failed=1, deselected=2, skipped={"why": 1})
+    text = f'{first}{{"total": 9, "do'
+    assert counts_of(text) == Counts(9, 3, 1, 2, {"why": 1})
+    assert counts_of(text).passed == 1
+    assert counts_of("") == Counts()
+
+
+def test_counts_of_the_processes_that_wrote_to_one_file_are_added() -> None:
+    text = (
+        report(process=1, total=3, done=2, running=["a"])
+        + report(process=1, total=3, done=3, failed=1, failures={"a": "why"}, skipped={"x": 1})
+        + report(process=2, total=2, done=1, skipped={"x": 2}, running=["b"])
+    )
+    assert counts_of(text) == Counts(5, 4, 1, 0, {"x": 3}, {"a": "why"}, ["b"])
+
+
+def run_of(folder: Path, monkeypatch: pytest.MonkeyPatch, tests: str, *options: str) -> run.Run:
+    """Run these tests as a tier of their own."""
+    monkeypatch.setattr(run, "LOGS", folder)
+    monkeypatch.setattr(run, "ROOT", folder)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (folder / "test_some.py").write_text(tests)
+    command = (sys.executable, "-m", "pytest", "-q", "test_some.py", *options)
+    started = run.Run(Tier("some", "", (command,), budget_seconds=1))
+    run.run_tier(started)
+    return started
+
+
+def test_the_summary_names_each_failed_test_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = run_of(
+        tmp_path,
+        monkeypatch,
+        """
+import time
+import pytest
+
+@pytest.fixture
+def broken():
+    raise OSError("no such broker\\nmore lines")
+
+def test_passes(): pass
+def test_compares(): assert 1 == 2
+def test_needs_something(broken): pass
+
+@pytest.mark.timeout(1)
+def test_hangs(): time.sleep(600)
+""",
+    )
+    assert run.failure_lines([some]) == [
+        "FAILED some: test_some.py::test_compares: assert 1 == 2",
+        "FAILED some: test_some.py::test_needs_something: in setup: OSError: no such broker",
+        "FAILED some: test_some.py::test_hangs: Failed: Timeout (>1.0s) from pytest-timeout.",
+        f"FAILED some: {some.failures[0]}",
+    ]
+
+
+HANGS_IN_C = """
+import signal, time
+import pytest
+
+@pytest.mark.timeout(1)
+def test_hangs():
+    # As in a library written in C: the exception of pytest-timeout does not arrive.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    time.sleep(600)
+
+def test_follows(): pass
+"""
+
+SHORT_GRACE = """
+import os
+from tests import hangs
+
+def pytest_configure(config):
+    config.pluginmanager.register(hangs.Watchdog(os.dup(2), grace_seconds=1.0))
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["alone", "worker"])
+def test_a_test_that_no_exception_ends_is_named_and_its_stack_printed(
+    workers: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conftest.py").write_text(SHORT_GRACE)
+    some = run_of(tmp_path, monkeypatch, HANGS_IN_C, *workers)
+    assert run.failure_lines([some])[0].startswith("FAILED some: test_some.py::test_hangs: ")
+    log = some.log.read_text()
+    assert "in test_hangs" in log
+    assert some.counts().done == (2 if workers else 0)  # a new worker takes the next test
+
+
+def test_a_file_that_cannot_be_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = run_of(tmp_path, monkeypatch, "import nonsense_that_is_missing\n")
+    first = run.failure_lines([some])[0]
+    assert first.startswith("FAILED some: test_some.py: ")
+    assert "nonsense_that_is_missing" in first
+
+
+def test_the_failures_that_are_named_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "LOGS", tmp_path)
+    monkeypatch.setattr(run, "ROOT", tmp_path.parent)
+    failures = {f"test_{number}": "why" for number in range(FAILURES_MAX)}
+    some = run.Run(Tier("some", "", (), budget_seconds=1), failures=["pytest ended with 1"])
+    some.progress.write_text(report(total=99, done=99, failed=99, failures=failures))
+    lines = run.failure_lines([some])
+    assert len(lines) == run.FAILURE_LINES_SHOWN
+    assert lines[0] == "FAILED some: test_0: why"
+    assert lines[-2:] == [
+        f"and 61 more failed tests: see {tmp_path.name}/",
+        "FAILED some: pytest ended with 1",
+    ]
 
 
 def test_tiers_start_in_order_as_cores_are_free() -> None:
@@ -133,7 +250,7 @@ def test_tiers_start_in_order_as_cores_are_free() -> None:
     assert scheduler.start_next() is names["both"]
 
 
-def test_the_closing_line_counts_tests_and_commands() -> None:
+def test_the_total_counts_tests_and_commands() -> None:
     passed = run.Run(Tier("a", "", (("true",), ("true",)), budget_seconds=1), steps_done=2)
     failed = run.Run(
         Tier("b", "", (("false",),), budget_seconds=1),
