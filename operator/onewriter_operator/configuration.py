@@ -41,7 +41,7 @@ MANAGED_SETTINGS: Final = frozenset({
     "host", "httpPort", "httpsPort", "kubernetesNamespace", "manifests", "metricsTokenFile", "name", "port",
     "redisPassword", "redisPasswordFile", "redisReplicas", "redisSentinelMaster",
     "redisSentinels", "redisUrl", "redisUsername", "tenancyAllow", "tenancyEnforced",
-    "tlsCaFile", "tlsCertFile", "tlsKeyFile", "tlsPort",
+    "tlsCaFile", "tlsCertFile", "tlsKeyFile", "tlsOnly", "tlsPort",
     "tokenAudience", "tokenReview",
 })  # fmt: skip
 """Settings of the brokers that follow from the rest of the configuration."""
@@ -173,14 +173,14 @@ class Storage(ApiModel):
 
 
 class BrokerTls(ApiModel):
-    """TLS of the brokers, and whether their plain ports are offered beside it."""
+    """TLS of the brokers, and whether they serve clients without it too."""
 
     enabled: bool = True
     """Whether ports 6651 and 8443 are served."""
     secret_name: str = ""
     """The Secret with tls.crt, tls.key and ca.crt; empty: RELEASE-broker-tls."""
     plain: bool = False
-    """Whether Services and network policies offer the plain ports 6650 and 8080 too. Without TLS they always do."""
+    """Whether brokers serve clients on the plain ports 6650 and 8080 too. Without TLS they always do."""
 
     @property
     def offers_plain(self) -> bool:
