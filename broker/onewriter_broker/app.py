@@ -150,7 +150,6 @@ class Broker:
         self.topics = Topics(
             settings, self.catalogs, self._subscriptions, self.namespaces, self.quotas, self.shares
         )
-        self.sizes = Sizes(self.topics, self._sizes_summed)
         self.owning = Ownerships(
             self.topics,
             settings.buckets,
@@ -244,6 +243,7 @@ class Broker:
             lambda: sorted(self.ownership.held()),
             wall_ms,
         )
+        self.sizes = Sizes(self.topics, self._sizes_summed, self.staging.sizes)
         self.metrics = Metrics(self.clients, now, parts.certificate, self.compactions)
         self.http = HttpServer(
             Site(

@@ -61,7 +61,7 @@ class Session:
             clients.over_plain,
             clients.listings,
         )
-        self._schemas = SchemaRequests(clients, link.write)
+        self._schemas = SchemaRequests(clients, subject_of(identity, address), link.write)
         self._checks = Checks(clients.topics, clients.appender.prove)
         self._producing = Producing(
             clients,

@@ -128,7 +128,7 @@ def test_conditions_are_told_with_every_part() -> None:
     assert "up to 3.1" in text
     assert "Others" not in text
     disturbed = report.Conditions("2 cores", "python", 0.471, 12.8)
-    assert "Others used 47.1% of the processors" in page.topics_part(
+    assert "Other processes used 47.1% of the processors" in page.topics_part(
         [[burst(10, 1.0)]], 2, disturbed
     )
 
