@@ -126,9 +126,9 @@ def test_no_answer_names_a_plain_address(served: Callable[..., Served]) -> None:
     assert found["brokerUrlTls"] == f"pulsar+ssl://127.0.0.1:{site.ports + 2}"
     assert found["serviceUrlTls"] == found["brokerUrlTls"]
     for port, host in ((2, ELSEWHERE), (0, "127.0.0.1")):
-        answer = site.looked_up(port, host)
-        assert not answer.HasField("broker_service_url")
-        assert answer.broker_service_url_tls == found["brokerUrlTls"]
+        named = site.looked_up(port, host)
+        assert not named.HasField("broker_service_url")
+        assert named.broker_service_url_tls == found["brokerUrlTls"]
 
 
 def test_where_plain_is_offered_beside_tls_both_are_named(served: Callable[..., Served]) -> None:
