@@ -69,7 +69,8 @@ def tool(name: str, *arguments: str) -> Command:
 
 
 def pytest(*arguments: str) -> Command:
-    options = ("-q", "-rs", "--durations=50", "-p", "tests.hangs")
+    # The last words name what failed: a run shows only the end of a tier's output.
+    options = ("-q", "-rfEs", "--durations=50", "-p", "tests.hangs")
     return (sys.executable, "-m", "pytest", *options, *arguments)
 
 
@@ -244,7 +245,7 @@ REST = (
         (
             pytest(
                 *("tests/cluster", "-m", "not nodes", "-n2", "--dist", "loadfile"),
-                *("--timeout", "1800"),
+                *("--timeout", "600"),
             ),
         ),
         budget_seconds=480,
@@ -258,7 +259,7 @@ REST = (
     Tier(
         "e2e",
         "S13 with pods on two nodes: eviction, lost nodes, upgrades, the pipeline's jobs",
-        (*images_of_e2e(), pytest("e2e", "--timeout", "1800")),
+        (*images_of_e2e(), pytest("e2e", "--timeout", "600")),
         budget_seconds=1140,
         cores=1,
         missing=lambda: [] if uses_existing() else missing_nodes(),
@@ -269,7 +270,10 @@ REST = (
     Tier(
         "nodes",
         "container images and the two-node lab itself",
-        (pytest("tests/cluster", "-m", "nodes", "--timeout", "1800"),),
+        (
+            (sys.executable, "-m", "tests.cluster.images"),
+            pytest("tests/cluster", "-m", "nodes", "--timeout", "600"),
+        ),
         budget_seconds=120,
         cores=1,
         missing=missing_nodes,

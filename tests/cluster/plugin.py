@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.cluster.binaries import exclusively
+from tests.cluster.binaries import LAB_SECONDS, exclusively
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.lab import Lab
 
@@ -35,7 +35,7 @@ def namespace(api_server: ControlPlane) -> str:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two nodes that run pods. One at a time on a machine: a second waits for the first."""
     with (
-        exclusively("lab"),
+        exclusively("lab", LAB_SECONDS),
         Lab(Path(tempfile.mkdtemp(prefix="onewriter-lab-"))) as cluster,
     ):
         cluster.establish(*CRDS)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.binaries import CannotBuild, directory, exclusively, missing_tools
+from tests.cluster.binaries import BUILD_SECONDS, CannotBuild, directory, exclusively, missing_tools
+from tests.cluster.commands import CommandHangs, run
 
 HERE = Path(__file__).resolve().parent
+JUDGE_SECONDS = 60.0
 
 
 def program() -> Path:
@@ -21,19 +22,20 @@ def program() -> Path:
     target = directory().parent / f"kstatus-{hashlib.sha256(sources).hexdigest()[:12]}"
     if target.exists():  # whoever builds something else keeps nobody waiting
         return target
-    with exclusively("build"):
+    with exclusively("build", BUILD_SECONDS):
         if not target.exists():
             if missing_tools():
                 raise CannotBuild(f"kstatus: {missing_tools()[0]}")
             unfinished = target.with_suffix(".unfinished")
-            done = subprocess.run(
-                ["go", "build", "-trimpath", "-ldflags", "-s -w", "-o", str(unfinished), "."],
-                cwd=HERE,
-                env={**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            try:
+                done = run(
+                    ["go", "build", "-trimpath", "-ldflags", "-s -w", "-o", unfinished, "."],
+                    directory=HERE,
+                    environment={**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"},
+                    seconds=BUILD_SECONDS,
+                )
+            except CommandHangs as error:
+                raise CannotBuild(f"kstatus: {error}\nis Go's module proxy reachable?") from None
             if done.returncode != 0:
                 raise CannotBuild(f"kstatus: {done.stderr[-2000:]}")
             unfinished.rename(target)
@@ -43,7 +45,9 @@ def program() -> Path:
 def computed(objects: Sequence[dict[str, Any]]) -> list[str]:
     """InProgress, Current, Failed, Terminating, ... of each."""
     lines = "".join(json.dumps(each) + "\n" for each in objects)
-    done = subprocess.run([program()], input=lines, capture_output=True, text=True, check=True)
+    done = run([program()], stdin=lines, seconds=JUDGE_SECONDS)
+    if done.returncode != 0:
+        raise RuntimeError(f"kstatus: {done.stderr}")
     return done.stdout.split()
 
 
