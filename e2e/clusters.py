@@ -23,7 +23,7 @@ from tests.cluster.binaries import LAB_SECONDS, exclusively, program
 from tests.cluster.control_plane import Cluster
 from tests.cluster.images import Image
 from tests.cluster.images import archive as image_archive
-from tests.cluster.lab import Lab
+from tests.cluster.lab import Lab, remove
 
 Json = dict[str, Any]
 
@@ -115,7 +115,7 @@ def tested_cluster() -> Iterator[TestedCluster]:
             with exclusively("lab", LAB_SECONDS), Lab(directory / "lab") as lab:
                 yield _lab(lab, archive, directory)
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        remove(directory)
 
 
 def _existing(directory: Path) -> TestedCluster:

@@ -52,6 +52,9 @@ SHELL_SECONDS = 60.0
 IMPORT_SECONDS = 240.0
 """Unpacking an image on a node."""
 
+REMOVE_SECONDS = 240.0
+"""Removing what was unpacked."""
+
 NODE_GRACE_SECONDS = 20
 """A node counts as lost when it has said nothing for so long: no kubelet only because it is slow."""
 
@@ -81,6 +84,11 @@ def missing() -> list[str]:
 def is_there(sign: str) -> bool:
     """Whether a program is on PATH, or a file exists."""
     return Path(sign).exists() if sign.startswith("/") else shutil.which(sign) is not None
+
+
+def remove(directory: Path) -> None:
+    """Remove a lab's directory: ``rm`` goes through the files of images several times as fast as Python."""
+    commands.run(["rm", "-rf", directory], seconds=REMOVE_SECONDS)
 
 
 @dataclass

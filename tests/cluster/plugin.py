@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.binaries import LAB_SECONDS, exclusively
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.lab import Lab
+from tests.cluster.lab import Lab, remove
 
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = sorted((ROOT / "crds").glob("*.yaml"))
@@ -40,7 +39,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     ):
         cluster.establish(*CRDS)
         yield cluster
-    shutil.rmtree(cluster.directory, ignore_errors=True)
+    remove(cluster.directory)
 
 
 @pytest.fixture
