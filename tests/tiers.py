@@ -308,13 +308,13 @@ REST = (
     ),
     Tier(
         "integration-full",
-        "more clients (Java among them), more modes, an S3 server, campaigns of ten rounds",
+        "more clients (Java and Go among them), more modes, an S3 server, campaigns of ten rounds",
         (pytest("tests/integration", *FULL, "--timeout", "600", "-n2", "--dist", "loadfile"),),
         budget_seconds=150,
         cores=1,
         missing=lambda: [*missing_clients(), *missing_java(), *binaries.missing_tools()],
         packages={"java": JAVA_PACKAGE},
-        builds=(build("versitygw"),),
+        builds=(build("versitygw"), (sys.executable, "-m", "tests.conformance.go.program")),
     ),
     Tier(
         "spark-full",
