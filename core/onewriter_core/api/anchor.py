@@ -23,50 +23,51 @@ Replid = Annotated[str, Field(max_length=64)]
 
 
 class BucketRecord(ApiModel):
-    """What counts for one bucket."""
+    """The state of one bucket."""
 
     bucket: Annotated[int, Field(ge=0, le=4095)]
     """The bucket's number."""
     version: Annotated[int, Field(ge=1, json_schema_extra={"format": "int64"})]
-    """How often this record was written."""
+    """Number of writes to this record."""
     generation: Counter = 0
-    """How often a dataset was registered; 0: never."""
+    """Number of datasets that were registered. 0: none."""
     replid: Replid = ""
-    """The dataset that counts (the server's master_replid)."""
+    """The registered dataset (master_replid of the store server)."""
     past_replids: Annotated[
         ListOf[Replid],
         Field(max_length=PAST_REPLIDS_MAX, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
     ] = ()
-    """Datasets that were registered earlier, never to be adopted again."""
+    """Datasets that were registered earlier. Brokers never adopt them again."""
     owner: Annotated[str, Field(max_length=300)] = ""
-    """Incarnation of the broker that may write; empty: nobody."""
+    """Incarnation of the broker that owns the bucket. Empty: no broker."""
     broker_url: Annotated[str, Field(max_length=1024)] = ""
-    """Where clients reach that broker."""
+    """Address of that broker for clients."""
     http_url: Annotated[str, Field(max_length=1024)] = ""
-    """Where its HTTP interface is."""
+    """HTTP address of that broker."""
     ledger_high_water: Counter = 0
-    """The highest ledger ever reserved; it never falls."""
+    """The highest ledger that was ever reserved. Never decreases."""
     last_ledger: Counter = 0
     """The last granted ledger that was recorded here."""
     clean: bool = False
-    """Whether lastLedger is complete, because the last owner gave the bucket back in order."""
+    """Whether lastLedger is complete: the last owner released the bucket in an orderly way."""
     known_since: Counter = 0
-    """Markers of this generation or a later one tell the last grant."""
+    """First generation whose markers contain the last grant."""
 
 
 class AnchorSummary(ApiModel):
-    """The records in a few numbers, for kubectl."""
+    """Summary of the records, for kubectl."""
 
     buckets: Counter = 0
-    """Buckets that were ever taken."""
+    """Number of buckets that ever had an owner."""
     owners: Counter = 0
-    """Brokers that own some."""
+    """Number of brokers that own buckets."""
     generation: Counter = 0
     """The highest generation of any bucket."""
 
 
 class BucketAnchor(Resource):
-    """The record of who owns which bucket. Deleting it, or restoring an old copy, breaks promises."""
+    """Records which broker owns which bucket. Never delete it or restore an old copy: that breaks the
+    guarantees."""
 
     api_version: Literal["onewriter.dev/v1alpha1"] = API_VERSION
     kind: Literal["BucketAnchor"] = "BucketAnchor"
@@ -82,4 +83,4 @@ class BucketAnchor(Resource):
     ] = ()
     """One record per bucket."""
     summary: AnchorSummary = AnchorSummary()
-    """The records in a few numbers."""
+    """Summary of the records."""

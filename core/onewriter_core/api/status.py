@@ -1,7 +1,8 @@
-"""What Kubernetes shows of a topic and of a claim: ``status``, written by the operator alone.
+"""``status`` of a topic and of a claim in Kubernetes. Only the operator writes it.
 
-The conventions are Kubernetes' own: conditions by type, ``observedGeneration``, no phase. Nothing
-here moves fast: an idle topic is never written. ``epoch`` never falls.
+It follows the conventions of Kubernetes: conditions by type, ``observedGeneration``, no phase. The
+operator writes changes only, so it never writes the status of an idle topic. ``epoch`` never
+decreases.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ PARTITIONS_SHOWN_MAX: Final = 64
 """Partitions whose epoch and holder are listed; the others are counted."""
 
 TRANSITIONS_SHOWN_MAX: Final = 10
-"""Changes of hands that are listed, newest first."""
+"""Transitions that are listed, newest first."""
 
 PRODUCERS_SHOWN_MAX: Final = 100
-"""Producers of a claim that are listed, the writer first, then in the order of the queue."""
+"""Producers of a claim that are listed: the holder first, then in the order of the queue."""
 
 FENCED_PODS_SHOWN_MAX: Final = 32
-"""Pods of writers fenced as stale that are listed, newest first."""
+"""Pods of producers fenced as stale that are listed, newest first."""
 
 Number = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
 Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
@@ -31,20 +32,20 @@ Word = Annotated[str, Field(max_length=253)]
 
 
 class Condition(ApiModel):
-    """One aspect of an object's state, as in every Kubernetes API (metav1.Condition)."""
+    """One aspect of the state of an object, as in other Kubernetes APIs (metav1.Condition)."""
 
     type: Annotated[str, Field(min_length=1, max_length=316)]
-    """What it is about."""
+    """The type of the condition."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """Whether the condition is true."""
     observed_generation: Number
-    """The generation of the object that it was judged by."""
+    """The generation of the object to which the condition applies."""
     last_transition_time: Time
     """When the status last changed."""
     reason: Annotated[str, Field(min_length=1, max_length=1024, pattern="^[A-Za-z][A-Za-z0-9]*$")]
-    """Why, in one word."""
+    """The reason, as one word."""
     message: Annotated[str, Field(max_length=32768)]
-    """Why, in words for a person."""
+    """The reason, as a sentence."""
 
 
 Conditions = Annotated[
@@ -60,67 +61,67 @@ Conditions = Annotated[
 
 
 class Holder(ApiModel):
-    """Who writes."""
+    """The producer that holds the topic."""
 
     producer_name: Text
     """The producer's name."""
     claim: Word | None = None
-    """The ProducerClaim that admitted it."""
+    """The ProducerClaim that admitted the producer."""
     pod: Word | None = None
-    """Its pod, where it authenticated as one."""
+    """The pod of the producer, if it authenticated as a pod."""
     pod_uid: Annotated[Word | None, Field(alias="podUID")] = None
-    """The pod's uid: a pod of the same name that is made later is another writer."""
+    """The uid of the pod. It distinguishes the pod from a later pod of the same name."""
     node: Word | None = None
     """The node of the pod."""
     address: Word | None = None
-    """Where its connection comes from."""
+    """Network address of the producer."""
     since: Time | None = None
-    """When it was granted the topic."""
+    """When the producer was granted the topic."""
 
 
 class PartitionStatus(ApiModel):
-    """One partition's epoch."""
+    """Epoch and producer of one partition."""
 
     partition: Annotated[int, Field(ge=0, le=1023)]
-    """Its number."""
+    """Number of the partition."""
     epoch: Number
-    """Its topic epoch."""
+    """Topic epoch of the partition."""
     producer_name: Text | None = None
-    """Who writes it."""
+    """Name of the producer that holds the partition."""
 
 
 class Transition(ApiModel):
-    """A change of hands."""
+    """One change of the holder."""
 
     epoch: Number
-    """The topic epoch that it led to."""
+    """The new topic epoch."""
     cause: Word
-    """Why the writer before it no longer writes."""
+    """Why the previous holder lost the topic."""
     at: Time
-    """When."""
+    """Time of the transition."""
     producer_name: Text | None = None
-    """Who writes since; none: nobody."""
+    """Producer that has held the topic since then. Unset if none."""
     pod: Word | None = None
-    """The pod that writes since."""
+    """Pod of that producer."""
     leaderless_ms: Number | None = None
-    """How long nobody could write, in milliseconds; left out where it is not known."""
+    """How long no producer could write, in milliseconds. Unset if unknown."""
 
 
 class FencedPod(ApiModel):
-    """The pod of a writer that was fenced as stale, and what became of it."""
+    """The pod of a producer that was fenced as stale, and what happened to it."""
 
     pod_uid: Annotated[Word, Field(alias="podUID")]
-    """The pod's uid: it, and no pod of the same name, is meant."""
+    """The uid of the pod."""
     pod: Word | None = None
-    """The pod."""
+    """The name of the pod."""
     claim: Word | None = None
-    """The ProducerClaim that had admitted it."""
+    """The ProducerClaim that had admitted the producer."""
     epoch: Number
-    """The topic epoch that it wrote under, and that was ended."""
+    """The topic epoch of the producer, which ended."""
     cause: Word
-    """Why it was fenced."""
+    """Why the producer was fenced."""
     at: Time
-    """When it was fenced."""
+    """When the producer was fenced."""
     outcome: Literal[
         "Pending",
         "BlockedByPDB",
@@ -130,28 +131,29 @@ class FencedPod(ApiModel):
         "CameBack",
         "NotRequested",
     ]
-    """Pending, BlockedByPDB, EvictionFailed: still to be removed. Evicted: removed by the operator.
-    PodGone: it went by itself. CameBack: it registered again, and stays. NotRequested:
-    spec.fencing.podPolicy is None, or it is no pod that can be named."""
+    """Pending, BlockedByPDB, EvictionFailed: the pod still has to be removed. Evicted: the operator
+    removed it. PodGone: it ended without the operator. CameBack: its producer registered again, so
+    the pod stays. NotRequested: spec.fencing.podPolicy is None, or the pod is unknown."""
     since: Time
-    """When that was found."""
+    """When the outcome was determined."""
     message: Text | None = None
-    """Why, where the outcome does not say all."""
+    """Details of the outcome."""
 
 
 class ExclusiveTopicStatus(ApiModel):
-    """Who writes, since when, and whether all is well."""
+    """Observed state of the topic: holder, queue, transitions, conditions."""
 
     observed_generation: Annotated[int, Field(ge=-1, json_schema_extra={"format": "int64"})] = -1
-    """The generation that this status speaks of; -1: nobody has looked yet."""
+    """The generation of the object that this status describes. -1: the operator has not processed
+    the object yet."""
     topic: Text | None = None
-    """The Pulsar topic that the object stands for."""
+    """The Pulsar topic of the object."""
     epoch: Number | None = None
-    """The newest topic epoch of any partition; it never falls."""
+    """The newest topic epoch of all partitions. Never decreases."""
     holder: Holder | None = None
-    """Who writes; none: nobody."""
+    """The producer that holds the topic. Unset if none."""
     waiting: Number | None = None
-    """Producers in the queue."""
+    """Number of producers in the queue."""
     partitions: Annotated[
         ListOf[PartitionStatus],
         Field(
@@ -162,9 +164,9 @@ class ExclusiveTopicStatus(ApiModel):
             },
         ),
     ] = ()
-    """Epoch and writer by partition; the first 64."""
+    """Epoch and producer of the first 64 partitions."""
     durability: Word | None = None
-    """What an acknowledgement promises at present."""
+    """What an acknowledgement guarantees at present."""
     transitions: Annotated[
         ListOf[Transition],
         Field(
@@ -172,7 +174,7 @@ class ExclusiveTopicStatus(ApiModel):
             json_schema_extra={"x-kubernetes-list-type": "atomic"},
         ),
     ] = ()
-    """The last changes of hands, newest first."""
+    """The last transitions, newest first."""
     fenced_pods: Annotated[
         ListOf[FencedPod],
         Field(
@@ -180,41 +182,43 @@ class ExclusiveTopicStatus(ApiModel):
             json_schema_extra={"x-kubernetes-list-type": "atomic"},
         ),
     ] = ()
-    """Pods of writers that were fenced as stale, newest first; the operator goes on from here."""
+    """Pods of producers that were fenced as stale, newest first. The operator continues with this
+    list after a restart."""
     conditions: Conditions = ()
-    """Ready sums up Serving, WriterActive, PolicyApplied, Conflict and Drifted."""
+    """Conditions. Ready summarizes Serving, WriterActive, PolicyApplied, Conflict and Drifted."""
 
 
 class ClaimedProducer(ApiModel):
     """A producer that was admitted under the claim."""
 
     producer_name: Text
-    """Its name."""
+    """Name of the producer."""
     state: Literal["Granted", "Waiting", "Fenced"]
-    """Whether it writes, waits, or lost its turn."""
+    """Granted: holds the topic. Waiting: is in the queue. Fenced: lost the topic."""
     pod: Word | None = None
-    """Its pod."""
+    """Pod of the producer."""
     pod_uid: Annotated[Word | None, Field(alias="podUID")] = None
-    """The pod's uid."""
+    """The uid of the pod."""
     epoch: Number | None = None
-    """The epoch that it writes, or wrote, under."""
+    """The epoch that the producer was granted."""
     queue_position: Number | None = None
-    """Its place in the queue; 1 is next."""
+    """Position in the queue. 1 is next."""
     priority: int | None = None
-    """The queue priority in effect."""
+    """Effective queue priority."""
 
 
 class ProducerClaimStatus(ApiModel):
-    """Who uses the claim."""
+    """Observed state of the claim: its producers and conditions."""
 
     observed_generation: Annotated[int, Field(ge=-1, json_schema_extra={"format": "int64"})] = -1
-    """The generation that this status speaks of; -1: nobody has looked yet."""
+    """The generation of the object that this status describes. -1: the operator has not processed
+    the object yet."""
     topic: Text | None = None
     """The Pulsar topic that the claim is for."""
     epoch: Number | None = None
-    """The newest epoch granted under the claim."""
+    """The newest epoch that was granted under the claim."""
     pod: Word | None = None
-    """The pod that writes under it."""
+    """The pod that holds the topic under the claim."""
     producers: Annotated[
         ListOf[ClaimedProducer],
         Field(
@@ -222,8 +226,8 @@ class ProducerClaimStatus(ApiModel):
             json_schema_extra={"x-kubernetes-list-type": "atomic"},
         ),
     ] = ()
-    """Its producers, the writer first, then in the order of the queue; the first 100."""
+    """The first 100 producers under the claim: the holder first, then in the order of the queue."""
     producers_omitted: Number | None = None
-    """Producers beyond those."""
+    """Number of producers that are not listed."""
     conditions: Conditions = ()
-    """Ready sums up Granted and FencedPodEvicted."""
+    """Conditions. Ready summarizes Granted and FencedPodEvicted."""

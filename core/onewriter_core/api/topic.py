@@ -1,4 +1,4 @@
-"""``ExclusiveTopic``: a topic that has one writer at a time, and how it is to be kept."""
+"""``ExclusiveTopic``: a topic that has one writer at a time, and its settings."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from onewriter_core.ids import NUMBER_MAX, PARTITION_SUFFIX, TOPIC_NAME_LENGTH_M
 from onewriter_core.topic.model import AccessMode
 
 PARTITIONS_MAX = 1024
-"""Partitions of one topic: all of them live in one bucket and are fenced by one script call."""
+"""Partitions of one topic: all are in one bucket, and one script call fences them."""
 
 DECLARED_TOPIC_LENGTH_MAX = TOPIC_NAME_LENGTH_MAX - len(f"{PARTITION_SUFFIX}{PARTITIONS_MAX - 1}")
 """Bytes of a declared topic's name, such that its partitions' names fit as well."""
 
 CONSUMERS_MAX = 256
-"""Namespaces that a topic names as its consumers, and as many subjects."""
+"""The number of namespaces, and the number of subjects, in the consumers of a topic."""
 
 DAY_SECONDS = 86_400
 RETENTION_AGE_SECONDS_MAX = 100 * 366 * DAY_SECONDS
@@ -42,7 +42,7 @@ Port = Annotated[int, Field(ge=1, le=65_535)]
 
 
 class PromotionPolicy(StrEnum):
-    """In which order waiters are promoted."""
+    """The order in which waiters are promoted."""
 
     FIFO = "Fifo"
     PRIORITY = "Priority"
@@ -50,7 +50,7 @@ class PromotionPolicy(StrEnum):
 
 
 class Durability(StrEnum):
-    """What an acknowledgement promises: nothing, a disk, one replica, every replica."""
+    """What an acknowledgement guarantees: nothing, a disk, one replica, every replica."""
 
     NONE = "None"
     LOCAL = "Local"
@@ -59,7 +59,7 @@ class Durability(StrEnum):
 
 
 class PodPolicy(StrEnum):
-    """What becomes of the pod of a writer that was fenced as stale."""
+    """What the operator does with the pod of a producer that was fenced as stale."""
 
     EVICT = "Evict"
     DELETE = "Delete"
@@ -67,7 +67,7 @@ class PodPolicy(StrEnum):
 
 
 class DeletionPolicy(StrEnum):
-    """What becomes of the log when the ExclusiveTopic is deleted. Epochs survive in any case."""
+    """What happens to the log when the ExclusiveTopic is deleted. Epochs are always kept."""
 
     RETAIN = "Retain"
     DELETE_IF_EMPTY = "DeleteIfEmpty"
@@ -75,7 +75,7 @@ class DeletionPolicy(StrEnum):
 
 
 class Consumers(ApiModel):
-    """Who may read: everyone, or those that are named. Claims for the topic allow reading as well."""
+    """Who may read: everyone, or the listed ones. A claim for the topic also allows reading."""
 
     everyone: bool = False
     """Whether every client may read the topic."""
@@ -87,7 +87,7 @@ class Consumers(ApiModel):
         ListOf[Annotated[str, Field(pattern=PRINTABLE, max_length=253)]],
         Field(max_length=CONSUMERS_MAX, json_schema_extra=IS_A_SET),
     ] = ()
-    """Token subjects that may read the topic; of a ServiceAccount:
+    """Token subjects that may read the topic. The subject of a ServiceAccount is
     system:serviceaccount:NAMESPACE:NAME."""
 
     @field_validator("namespaces", "subjects")
@@ -99,7 +99,7 @@ class Consumers(ApiModel):
 
 
 class Access(ApiModel):
-    """Who may write, and how; who may read."""
+    """Rights: access modes of producers, and consumers."""
 
     modes: Annotated[
         ListOf[AccessModeWord], Field(min_length=1, max_length=4, json_schema_extra=IS_A_SET)
@@ -108,12 +108,12 @@ class Access(ApiModel):
         AccessMode.WAIT_FOR_EXCLUSIVE,
         AccessMode.EXCLUSIVE_WITH_FENCING,
     )
-    """Producer access modes that are allowed, as Pulsar names them."""
+    """Allowed access modes of producers, with the names that Pulsar uses."""
     require_claim: bool = True
     """Whether a producer needs a ProducerClaim that matches it."""
     consumers: Consumers | None = None
-    """Who may read. Unset: as the installation is set up, by default the ServiceAccounts of the
-    topic's namespace in Kubernetes, and every client on one machine."""
+    """Who may read. If unset, the installation decides. The default in Kubernetes: ServiceAccounts
+    of the topic's namespace. The default on one machine: every client."""
 
     @field_validator("modes")
     @classmethod
@@ -124,22 +124,22 @@ class Access(ApiModel):
 
 
 class Promotion(ApiModel):
-    """How the next writer is chosen. A holder is never deposed by a waiter's higher priority."""
+    """How the next holder is chosen. A waiter with a higher priority does not depose the holder."""
 
     policy: WordOf[PromotionPolicy] = PromotionPolicy.PRIORITY
-    """Fifo: by arrival. Priority: the highest first (PIP-440), then by arrival. Balanced: within
-    the highest priority the waiter whose node leads fewest topics, then by arrival."""
+    """Fifo: by arrival. Priority: highest priority first (PIP-440), then by arrival. Balanced:
+    highest priority first, then the waiter whose node leads the fewest topics, then by arrival."""
 
 
 class Detection(ApiModel):
     """When a connected holder counts as silent."""
 
     ping_interval_seconds: Annotated[float, Field(ge=0.1, le=60)] = 1
-    """How often the holder is pinged."""
+    """Interval of pings to the holder, in seconds."""
     ping_failures: Annotated[int, Field(ge=1, le=100)] = 3
-    """Pings in a row without any byte from the holder until it counts as silent."""
+    """Number of consecutive pings without any byte from the holder before it counts as silent."""
     progress_deadline_seconds: Annotated[float, Field(ge=0, le=DAY_SECONDS)] = 0
-    """How long the holder may go without publishing; 0: as long as it likes."""
+    """Maximum time between two messages of the holder, in seconds. 0: no limit."""
 
     @property
     def silence_seconds(self) -> float:
@@ -152,69 +152,70 @@ class Detection(ApiModel):
 
 
 class Handover(ApiModel):
-    """How a planned handover is done."""
+    """Planned handovers."""
 
     timeout_seconds: Annotated[float, Field(ge=0.1, le=600)] = 5
-    """How long it may wait for the holder to finish what it has in flight."""
+    """How long to wait until the holder has no messages in flight, in seconds."""
 
 
 class Retention(ApiModel):
-    """How much of the log is kept; without bounds, everything.
+    """How much of the log is kept. Without bounds, everything is kept.
 
-    What exceeds any one bound goes, oldest first. Entries and bytes are counted per partition, as
-    producers sent them (a batch is one entry).
+    The broker deletes the oldest entries that exceed any of the bounds. Entries and bytes are counted
+    per partition, as producers sent them (a batch is one entry).
     """
 
     max_age_seconds: Annotated[int, Field(ge=1, le=RETENTION_AGE_SECONDS_MAX)] | None = None
-    """Entries older than this go."""
+    """Maximum age of entries, in seconds. Older entries are deleted."""
     max_bytes: Annotated[int, Field(ge=1, le=NUMBER_MAX)] | None = None
-    """Bytes of entries that are kept."""
+    """Maximum size of the kept entries, in bytes, per partition."""
     max_entries: Annotated[int, Field(ge=1, le=NUMBER_MAX)] | None = None
-    """Entries that are kept."""
+    """Maximum number of kept entries, per partition."""
     keep_unacknowledged: bool = True
-    """Whether nothing goes that a durable subscription has not acknowledged, whatever the bounds."""
+    """Whether entries that a durable subscription has not acknowledged stay, even beyond the bounds."""
 
 
 class Compaction(ApiModel):
-    """Whether the latest message of each key is kept in a compacted view."""
+    """Whether a compacted view keeps the latest message of each key."""
 
     enabled: bool = False
-    """Off unless asked for."""
+    """Whether the topic is compacted."""
     threshold_bytes: Annotated[int, Field(ge=1, le=NUMBER_MAX)] = 16 * 1024 * 1024
-    """Bytes of new entries after which a log is compacted again; at least half of the view's own."""
+    """Bytes of new entries after which a log is compacted again. The minimum is half the size of the
+    compacted view."""
 
 
 class Fencing(ApiModel):
-    """What happens to the pod of a writer fenced as stale; means nothing outside Kubernetes."""
+    """What happens to the pod of a producer that was fenced as stale. Only used in Kubernetes."""
 
     pod_policy: WordOf[PodPolicy] = PodPolicy.EVICT
-    """Evict: as a PodDisruptionBudget allows. Delete: at once. None: leave the pod alone."""
+    """Evict: evict the pod, as PodDisruptionBudgets allow. Delete: delete it at once. None: keep it."""
     min_interval_seconds: Annotated[float, Field(ge=0, le=DAY_SECONDS)] = 30
-    """Time between two evictions for this topic."""
+    """Minimum time between two evictions for this topic, in seconds."""
 
 
 class ServicePort(ApiModel):
     """One port of the leader's Service, as in a Kubernetes Service."""
 
     name: Annotated[str, Field(pattern=DNS_LABEL, max_length=63)] | None = None
-    """The port's name; needed where there are several."""
+    """The port's name. Required if there are several ports."""
     port: Port
     """The port of the Service."""
     target_port: Port | None = None
-    """The port of the pod; the same when it is left out."""
+    """The port of the pod. If unset, the port of the Service."""
     protocol: Literal["TCP", "UDP", "SCTP"] = "TCP"
     """The transport protocol."""
 
 
 class LeaderService(ApiModel):
-    """A Service whose only endpoint is the holder's pod; means nothing outside Kubernetes."""
+    """A Service whose only endpoint is the holder's pod. Only used in Kubernetes."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
                 "self.ports.size() == 1 || self.ports.all(p, has(p.name) &&"
                 " self.ports.exists_one(q, has(q.name) && q.name == p.name))",
-                "several ports need a name each, and no name twice",
+                "if there are several ports, each needs a different name",
                 field=".ports",
             )
         )
@@ -229,19 +230,19 @@ class LeaderService(ApiModel):
     def _ports_are_told_apart(self) -> Self:
         names = [port.name for port in self.ports]
         if len(names) > 1 and (None in names or len(set(names)) != len(names)):
-            raise ValueError("several ports need a name each, and no name twice")
+            raise ValueError("if there are several ports, each needs a different name")
         return self
 
 
 class ExclusiveTopicSpec(ApiModel):
-    """What is wanted of the topic; every field has a default."""
+    """The desired state of the topic. Every field has a default."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
                 "has(self.topic) == has(oldSelf.topic)"
                 " && (!has(self.topic) || self.topic == oldSelf.topic)",
-                "the topic of an ExclusiveTopic never changes: make another object",
+                "the topic of an ExclusiveTopic cannot change: create another object",
                 field=".topic",
                 reason="FieldValueForbidden",
             ),
@@ -249,8 +250,8 @@ class ExclusiveTopicSpec(ApiModel):
                 "!has(self.partitions) || !has(oldSelf.partitions)"
                 " || (self.partitions >= oldSelf.partitions"
                 " && (self.partitions == 0) == (oldSelf.partitions == 0))",
-                "the partitions of a topic may grow and never shrink, and a topic without partitions"
-                " stays without",
+                "the number of partitions can grow but not shrink, and a topic without partitions"
+                " cannot get partitions",
                 field=".partitions",
                 reason="FieldValueForbidden",
             ),
@@ -277,32 +278,32 @@ class ExclusiveTopicSpec(ApiModel):
         ]
         | None
     ) = None
-    """The Pulsar topic, persistent://TENANT/NAMESPACE/NAME; by default
-    persistent://(namespace)/default/(name) of this object. It never changes."""
+    """The Pulsar topic, persistent://TENANT/NAMESPACE/NAME. Cannot change. The default is
+    persistent://(namespace)/default/(name) of this object."""
     partitions: Annotated[int, Field(ge=0, le=PARTITIONS_MAX)] = 0
-    """Partitions, each with its own epoch and all with the same writer; 0: a topic without."""
+    """Number of partitions. Each has its own epoch; one producer holds all. 0: not partitioned."""
     access: Access = Access()
-    """Who may write, and how; who may read."""
+    """Rights: access modes of producers, and consumers."""
     promotion: Promotion = Promotion()
-    """How the next writer is chosen."""
+    """How the next holder is chosen."""
     detection: Detection = Detection()
-    """When a connected writer counts as silent."""
+    """When a connected holder counts as silent."""
     handover: Handover = Handover()
-    """How a planned handover is done."""
+    """Planned handovers."""
     durability: WordOf[Durability] = Durability.LOCAL
-    """What an acknowledgement promises: None: nothing. Local: it is on disk. Replicated,
-    AllReplicas: one replica, or each of them, has it as well."""
+    """What an acknowledgement guarantees. None: nothing. Local: the message is on disk. Replicated:
+    also on one replica. AllReplicas: also on all replicas."""
     retention: Retention = Retention()
     """How much of the log is kept."""
     compaction: Compaction = Compaction()
-    """Whether the latest message of each key is kept."""
+    """Whether a compacted view keeps the latest message of each key."""
     fencing: Fencing = Fencing()
-    """What happens to the pod of a writer fenced as stale."""
+    """What happens to the pod of a producer that was fenced as stale."""
     leader_service: LeaderService | None = None
-    """A Service that leads to the writer's pod and to no other."""
+    """A Service whose only endpoint is the holder's pod."""
     deletion_policy: WordOf[DeletionPolicy] = DeletionPolicy.RETAIN
-    """What becomes of the log when this object is deleted. Retain: it stays. DeleteIfEmpty: it goes
-    if nothing is in it. Delete: it goes. Epochs survive in any case."""
+    """What happens to the log when this object is deleted. Retain: the log is kept. DeleteIfEmpty: it
+    is deleted if it is empty. Delete: it is deleted. Epochs are always kept."""
 
     @field_validator("topic")
     @classmethod
@@ -319,7 +320,7 @@ class ExclusiveTopic(Resource):
         json_schema_extra=rules(
             rule(
                 "has(self.spec.topic) || !self.metadata.name.matches('-partition-(0|[1-9][0-9]{0,4})$')",
-                "metadata.name ends like one partition of a topic: choose another, or set spec.topic",
+                "metadata.name ends like the name of a partition: use another name, or set spec.topic",
             )
         )
     )
@@ -346,7 +347,7 @@ class ExclusiveTopic(Resource):
     def _default_name_is_a_whole_topic(self) -> Self:
         if self.spec.topic is None and self.topic_name.partition is not None:
             raise ValueError(
-                "metadata.name ends like one partition of a topic: choose another, or set spec.topic"
+                "metadata.name ends like the name of a partition: use another name, or set spec.topic"
             )
         return self
 
