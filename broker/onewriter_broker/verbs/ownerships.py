@@ -43,7 +43,7 @@ def ownerships(
     Every broker is asked for what it keeps. Who owns a dropped resource next gets a higher generation than
     all before, and stale owners stay refused; but until somebody owns the topic again, the group's
     consumers may read it without owning it. Once records were dropped, no broker may go back to a version
-    that knows of no floors (docs/operations.md, "Ownerships' records").
+    that knows of no floors (docs/operations.md, "Ownership records").
     """
     if drop and group is None:
         raise ConfigurationError("--drop needs --group: whose records are to be dropped")
