@@ -144,7 +144,7 @@ class HttpServer:
         settings, certificate = self._site.clients.settings, self._site.certificate
         if settings.probe_port:
             await self._probes.listen(settings.host, settings.probe_port)
-        await self._main.listen(settings.host, settings.http_port)
+        await self._main.listen(settings.plain_host, settings.http_port)
         if certificate is not None:
             options = certificate.server_options()
             await self._main.listen(settings.host, settings.https_port, **options)
