@@ -23,51 +23,52 @@ Replid = Annotated[str, Field(max_length=64)]
 
 
 class BucketRecord(ApiModel):
-    """The state of one bucket."""
+    """Record of one bucket."""
 
     bucket: Annotated[int, Field(ge=0, le=4095)]
     """The bucket's number."""
     version: Annotated[int, Field(ge=1, json_schema_extra={"format": "int64"})]
-    """Number of writes to this record."""
+    """Number of writes of this record."""
     generation: Counter = 0
-    """Number of datasets that were registered. 0: none."""
+    """Number of registrations of a dataset; 0: none."""
     replid: Replid = ""
-    """The registered dataset (master_replid of the store server)."""
+    """The valid dataset (the server's master_replid)."""
     past_replids: Annotated[
         ListOf[Replid],
         Field(max_length=PAST_REPLIDS_MAX, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
     ] = ()
-    """Datasets that were registered earlier. Brokers never adopt them again."""
+    """Datasets that were registered earlier and must not be adopted again."""
     owner: Annotated[str, Field(max_length=300)] = ""
-    """Incarnation of the broker that owns the bucket. Empty: no broker."""
+    """Incarnation of the broker that may write; empty: none."""
     broker_url: Annotated[str, Field(max_length=1024)] = ""
-    """Address of that broker for clients."""
+    """URL of that broker for clients."""
     http_url: Annotated[str, Field(max_length=1024)] = ""
-    """HTTP address of that broker."""
+    """URL of its HTTP interface."""
     ledger_high_water: Counter = 0
-    """The highest ledger that was ever reserved. Never decreases."""
+    """The highest ledger ever reserved; it never decreases."""
     last_ledger: Counter = 0
     """The last granted ledger that was recorded here."""
     clean: bool = False
-    """Whether lastLedger is complete: the last owner released the bucket in an orderly way."""
+    """Whether lastLedger is complete, because the last owner gave the bucket up in order."""
     known_since: Counter = 0
-    """First generation whose markers contain the last grant."""
+    """Markers of this generation or a later one contain the last grant."""
 
 
 class AnchorSummary(ApiModel):
-    """Summary of the records, for kubectl."""
+    """The records in a few numbers, for kubectl."""
 
     buckets: Counter = 0
-    """Number of buckets that ever had an owner."""
+    """Number of buckets that a broker has ever owned."""
     owners: Counter = 0
-    """Number of brokers that own buckets."""
+    """Number of brokers that own a bucket."""
     generation: Counter = 0
     """The highest generation of any bucket."""
 
 
 class BucketAnchor(Resource):
-    """Records which broker owns which bucket. Never delete it or restore an old copy: that breaks the
-    guarantees."""
+    """Records which broker owns which bucket. Do not delete it or restore an old copy: that breaks
+    guarantees.
+    """
 
     api_version: Literal["onewriter.dev/v1alpha1"] = API_VERSION
     kind: Literal["BucketAnchor"] = "BucketAnchor"

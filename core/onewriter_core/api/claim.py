@@ -33,10 +33,9 @@ Priority = Annotated[int, Field(ge=INT32_MIN, le=INT32_MAX)]
 
 
 class Permission(StrEnum):
-    """What a claim allows. ``lead``: hold the topic. ``takeover``: also depose its holder.
+    """What a claim allows. ``lead``: hold the topic. ``takeover``: also fence its holder.
 
-    ``resetOwnership``: own the topic or a partition with generation 0, even if another subject owns
-    it.
+    ``resetOwnership``: own the topic, or a partition, with generation 0, replacing any owner.
     """
 
     LEAD = "lead"
@@ -60,14 +59,14 @@ class TopicReference(ApiModel):
 
 
 class LabelSelector(ApiModel):
-    """Selects pods by labels. All labels must match."""
+    """Pods by their labels; all must match."""
 
     match_labels: Annotated[dict[LabelName, LabelValue], Field(min_length=1, max_length=64)]
     """Labels that a pod must have."""
 
 
 class ClaimSubject(ApiModel):
-    """Which clients the claim is for. All fields that are set must match."""
+    """Who the claim is for. Everything given must hold."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -86,11 +85,11 @@ class ClaimSubject(ApiModel):
     )
 
     service_account_name: ResourceName | None = None
-    """A ServiceAccount in the namespace of the claim, or the short subject of a static token."""
+    """A ServiceAccount of the claim's namespace, or the bare subject of a static token."""
     pod_selector: LabelSelector | None = None
-    """Limits the claim to some pods in its namespace. Only used in Kubernetes."""
+    """Restricts the claim to some pods of its namespace; only in Kubernetes."""
     token_subject: Annotated[str, Field(pattern=PRINTABLE, max_length=253)] | None = None
-    """The exact subject of a static token. Cannot be combined with the other fields."""
+    """The exact subject of a static token; excludes the other fields."""
 
     @model_validator(mode="after")
     def _names_somebody(self) -> Self:
@@ -99,14 +98,13 @@ class ClaimSubject(ApiModel):
             raise ValueError("must have one of serviceAccountName, podSelector, tokenSubject")
         if in_kubernetes and self.token_subject is not None:
             raise ValueError(
-                "tokenSubject cannot be combined with other fields:"
-                " create a second claim for the other subject"
+                "tokenSubject cannot be combined with other fields: create a second claim for the other subject"
             )
         return self
 
 
 class ProducerClaimSpec(ApiModel):
-    """Which clients may produce, and how."""
+    """Who may do what with the topic."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -137,16 +135,16 @@ class ProducerClaimSpec(ApiModel):
             )
         ),
     ]
-    """The ExclusiveTopic that the claim is for. Cannot change."""
+    """The ExclusiveTopic of the claim. Immutable."""
     subject: ClaimSubject
-    """Which clients the claim is for. One claim can serve many pods."""
+    """Subject of the claim; many pods under one claim are normal."""
     mode: AccessModeWord | None = None
-    """The only allowed access mode. If unset, all modes that the topic allows. For a takeover
-    (ExclusiveWithFencing), only ``allow`` decides."""
+    """The only allowed access mode; unset: all modes of the topic. For a takeover
+    (ExclusiveWithFencing) only ``allow`` decides."""
     priority: Priority | None = None
-    """Maximum queue priority of producers (PIP-440)."""
+    """The highest queue priority that a producer may request (PIP-440)."""
     default_priority: Priority | None = None
-    """Queue priority of producers that do not set one. If unset, 0."""
+    """The queue priority of a producer that requests none; default 0."""
     allow: Annotated[
         ListOf[WordOf[Permission]],
         Field(
@@ -160,8 +158,8 @@ class ProducerClaimSpec(ApiModel):
             ),
         ),
     ] = (Permission.LEAD,)
-    """lead: hold the topic. takeover: also depose its holder (ExclusiveWithFencing).
-    resetOwnership: own it with generation 0, even if another subject owns it."""
+    """lead: may hold the topic. takeover: may also fence its holder (ExclusiveWithFencing). resetOwnership: may
+    own it with generation 0, replacing any owner."""
 
     @field_validator("allow")
     @classmethod
@@ -201,7 +199,7 @@ class ProducerClaimSpec(ApiModel):
 
 
 class ProducerClaim(Resource):
-    """Allows clients to produce to one topic. One claim can serve many pods."""
+    """A claim to write to one topic; many pods under one claim are normal."""
 
     api_version: Literal["onewriter.dev/v1alpha1"] = API_VERSION
     kind: Literal["ProducerClaim"] = "ProducerClaim"

@@ -1,8 +1,7 @@
-"""``status`` of a topic and of a claim in Kubernetes. Only the operator writes it.
+"""What Kubernetes shows of a topic and of a claim: ``status``, written by the operator alone.
 
-It follows the conventions of Kubernetes: conditions by type, ``observedGeneration``, no phase. The
-operator writes changes only, so it never writes the status of an idle topic. ``epoch`` never
-decreases.
+The conventions are Kubernetes' own: conditions by type, ``observedGeneration``, no phase. Nothing
+here moves fast: an idle topic is never written. ``epoch`` never falls.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ PARTITIONS_SHOWN_MAX: Final = 64
 """Partitions whose epoch and holder are listed; the others are counted."""
 
 TRANSITIONS_SHOWN_MAX: Final = 10
-"""Transitions that are listed, newest first."""
+"""Changes of hands that are listed, newest first."""
 
 PRODUCERS_SHOWN_MAX: Final = 100
-"""Producers of a claim that are listed: the holder first, then in the order of the queue."""
+"""Producers of a claim that are listed, the writer first, then in the order of the queue."""
 
 FENCED_PODS_SHOWN_MAX: Final = 32
-"""Pods of producers fenced as stale that are listed, newest first."""
+"""Pods of writers fenced as stale that are listed, newest first."""
 
 Number = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
 Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
@@ -32,20 +31,20 @@ Word = Annotated[str, Field(max_length=253)]
 
 
 class Condition(ApiModel):
-    """One aspect of the state of an object, as in other Kubernetes APIs (metav1.Condition)."""
+    """One aspect of an object's state, as in every Kubernetes API (metav1.Condition)."""
 
     type: Annotated[str, Field(min_length=1, max_length=316)]
-    """The type of the condition."""
+    """Type of the condition."""
     status: Literal["True", "False", "Unknown"]
-    """Whether the condition is true."""
+    """Status of the condition."""
     observed_generation: Number
-    """The generation of the object to which the condition applies."""
+    """The object's generation for which the condition was determined."""
     last_transition_time: Time
-    """When the status last changed."""
+    """Time when the status last changed."""
     reason: Annotated[str, Field(min_length=1, max_length=1024, pattern="^[A-Za-z][A-Za-z0-9]*$")]
-    """The reason, as one word."""
+    """Reason, in one word."""
     message: Annotated[str, Field(max_length=32768)]
-    """The reason, as a sentence."""
+    """Message for users."""
 
 
 Conditions = Annotated[
@@ -61,67 +60,67 @@ Conditions = Annotated[
 
 
 class Holder(ApiModel):
-    """The producer that holds the topic."""
+    """Who writes."""
 
     producer_name: Text
     """The producer's name."""
     claim: Word | None = None
-    """The ProducerClaim that admitted the producer."""
+    """The ProducerClaim that admitted it."""
     pod: Word | None = None
-    """The pod of the producer, if it authenticated as a pod."""
+    """Its pod, if it authenticated as a pod."""
     pod_uid: Annotated[Word | None, Field(alias="podUID")] = None
-    """The uid of the pod. It distinguishes the pod from a later pod of the same name."""
+    """The pod's uid: a later pod of the same name is another writer."""
     node: Word | None = None
     """The node of the pod."""
     address: Word | None = None
-    """Network address of the producer."""
+    """Remote address of its connection."""
     since: Time | None = None
-    """When the producer was granted the topic."""
+    """Time when it was granted the topic."""
 
 
 class PartitionStatus(ApiModel):
-    """Epoch and producer of one partition."""
+    """One partition's epoch."""
 
     partition: Annotated[int, Field(ge=0, le=1023)]
-    """Number of the partition."""
+    """The partition's number."""
     epoch: Number
-    """Topic epoch of the partition."""
+    """The partition's topic epoch."""
     producer_name: Text | None = None
-    """Name of the producer that holds the partition."""
+    """The partition's writer."""
 
 
 class Transition(ApiModel):
-    """One change of the holder."""
+    """A change of hands."""
 
     epoch: Number
-    """The new topic epoch."""
+    """The topic epoch after the change."""
     cause: Word
-    """Why the previous holder lost the topic."""
+    """Why the former writer lost the topic."""
     at: Time
-    """Time of the transition."""
+    """When."""
     producer_name: Text | None = None
-    """Producer that has held the topic since then. Unset if none."""
+    """Producer that has held the topic since then; unset if none."""
     pod: Word | None = None
     """Pod of that producer."""
     leaderless_ms: Number | None = None
-    """How long no producer could write, in milliseconds. Unset if unknown."""
+    """Time without a writer, in milliseconds; unset if unknown."""
 
 
 class FencedPod(ApiModel):
-    """The pod of a producer that was fenced as stale, and what happened to it."""
+    """The pod of a writer that was fenced as stale, with its outcome."""
 
     pod_uid: Annotated[Word, Field(alias="podUID")]
-    """The uid of the pod."""
+    """The pod's uid; another pod of the same name is not affected."""
     pod: Word | None = None
-    """The name of the pod."""
+    """The pod."""
     claim: Word | None = None
-    """The ProducerClaim that had admitted the producer."""
+    """The ProducerClaim that had admitted it."""
     epoch: Number
-    """The topic epoch of the producer, which ended."""
+    """The topic epoch under which it wrote, and which the fence ended."""
     cause: Word
-    """Why the producer was fenced."""
+    """Why it was fenced."""
     at: Time
-    """When the producer was fenced."""
+    """When it was fenced."""
     outcome: Literal[
         "Pending",
         "BlockedByPDB",
@@ -131,29 +130,28 @@ class FencedPod(ApiModel):
         "CameBack",
         "NotRequested",
     ]
-    """Pending, BlockedByPDB, EvictionFailed: the pod still has to be removed. Evicted: the operator
-    removed it. PodGone: it ended without the operator. CameBack: its producer registered again, so
-    the pod stays. NotRequested: spec.fencing.podPolicy is None, or the pod is unknown."""
+    """Pending, BlockedByPDB, EvictionFailed: still to be removed. Evicted: removed by the operator. PodGone: it
+    ended by itself. CameBack: it registered again and stays. NotRequested: spec.fencing.podPolicy is None, or
+    the token names no pod."""
     since: Time
-    """When the outcome was determined."""
+    """Time when the outcome was determined."""
     message: Text | None = None
     """Details of the outcome."""
 
 
 class ExclusiveTopicStatus(ApiModel):
-    """Observed state of the topic: holder, queue, transitions, conditions."""
+    """Observed state: the writer, since when it writes, and conditions."""
 
     observed_generation: Annotated[int, Field(ge=-1, json_schema_extra={"format": "int64"})] = -1
-    """The generation of the object that this status describes. -1: the operator has not processed
-    the object yet."""
+    """The generation that this status describes; -1: not reconciled yet."""
     topic: Text | None = None
     """The Pulsar topic of the object."""
     epoch: Number | None = None
-    """The newest topic epoch of all partitions. Never decreases."""
+    """The newest topic epoch of any partition; it never decreases."""
     holder: Holder | None = None
-    """The producer that holds the topic. Unset if none."""
+    """The present writer; unset if there is none."""
     waiting: Number | None = None
-    """Number of producers in the queue."""
+    """Producers in the queue."""
     partitions: Annotated[
         ListOf[PartitionStatus],
         Field(
@@ -164,7 +162,7 @@ class ExclusiveTopicStatus(ApiModel):
             },
         ),
     ] = ()
-    """Epoch and producer of the first 64 partitions."""
+    """Epoch and writer of each partition; the first 64."""
     durability: Word | None = None
     """What an acknowledgement guarantees at present."""
     transitions: Annotated[
@@ -174,7 +172,7 @@ class ExclusiveTopicStatus(ApiModel):
             json_schema_extra={"x-kubernetes-list-type": "atomic"},
         ),
     ] = ()
-    """The last transitions, newest first."""
+    """The last changes of hands, newest first."""
     fenced_pods: Annotated[
         ListOf[FencedPod],
         Field(
@@ -182,43 +180,41 @@ class ExclusiveTopicStatus(ApiModel):
             json_schema_extra={"x-kubernetes-list-type": "atomic"},
         ),
     ] = ()
-    """Pods of producers that were fenced as stale, newest first. The operator continues with this
-    list after a restart."""
+    """Pods of writers that were fenced as stale, newest first; a new operator continues with this list."""
     conditions: Conditions = ()
-    """Conditions. Ready summarizes Serving, WriterActive, PolicyApplied, Conflict and Drifted."""
+    """Ready sums up Serving, WriterActive, PolicyApplied, Conflict and Drifted."""
 
 
 class ClaimedProducer(ApiModel):
     """A producer that was admitted under the claim."""
 
     producer_name: Text
-    """Name of the producer."""
+    """Its name."""
     state: Literal["Granted", "Waiting", "Fenced"]
-    """Granted: holds the topic. Waiting: is in the queue. Fenced: lost the topic."""
+    """Whether it writes, waits, or was fenced."""
     pod: Word | None = None
-    """Pod of the producer."""
+    """Its pod."""
     pod_uid: Annotated[Word | None, Field(alias="podUID")] = None
-    """The uid of the pod."""
+    """The pod's uid."""
     epoch: Number | None = None
-    """The epoch that the producer was granted."""
+    """The epoch under which it writes or wrote."""
     queue_position: Number | None = None
-    """Position in the queue. 1 is next."""
+    """Its position in the queue; 1 is next."""
     priority: int | None = None
-    """Effective queue priority."""
+    """The queue priority in effect."""
 
 
 class ProducerClaimStatus(ApiModel):
-    """Observed state of the claim: its producers and conditions."""
+    """Observed state: the producers that use the claim."""
 
     observed_generation: Annotated[int, Field(ge=-1, json_schema_extra={"format": "int64"})] = -1
-    """The generation of the object that this status describes. -1: the operator has not processed
-    the object yet."""
+    """The generation that this status describes; -1: not reconciled yet."""
     topic: Text | None = None
-    """The Pulsar topic that the claim is for."""
+    """The Pulsar topic of the claim."""
     epoch: Number | None = None
-    """The newest epoch that was granted under the claim."""
+    """The newest epoch granted under the claim."""
     pod: Word | None = None
-    """The pod that holds the topic under the claim."""
+    """The pod that writes under the claim."""
     producers: Annotated[
         ListOf[ClaimedProducer],
         Field(
@@ -226,8 +222,8 @@ class ProducerClaimStatus(ApiModel):
             json_schema_extra={"x-kubernetes-list-type": "atomic"},
         ),
     ] = ()
-    """The first 100 producers under the claim: the holder first, then in the order of the queue."""
+    """Its producers: the writer first, then the waiters in the order of the queue; the first 100."""
     producers_omitted: Number | None = None
     """Number of producers that are not listed."""
     conditions: Conditions = ()
-    """Conditions. Ready summarizes Granted and FencedPodEvicted."""
+    """Ready sums up Granted and FencedPodEvicted."""

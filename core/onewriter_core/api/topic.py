@@ -1,4 +1,4 @@
-"""``ExclusiveTopic``: a topic that has one writer at a time, and its settings."""
+"""``ExclusiveTopic``: a topic that has one writer at a time, and how it is to be kept."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from onewriter_core.ids import NUMBER_MAX, PARTITION_SUFFIX, TOPIC_NAME_LENGTH_M
 from onewriter_core.topic.model import AccessMode
 
 PARTITIONS_MAX = 1024
-"""Partitions of one topic: all are in one bucket, and one script call fences them."""
+"""Partitions of one topic: all of them live in one bucket and are fenced by one script call."""
 
 DECLARED_TOPIC_LENGTH_MAX = TOPIC_NAME_LENGTH_MAX - len(f"{PARTITION_SUFFIX}{PARTITIONS_MAX - 1}")
 """Bytes of a declared topic's name, such that its partitions' names fit as well."""
 
 CONSUMERS_MAX = 256
-"""The number of namespaces, and the number of subjects, in the consumers of a topic."""
+"""Namespaces that a topic names as its consumers, and as many subjects."""
 
 DAY_SECONDS = 86_400
 RETENTION_AGE_SECONDS_MAX = 100 * 366 * DAY_SECONDS
@@ -42,7 +42,7 @@ Port = Annotated[int, Field(ge=1, le=65_535)]
 
 
 class PromotionPolicy(StrEnum):
-    """The order in which waiters are promoted."""
+    """In which order waiters are promoted."""
 
     FIFO = "Fifo"
     PRIORITY = "Priority"
@@ -50,7 +50,7 @@ class PromotionPolicy(StrEnum):
 
 
 class Durability(StrEnum):
-    """What an acknowledgement guarantees: nothing, a disk, one replica, every replica."""
+    """What an acknowledgement promises: nothing, a disk, one replica, every replica."""
 
     NONE = "None"
     LOCAL = "Local"
@@ -59,7 +59,7 @@ class Durability(StrEnum):
 
 
 class PodPolicy(StrEnum):
-    """What the operator does with the pod of a producer that was fenced as stale."""
+    """What becomes of the pod of a writer that was fenced as stale."""
 
     EVICT = "Evict"
     DELETE = "Delete"
@@ -67,7 +67,7 @@ class PodPolicy(StrEnum):
 
 
 class DeletionPolicy(StrEnum):
-    """What happens to the log when the ExclusiveTopic is deleted. Epochs are always kept."""
+    """What becomes of the log when the ExclusiveTopic is deleted. Epochs survive in any case."""
 
     RETAIN = "Retain"
     DELETE_IF_EMPTY = "DeleteIfEmpty"
@@ -75,7 +75,7 @@ class DeletionPolicy(StrEnum):
 
 
 class Consumers(ApiModel):
-    """Who may read: everyone, or the listed ones. A claim for the topic also allows reading."""
+    """Who may read: everyone, or those that are named. Claims for the topic allow reading as well."""
 
     everyone: bool = False
     """Whether every client may read the topic."""
@@ -87,8 +87,7 @@ class Consumers(ApiModel):
         ListOf[Annotated[str, Field(pattern=PRINTABLE, max_length=253)]],
         Field(max_length=CONSUMERS_MAX, json_schema_extra=IS_A_SET),
     ] = ()
-    """Token subjects that may read the topic. The subject of a ServiceAccount is
-    system:serviceaccount:NAMESPACE:NAME."""
+    """Token subjects that may read the topic; for a ServiceAccount: system:serviceaccount:NAMESPACE:NAME."""
 
     @field_validator("namespaces", "subjects")
     @classmethod
@@ -99,7 +98,7 @@ class Consumers(ApiModel):
 
 
 class Access(ApiModel):
-    """Rights: access modes of producers, and consumers."""
+    """Who may write, and how; who may read."""
 
     modes: Annotated[
         ListOf[AccessModeWord], Field(min_length=1, max_length=4, json_schema_extra=IS_A_SET)
@@ -108,12 +107,12 @@ class Access(ApiModel):
         AccessMode.WAIT_FOR_EXCLUSIVE,
         AccessMode.EXCLUSIVE_WITH_FENCING,
     )
-    """Allowed access modes of producers, with the names that Pulsar uses."""
+    """Allowed producer access modes, with Pulsar's names."""
     require_claim: bool = True
     """Whether a producer needs a ProducerClaim that matches it."""
     consumers: Consumers | None = None
-    """Who may read. If unset, the installation decides. The default in Kubernetes: ServiceAccounts
-    of the topic's namespace. The default on one machine: every client."""
+    """Who may read. If unset, the installation's setting decides: by default the ServiceAccounts of the topic's
+    namespace in Kubernetes, and every client on one machine."""
 
     @field_validator("modes")
     @classmethod
@@ -124,22 +123,22 @@ class Access(ApiModel):
 
 
 class Promotion(ApiModel):
-    """How the next holder is chosen. A waiter with a higher priority does not depose the holder."""
+    """How the next writer is chosen. A holder is never deposed by a waiter's higher priority."""
 
     policy: WordOf[PromotionPolicy] = PromotionPolicy.PRIORITY
-    """Fifo: by arrival. Priority: highest priority first (PIP-440), then by arrival. Balanced:
-    highest priority first, then the waiter whose node leads the fewest topics, then by arrival."""
+    """Fifo: by arrival. Priority: highest priority first (PIP-440), then by arrival. Balanced: within the
+    highest priority, the waiter whose node leads the fewest topics, then by arrival."""
 
 
 class Detection(ApiModel):
     """When a connected holder counts as silent."""
 
     ping_interval_seconds: Annotated[float, Field(ge=0.1, le=60)] = 1
-    """Interval of pings to the holder, in seconds."""
+    """Interval of pings to the holder."""
     ping_failures: Annotated[int, Field(ge=1, le=100)] = 3
-    """Number of consecutive pings without any byte from the holder before it counts as silent."""
+    """Number of consecutive pings without any byte from the holder after which it counts as silent."""
     progress_deadline_seconds: Annotated[float, Field(ge=0, le=DAY_SECONDS)] = 0
-    """Maximum time between two messages of the holder, in seconds. 0: no limit."""
+    """Longest time without a publish of the holder; 0: no limit."""
 
     @property
     def silence_seconds(self) -> float:
@@ -152,63 +151,62 @@ class Detection(ApiModel):
 
 
 class Handover(ApiModel):
-    """Planned handovers."""
+    """How a planned handover is done."""
 
     timeout_seconds: Annotated[float, Field(ge=0.1, le=600)] = 5
-    """How long to wait until the holder has no messages in flight, in seconds."""
+    """Longest time for the holder to complete its messages in flight."""
 
 
 class Retention(ApiModel):
-    """How much of the log is kept. Without bounds, everything is kept.
+    """How much of the log is kept; without bounds, everything.
 
-    The broker deletes the oldest entries that exceed any of the bounds. Entries and bytes are counted
-    per partition, as producers sent them (a batch is one entry).
+    What exceeds any one bound goes, oldest first. Entries and bytes are counted per partition, as
+    producers sent them (a batch is one entry).
     """
 
     max_age_seconds: Annotated[int, Field(ge=1, le=RETENTION_AGE_SECONDS_MAX)] | None = None
-    """Maximum age of entries, in seconds. Older entries are deleted."""
+    """Entries older than this are dropped."""
     max_bytes: Annotated[int, Field(ge=1, le=NUMBER_MAX)] | None = None
-    """Maximum size of the kept entries, in bytes, per partition."""
+    """Number of bytes to keep."""
     max_entries: Annotated[int, Field(ge=1, le=NUMBER_MAX)] | None = None
-    """Maximum number of kept entries, per partition."""
+    """Number of entries to keep."""
     keep_unacknowledged: bool = True
-    """Whether entries that a durable subscription has not acknowledged stay, even beyond the bounds."""
+    """Whether entries that a durable subscription has not acknowledged stay, whatever the limits."""
 
 
 class Compaction(ApiModel):
-    """Whether a compacted view keeps the latest message of each key."""
+    """Whether the latest message of each key is kept in a compacted view."""
 
     enabled: bool = False
     """Whether the topic is compacted."""
     threshold_bytes: Annotated[int, Field(ge=1, le=NUMBER_MAX)] = 16 * 1024 * 1024
-    """Bytes of new entries after which a log is compacted again. The minimum is half the size of the
-    compacted view."""
+    """Bytes of new entries after which a log is compacted again; at least half of the view's own size."""
 
 
 class Fencing(ApiModel):
-    """What happens to the pod of a producer that was fenced as stale. Only used in Kubernetes."""
+    """What happens to the pod of a writer fenced as stale; means nothing outside Kubernetes."""
 
     pod_policy: WordOf[PodPolicy] = PodPolicy.EVICT
-    """Evict: evict the pod, as PodDisruptionBudgets allow. Delete: delete it at once. None: keep it."""
+    """Evict: evict the pod if its PodDisruptionBudget allows it. Delete: delete it at once. None: keep it."""
     min_interval_seconds: Annotated[float, Field(ge=0, le=DAY_SECONDS)] = 30
-    """Minimum time between two evictions for this topic, in seconds."""
+    """Time between two evictions for this topic."""
 
 
 class ServicePort(ApiModel):
-    """One port of the leader's Service, as in a Kubernetes Service."""
+    """A port of the leader Service, as in a Kubernetes Service."""
 
     name: Annotated[str, Field(pattern=DNS_LABEL, max_length=63)] | None = None
-    """The port's name. Required if there are several ports."""
+    """The port's name; required if there are several."""
     port: Port
     """The port of the Service."""
     target_port: Port | None = None
-    """The port of the pod. If unset, the port of the Service."""
+    """The port of the pod; default: the port of the Service."""
     protocol: Literal["TCP", "UDP", "SCTP"] = "TCP"
     """The transport protocol."""
 
 
 class LeaderService(ApiModel):
-    """A Service whose only endpoint is the holder's pod. Only used in Kubernetes."""
+    """A Service whose only endpoint is the holder's pod; means nothing outside Kubernetes."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -235,7 +233,7 @@ class LeaderService(ApiModel):
 
 
 class ExclusiveTopicSpec(ApiModel):
-    """The desired state of the topic. Every field has a default."""
+    """Desired state of the topic; every field has a default."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -278,32 +276,33 @@ class ExclusiveTopicSpec(ApiModel):
         ]
         | None
     ) = None
-    """The Pulsar topic, persistent://TENANT/NAMESPACE/NAME. Cannot change. The default is
-    persistent://(namespace)/default/(name) of this object."""
+    """The Pulsar topic, persistent://TENANT/NAMESPACE/NAME; by default persistent://(namespace)/default/(name)
+    of this object. Immutable."""
     partitions: Annotated[int, Field(ge=0, le=PARTITIONS_MAX)] = 0
-    """Number of partitions. Each has its own epoch; one producer holds all. 0: not partitioned."""
+    """Number of partitions, each with its own epoch and all with the same writer; 0: a topic without
+    partitions."""
     access: Access = Access()
-    """Rights: access modes of producers, and consumers."""
+    """Who may write, and how; who may read."""
     promotion: Promotion = Promotion()
-    """How the next holder is chosen."""
+    """How the next writer is chosen."""
     detection: Detection = Detection()
-    """When a connected holder counts as silent."""
+    """When a connected writer counts as silent."""
     handover: Handover = Handover()
-    """Planned handovers."""
+    """How a planned handover is done."""
     durability: WordOf[Durability] = Durability.LOCAL
-    """What an acknowledgement guarantees. None: nothing. Local: the message is on disk. Replicated:
-    also on one replica. AllReplicas: also on all replicas."""
+    """What an acknowledgement guarantees. None: nothing. Local: the message is on disk. Replicated,
+    AllReplicas: one replica, or all of them, have it as well."""
     retention: Retention = Retention()
     """How much of the log is kept."""
     compaction: Compaction = Compaction()
-    """Whether a compacted view keeps the latest message of each key."""
+    """Whether the latest message of each key is kept."""
     fencing: Fencing = Fencing()
-    """What happens to the pod of a producer that was fenced as stale."""
+    """What happens to the pod of a writer that was fenced as stale."""
     leader_service: LeaderService | None = None
-    """A Service whose only endpoint is the holder's pod."""
+    """A Service that routes only to the writer's pod."""
     deletion_policy: WordOf[DeletionPolicy] = DeletionPolicy.RETAIN
-    """What happens to the log when this object is deleted. Retain: the log is kept. DeleteIfEmpty: it
-    is deleted if it is empty. Delete: it is deleted. Epochs are always kept."""
+    """What happens to the log when this object is deleted. Retain: it stays. DeleteIfEmpty: it is deleted if it
+    is empty. Delete: it is deleted. Epochs survive in any case."""
 
     @field_validator("topic")
     @classmethod
@@ -314,7 +313,7 @@ class ExclusiveTopicSpec(ApiModel):
 
 
 class ExclusiveTopic(Resource):
-    """A topic that has one writer at a time."""
+    """A topic with one writer at a time."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
