@@ -254,6 +254,7 @@ class Metrics:
 
     def _quotas(self) -> Iterator[Metric]:
         quotas = self._clients.quotas
+        self._clients.topics.creations.measure()
         limit = GaugeMetricFamily(
             "onewriter_quota_limit", "What a quota allows; 0: any number.", labels=["quota"]
         )
@@ -286,7 +287,11 @@ class Metrics:
     def _path(self) -> Iterator[Metric]:
         figures = self._clients.appender.statistics
         is_full = int(self._clients.store_is_full)
-        yield _gauge("store_is_full", "1 while producers are held back for memory.", is_full)
+        yield _gauge(
+            "store_is_full",
+            "1 while producers are slowed down because the store is almost full.",
+            is_full,
+        )
         yield _counter("published_entries", "Entries appended.", figures.entries)
         yield _counter("published_bytes", "Bytes appended.", figures.bytes)
         yield _counter("published_blocks", "Blocks appended.", figures.blocks)
