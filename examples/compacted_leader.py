@@ -30,7 +30,9 @@ def main() -> None:
     parser.add_argument("--topic", default="persistent://public/default/assignments")
     parser.add_argument("--name", default=f"leader-{os.getpid()}")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between two changes")
-    parser.add_argument("--changes", type=int, default=0, help="stop after so many; 0: never")
+    parser.add_argument(
+        "--changes", type=int, default=0, help="number of changes after which to stop; 0: no limit"
+    )
     options = parser.parse_args()
 
     client = pulsar.Client(
@@ -57,7 +59,7 @@ def main() -> None:
         try:
             producer.send(b"%d" % count, partition_key=task)  # ahead,
         except pulsar.ProducerFenced:
-            print(f"{options.name}: fenced, somebody else leads", flush=True)
+            print(f"{options.name}: fenced, another instance leads", flush=True)
             break
         state[task] = b"%d" % count  # and then the state
         print(f"{options.name}: change {change}: {task} {count}", flush=True)

@@ -73,7 +73,7 @@ class Assignment:
                 task, worker = message.key or "", message.properties["worker"]
                 generation = int(message.properties["generation"])
                 latest = self._generations.get(task, 0)
-                assert generation >= latest, f"{worker} did {task} after it was somebody else's"
+                assert generation >= latest, f"{worker} did {task} after another worker owned it"
                 same = generation > latest or worker == self.workers[task]
                 assert same, f"{worker} and {self.workers.get(task)} did {task} at once"
                 self.workers[task], self._generations[task] = worker, generation

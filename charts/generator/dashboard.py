@@ -80,12 +80,12 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "Epochs",
                 ((f"onewriter_topic_epoch{{{_WHERE}}}", "{{topic}}"),),
                 columns=12,
-                text="Each step is a change of hands.",
+                text="Each step is a transition.",
             ),
         ),
     ),
     (
-        "Changes of hands",
+        "Transitions",
         (
             Panel("By cause", ((_rate("transitions_total", "kind, cause"), "{{kind}} {{cause}}"),)),
             Panel(
@@ -126,7 +126,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 ((f"sum(onewriter_leader{{{_OPERATOR}}})", "leading"),),
                 kind="stat",
                 columns=4,
-                text="One, or nobody looks after topics just now; writing goes on.",
+                text="1, or no operator is leading; producers continue to write.",
             ),
             Panel(
                 "Topics not ready",

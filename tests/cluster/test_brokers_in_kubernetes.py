@@ -198,7 +198,10 @@ def test_who_may_write_and_what_is_seen_of_them(lab: Lab) -> None:
     early = lab.connect(pod_token(lab.cluster, "shop", first))
     assert ServerError(early.lookup(TOPIC).error) is ServerError.METADATA_ERROR
     untold = refusal(lambda: early.producer(TOPIC, EXCLUSIVE))
-    assert (untold.code, "not been told" in untold.text) == (ServerError.SERVICE_NOT_READY, True)
+    assert (untold.code, "not received the desired state" in untold.text) == (
+        ServerError.SERVICE_NOT_READY,
+        True,
+    )
 
     lab.push(BY_ACCOUNT)
     eventually(lab.is_ready, WAIT_SECONDS)

@@ -163,7 +163,7 @@ async def test_while_an_app_is_forgotten_nothing_of_it_is_published() -> None:
         room = await room_of(world)
         parts, topic_log = await room.staged(), room.runner.logs[WHOLE]
         with room.publishing.keeping_still(topic_log, APP):
-            with pytest.raises(Unavailable, match="nothing was published: come again"):
+            with pytest.raises(Unavailable, match="nothing was published; retry later"):
                 await room.publish(parts)
             with pytest.raises(Unavailable), room.publishing.keeping_still(topic_log, APP):
                 pass

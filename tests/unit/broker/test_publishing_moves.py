@@ -200,7 +200,7 @@ async def test_requests_that_wait_are_bounded_and_the_same_ones_share_an_end() -
         for _ in range(5):
             await asyncio.sleep(0)
         for version in (1, 2):
-            with pytest.raises(Refused, match="come again"):
+            with pytest.raises(Refused, match="retry later"):
                 await room.publish(parts, version=version, epoch=epoch)
         gone = asking.pop()
         gone.cancel()

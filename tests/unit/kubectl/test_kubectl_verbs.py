@@ -264,13 +264,13 @@ def test_an_order_that_is_refused_says_why(fake: FakeKubectl) -> None:
     told = {
         "type": "Warning",
         "reason": "FencedByOrder",
-        "message": "Epoch 7 was to be fenced (annotation #5eed): a change of hands is in progress",
+        "message": "Epoch 7 was to be fenced (annotation #5eed): the holder of the topic is changing",
     }
     fake.has("get events", told)
     fake.has("get events", once=True)
     fake.answers("annotate")
     fake.fails("patch", "error: it is another order now\n")
-    with pytest.raises(Refused, match="a change of hands is in progress"):
+    with pytest.raises(Refused, match="the holder of the topic is changing"):
         run("fence", "orders", "-y")
 
 
