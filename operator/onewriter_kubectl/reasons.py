@@ -35,21 +35,21 @@ WAITERS_TOLD_MAX: Final = 20
 FENCED_TOLD_MAX: Final = 8
 
 CAUSES: Final[Mapping[str, str]] = {
-    "Initial": "nobody had written before",
-    "Released": "{former} gave the topic back by itself",
+    "Initial": "the topic had no producer before",
+    "Released": "{former} released the topic",
     "ConnectionLost": "the connection of {former} broke",
-    "Silent": "{former} was silent: no byte came from it although it was pinged",
+    "Silent": "{former} was silent: it sent no byte although it was pinged",
     "ProgressDeadline": "{former} published nothing within its progress deadline",
-    "TakenOver": "it was taken over from {former}, who was told and answered",
-    "Forced": "it was taken over from {former}, who gave no sign of life when told",
-    "Handover": "{former} handed it over, as somebody had asked",
-    "FencedByAdministrator": "a person fenced {former}",
-    "BrokerChanged": "the topic moved to another broker and {former} did not come back in time",
-    "GrantLost": "the store lost what it knew of the grant to {former}",
+    "TakenOver": "another producer took it over from {former}, which confirmed the end",
+    "Forced": "another producer took it over from {former}, which did not answer",
+    "Handover": "{former} handed it over on request",
+    "FencedByAdministrator": "an administrator fenced {former}",
+    "BrokerChanged": "the topic moved to another broker and {former} did not reconnect in time",
+    "GrantLost": "the store lost the record of the grant to {former}",
 }
 """Why the former writer no longer writes, by the transition's cause."""
 
-UNKNOWN_CAUSE: Final = "{former} writes no longer, for a reason that this version does not know"
+UNKNOWN_CAUSE: Final = "{former} no longer writes, for a reason that this version does not know"
 
 OPEN: Final = frozenset({"Pending", "BlockedByPDB", "EvictionFailed"})
 """What a fenced pod may still be in for."""
@@ -93,19 +93,21 @@ def _holder(found: Found) -> list[str]:
     active = condition(topic, "WriterActive")
     epoch = shown.get("epoch")
     if not active:
-        return [f"Nobody has looked at {title} yet: its status is empty."]
+        return [f"The operator has not processed {title} yet: its status is empty."]
     holder = shown.get("holder") or {}
     if active.get("status") == "Unknown":
-        last = f" The last writer known is {person(holder)}, epoch {epoch}." if holder else ""
-        return [f"Who writes {what} is not known just now: {text(active.get('message'))}.{last}"]
+        last = f" The last known holder is {person(holder)}, epoch {epoch}." if holder else ""
+        return [
+            f"Which producer holds {what} is unknown at present: {text(active.get('message'))}.{last}"
+        ]
     if active.get("reason") == "Shared":
         return [f"{what} is written by shared producers."]
     if active.get("status") == "True" and holder:
         return [f"{what} is written by {_described(holder, found.now)}, under epoch {epoch}."]
     if active.get("reason") == "TakingOver":
-        return [f"{what} is between two writers: the next one is being let in."]
+        return [f"{what} is changing its holder: the next producer is about to be granted."]
     last_epoch = f"; its last epoch is {epoch}" if epoch is not None else ""
-    return [f"Nobody writes {what}{last_epoch}."]
+    return [f"No producer holds {what}{last_epoch}."]
 
 
 def _described(holder: Document, now: float) -> str:
@@ -125,11 +127,11 @@ def _story(found: Found) -> list[str]:
     """The last change of hands, and what came before it."""
     rows = _transitions(found)
     if not rows:
-        return ["No change of hands is remembered."] if status(found.topic).get("epoch") else []
+        return ["No transition is recorded."] if status(found.topic).get("epoch") else []
     last = rows[0]
     writes = bool(status(found.topic).get("holder"))
-    begins = "It came to that" if writes else "The last change of hands was"
-    now = "writes since" if writes or not last.get("producerName") else "wrote then"
+    begins = "This began" if writes else "The last transition was"
+    now = "has written since" if writes or not last.get("producerName") else "wrote then"
     said = [f"{begins} at {text(last['at'])}: {_cause(last, now)}."]
     said += [_gap(last)] if last.get("cause") != "Initial" else []
     if len(rows) > 1:
@@ -137,8 +139,8 @@ def _story(found: Found) -> list[str]:
     if len(rows) > 2:
         oldest, title = rows[-1], name(found.topic)
         said.append(
-            f"{len(rows)} changes of hands are remembered since {text(oldest['at'])}"
-            f" (kubectl onewriter history {metadata(found.topic).get('name')} has all of {title})."
+            f"{len(rows)} transitions are recorded since {text(oldest['at'])}"
+            f" (kubectl onewriter history {metadata(found.topic).get('name')} shows all of {title})."
         )
     return said
 
@@ -170,7 +172,7 @@ def _transitions(found: Found) -> list[Document]:
 def _cause(row: Document, writes: str) -> str:
     cause = str(row.get("cause"))
     words = CAUSES.get(cause, UNKNOWN_CAUSE).format(former=_former(row.get("former") or {}))
-    new = person(row) if row.get("producerName") else "nobody"
+    new = person(row) if row.get("producerName") else "no producer"
     return f"{words} ({text(cause)}); {new} {writes}, epoch {row.get('epoch')}"
 
 
@@ -188,12 +190,12 @@ def _former(found: Document) -> str:
 def _gap(row: Document) -> str:
     gap = row.get("leaderlessMs")
     if not row.get("producerName"):
-        return "Nobody has been let in since."
+        return "No producer has been granted the topic since."
     if gap is None:
-        return "For how long nobody could write is not known."
+        return "It is unknown how long no producer could write."
     if gap == 0:
-        return "There was no gap between the two."
-    return f"Nobody could write for {gap} ms."
+        return "There was no gap between the two producers."
+    return f"No producer could write for {gap} ms."
 
 
 # ------------------------------------------------------------ who is next
@@ -295,19 +297,19 @@ def _obstacles(found: Found) -> list[str]:
     if int(status(topic).get("observedGeneration") or -1) < int(
         metadata(topic).get("generation") or 0
     ):
-        said.append("Its newest manifest has not been looked at yet.")
+        said.append("The operator has not processed its newest manifest yet.")
     for claim in found.claims:
         ready = condition(claim, "Ready")
         if ready.get("status") == "False":
             title = text(metadata(claim).get("name"))
             said.append(
-                f"Claim {title} lets nobody in ({ready.get('reason')}): {text(ready.get('message'))}."
+                f"Claim {title} admits no producer ({ready.get('reason')}): {text(ready.get('message'))}."
             )
     if found.operator:
         said.append(
-            f"What is shown may be old: {text(found.operator)}. Writing and fencing go on without it."
+            f"This output may be out of date: {text(found.operator)}. Producing and fencing continue without it."
         )
-    return said or ["Nothing is in the way."]
+    return said or ["There are no problems."]
 
 
 def _conditions(topic: Document) -> list[str]:
@@ -318,12 +320,12 @@ def _conditions(topic: Document) -> list[str]:
     ):
         now = condition(topic, kind)
         if now and now.get("status") != "True":
-            doubt = "" if now.get("status") == "False" else " as far as is known"
+            doubt = "" if now.get("status") == "False" else " (unconfirmed)"
             said.append(f"{words}{doubt} ({now.get('reason')}): {text(now.get('message'))}.")
     for kind, words in (
-        ("Conflict", "Another object has the topic"),
-        ("Stalled", "It cannot go on before a person changes something"),
-        ("Drifted", "Somebody else changed what the operator keeps"),
+        ("Conflict", "Another object declares the topic"),
+        ("Stalled", "It is stalled until its manifest is changed"),
+        ("Drifted", "Another client changed objects of the operator"),
     ):
         now = condition(topic, kind)
         if now.get("status") == "True":

@@ -60,7 +60,7 @@ class Metrics:
         )
         self.failover = Histogram(
             "onewriter_failover_seconds",
-            "Time that a topic had no writer while one was wanted, per change of hands",
+            "Time that a topic had no writer while one was wanted, per transition",
             buckets=_FAILOVER_BUCKETS,
             registry=self.registry,
         )

@@ -103,7 +103,7 @@ def test_the_stock_client_is_fenced_as_by_any_broker(
 async def test_hand_over_leaves_no_gap(onewriter_broker: InProcessBroker) -> None:
     async with asyncio.timeout(SECONDS_MAX), Client(onewriter_broker.service_url) as client:
         first = await client.create_producer("orders", EXCLUSIVE)
-        with pytest.raises(Unavailable, match="nobody is waiting"):
+        with pytest.raises(Unavailable, match="no producer is waiting"):
             await asyncio.to_thread(onewriter_broker.hand_over, "orders")
         second = client.start_producer("orders", WAITING)
         await first.waited_for()

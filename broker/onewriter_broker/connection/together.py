@@ -93,7 +93,7 @@ def check_bucket(topics: Sequence[TopicName], buckets: int) -> None:
                 ServerError.NOT_ALLOWED_ERROR,
                 f"{name} and {first} are in different buckets, so one publish cannot write to both"
                 f" together; a name with a hash tag, as {{{first.base.local}}}-{bare},"
-                f" lies in the bucket of {first.base.local}",
+                f" is in the bucket of {first.base.local}",
             )
 
 

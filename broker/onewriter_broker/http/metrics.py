@@ -182,9 +182,7 @@ class Metrics:
                 first = state.holders[0]
                 holder.add_metric([name, first.producer_name, first.claim, first.address], 1)
         yield from (epoch, queue, holder)
-        yield _counters(
-            "transitions", "Changes of hands.", ["kind", "cause"], self._transitions.items()
-        )
+        yield _counters("transitions", "Transitions.", ["kind", "cause"], self._transitions.items())
         yield _counters(
             "fenced",
             "Epochs that ended otherwise than by the writer's own leaving.",
@@ -331,7 +329,9 @@ class Metrics:
             )
         refused = (((right,), count) for right, count in clients.authorization.refusals.items())
         yield _counters("refusals", "Requests refused for want of a right.", ["right"], refused)
-        yield _gauge("desired_known", "0 while nobody said what is wanted.", int(clients.is_told))
+        yield _gauge(
+            "desired_known", "0 until the broker has a desired state.", int(clients.is_told)
+        )
         yield _gauge("connections", "Client connections.", len(clients.connections))
         yield _counter("connections_opened", "Client connections ever made.", clients.opened)
         yield _gauge(

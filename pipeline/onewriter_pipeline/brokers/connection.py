@@ -234,8 +234,8 @@ class Connection:
             answer.release_conn()
             url = urljoin(url, answer.headers.get("Location", ""))
             if urlsplit(url).scheme not in {"http", "https"}:
-                raise Broken(f"{_host(base)} sends to what is no http address")
-        raise Broken(f"{_host(base)} sends to another broker, and that to the next")
+                raise Broken(f"{_host(base)} redirects to an address that is not http")
+        raise Broken(f"{_host(base)} redirects to another broker, which redirects again")
 
     def _asked_first(self, owner: str) -> str:
         """Who is asked next, before redirects."""

@@ -166,7 +166,7 @@ def test_events_that_may_not_be_seen_are_left_out(fake: FakeKubectl) -> None:
 def test_why_asks_for_what_it_needs_and_no_more(fake: FakeKubectl) -> None:
     said = run("why", "orders").output
     assert "is written by writer-1 (producer w1)" in said
-    assert "Nothing is in the way." in said
+    assert "There are no problems." in said
     asked = " ".join(fake.calls)
     assert "poddisruptionbudgets" not in asked
     assert "port-forward" not in asked
@@ -281,7 +281,7 @@ def test_a_refusal_of_an_earlier_order_is_no_answer_to_the_same_one_given_again(
     told = {
         "type": "Warning",
         "reason": "HandedOverByOrder",
-        "message": f"Epoch 7 was to be handed over to w2 ({source}): nobody named 'w2' is waiting",
+        "message": f"Epoch 7 was to be handed over to w2 ({source}): no producer 'w2' is waiting",
     }
     fake.has("get events", told)
     fake.answers("annotate")
@@ -321,7 +321,7 @@ def test_orders_that_come_to_nothing_are_not_given(fake: FakeKubectl) -> None:
     with pytest.raises(Refused, match="the epoch of shop/orders is 7, not 6"):
         run("fence", "orders", "--if-epoch", "6")
     fake.shows("orders --output", topic(waiting=0))
-    with pytest.raises(Refused, match="nobody waits"):
+    with pytest.raises(Refused, match="no producer waits"):
         run("handover", "orders")
     fake.shows("orders --output", topic(holder=None))
     with pytest.raises(Refused, match="no writer to fence"):

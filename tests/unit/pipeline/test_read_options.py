@@ -120,7 +120,7 @@ MISTAKES = {
     "reversed times": ({"startingTimestamp": "2", "endingTimestamp": "1"}, "lies in front of"),
     "reversed epochs": ({"startingEpoch": "2", "endingEpoch": "1"}, "lies in front of"),
     "epochs twice": ({"epochs": "2", "endingEpoch": "1"}, "give one of them"),
-    "no epochs": ({"epochs": "2-3"}, "is no list such as 3,5"),
+    "no epochs": ({"epochs": "2-3"}, "is not a list such as 3,5"),
     "epochs and offsets": ({"epochs": "2", "startingOffsets": "earliest"}, "give one of them"),
     "a number below": ({"minPartitions": "0"}, "no whole number from 1 on"),
     "no number": ({"maxEntriesPerTrigger": "1e3"}, "no whole number"),
