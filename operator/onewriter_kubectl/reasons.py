@@ -204,7 +204,7 @@ def _gap(row: Document) -> str:
 def _queue(found: Found) -> list[str]:
     waiting = int(status(found.topic).get("waiting") or 0)
     if not waiting:
-        return ["Nobody waits."]
+        return ["No producer waits."]
     waiters = _waiters(found)
     said = [f"{waiting} wait{'s' if waiting == 1 else ''}, in this order:"]
     said += [f"  {place}. {words}" for place, words in waiters[:WAITERS_TOLD_MAX]]

@@ -284,7 +284,7 @@ def test_without_the_api_server_writing_and_taking_over_go_on(lab: Lab) -> None:
     ):
         answered = refusal(attempt)
         assert answered.code is ServerError.SERVICE_NOT_READY
-        assert "cannot be confirmed" in answered.text
+        assert "cannot be verified" in answered.text
     thief = refusal(
         lambda: lab.connect(tokens[3]).producer(TOPIC, EXCLUSIVE, name="w1", epoch=epoch)
     )

@@ -358,7 +358,7 @@ def test_an_editor_fences_and_a_viewer_does_not(stage: Stage, play: Play) -> Non
     about = stage.cluster.get("xt", play.name, namespace=stage.namespace)["metadata"]
     assert "onewriter.dev/fence" not in (about.get("annotations") or {})
     why = stage("why", play.name, user="viewer").out
-    assert f"a person fenced {play.pods['one'].name}" in why
+    assert f"an administrator fenced {play.pods['one'].name}" in why
 
 
 def test_an_editor_hands_over(stage: Stage, play: Play) -> None:
@@ -426,7 +426,7 @@ def test_without_an_operator_an_order_waits_and_why_says_so(stage: Stage, play: 
     try:
         late = stage("fence", play.name, "-y", "--timeout-seconds", "2", user="editor")
         assert late.code == EXIT_UNKNOWN
-        assert "nothing is known of it after 2 s" in late.err
+        assert "result unknown after 2 s" in late.err
         why = stage("why", play.name)
         assert "is ordered to be fenced (annotation) and has not been." in why.out
         assert "What is shown may be old: no operator leads just now." in why.out

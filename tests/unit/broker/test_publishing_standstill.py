@@ -277,7 +277,7 @@ async def test_memory_that_others_wait_for_is_given_back(monkeypatch: pytest.Mon
         store = StoppedStore(world, 2, "before")
         asking = begun(room.publish(parts, epoch=epoch))
         await store.is_reached.wait()
-        with pytest.raises(Refused, match="fill the memory"), room.staging.loading(other, parts):
+        with pytest.raises(Refused, match="use all memory"), room.staging.loading(other, parts):
             pass
         began = asyncio.get_running_loop().time()
         with pytest.raises(Unavailable):

@@ -194,7 +194,7 @@ def test_why_finds_the_budget_and_the_missing_operator(fake: FakeKubectl) -> Non
     fake.shows("get leases", {"spec": {}})
     said = run("why", "orders").output
     assert "PodDisruptionBudget writers allows 0 disruptions" in said
-    assert "What is shown may be old: no operator leads just now." in said
+    assert "This output may be out of date: no operator leads just now." in said
     fake.fails("get poddisruptionbudgets", FORBIDDEN)
     fake.fails("get pods writer", FORBIDDEN)
     assert "which one you may not see" in run("why", "orders").output
@@ -238,7 +238,7 @@ def test_a_fence_is_asked_about_and_names_the_epoch(fake: FakeKubectl) -> None:
     no = run("fence", "orders", stdin="n\n")
     assert no.exit_code == 1
     assert "Fence writer-1 (producer w1), epoch 7 of shop/orders?" in no.output
-    assert "the first of them writes next" in no.output
+    assert "the first of them is next" in no.output
     assert not any("annotate" in call for call in fake.calls)
 
 
@@ -309,7 +309,7 @@ def test_an_order_that_nobody_carries_out_stays(fake: FakeKubectl) -> None:
     }
     fake.has("get events", old)
     fake.answers("annotate")
-    with pytest.raises(Undecided, match=r"nothing is known of it after 1 s.* stays"):
+    with pytest.raises(Undecided, match=r"result unknown after 1 s.* stays"):
         run("fence", "orders", "-y", "--timeout-seconds", "1")
     assert not any("patch " in call for call in fake.calls)
     fake.fails("annotate", AWAY)

@@ -275,7 +275,7 @@ def test_a_part_of_too_many_holes_is_not_left_without_a_word(
     (found,) = live.observe(Access("http://127.0.0.1:1"), part)
     fault = found.to_pylist()[-1]
     assert (fault["predicate"], fault["place"]) == ("S5", "5-7")
-    assert "was not looked at" in fault["sentence"]
+    assert "were not checked" in fault["sentence"]
 
 
 def test_an_audit_of_tables_that_nobody_named_begins_with_nothing() -> None:
