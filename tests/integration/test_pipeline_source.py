@@ -175,7 +175,7 @@ def test_by_position(topic: str, fill: Fill, values: Values, access: Access) -> 
     assert values(topic, startingOffsets=json.dumps({topic: "0:0"})) == numbered(0, 50)
     with pytest.raises(Invalid, match="before its start"):
         values(topic, startingOffsets=end, endingOffsets=start)
-    with pytest.raises(Invalid, match=r"ends at .*, in front of 999999:1"):
+    with pytest.raises(Invalid, match=r"ends at .*, before 999999:1"):
         values(topic, startingOffsets=json.dumps({topic: "999999:1"}))
     with pytest.raises(Invalid, match="startingOffsets gives no position of"):
         values(topic, startingOffsets=json.dumps({"other": "0:0"}))

@@ -396,7 +396,7 @@ def test_a_stream_that_makes_progress_is_waited_for_as_long_as_it_takes(access: 
     [
         (stream(packed.pack_error(500, "damaged behind 5:1", at="5:1")), Damaged, "behind 5:1"),
         (stream(packed.pack_error(410, "gone", first="6:1")), Trimmed, "gone"),
-        (stream(packed.pack_end(Position(7, 5))), LogEnds, "ends at 7:5, in front of 7:6"),
+        (stream(packed.pack_end(Position(7, 5))), LogEnds, "ends at 7:5, before 7:6"),
         (Answer(200, b"<html>"), Damaged, "not a stream of blocks"),
         (Answer(204, {}), Damaged, "answers HTTP 204"),
         (refused(401, "who"), NotAllowed, "who"),
