@@ -620,7 +620,7 @@ async def listen(
     options = {} if certificate is None else certificate.server_options()
     return await asyncio.get_running_loop().create_server(
         lambda: through(ClientProtocol(clients, f"{prefix}-{kind}{next(numbers)}", spawn)),
-        settings.host,
+        settings.plain_host if certificate is None else settings.host,
         settings.port if certificate is None else settings.tls_port,
         backlog=4096,
         **options,
