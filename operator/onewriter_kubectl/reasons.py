@@ -35,21 +35,21 @@ WAITERS_TOLD_MAX: Final = 20
 FENCED_TOLD_MAX: Final = 8
 
 CAUSES: Final[Mapping[str, str]] = {
-    "Initial": "the topic had no producer before",
+    "Initial": "the topic had no writer before",
     "Released": "{former} released the topic",
     "ConnectionLost": "the connection of {former} broke",
     "Silent": "{former} was silent: it sent no byte although it was pinged",
     "ProgressDeadline": "{former} published nothing within its progress deadline",
-    "TakenOver": "another producer took it over from {former}, which confirmed the end",
-    "Forced": "another producer took it over from {former}, which did not answer",
-    "Handover": "{former} handed it over on request",
-    "FencedByAdministrator": "an administrator fenced {former}",
-    "BrokerChanged": "the topic moved to another broker and {former} did not reconnect in time",
+    "TakenOver": "the topic was taken over from {former}, which was notified and answered",
+    "Forced": "the topic was taken over from {former}, which was notified and did not answer",
+    "Handover": "{former} handed the topic over on request",
+    "FencedByAdministrator": "a person fenced {former}",
+    "BrokerChanged": "the topic moved to another broker and {former} did not resume in time",
     "GrantLost": "the store lost the record of the grant to {former}",
 }
 """Why the former writer no longer writes, by the transition's cause."""
 
-UNKNOWN_CAUSE: Final = "{former} no longer writes, for a reason that this version does not know"
+UNKNOWN_CAUSE: Final = "{former} lost the topic for a reason that this version does not know"
 
 OPEN: Final = frozenset({"Pending", "BlockedByPDB", "EvictionFailed"})
 """What a fenced pod may still be in for."""
@@ -93,21 +93,21 @@ def _holder(found: Found) -> list[str]:
     active = condition(topic, "WriterActive")
     epoch = shown.get("epoch")
     if not active:
-        return [f"The operator has not processed {title} yet: its status is empty."]
+        return [f"{title} was not reconciled yet: its status is empty."]
     holder = shown.get("holder") or {}
     if active.get("status") == "Unknown":
-        last = f" The last known holder is {person(holder)}, epoch {epoch}." if holder else ""
+        last = f" The last known writer is {person(holder)}, epoch {epoch}." if holder else ""
         return [
-            f"Which producer holds {what} is unknown at present: {text(active.get('message'))}.{last}"
+            f"The writer of {what} is unknown at the moment: {text(active.get('message'))}.{last}"
         ]
     if active.get("reason") == "Shared":
         return [f"{what} is written by shared producers."]
     if active.get("status") == "True" and holder:
         return [f"{what} is written by {_described(holder, found.now)}, under epoch {epoch}."]
     if active.get("reason") == "TakingOver":
-        return [f"{what} is changing its holder: the next producer is about to be granted."]
+        return [f"{what} is between two writers: the next one is being granted."]
     last_epoch = f"; its last epoch is {epoch}" if epoch is not None else ""
-    return [f"No producer holds {what}{last_epoch}."]
+    return [f"{what} has no writer{last_epoch}."]
 
 
 def _described(holder: Document, now: float) -> str:
@@ -131,16 +131,18 @@ def _story(found: Found) -> list[str]:
     last = rows[0]
     writes = bool(status(found.topic).get("holder"))
     begins = "This began" if writes else "The last transition was"
-    now = "has written since" if writes or not last.get("producerName") else "wrote then"
+    now = "has written since" if writes or not last.get("producerName") else "wrote from then on"
     said = [f"{begins} at {text(last['at'])}: {_cause(last, now)}."]
     said += [_gap(last)] if last.get("cause") != "Initial" else []
     if len(rows) > 1:
-        said.append(f"Before that, at {text(rows[1]['at'])}: {_cause(rows[1], 'wrote then')}.")
+        said.append(
+            f"Before that, at {text(rows[1]['at'])}: {_cause(rows[1], 'wrote from then on')}."
+        )
     if len(rows) > 2:
         oldest, title = rows[-1], name(found.topic)
         said.append(
             f"{len(rows)} transitions are recorded since {text(oldest['at'])}"
-            f" (kubectl onewriter history {metadata(found.topic).get('name')} shows all of {title})."
+            f" (kubectl onewriter history {metadata(found.topic).get('name')} has all of {title})."
         )
     return said
 
@@ -190,12 +192,12 @@ def _former(found: Document) -> str:
 def _gap(row: Document) -> str:
     gap = row.get("leaderlessMs")
     if not row.get("producerName"):
-        return "No producer has been granted the topic since."
+        return "No producer was granted the topic since."
     if gap is None:
-        return "It is unknown how long no producer could write."
+        return "The time without a writer is unknown."
     if gap == 0:
-        return "There was no gap between the two producers."
-    return f"No producer could write for {gap} ms."
+        return "There was no gap between the two writers."
+    return f"The topic had no writer for {gap} ms."
 
 
 # ------------------------------------------------------------ who is next
@@ -256,17 +258,19 @@ def _fenced_pod(found: Found, pod: Document) -> str:
         case "Evicted":
             became = "it was evicted"
         case "PodGone":
-            became = "it had gone by itself"
+            became = "it ended by itself"
         case "CameBack":
             became = "it registered again and stays"
         case "NotRequested":
-            became = f"it is left alone{message}"
+            became = f"it was not evicted{message}"
         case "BlockedByPDB":
-            became = f"it is still there, because {_budgets(found, pod)}"
+            became = f"it still exists, because {_budgets(found, pod)}"
         case "EvictionFailed":
-            became = f"it is still there, its eviction fails{message}; it is tried each minute"
+            became = (
+                f"it still exists, its eviction fails{message}; the operator retries each minute"
+            )
         case "Pending":
-            became = "it is to be evicted, and has ten seconds to register again first"
+            became = "it will be evicted unless it registers again within ten seconds"
         case _:
             became = text(pod.get("outcome")) + message
     return f"{past}{at}; {became}."
@@ -275,13 +279,13 @@ def _fenced_pod(found: Found, pod: Document) -> str:
 def _budgets(found: Found, pod: Document) -> str:
     """The PodDisruptionBudgets that keep a pod, as far as the caller may see them."""
     if found.budgets is None or found.pods is None:
-        return "a PodDisruptionBudget forbids it (which one you may not see)"
+        return "a PodDisruptionBudget forbids it (you may not see which one)"
     labels = metadata(found.pods.get(str(pod.get("pod"))) or {}).get("labels") or {}
     named = [
         f"PodDisruptionBudget {text(metadata(budget).get('name'))} allows"
         f" {status(budget).get('disruptionsAllowed', 0)} disruptions"
         f" ({status(budget).get('currentHealthy', '?')} pods are healthy,"
-        f" {status(budget).get('desiredHealthy', '?')} have to be)"
+        f" {status(budget).get('desiredHealthy', '?')} must be)"
         for budget in found.budgets
         if selects(spec(budget).get("selector") or {}, labels)
     ]
@@ -297,7 +301,7 @@ def _obstacles(found: Found) -> list[str]:
     if int(status(topic).get("observedGeneration") or -1) < int(
         metadata(topic).get("generation") or 0
     ):
-        said.append("The operator has not processed its newest manifest yet.")
+        said.append("Its newest manifest was not reconciled yet.")
     for claim in found.claims:
         ready = condition(claim, "Ready")
         if ready.get("status") == "False":
@@ -307,9 +311,9 @@ def _obstacles(found: Found) -> list[str]:
             )
     if found.operator:
         said.append(
-            f"This output may be out of date: {text(found.operator)}. Producing and fencing continue without it."
+            f"This may be outdated: {text(found.operator)}. Writing and fencing continue without it."
         )
-    return said or ["There are no problems."]
+    return said or ["Nothing needs attention."]
 
 
 def _conditions(topic: Document) -> list[str]:
@@ -323,9 +327,9 @@ def _conditions(topic: Document) -> list[str]:
             doubt = "" if now.get("status") == "False" else " (unconfirmed)"
             said.append(f"{words}{doubt} ({now.get('reason')}): {text(now.get('message'))}.")
     for kind, words in (
-        ("Conflict", "Another object declares the topic"),
-        ("Stalled", "It is stalled until its manifest is changed"),
-        ("Drifted", "Another client changed objects of the operator"),
+        ("Conflict", "Another object has the topic"),
+        ("Stalled", "It cannot continue until a user changes something"),
+        ("Drifted", "An object that the operator manages was changed"),
     ):
         now = condition(topic, kind)
         if now.get("status") == "True":
