@@ -110,7 +110,10 @@ def test_what_a_program_passes_on_comes_beside_the_epoch() -> None:
         ({"topic": "non-persistent://public/default/x"}, "not a persistent topic"),
         ({"txnVersion": ""}, "txnAppId and txnVersion are missing"),
         ({"txnAppId": "a b"}, "not a valid app"),
-        ({"txnAppId": "a" * 195, "deliveryGuarantee": "at-least-once", "txnVersion": ""}, "not a valid app"),
+        (
+            {"txnAppId": "a" * 195, "deliveryGuarantee": "at-least-once", "txnVersion": ""},
+            "not a valid app",
+        ),
         ({"txnVersion": "9" * 16}, "not a valid version"),
         ({"deliveryGuarantee": "at-most-once"}, "none of exactly-once, at-least-once"),
         ({"deliveryGuarantee": "at-least-once"}, "txnVersion: at least once"),
