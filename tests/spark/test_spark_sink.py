@@ -99,6 +99,15 @@ def test_a_batch_that_is_written_at_least_once_needs_no_version(
     assert stored(spark, broker, topic) == 2 * list(range(10))
 
 
+def plans(spark: SparkSession) -> str:
+    """What Spark's UI and event logs show of all queries until now."""
+    store = spark._jsparkSession.sharedState().statusStore()
+    shown = store.executionsList()
+    return "\n".join(
+        shown.apply(number).physicalPlanDescription() for number in range(shown.size())
+    )
+
+
 def test_nothing_is_written_under_an_epoch_that_is_over(
     spark: SparkSession, broker: LocalBrokers, topic: str
 ) -> None:
@@ -106,6 +115,9 @@ def test_nothing_is_written_under_an_epoch_that_is_over(
         with client.lead(topic, announce=False) as leadership:
             options = leadership.spark_options("job")
             write(rows(spark, 10), broker, topic, 1, **options)
+            (secret,) = [each for name, each in options.items() if name.startswith("capability")]
+            assert topic in plans(spark), "options are shown"
+            assert secret not in plans(spark), "this one is redacted"
         with client.lead(topic, announce=False):
             with pytest.raises(PySparkException):
                 write(rows(spark, 10), broker, topic, 2, **options)
