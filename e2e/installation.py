@@ -191,7 +191,7 @@ class Installation:
 
     def readiness(self, broker: str) -> Json:
         """What a broker pod answers at ``/readyz``, ready or not."""
-        where = f"{path('pods', NAMESPACE, broker)}:8080/proxy/readyz"
+        where = f"{path('pods', NAMESPACE, broker)}:8081/proxy/readyz"
         found: Json = json.loads(self.api.ask("GET", where)[1])
         return found
 

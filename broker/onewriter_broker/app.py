@@ -207,6 +207,7 @@ class Broker:
                 lambda: self.topics.desired,
                 now,
                 lambda: self.desired.is_known,
+                wall_ms,
             ),
             now=now,
             wall_ms=wall_ms,
@@ -307,7 +308,8 @@ class Broker:
                     background.append(self.spawn(certificate.run()))
                     servers.append(await listen(self.clients, self.spawn, certificate))
                 self.is_ready.set()
-                log.info("broker.listening", url=self.addresses.broker_url, pid=os.getpid())
+                url = self.clients.named(self.addresses).broker_url
+                log.info("broker.listening", url=url, pid=os.getpid())
                 await stop.wait()
                 log.info("broker.stopping")
                 await self._leave()

@@ -7,7 +7,7 @@ defaults. ``cli.py`` builds a Settings and hands it to each broker process as a 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -15,6 +15,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from onewriter_broker.log.api import Durability
 from onewriter_core.api.tenancy import read_exceptions
 from onewriter_core.authorization import ConsumersDefault
+
+LOOPBACK: Final = "127.0.0.1"
 
 
 class Settings(BaseSettings):
@@ -43,6 +45,11 @@ class Settings(BaseSettings):
         None,
         description="authorities in PEM that verify certificates of other brokers; read again when the"
         " file changes; none: the system's",
+    )
+    tls_only: bool = Field(
+        False,
+        description="serve the plain ports on 127.0.0.1 alone, and name TLS addresses alone in look-ups"
+        " and redirects; needs a certificate",
     )
     tls_port: int = Field(
         6651, ge=0, le=65535, description="port of Pulsar's binary protocol over TLS"
@@ -301,6 +308,11 @@ class Settings(BaseSettings):
         20.0, gt=0, description="an atomic publish without progress for this time fails"
     )
     stop_seconds: float = Field(10.0, gt=0, description="time for a clean stop")
+
+    @property
+    def plain_host(self) -> str:
+        """The address that the ports without TLS listen on; the port of probes is not among them."""
+        return LOOPBACK if self.tls_only else self.host
 
     @field_validator("tenancy_allow")
     @classmethod

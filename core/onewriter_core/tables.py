@@ -92,6 +92,7 @@ def status(answer: Json) -> None:
         section("partitions", slots, _slots)
     section("transitions", answer["transitions"], _transitions)
     section("lost entries", answer.get("losses") or [], _losses)
+    section("refused", answer.get("refusals") or [], _refusals)
 
 
 def properties(facts: Iterable[tuple[str, object]]) -> None:
@@ -180,6 +181,13 @@ def _losses(rows: Sequence[Json]) -> None:
     )
 
 
+def _refusals(rows: Sequence[Json]) -> None:
+    table(
+        ("SUBJECT", "RIGHT", "TIMES", "LAST"),
+        ((row["subject"] or "anonymous", row["right"], row["count"], row["last"]) for row in rows),
+    )
+
+
 def history(answer: Json) -> None:
     """A topic's audit records, oldest first."""
     if answer["earlierOmitted"]:
@@ -188,15 +196,26 @@ def history(answer: Json) -> None:
         click.echo("nothing was recorded yet")
         return
     table(
-        ("AT", "KIND", "CAUSE", "EPOCH", "LEDGER", "PRODUCER", "ADDRESS", "LEADERLESS MS"),
+        (
+            "AT",
+            "KIND",
+            "CAUSE",
+            "EPOCH",
+            "LEDGER",
+            "PRODUCER",
+            "SUBJECT",
+            "ADDRESS",
+            "LEADERLESS MS",
+        ),
         (
             (
                 row.get("at"),
                 row.get("kind"),
-                row.get("cause", row.get("reason")),
+                row.get("cause", row.get("reason", row.get("right"))),
                 row.get("epoch"),
                 row.get("ledger"),
-                row.get("producer"),
+                row.get("producer", row.get("app")),
+                row.get("subject"),
                 row.get("address"),
                 row.get("leaderlessMs"),
             )

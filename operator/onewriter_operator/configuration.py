@@ -41,7 +41,7 @@ MANAGED_SETTINGS: Final = frozenset({
     "host", "httpPort", "httpsPort", "kubernetesNamespace", "manifests", "metricsTokenFile", "name", "port",
     "redisPassword", "redisPasswordFile", "redisReplicas", "redisSentinelMaster",
     "redisSentinels", "redisUrl", "redisUsername", "tenancyAllow", "tenancyEnforced",
-    "tlsCaFile", "tlsCertFile", "tlsKeyFile", "tlsPort",
+    "tlsCaFile", "tlsCertFile", "tlsKeyFile", "tlsOnly", "tlsPort",
     "tokenAudience", "tokenReview",
 })  # fmt: skip
 """Settings of the brokers that follow from the rest of the configuration."""
@@ -180,7 +180,7 @@ class BrokerTls(ApiModel):
     secret_name: str = ""
     """The Secret with tls.crt, tls.key and ca.crt; empty: RELEASE-broker-tls."""
     plain: bool = False
-    """Whether Services and network policies offer the plain ports 6650 and 8080 too. Without TLS they always do."""
+    """Whether brokers serve clients on the plain ports 6650 and 8080 too. Without TLS they always do."""
 
     @property
     def offers_plain(self) -> bool:

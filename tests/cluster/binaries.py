@@ -105,6 +105,33 @@ def program(name: str) -> Path:
     return found
 
 
+def own_program(folder: Path, name: str) -> Path:
+    """The program whose go.mod, go.sum and main.go are in ``folder``, built if need be. Raises CannotBuild."""
+    sources = b"".join((folder / each).read_bytes() for each in ("go.mod", "go.sum", "main.go"))
+    target = cache() / f"{name}-{hashlib.sha256(sources).hexdigest()[:12]}"
+    if target.exists():  # whoever builds something else keeps nobody waiting
+        return target
+    with exclusively("build", BUILD_SECONDS):
+        if target.exists():
+            return target
+        if missing_tools():
+            raise CannotBuild(f"{name}: {missing_tools()[0]}")
+        unfinished = target.with_suffix(".unfinished")
+        try:
+            done = run(
+                ["go", "build", "-trimpath", "-ldflags", "-s -w", "-o", unfinished, "."],
+                directory=folder,
+                environment={**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"},
+                seconds=BUILD_SECONDS,
+            )
+        except CommandHangs as error:
+            raise CannotBuild(f"{name}: {error}\nis Go's module proxy reachable?") from None
+        if done.returncode != 0:
+            raise CannotBuild(f"{name}: {done.stderr[-2000:]}")
+        unfinished.rename(target)
+    return target
+
+
 def missing_tools() -> list[str]:
     """What a build would need and this machine lacks, one sentence each."""
     return (

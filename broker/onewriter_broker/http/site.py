@@ -187,9 +187,8 @@ class Site:
         raise web.HTTPTemporaryRedirect(self.url_of(request, owner) + str(request.rel_url))
 
     def url_of(self, request: web.Request, owner: Addresses) -> str:
-        """Where to send a client for another broker: over TLS if it came that way."""
-        over_tls = self.clients.over_tls(owner).http_url
-        return over_tls if request.secure and over_tls else owner.http_url
+        """Where to send a client for another broker: over TLS if it came that way, or all must."""
+        return self.clients.named(owner, is_secure=request.secure).http_url
 
     async def forward(self, request: web.Request, owner: Addresses, method: str, path: str) -> None:
         """Have another broker do something with the caller's credentials.
@@ -211,7 +210,7 @@ EXPIRES: Final[web.RequestKey[float | None]] = web.RequestKey("expires")
 
 def creator_of(request: web.Request) -> str:
     """For whom a topic counts that the request makes."""
-    return subject_of(request[IDENTITY], request.remote or "")
+    return subject_of(request[IDENTITY], f"{request.remote or ''}:0")
 
 
 def namespace_of(request: web.Request) -> str:

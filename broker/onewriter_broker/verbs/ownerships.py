@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from onewriter_broker.verbs.options import broker_options
+from onewriter_broker.verbs.options import Reach, broker_options
 from onewriter_core import tables
 from onewriter_core.broker_http import Broker
 from onewriter_core.command import EXIT_UNKNOWN
@@ -22,9 +22,9 @@ Json = dict[str, Any]
 
 
 @click.command()
-@click.option("--group", help="Only this group's; '' means resources that have no group.")
+@click.option("--group", help="Only ownerships of this group; '' means resources without a group.")
 @click.option("--resource", help="Only this resource: a full topic name, or other text.")
-@click.option("--drop", is_flag=True, help="Forget those of --group that nobody owns.")
+@click.option("--drop", is_flag=True, help="Drop the records of --group that have no owner.")
 @broker_options
 @click.pass_context
 def ownerships(
@@ -34,28 +34,27 @@ def ownerships(
     resource: str | None,
     *,
     drop: bool,
-    http_url: str,
-    token: str,
+    reach: Reach,
     output: str,
 ) -> None:
-    """List who owns which resource, or with --drop forget a group's records that nobody owns.
+    """List the owners of resources, or with --drop drop a group's records that have no owner.
 
-    Every broker is asked for what it keeps. Who owns a dropped resource next gets a higher generation than
-    all before, and stale owners stay refused; but until somebody owns the topic again, the group's
-    consumers may read it without owning it. Once records were dropped, no broker may go back to a version
-    that knows of no floors (docs/operations.md, "Ownership records").
+    The command asks every broker. The next owner of a dropped resource gets a higher generation than
+    all before, and stale owners stay refused. But until the topic has an owner again, the group's
+    consumers may read it without owning it. After records were dropped, no broker may go back to a
+    version without floors (docs/operations.md, "Ownership records").
     """
     if drop and group is None:
         raise ConfigurationError("--drop needs --group: whose records are to be dropped")
-    brokers = Broker(http_url, token).get("/onewriter/v1/brokers")
+    brokers = reach.broker().get("/onewriter/v1/brokers")
     urls = [each["httpUrl"] for each in brokers["brokers"] if each["alive"]]
     if drop:
         answers, is_whole = _each(
-            urls, token, lambda broker: broker.delete(_PATH, group=group, resource=resource)
+            urls, reach, lambda broker: broker.delete(_PATH, group=group, resource=resource)
         )
         _tell_dropped(answers, output)
     else:
-        answers, is_whole = _each(urls, token, lambda broker: _listed(broker, group))
+        answers, is_whole = _each(urls, reach, lambda broker: _listed(broker, group))
         rows = [row for answer in answers for row in answer["ownerships"]]
         _tell(sorted(rows, key=_order), resource, output)
     if brokers["unowned"]:
@@ -67,15 +66,15 @@ def ownerships(
     context.exit(0 if is_whole else EXIT_UNKNOWN)
 
 
-def _each(urls: list[str], token: str, ask: Callable[[Broker], Json]) -> tuple[list[Json], bool]:
-    """What the brokers say, and whether all have; those that do not are told of.
+def _each(urls: list[str], reach: Reach, ask: Callable[[Broker], Json]) -> tuple[list[Json], bool]:
+    """The answers of the brokers, and whether all answered; a warning names those that did not.
 
     Raises what the first one to answer refuses with: then nothing was done, and the others will say the same.
     """
     answers: list[Json] = []
     for url in urls:
         try:
-            answers.append(ask(Broker(url, token)))
+            answers.append(ask(reach.broker(url)))
         except (Refused, ConfigurationError) as error:
             if not answers:
                 raise

@@ -92,7 +92,7 @@ def test_without_a_thousand_topics_their_goals_are_not_measured() -> None:
 def test_a_single_write_while_idle_misses_the_goal(writes: int, verdict: str) -> None:
     quiet = Idle(1000, 600, writes, 360, cpu_seconds=6, resident_bytes=150_000_000)
     text = page.idle_part(quiet, 2, CONDITIONS)
-    assert row(text, "no write beside Leases") == [f"{writes} writes", verdict]
+    assert row(text, "no write except of Leases") == [f"{writes} writes", verdict]
     assert row(text, "operator's CPU") == ["1.0% of a core"]
     assert "for 10 minutes" in text
 
