@@ -1,11 +1,11 @@
-"""A leader that keeps its state in the topic it leads, with the stock Pulsar client and nothing else.
+"""A leader that keeps its state in the topic it leads, with only the stock Pulsar client.
 
-This is PIP-68's second example. The topic is the write-ahead log of a small key-value state, here
-who works on which task. Whoever becomes leader first replays it, compacted: the newest message of
-each task, and what came since; an empty message removed a task. From then on each change is written
-first and applied once it is stored. A leader that was deposed meanwhile cannot write another one.
+This is PIP-68's second example. The topic is the write-ahead log of a small key-value state: who
+works on which task. A new leader first replays the compacted topic: the newest message of each task,
+and the messages after it; an empty message removes a task. Then it writes each change first and
+applies it once it is stored. A leader that was fenced meanwhile cannot write another change.
 
-Start it in two terminals, kill the one that leads (``kill -9``): the other goes on where it was.
+Start it in two terminals and kill the leader (``kill -9``): the other one continues.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def main() -> None:
     parser.add_argument("--topic", default="persistent://public/default/assignments")
     parser.add_argument("--name", default=f"leader-{os.getpid()}")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between two changes")
-    parser.add_argument("--changes", type=int, default=0, help="stop after so many; 0: never")
+    parser.add_argument(
+        "--changes", type=int, default=0, help="stop after this number of changes; 0: never"
+    )
     options = parser.parse_args()
 
     client = pulsar.Client(
@@ -45,7 +47,7 @@ def main() -> None:
         access_mode=pulsar.ProducerAccessMode.WaitForExclusive,
         batching_enabled=False,
     )
-    # Nobody else writes from here on: what is replayed now is all there is.
+    # No other producer writes from now on, so the replay is complete.
     state, messages = replay(client, options.topic)
     print(f"{options.name}: leading; {messages} messages gave {len(state)} tasks", flush=True)
     compact(options.admin, options.topic)
@@ -57,7 +59,7 @@ def main() -> None:
         try:
             producer.send(b"%d" % count, partition_key=task)  # ahead,
         except pulsar.ProducerFenced:
-            print(f"{options.name}: fenced, somebody else leads", flush=True)
+            print(f"{options.name}: fenced, another producer leads", flush=True)
             break
         state[task] = b"%d" % count  # and then the state
         print(f"{options.name}: change {change}: {task} {count}", flush=True)
@@ -84,7 +86,7 @@ def replay(client: pulsar.Client, topic: str) -> tuple[dict[str, bytes], int]:
 def compact(admin: str, topic: str) -> None:
     """Have the topic compacted now, so that the next leader reads little.
 
-    A broker does so of its own accord where an ExclusiveTopic enables compaction.
+    A broker compacts automatically if an ExclusiveTopic enables compaction.
     """
     connection = http.client.HTTPConnection(admin.removeprefix("http://"), timeout=10)
     connection.request("PUT", f"/admin/v2/{topic.replace('://', '/')}/compaction")

@@ -1,11 +1,11 @@
-"""Task assignment: workers own tasks, one of them dies, the others take its tasks over.
+"""Task assignment: workers own tasks, one of them dies, the others take over its tasks.
 
-Twelve tasks, three workers, each a process. A worker asks for a task that it does not have, and asks
-the less often the more it has, so that tasks spread. What a task does it writes under its
-ownership's guard: once somebody else was given the task, its former worker writes nothing more.
+There are twelve tasks and three workers, each a process. A worker requests tasks that it does not
+have. The more it has, the less often it requests one, so the tasks spread. A task writes under the
+guard of its ownership: once another worker owns the task, its former worker writes nothing more.
 
-Two workers are killed (``kill -9``). It ends with an error if a task stays without a worker, or is
-ever done by two at a time.
+Two workers are killed (``kill -9``). The program fails if a task stays without a worker, or if two
+workers ever do one task at the same time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def work(url: str, topic: str, name: str) -> None:
             mine = {task: owned for task, owned in mine.items() if owned.is_owned}
             others = [task for task in TASKS if task not in mine]
             for task in random.sample(others, len(others)):
-                # Without a generation it takes only what nobody owns.
+                # Without a generation it takes only tasks without an owner.
                 (owned,) = await client.own(topic, [task], identity=name)
                 if owned.is_owned:
                     mine[task] = owned
@@ -49,7 +49,7 @@ async def work(url: str, topic: str, name: str) -> None:
 
 
 async def do(task: Ownership, progress: Guarded, name: str) -> None:
-    """The task itself: it says that it goes on, until it is somebody else's."""
+    """The task itself: it reports progress until another worker owns it."""
     said = {"worker": name, "generation": str(task.generation)}
     with contextlib.suppress(Fenced, Closed):
         while True:
@@ -73,7 +73,7 @@ class Assignment:
                 task, worker = message.key or "", message.properties["worker"]
                 generation = int(message.properties["generation"])
                 latest = self._generations.get(task, 0)
-                assert generation >= latest, f"{worker} did {task} after it was somebody else's"
+                assert generation >= latest, f"{worker} did {task} after another worker owned it"
                 same = generation > latest or worker == self.workers[task]
                 assert same, f"{worker} and {self.workers.get(task)} did {task} at once"
                 self.workers[task], self._generations[task] = worker, generation

@@ -153,7 +153,7 @@ LAB_PACKAGES = {**lab.PACKAGES, **{name: name for name in images.TOOLS}}
 
 UNIT = (
     *("tests/unit", "tests/property", "tests/scenarios", "tests/mutants"),
-    *("tests/test_tidy.py", "tests/test_tiers.py"),
+    *("tests/test_tidy.py", "tests/test_tiers.py", "tests/test_prose.py"),
 )
 MORE_SEEDS = "nothing_is_violated or whole_and_once or same_seed"
 """The tests of the simulation that look at other seeds where they are told so; make test runs the others already."""
@@ -167,11 +167,12 @@ FULL = ("-m", "full")
 NEWCOMER = (
     Tier(
         "check",
-        "format, lint, types, layers between packages, the SDK's reference",
+        "format, lint, phrases of the style guide, types, layers between packages, the SDK's reference",
         (
             tool("ruff", "format", "--check", "."),
             tool("ruff", "check", "."),
             tool("lint-imports"),
+            (sys.executable, "-m", "tests.prose"),
             tool("mypy", "--cache-dir", str(binaries.cache() / "mypy")),
             tool("pdoc", *REFERENCE, *REFERENCE_OPTIONS),
         ),

@@ -1,11 +1,11 @@
-"""Lead a topic through the sidecar, with Python's standard library and nothing else.
+"""Lead a topic through the sidecar, with only Python's standard library.
 
-One thread follows the leadership events, the other publishes while we lead::
+One thread follows the leadership events, the other publishes while this process leads::
 
     onewriter sidecar --topic orders &
     python examples/sidecar/leader.py --name A
 
-It also leaves resume info: whoever leads next finds in the log who led before, and how far it came.
+It also stores resume info: the next leader reads in the log who led before, and its progress.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def publish(sidecar: Sidecar, session: str, name: str, number: int) -> bool:
             sidecar.call("PUT", "/resume-info", info, Content_Type="application/json")
             return True
     except (OSError, http.client.HTTPException) as error:
-        print(f"{name}: nobody knows whether {number} is in the log: {error}", flush=True)
+        print(f"{name}: it is unknown whether {number} is in the log: {error}", flush=True)
         return True
     print(f"{name}: {status}, stored: {answer['stored']}: {answer['reason']}", flush=True)
     return answer["stored"] is not False

@@ -39,7 +39,6 @@ from onewriter_broker.http import (
     watch,
 )
 from onewriter_broker.http.routes import Open, Routes, Rule, check
-from onewriter_broker.http.scraping import ScrapeToken
 from onewriter_broker.http.shares import Capacity, Shares
 from onewriter_broker.http.site import (
     BODY_BYTES_MAX,
@@ -51,27 +50,18 @@ from onewriter_broker.http.site import (
     status_of,
 )
 from onewriter_broker.http.watchers import WATCHERS_MAX
+from onewriter_broker.quotas.book import subject_of
 from onewriter_core.authorization import Role
 from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import Identity
+from onewriter_http.addresses import network_of
 from onewriter_http.browsers import Browsers, is_loopback
-from onewriter_http.connections import address_of
-from onewriter_http.limits import Limits
+from onewriter_http.limits import PROBE_LIMITS, Limits
+from onewriter_http.scraping import ScrapeToken
 from onewriter_http.server import Server
 
 LIMITS: Final = Limits(body_bytes_max=DESIRED_BYTES_MAX)
 """Of the main port. Most bodies are smaller: see BODY_BYTES_MAX."""
-
-PROBE_LIMITS: Final = Limits(
-    connections_max=256,
-    connections_per_address_max=64,
-    header_seconds=2.0,
-    body_seconds=2.0,
-    idle_seconds=30.0,
-    answer_seconds=20.0,
-    body_bytes_max=0,
-)
-"""Of the port of probes and metrics."""
 
 REQUESTS: Final = Capacity(places=256, each=32, kept=16, waiting=256)
 """Requests worked on at once, without streams."""
@@ -181,7 +171,7 @@ class HttpServer:
 
         async def admitted(request: web.Request) -> web.StreamResponse:
             identity = await self._admit(request, rule)
-            key = identity.subject or f"anonymous at {request.remote}"
+            key = subject_of(identity, f"{request.remote}:0")
             principal = self._site.clients.authorization.principal(identity)
             # A pipeline reads many logs at once, from all executors under one identity.
             is_privileged = principal.is_administrator or (
@@ -242,7 +232,7 @@ class HttpServer:
             raise Refused(ServerError.AUTHENTICATION_ERROR, "only Bearer tokens are known here")
         else:
             method, data = "none", ""
-        PEER.set(address_of((request.remote or "",)))
+        PEER.set(network_of(request.remote or ""))
         authenticator = self._site.clients.authenticator
         proof = await authenticator.authenticate(method, data.encode("utf-8", "replace"))
         if proof.may_only_resume:

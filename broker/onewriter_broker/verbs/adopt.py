@@ -26,31 +26,35 @@ from onewriter_core.errors import ConfigurationError
 REASON_LENGTH_MAX = 500
 
 EXPLANATION = """\
-A broker refuses a bucket when the store does not hold what the anchor says it must: data was lost,
+A broker refuses a bucket when the store lacks data that the anchor requires: data was lost,
 or this is another dataset. `onewriter status` shows the reason as "not served".
 
-adopt makes what the store holds NOW the truth for such a bucket. Messages that are missing stay
-missing; every producer of its topics must be created anew; no earlier epoch ever comes back. It
-does nothing to a bucket that brokers can take as it is. Stop the brokers first if you can.
+adopt makes the PRESENT data of the store valid for such a bucket. Missing messages stay missing,
+every producer of its topics must be created again, and no earlier epoch ever returns. It does
+nothing to a bucket that brokers can take as it is. Stop the brokers first if you can.
 
 To do it:  onewriter adopt --all --force --reason "why"     (or --bucket N)"""
 
 
 @click.command()
-@click.option("--bucket", "bucket", type=click.IntRange(min=0), help="This bucket only.")
-@click.option("--all", "every", is_flag=True, help="Every bucket that brokers refuse.")
-@click.option("--force", is_flag=True, help="Really do it.")
-@click.option("--reason", default="", help="Why; written to the audit stream.")
+@click.option("--bucket", "bucket", type=click.IntRange(min=0), help="Only this bucket.")
+@click.option("--all", "every", is_flag=True, help="All buckets that brokers refuse.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Adopt the data; without this option the command only explains what it would do.",
+)
+@click.option("--reason", default="", help="The reason; written to the audit stream.")
 @click.option(
     "--data-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Directory of the anchor and the embedded server's data.",
 )
 @click.option(
-    "--redis-url", callback=without_password, help="The store, if it is not the embedded one."
+    "--redis-url", callback=without_password, help="URL of the store; default: the embedded one."
 )
 @click.option("--redis-sentinels", help="host:port,... of Sentinels that know the primary.")
-@click.option("--redis-sentinel-master", help="The name the Sentinels know the primary by.")
+@click.option("--redis-sentinel-master", help="Name of the primary at the Sentinels.")
 @output_option("table", "json")
 @click.pass_context
 def adopt(
@@ -66,8 +70,8 @@ def adopt(
 ) -> None:
     """Accept the store's present data for buckets that the brokers refuse to serve.
 
-    What the store has lost stays lost. Without --force it only explains what it would do. Exit code 1:
-    some bucket was not adopted.
+    What the store has lost stays lost. Without --force the command only explains what it would do.
+    Exit code 1: a bucket was not adopted.
     """
     configure_logging()
     if not force:
@@ -83,7 +87,7 @@ def adopt(
         raise ConfigurationError(f"--bucket: there are {settings.buckets} buckets, from 0")
     anchor_directory = settings.data_dir / "anchor"
     if settings.anchor == "file" and not anchor_directory.is_dir():
-        raise ConfigurationError(f"--data-dir: {anchor_directory} is no anchor")
+        raise ConfigurationError(f"--data-dir: {anchor_directory} is not an anchor directory")
     buckets = range(settings.buckets) if bucket is None else [bucket]
     results = asyncio.run(_adopt(settings, list(buckets), reason.strip()))
     forced = [result for result in results if not result.problem]

@@ -33,9 +33,9 @@ Priority = Annotated[int, Field(ge=INT32_MIN, le=INT32_MAX)]
 
 
 class Permission(StrEnum):
-    """What a claim allows. ``lead``: to hold the topic. ``takeover``: to depose its holder too.
+    """What a claim allows. ``lead``: hold the topic. ``takeover``: also fence its holder.
 
-    ``resetOwnership``: to own the topic, or a partition, by generation 0, whoever owns it.
+    ``resetOwnership``: own the topic, or a partition, with generation 0, replacing any owner.
     """
 
     LEAD = "lead"
@@ -77,18 +77,20 @@ class ClaimSubject(ApiModel):
             ),
             rule(
                 "!has(self.tokenSubject) || !(has(self.serviceAccountName) || has(self.podSelector))",
-                "tokenSubject stands alone: write a second claim for the other subject",
+                "tokenSubject cannot be combined with other fields:"
+                " create a second claim for the other subject",
                 field=".tokenSubject",
             ),
         )
     )
 
     service_account_name: ResourceName | None = None
-    """A ServiceAccount of the claim's namespace, or the bare subject of a static token."""
+    """A ServiceAccount of the claim's namespace. Brokers that do not use TokenReview also accept a token whose
+    subject is the name alone."""
     pod_selector: LabelSelector | None = None
-    """Narrows it to some pods of the claim's namespace; means something in Kubernetes only."""
+    """Restricts the claim to some pods of its namespace; only in Kubernetes."""
     token_subject: Annotated[str, Field(pattern=PRINTABLE, max_length=253)] | None = None
-    """The exact subject of a static token; stands alone."""
+    """The exact subject of a static token; excludes the other fields."""
 
     @model_validator(mode="after")
     def _names_somebody(self) -> Self:
@@ -97,26 +99,26 @@ class ClaimSubject(ApiModel):
             raise ValueError("must have one of serviceAccountName, podSelector, tokenSubject")
         if in_kubernetes and self.token_subject is not None:
             raise ValueError(
-                "tokenSubject stands alone: write a second claim for the other subject"
+                "tokenSubject cannot be combined with other fields: create a second claim for the other subject"
             )
         return self
 
 
 class ProducerClaimSpec(ApiModel):
-    """What is allowed to whom."""
+    """Who may do what with the topic."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
                 "!(has(self.priority) && has(self.defaultPriority)"
                 " && self.defaultPriority > self.priority)",
-                "defaultPriority is above priority, which caps it",
+                "defaultPriority exceeds priority, which is its maximum",
                 field=".defaultPriority",
             ),
             rule(
                 "!has(self.mode) || self.mode == 'Shared'"
                 " || (self.mode == 'ExclusiveWithFencing' ? 'takeover' : 'lead') in self.allow",
-                "mode needs its permission in allow: takeover for ExclusiveWithFencing, else lead",
+                "allow lacks the permission for mode: takeover for ExclusiveWithFencing, lead for other modes",
                 field=".mode",
             ),
         )
@@ -128,22 +130,22 @@ class ProducerClaimSpec(ApiModel):
             json_schema_extra=rules(
                 rule(
                     "self == oldSelf",
-                    "the topic of a ProducerClaim never changes: make another claim",
+                    "the topic of a ProducerClaim cannot change: create another claim",
                     reason="FieldValueForbidden",
                 )
             )
         ),
     ]
-    """The ExclusiveTopic that the claim is for. It never changes."""
+    """The ExclusiveTopic of the claim. Immutable."""
     subject: ClaimSubject
-    """Who the claim is for; many pods under one claim are normal."""
+    """Subject of the claim; many pods under one claim are normal."""
     mode: AccessModeWord | None = None
-    """The only access mode allowed; none given: whatever the topic allows. A takeover
-    (ExclusiveWithFencing) is judged by ``allow`` alone."""
+    """The only allowed access mode; unset: all modes of the topic. For a takeover
+    (ExclusiveWithFencing) only ``allow`` decides."""
     priority: Priority | None = None
-    """The highest queue priority that a producer may ask for (PIP-440)."""
+    """The highest queue priority that a producer may request (PIP-440)."""
     default_priority: Priority | None = None
-    """The queue priority of a producer that asks for none; 0 when it is left out."""
+    """The queue priority of a producer that requests none; default 0."""
     allow: Annotated[
         ListOf[WordOf[Permission]],
         Field(
@@ -152,13 +154,13 @@ class ProducerClaimSpec(ApiModel):
             | rules(
                 rule(
                     "!('takeover' in self) || 'lead' in self",
-                    "takeover needs lead as well: allow: [lead, takeover]",
+                    "takeover also needs lead: write allow: [lead, takeover]",
                 )
             ),
         ),
     ] = (Permission.LEAD,)
-    """lead: to hold the topic. takeover: to depose its holder as well (ExclusiveWithFencing).
-    resetOwnership: to own it by generation 0, whoever owns it."""
+    """lead: may hold the topic. takeover: may also fence its holder (ExclusiveWithFencing). resetOwnership: may
+    own it with generation 0, replacing any owner."""
 
     @field_validator("allow")
     @classmethod
@@ -166,14 +168,16 @@ class ProducerClaimSpec(ApiModel):
         if len(set(allow)) != len(allow):
             raise ValueError("must not name a permission twice")
         if Permission.TAKEOVER in allow and Permission.LEAD not in allow:
-            raise ValueError("takeover needs lead as well: allow: [lead, takeover]")
+            raise ValueError("takeover also needs lead: write allow: [lead, takeover]")
         return allow
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         cap, default = self.priority, self.default_priority
         if cap is not None and default is not None and default > cap:
-            raise ValueError(f"defaultPriority {default} is above priority {cap}, which caps it")
+            raise ValueError(
+                f"defaultPriority {default} exceeds priority {cap}, which is its maximum"
+            )
         needed = _NEEDED.get(self.mode)
         if self.mode is not None and needed is not None and needed not in self.allow:
             raise ValueError(f"mode {MODE_WORDS[self.mode]} needs {needed} in allow")
