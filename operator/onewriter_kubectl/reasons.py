@@ -38,7 +38,7 @@ CAUSES: Final[Mapping[str, str]] = {
     "Initial": "the topic had no writer before",
     "Released": "{former} released the topic",
     "ConnectionLost": "the connection of {former} broke",
-    "Silent": "{former} was silent: it sent no byte although it was pinged",
+    "Silent": "{former} was silent: no byte came from it although it was pinged",
     "ProgressDeadline": "{former} published nothing within its progress deadline",
     "TakenOver": "the topic was taken over from {former}, which was notified and answered",
     "Forced": "the topic was taken over from {former}, which was notified and did not answer",
@@ -324,7 +324,7 @@ def _conditions(topic: Document) -> list[str]:
     ):
         now = condition(topic, kind)
         if now and now.get("status") != "True":
-            doubt = "" if now.get("status") == "False" else " (unconfirmed)"
+            doubt = "" if now.get("status") == "False" else " as far as is known"
             said.append(f"{words}{doubt} ({now.get('reason')}): {text(now.get('message'))}.")
     for kind, words in (
         ("Conflict", "Another object has the topic"),

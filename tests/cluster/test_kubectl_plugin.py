@@ -358,7 +358,7 @@ def test_an_editor_fences_and_a_viewer_does_not(stage: Stage, play: Play) -> Non
     about = stage.cluster.get("xt", play.name, namespace=stage.namespace)["metadata"]
     assert "onewriter.dev/fence" not in (about.get("annotations") or {})
     why = stage("why", play.name, user="viewer").out
-    assert f"an administrator fenced {play.pods['one'].name}" in why
+    assert f"a person fenced {play.pods['one'].name}" in why
 
 
 def test_an_editor_hands_over(stage: Stage, play: Play) -> None:
