@@ -181,7 +181,7 @@ def _observed(
 ) -> Iterator[pa.RecordBatch]:
     start = None if at == EARLIEST else at
     end = None if part.end == END_OF_LOG else part.end
-    for frame in broker.frames(part.log, start, end):
+    for frame in broker.frames(part.log, start, end, publishers=True):
         if isinstance(frame, MarkerFrame):
             if part.start <= frame.position < part.end:
                 observer.marker(frame)
