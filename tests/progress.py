@@ -47,7 +47,7 @@ class Counts:
 
 def counts_of(text: str) -> Counts:
     """What a progress file says: the newest complete report of each process that wrote to it, added up."""
-    newest: dict[int, Counts] = {}
+    newest: dict[int, dict[str, Any]] = {}
     for line in text.splitlines(keepends=True):
         if line.endswith("\n"):
             report = json.loads(line)
