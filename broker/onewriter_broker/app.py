@@ -21,6 +21,7 @@ from onewriter_broker.desired import Desired, Initial, tenancy_of
 from onewriter_broker.dispatch.reading import ReadBudget
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.http.metrics import Metrics
+from onewriter_broker.http.peers import Peers
 from onewriter_broker.http.server import HttpServer
 from onewriter_broker.http.site import Site
 from onewriter_broker.http.watchers import Watchers
@@ -267,6 +268,7 @@ class Broker:
                     is_full=lambda: self.clients.store_is_full,
                     standstill_seconds=settings.publish_standstill_seconds,
                 ),
+                peers=Peers(settings),
             )
         )
 

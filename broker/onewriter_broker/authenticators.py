@@ -39,5 +39,6 @@ def authenticator(settings: Settings) -> Authenticator | None:
             settings.token_audience or None,
             settings.token_issuer or None,
             expiry_required=settings.token_expiry_required,
+            allows_accounts=not settings.token_review,
         ),
     )

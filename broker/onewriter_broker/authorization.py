@@ -77,6 +77,7 @@ class Authorization:
         self._policy = Policy(
             settings.consumers_default,
             UndeclaredTopics(settings.require_declared, undeclared),
+            with_bare_account_names=not settings.token_review,
         )
         self._desired = desired
         self._clock = clock

@@ -39,6 +39,11 @@ class Settings(BaseSettings):
         None, description="certificate chain in PEM; with it TLS is served beside plain"
     )
     tls_key_file: Path | None = Field(None, description="private key of the certificate")
+    tls_ca_file: Path | None = Field(
+        None,
+        description="authorities in PEM that certificates of other brokers are checked against; read"
+        " again when it changes; none: the system's",
+    )
     tls_port: int = Field(
         6651, ge=0, le=65535, description="port of Pulsar's binary protocol over TLS"
     )

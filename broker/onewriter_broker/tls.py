@@ -1,4 +1,4 @@
-"""The certificate that this broker serves TLS with, beside the plain ports.
+"""The certificate that this broker serves TLS with, and the authorities that it trusts as a client.
 
 Whoever renews it (cert-manager, a person) replaces two files; they are read again while we run, and
 connections made from then on see the new one. A pair that does not fit together, as between two
@@ -19,7 +19,7 @@ import structlog
 
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.settings import Settings
-from onewriter_core.errors import ConfigurationError
+from onewriter_core.errors import ConfigurationError, Unavailable
 
 LOOK_SECONDS: Final = 5.0
 """Between two looks at the files."""
@@ -143,6 +143,49 @@ class ServerCertificate:
                 ) from error
         if (_content(self._certificate), _content(self._key)) != pair.contents:
             raise ConfigurationError(f"{self._certificate} changes while it is read")
+
+
+class Authorities:
+    """Whose certificates count when this broker connects to another one: a PEM file, or the system's.
+
+    The file is read for each connection, so a renewed one counts without a restart.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._content: bytes | None = None
+        self._context: ssl.SSLContext | None = None
+
+    async def context(self) -> ssl.SSLContext:
+        """A context that checks certificate and host name. Raises Unavailable for a file of no use."""
+        return await asyncio.to_thread(self._current)
+
+    def _current(self) -> ssl.SSLContext:
+        content = None if self._file is None else self._read(self._file)
+        if self._context is None or content != self._content:
+            self._context = self._made(content)
+            self._content = content
+        return self._context
+
+    def _read(self, file: Path) -> bytes:
+        try:
+            return _content(file)
+        except ConfigurationError as error:
+            raise Unavailable(f"tls_ca_file cannot be read: {error}") from error
+
+    def _made(self, content: bytes | None) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and host name
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if content is None:
+            context.load_default_certs()
+            return context
+        try:
+            context.load_verify_locations(cadata=content.decode("ascii", "ignore"))
+        except (ssl.SSLError, ValueError) as error:
+            raise Unavailable(
+                f"tls_ca_file {self._file}: no certificates in PEM: {error}"
+            ) from error
+        return context
 
 
 def certificate_of(settings: Settings) -> ServerCertificate | None:

@@ -26,6 +26,7 @@ from onewriter_broker.authentication import (
     refused,
     shows_token,
 )
+from onewriter_core.authorization.principals import SERVICE_ACCOUNT
 from onewriter_core.errors import ConfigurationError
 from onewriter_core.ids import Identity
 
@@ -55,6 +56,9 @@ class Expected:
     """Must be the token's issuer; None: any will do."""
     expiry_required: bool = False
     """Tokens without an expiry are refused."""
+    allows_accounts: bool = True
+    """Whether a subject may be that of a Kubernetes ServiceAccount. Where the API server judges tokens,
+    it alone says who one is."""
 
 
 ANYTHING: Final = Expected()
@@ -131,6 +135,8 @@ def verify(
         raise refused(f"the token needs a subject of 1 to {SUBJECT_LENGTH_MAX} characters")
     if not subject.isprintable():
         raise refused("the token's subject has characters that cannot be printed")
+    if not expected.allows_accounts and subject.startswith(SERVICE_ACCOUNT):
+        raise refused("only a token of the Kubernetes API server proves a ServiceAccount")
     return Authenticated(Identity(subject), expires_at)
 
 

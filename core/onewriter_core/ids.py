@@ -132,6 +132,16 @@ class TopicName:
             raise InvalidTopicName(f"a topic name has at most {TOPIC_NAME_LENGTH_MAX} bytes")
         return name
 
+    @classmethod
+    def parse_stored(cls, text: str) -> TopicName:
+        """Read the full name under which a topic is stored.
+
+        Earlier versions stored names that are too long, and names that end like a partition's.
+        Raises InvalidTopicName.
+        """
+        name = cls.parse(text, is_stored=True)
+        return replace(name, local=name.local_name, partition=None)
+
     @property
     def _base_length(self) -> int:
         """Bytes of the full name without a partition's suffix."""

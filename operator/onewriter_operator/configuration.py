@@ -41,7 +41,7 @@ MANAGED_SETTINGS: Final = frozenset({
     "host", "httpPort", "httpsPort", "kubernetesNamespace", "manifests", "metricsTokenFile", "name", "port",
     "redisPassword", "redisPasswordFile", "redisReplicas", "redisSentinelMaster",
     "redisSentinels", "redisUrl", "redisUsername", "tenancyAllow", "tenancyEnforced",
-    "tlsCertFile", "tlsKeyFile", "tlsPort",
+    "tlsCaFile", "tlsCertFile", "tlsKeyFile", "tlsPort",
     "tokenAudience", "tokenReview",
 })  # fmt: skip
 """Settings of the brokers that follow from the rest of the configuration."""

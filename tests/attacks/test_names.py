@@ -66,6 +66,42 @@ def test_a_stored_name_that_is_too_long_is_left_out_of_lists_and_can_be_deleted(
         topics_over_wire(client)  # the connection lives
 
 
+@pytest.mark.parametrize(
+    "name", ["p" * 500, "é" * 300, "old-partition-0", "p" * 500 + "-partition-7"]
+)
+def test_a_namespace_with_a_stored_name_that_is_not_accepted_any_more_is_deleted_as_a_whole(
+    raw: RawClients, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path = "/admin/v2/namespaces/public/team"
+    full_name = f"persistent://public/team/{name}"
+    with in_process_broker() as broker:
+        http = Http(broker.http_url)
+        assert http("PUT", path)[0] == 204
+        raw(address_of(broker)).producer("persistent://public/team/healthy").publish(b"x")
+        with monkeypatch.context() as patched:
+            patched.setattr("onewriter_broker.topic.catalog._check_new", lambda _: None)
+            broker._do(broker._broker.topics.serve(TopicName.parse_stored(full_name)))
+        status, answer = http("DELETE", path)
+        assert status == 409
+        assert "non empty" in answer["reason"]
+        assert http("DELETE", f"{path}?force=true")[0] == 204
+        stored = broker._do(broker._broker.topics.list("public/team", with_long_names=True))
+        assert not stored
+        assert not [key for key in broker._broker.topics.loaded if "/team/" in key]
+        assert http("GET", path)[0] == 404
+
+
+def test_a_namespace_that_only_has_a_stored_name_that_is_too_long_is_not_empty(
+    raw: RawClients,
+) -> None:
+    path = "/admin/v2/namespaces/public/team"
+    with in_process_broker() as broker:
+        http = Http(broker.http_url)
+        assert http("PUT", path)[0] == 204
+        store(broker, f"persistent://public/team/{'p' * 500}")
+        assert http("DELETE", path)[0] == 409
+
+
 @pytest.mark.parametrize("control", CONTROLS)
 def test_new_names_with_control_characters_are_refused(raw: RawClients, control: str) -> None:
     with in_process_broker() as broker:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.attacks.guarded import address_of
+from tests.attacks.guarded import GuardedBrokers, address_of, wire_as
 from tests.integration.conftest import RawClients
 from tests.integration.raw import RawClient, full
 
@@ -116,3 +117,38 @@ def test_a_question_and_its_answer_pass_to_the_other_process_unchanged() -> None
         Schema(pb.Schema.AVRO, union(3)), (kept,), Strategy.BACKWARD, is_reader=True
     )
     assert Question.decode(question.encode()) == question
+
+
+def test_one_identity_keeps_no_other_of_its_namespace_from_having_a_schema_compared(
+    guarded: GuardedBrokers, raw: RawClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, goes_on, began = "slow", threading.Event(), threading.Event()
+    judge = Question.judge
+
+    def held(question: Question) -> None:
+        if slow in str(question.schema):
+            began.set()
+            assert goes_on.wait(60)
+        judge(question)
+
+    monkeypatch.setattr(Question, "judge", held)
+    broker = guarded()
+    calm, greedy = (wire_as(broker, raw, subject) for subject in ("calm", "greedy"))
+    for topic in ("greedy-0", "greedy-1", "calm"):
+        calm.producer(topic).close()
+    try:
+        for topic in ("greedy-0", "greedy-1"):  # the second waits, and takes no place
+            schema = pb.Schema(name="s", type=pb.Schema.AVRO, schema_data=record(slow))
+            greedy.say(
+                pb.CommandGetOrCreateSchema(
+                    request_id=greedy.next_request_id(), topic=full(topic), schema=schema
+                )
+            )
+        assert began.wait(60)
+        assert not make(calm, "calm", record("quick")).error_message
+    finally:
+        goes_on.set()
+
+
+def record(name: str) -> bytes:
+    return json.dumps({"type": "record", "name": name, "fields": []}).encode()

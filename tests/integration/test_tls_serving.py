@@ -16,7 +16,8 @@ from cryptography import x509
 from tests.cluster.pki import Authority
 from tests.integration.conftest import RawClients, StockClients
 from tests.integration.following import follow, placed
-from tests.integration.raw import EXCLUSIVE, FENCING, contents_of
+from tests.integration.http_calls import ADMIN, Http
+from tests.integration.raw import EXCLUSIVE, FENCING, contents_of, eventually
 from urllib3.exceptions import InsecureRequestWarning
 
 from onewriter import AccessMode, Client, Limits, ProducerOptions, Tls, Unavailable
@@ -42,6 +43,7 @@ class Site:
         self.settings: dict[str, object] = {
             "tls_cert_file": str(directory / "broker.crt"),
             "tls_key_file": str(directory / "broker.key"),
+            "tls_ca_file": str(self.authority.certificate),
             "tls_port": self.port,
             "https_port": self.https_port,
         }
@@ -141,6 +143,28 @@ def test_https_answers_as_http_does_and_redirects_to_https(
     found = json.loads(site.get(f"/lookup/v2/topic/persistent/public/default/{name}"))
     assert found["brokerUrlTls"] == f"pulsar+ssl://127.0.0.1:{site.port + 1}"
     assert found["httpUrlTls"] == f"https://127.0.0.1:{site.https_port + 1}"
+
+
+def test_a_broker_has_another_one_delete_topics_over_https(
+    site: Site, secured: LocalBrokers, raw: RawClients
+) -> None:
+    first, second = (Http(url) for url in secured.http_urls)
+    assert first("PUT", f"{ADMIN}/tenants/far", {"allowedClusters": ["standalone"]})[0] == 204
+    assert first("PUT", f"{ADMIN}/namespaces/far/away")[0] == 204
+    eventually(lambda: second("GET", f"{ADMIN}/namespaces/far") == (200, ["far/away"]))
+    names = [f"persistent://far/away/{name}" for name in NAMES]
+    assert {secured.target_of(name) for name in names} == {0, 1}
+    for name in names:
+        raw(secured.address(secured.owner_of(name))).producer(name, EXCLUSIVE).publish(b"x")
+    stranger = Authority(site.authority.directory / "stranger")
+    ours = site.authority.certificate.read_bytes()
+    site.authority.certificate.write_bytes(stranger.certificate.read_bytes())
+    status, answer = first("DELETE", f"{ADMIN}/namespaces/far/away?force=true")
+    assert status == 503, "the certificate is checked"
+    assert "certificate verify failed" in answer["reason"]
+    site.authority.certificate.write_bytes(ours)
+    assert first("DELETE", f"{ADMIN}/namespaces/far/away?force=true")[0] == 204
+    assert first("GET", f"{ADMIN}/persistent/far/away")[0] == 404
 
 
 def test_what_is_no_tls_is_turned_away(site: Site, secured: LocalBrokers) -> None:

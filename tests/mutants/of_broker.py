@@ -192,10 +192,10 @@ MUTANTS = (
     Mutant(
         "a-publish-does-not-ask-the-right",
         ("S15",),
-        "onewriter_broker.topic.publishing:Publishing._check_epoch",
-        "A publish under an epoch is accepted from a caller that proved no right to it.",
-        "if asked.right is None or asked.right.epoch != asked.epoch:",
-        "if asked.right is None and False:",
+        "onewriter_broker.topic.publish_requests:Asked.require_right",
+        "A publish under an epoch is accepted from a caller that proved a right to another one only.",
+        "if self.right is None or self.right.epoch != self.epoch:",
+        "if self.right is None:",
         (f"{UNIT}/test_publishing_epochs.py",),
     ),
     Mutant(

@@ -140,7 +140,9 @@ class Consuming:
             reader = (name, options.subscription, options.metadata, self._owner)
             await self._clients.owning.check_reader(*reader)
             subscriptions = topic.subscriptions[topic.slot_of(name)]
-            await check_consumer(self._clients, topic, topic.slot_of(name), command, self.identity)
+            await check_consumer(
+                self._clients, topic, topic.slot_of(name), command, self.identity, self._subject
+            )
             consumer = await subscriptions.subscribe(options, self)
             try:  # the topic may have got another owner meanwhile, or other consumers be declared
                 self._clients.owning.check_reader_now(*reader)

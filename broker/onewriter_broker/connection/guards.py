@@ -6,16 +6,18 @@ looked at here tells a guard that is over, or never was, at once; it gives no ri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from onewriter_broker.log.api import Guard, GuardKind
 from onewriter_broker.log.guarding import has_room, no_room
 from onewriter_broker.log.topic_log import TopicLog
-from onewriter_broker.owning.ownerships import Ownerships
+from onewriter_broker.owning.ownerships import GuardStanding, Ownerships, standing_in
+from onewriter_broker.owning.records import decode as decode_record
 from onewriter_broker.topic.checking import Prove, raise_floor, standing_of
 from onewriter_broker.topic.tenures import tenure_of
 from onewriter_broker.topic.topics import Topics
+from onewriter_core.authorization import OwnedResource
 from onewriter_core.errors import Fenced, Refused, ServerError, Unavailable
 from onewriter_core.ids import TopicName, bucket_of, whole_number
 from onewriter_core.own.floors import decode
@@ -92,26 +94,33 @@ class Guards:
         self._ownerships = ownerships
         self._buckets = buckets
 
-    async def admit(self, asked: AskedGuard, target: TopicLog) -> Guard:
+    async def admit(
+        self, asked: AskedGuard, target: TopicLog, require: Callable[[OwnedResource], object]
+    ) -> Guard:
         """The guard of writes to ``target``, unless it is known to be over, or never to have been.
+
+        ``require`` raises Refused where the client has no right to guard by a resource that is no topic.
 
         Raises Fenced when it is over, Refused when it never was, Unavailable and Undecided when that
         cannot be told now.
         """
         guard = resolve(asked, target.name, self._buckets)
         if guard.kind is GuardKind.FLOOR:
-            self._check_floor(guard, target)
-            current, highest = await self._elsewhere(asked, target)
-            is_there = (
-                asked.group is None or current > 0
-            )  # what has only a floor has no number to come
-            if is_there and 0 < highest < guard.number:
-                raise Unavailable(f"{asked.name} is not known here under {guard.number} yet")
+            standing = await self._elsewhere(asked, target)
         elif guard.kind is GuardKind.EPOCH:
-            current, highest = await self._beside(TopicName.parse(guard.name))
+            standing = await self._beside(TopicName.parse(guard.name))
         else:
-            current, highest = await self._owned(asked)
-        _judge(asked, current, highest)
+            standing = await self._owned(asked)
+        if guarding_topic(asked) is None:  # the caller has asked for the right to a topic
+            name = canonical(asked.name)
+            require(OwnedResource(name, asked.group or "", standing.first_subject))
+        if guard.kind is GuardKind.FLOOR:
+            self._check_floor(guard, target)
+            # what has only a floor has no number to come
+            is_there = asked.group is None or standing.current > 0
+            if is_there and 0 < standing.highest < guard.number:
+                raise Unavailable(f"{asked.name} is not known here under {guard.number} yet")
+        _judge(asked, standing)
         return guard
 
     async def seal(self, guard: Guard, target: TopicLog) -> None:
@@ -125,48 +134,49 @@ class Guards:
             return
         if guard.kind is GuardKind.EPOCH:
             asked = AskedGuard(guard.name, guard.number)
-            current, highest = await self._beside(TopicName.parse(guard.name))
+            standing = await self._beside(TopicName.parse(guard.name))
         else:
             group, resource = split_field(guard.name)
             asked = AskedGuard(resource, guard.number, group)
-            current, highest = await self._owned(asked)
+            standing = await self._owned(asked)
             # The ownership's bucket is the target's: it is still ours.
             await standing_of(target, self._prove)
-        _judge(asked, current, highest)
+        _judge(asked, standing)
 
-    async def _beside(self, name: TopicName) -> tuple[int, int]:
+    async def _beside(self, name: TopicName) -> GuardStanding:
         """The tenure and the highest epoch of a topic that is served here."""
         topic = self._topics.loaded.get(str(name.base))
         if topic is None or not topic.has(name):
             entry = await self._topics.entry_of(name)
             slot = WHOLE if name.partition is None else name.partition
             if entry is None or slot not in entry.slots:
-                return 0, 0
+                return GuardStanding(0, 0)
             topic = await self._topics.serve(name)
         standing = await standing_of(topic.runner.logs[topic.slot_of(name)], self._prove)
-        return standing.leads, standing.epoch
+        return GuardStanding(standing.leads, standing.epoch)
 
-    async def _elsewhere(self, asked: AskedGuard, target: TopicLog) -> tuple[int, int]:
+    async def _elsewhere(self, asked: AskedGuard, target: TopicLog) -> GuardStanding:
         """The same of a topic that another broker may serve, as the store has it."""
         if asked.group is not None:
             return await self._owned_elsewhere(asked, target)
         state = await target.store.read_state(TopicName.parse(asked.name))
         tenure = tenure_of(state)
-        return 0 if tenure is None else tenure.epoch, int(state.get("epoch", "0"))
+        current = 0 if tenure is None else tenure.epoch
+        return GuardStanding(current, int(state.get("epoch", "0")))
 
-    async def _owned(self, asked: AskedGuard) -> tuple[int, int]:
+    async def _owned(self, asked: AskedGuard) -> GuardStanding:
         """The same of an ownership whose bucket is served here."""
         return await self._ownerships.standing(asked.group or "", canonical(asked.name))
 
-    async def _owned_elsewhere(self, asked: AskedGuard, target: TopicLog) -> tuple[int, int]:
+    async def _owned_elsewhere(self, asked: AskedGuard, target: TopicLog) -> GuardStanding:
         resource = canonical(asked.name)
         bucket = resource_bucket(resource, self._buckets)
         records = await target.store.read_owned(bucket)
         record = records.get(own_field(asked.group or "", resource))
         if record is not None:
-            return record.generation, record.generation
+            return standing_in(decode_record(record, known_since=0, reserved_until=0.0).ownership)
         numbers = {name: each.generation for name, each in records.items()}
-        return 0, decode(numbers).of(asked.group or "")
+        return GuardStanding(0, decode(numbers).of(asked.group or ""))
 
     def _check_floor(self, guard: Guard, target: TopicLog) -> None:
         floor = int(target.state.get(guard.floor_field, "0"))
@@ -176,12 +186,12 @@ class Guards:
             raise no_room(target.name)
 
 
-def _judge(asked: AskedGuard, current: int, highest: int) -> None:
+def _judge(asked: AskedGuard, standing: GuardStanding) -> None:
     """Raise Fenced or Refused unless the guard's number is the current one."""
-    if current == asked.number:
+    if standing.current == asked.number:
         return
-    if highest >= asked.number:
-        raise _over(asked.name, asked.number, highest)
+    if standing.highest >= asked.number:
+        raise _over(asked.name, asked.number, standing.highest)
     what = "led" if asked.group is None else "owned"
     raise Refused(
         ServerError.NOT_ALLOWED_ERROR,

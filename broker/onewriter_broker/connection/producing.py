@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 
 import structlog
@@ -199,7 +200,7 @@ class Producing:
                 await subscriptions.ensure(command.initial_subscription_name)
             if topic.requires_schema or brought(command) is not None:
                 self._admission(name, mode_of(command), asked)
-                version = await version_for_producer(self._clients, topic, command)
+                version = await version_for_producer(self._clients, topic, command, self._subject)
                 self._schema_versions[command.producer_id] = version
             if asked_for is not None:
                 self._admission(name, mode_of(command), asked)
@@ -207,7 +208,9 @@ class Producing:
                 if guarding is not None:
                     rights.require(self._identity, Action.GUARD, guarding)
                 target = topic.runner.logs[topic.slot_of(name)]
-                guard = await self._guards.admit(asked_for, target)
+                guard = await self._guards.admit(
+                    asked_for, target, partial(rights.require, self._identity, Action.GUARD)
+                )
                 if self._clients.topics.loaded.get(str(name.base)) is not topic:
                     raise Unavailable(f"{name} has moved on")
         except BaseException:

@@ -24,6 +24,9 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 _VERSION = struct.Struct(">Q")
 """Clients expect eight bytes in a schema version."""
 
+NOBODY = ""
+"""Of the broker itself, which compares no schemas."""
+
 SLOTS_LOOKED_AT_MAX = 64
 """Logs of a topic that is served elsewhere which are looked through for its schemas."""
 
@@ -41,20 +44,20 @@ def brought(command: WithSchema) -> Schema | None:
     return None if schema.type in NOT_KEPT else Schema.from_wire(schema)
 
 
-def schemas_of(clients: Clients, topic: LoadedTopic, client: str = "") -> TopicSchemas:
-    """The schemas of a topic that is served here."""
+def schemas_of(clients: Clients, topic: LoadedTopic, client: str) -> TopicSchemas:
+    """The schemas of a topic that is served here, as ``client`` asks for them."""
     checks = clients.schema_checks
     return TopicSchemas(topic, clients.topics.namespaces, clients.wall_ms, checks, client)
 
 
 async def version_for_producer(
-    clients: Clients, topic: LoadedTopic, command: pb.CommandProducer
+    clients: Clients, topic: LoadedTopic, command: pb.CommandProducer, client: str
 ) -> bytes:
     """The version of a producer's schema, kept from now on; empty: it brings none.
 
     Raises Refused (INCOMPATIBLE_SCHEMA), Undecided and Unavailable.
     """
-    schema, schemas = brought(command), schemas_of(clients, topic)
+    schema, schemas = brought(command), schemas_of(clients, topic, client)
     if schema is None:
         schemas.check_without()
         return b""
@@ -67,6 +70,7 @@ async def check_consumer(
     slot: int,
     command: pb.CommandSubscribe,
     identity: Identity,
+    client: str,
 ) -> None:
     """A consumer's schema must fit the topic's; one that may produce may also bring the first.
 
@@ -75,14 +79,15 @@ async def check_consumer(
     schema = brought(command)
     if schema is not None:
         may_add = clients.authorization.allows(identity, Action.CREATE_SCHEMA, topic.name)
-        await schemas_of(clients, topic).check_consumer(schema, slot, may_add=may_add)
+        await schemas_of(clients, topic, client).check_consumer(schema, slot, may_add=may_add)
 
 
 class SchemaRequests:
-    """The schema requests of one connection."""
+    """The schema requests of one connection. ``client``: for whom it counts."""
 
-    def __init__(self, clients: Clients, write: Callable[[bytes], None]) -> None:
+    def __init__(self, clients: Clients, client: str, write: Callable[[bytes], None]) -> None:
         self._clients = clients
+        self._client = client
         self._write = write
 
     async def find(self, command: pb.CommandGetSchema) -> None:
@@ -91,7 +96,7 @@ class SchemaRequests:
 
     async def make(self, command: pb.CommandGetOrCreateSchema) -> None:
         """GET_OR_CREATE_SCHEMA."""
-        self._write(await made(self._clients, command))
+        self._write(await made(self._clients, command, self._client))
 
 
 async def found(clients: Clients, command: pb.CommandGetSchema) -> bytes:
@@ -115,7 +120,7 @@ async def found(clients: Clients, command: pb.CommandGetSchema) -> bytes:
     return encode_command(reply)
 
 
-async def made(clients: Clients, command: pb.CommandGetOrCreateSchema) -> bytes:
+async def made(clients: Clients, command: pb.CommandGetOrCreateSchema, client: str) -> bytes:
     """Answer GET_OR_CREATE_SCHEMA, which a producer sends to the topic's broker."""
     reply = pb.CommandGetOrCreateSchemaResponse(request_id=command.request_id)
     schema = brought(command)
@@ -125,7 +130,7 @@ async def made(clients: Clients, command: pb.CommandGetOrCreateSchema) -> bytes:
             reply.schema_version = b""
         else:
             topic = await clients.topics.serve_existing(name.base)
-            version = await schemas_of(clients, topic).add(schema)
+            version = await schemas_of(clients, topic, client).add(schema)
             reply.schema_version = _VERSION.pack(version)
     except (OnewriterError, InvalidTopicName) as error:
         code = error.code if isinstance(error, Refused) else ServerError.SERVICE_NOT_READY
@@ -138,7 +143,7 @@ async def kept_of(clients: Clients, base: TopicName) -> list[KeptSchema]:
     topics = clients.topics
     topic = topics.loaded.get(str(base))
     if topic is not None:
-        return schemas_of(clients, topic).kept
+        return schemas_of(clients, topic, NOBODY).kept
     entry = await topics.entry_of(base)
     for name in [] if entry is None else entry.log_names(base)[:SLOTS_LOOKED_AT_MAX]:
         kept = kept_in(await clients.store.read_state(name))

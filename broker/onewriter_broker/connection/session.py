@@ -56,7 +56,7 @@ class Session:
         self._lookups = Lookups(
             clients.topics, clients.authorization, identity, clients.over_tls, clients.listings
         )
-        self._schemas = SchemaRequests(clients, link.write)
+        self._schemas = SchemaRequests(clients, subject_of(identity, address), link.write)
         self._checks = Checks(clients.topics, clients.appender.prove)
         self._producing = Producing(
             clients,

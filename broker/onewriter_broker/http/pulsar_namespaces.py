@@ -67,13 +67,13 @@ def _add_namespaces(router: Routes, site: Site) -> None:
         namespaces.require(namespace, f"Namespace {namespace} does not exist.")
         if namespace in namespaces.configured:
             raise Conflict(f"namespace {namespace} is there by configuration")
-        topics = sorted(await site.topics.list(namespace))
+        topics = sorted(await site.topics.list(namespace, with_long_names=True))
         if topics and not flag(request, "force"):
             raise Conflict("Cannot delete non empty namespace")
         if len(topics) > DELETED_AT_ONCE_MAX:
             raise Conflict(f"more than {DELETED_AT_ONCE_MAX} topics: delete some of them first")
         for text in topics:
-            await _delete_topic(site, request, TopicName.parse(text))
+            await _delete_topic(site, request, TopicName.parse_stored(text))
         await namespaces.delete(namespace)
         return done()
 
@@ -106,9 +106,11 @@ async def _delete_topic(site: Site, request: web.Request, name: TopicName) -> No
     if entry is None:
         return
     parts = "/partitions" if entry.partitions else ""
-    local = quote(name.local, safe="")
+    # Without declared partitions its one log names it, also where its own name ends like a partition's.
+    named = name if entry.partitions else entry.log_names(name)[0]
+    local = quote(named.local_name, safe="")
     path = f"/admin/v2/persistent/{name.tenant}/{name.namespace}/{local}{parts}"
-    await site.forward(request, "DELETE", f"{owner.http_url}{path}?force=true")
+    await site.forward(request, owner, "DELETE", f"{path}?force=true")
 
 
 def _add_topics(router: Routes, site: Site) -> None:

@@ -57,13 +57,15 @@ def _add_writes(router: Routes, site: Site) -> None:
     async def served(request: web.Request) -> TopicSchemas:
         name, _ = await existing(site, request)
         await site.require_owned(request, name)
-        return schemas_of(site.clients, await site.topics.serve_existing(name.base))
+        topic = await site.topics.serve_existing(name.base)
+        return schemas_of(site.clients, topic, creator_of(request))
 
     async def served_or_made(request: web.Request) -> TopicSchemas:
         """As in Pulsar a schema may be there before its topic."""
         name: TopicName = checked(site, request)
         await site.require_owned(request, name)
-        return schemas_of(site.clients, await site.topics.serve(name, creator_of(request)))
+        creator = creator_of(request)
+        return schemas_of(site.clients, await site.topics.serve(name, creator), creator)
 
     async def set_(request: web.Request) -> web.Response:
         schema = _posted(await object_body(request))

@@ -6,12 +6,10 @@ Routes live in the other modules of this package; nothing here knows a path.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import aiohttp
 import msgspec
 from aiohttp import web
 
@@ -20,6 +18,7 @@ from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.lookups import wait_for_owner, why_not_served
 from onewriter_broker.desired import Desired
 from onewriter_broker.http.metrics import Metrics
+from onewriter_broker.http.peers import PeerRefused, Peers
 from onewriter_broker.http.watchers import Watchers
 from onewriter_broker.log.api import LogStore, Observation
 from onewriter_broker.log.losses import Loss
@@ -42,9 +41,6 @@ BODY_BYTES_MAX: Final = 256 * 1024
 
 DEPTH_MAX: Final = 64
 """Levels of lists and objects in a JSON body."""
-
-FORWARD_SECONDS: Final = 20.0
-"""Time for a request that this broker makes to another one on behalf of its caller."""
 
 RETRY_SECONDS: Final = 1
 """When those that were not served now are to come again."""
@@ -83,7 +79,7 @@ class Refusal(Exception):
 def status_of(error: Exception) -> int:
     """The HTTP status of an error that answers a request."""
     match error:
-        case Refusal():
+        case Refusal() | PeerRefused():
             return error.status
         case Conflict() | Undivided():
             return 409
@@ -144,6 +140,7 @@ class Site:
     compactions: Compactions
     staging: Staging
     publishing: Publishing
+    peers: Peers
     certificate: ServerCertificate | None = None
     """What TLS is served with; None: it is not."""
 
@@ -194,30 +191,12 @@ class Site:
         over_tls = self.clients.over_tls(owner).http_url
         return over_tls if request.secure and over_tls else owner.http_url
 
-    async def forward(self, request: web.Request, method: str, url: str) -> None:
-        """Ask another broker for something, with the caller's credentials; raises what it said."""
-        headers = {
-            name: request.headers[name] for name in ("Authorization",) if name in request.headers
-        }
-        timeout = aiohttp.ClientTimeout(total=FORWARD_SECONDS)
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                session.request(method, url, headers=headers) as answer,
-            ):
-                if answer.status >= 300:
-                    raise Refusal(answer.status, _reason(await answer.text()))
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise Unavailable(
-                f"another broker did not answer: {str(error) or 'too slow'}"
-            ) from error
+    async def forward(self, request: web.Request, owner: Addresses, method: str, path: str) -> None:
+        """Have another broker do something with the caller's credentials.
 
-
-def _reason(text: str) -> str:
-    try:
-        return str(json.loads(text)["reason"])
-    except (ValueError, KeyError, TypeError):
-        return text[:200]
+        Raises PeerRefused, Unavailable.
+        """
+        await self.peers.ask(owner, method, path, request.headers.get("Authorization", ""))
 
 
 # ------------------------------------------------------------ requests

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -23,7 +23,7 @@ from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import TopicName
 from onewriter_core.own.names import own_field, resource_bucket, split_field, topic_of
-from onewriter_core.own.table import Denied, Granted
+from onewriter_core.own.table import Denied, Granted, Ownership
 from onewriter_core.topic.model import WHOLE
 
 GENERATION_PROPERTY: Final = "onewriter.own-generation"
@@ -52,6 +52,25 @@ class Statistics:
             self.granted[answer.cause.value] += 1
         else:
             self.denied[answer.code.name] += 1
+
+
+class GuardStanding(NamedTuple):
+    """The number under which guarded writes count now, and the highest one that is over or current.
+
+    Without a record of an ownership the former is 0, and the latter its floor: its owner is one no more.
+    ``first_subject``: who owned the resource first and has not released it; None: nobody, or it is a topic.
+    """
+
+    current: int
+    highest: int
+    first_subject: str | None = None
+
+
+def standing_in(ownership: Ownership) -> GuardStanding:
+    """The same of a record."""
+    owner = ownership.owner
+    subject = None if owner is None else owner.identity.subject
+    return GuardStanding(ownership.generation, ownership.generation, subject)
 
 
 class Ownerships:
@@ -143,18 +162,13 @@ class Ownerships:
         for room in self.rooms():
             room.left(end)
 
-    async def standing(self, group: str, resource: str) -> tuple[int, int]:
-        """The generation under which the resource may be written for the group now, and the highest
-        one that is over or current.
-
-        Without a record the former is 0, and the latter its floor: whoever owned it is one no more.
-        Raises as ``room`` does, and InvalidTopicName.
-        """
+    async def standing(self, group: str, resource: str) -> GuardStanding:
+        """What guards on the resource depend on. Raises as ``room`` does, and InvalidTopicName."""
         room = await self.room(self.bucket_of(resource))
         entry = room.entries.get(own_field(group, resource))
         if entry is None:
-            return 0, room.floors.of(group)
-        return entry.ownership.generation, entry.ownership.generation
+            return GuardStanding(0, room.floors.of(group))
+        return standing_in(entry.ownership)
 
     # ------------------------------------------------------------ single readers
 

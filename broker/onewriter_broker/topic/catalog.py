@@ -236,12 +236,16 @@ class Catalogs:
         return {name: CatalogEntry.decode(text) for name, text in raw.items()}
 
     async def under(
-        self, prefix: str, binding_of: Callable[[int], Binding | None]
+        self,
+        prefix: str,
+        binding_of: Callable[[int], Binding | None],
+        *,
+        with_long_names: bool = False,
     ) -> dict[str, CatalogEntry]:
         """All topics whose names begin so, out of all buckets. Raises Undecided.
 
-        Without those whose names cannot be read: an earlier version stored names that are too long.
-        They can be deleted by their names.
+        Without those whose names cannot be read. ``with_long_names``: with names that are too long for
+        a new topic, which earlier versions stored; they can be deleted, and nothing else.
         """
         found: dict[str, CatalogEntry] = {}
         turns = Turns(NAMES_PER_STEP)
@@ -249,14 +253,16 @@ class Catalogs:
             await asyncio.sleep(0)  # there may be many, and all in memory
             entries = await self.bucket(bucket, binding_of(bucket))
             for name, entry in list(entries.items()):
-                if name.startswith(prefix) and not entry.is_deleted and self._is_readable(name):
+                if not name.startswith(prefix) or entry.is_deleted:
+                    continue
+                if self._is_readable(name, is_stored=with_long_names):
                     found[name] = entry
                 await turns.step()
         return found
 
-    def _is_readable(self, name: str) -> bool:
+    def _is_readable(self, name: str, *, is_stored: bool) -> bool:
         try:
-            TopicName.parse(name)
+            TopicName.parse(name, is_stored=is_stored)
         except InvalidTopicName as error:
             if name not in self._unreadable and len(self._unreadable) < UNREADABLE_NAMES_MAX:
                 self._unreadable.add(name)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from onewriter_broker.log.publishing import Published
 from onewriter_broker.topic.staging import Claimed
+from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Identity
 
 
@@ -37,7 +38,7 @@ class Asked:
     parts: Sequence[Claimed]
     identity: Identity = Identity()
     right: Right | None = None
-    """By which it is published under its epoch; None: the caller proved none."""
+    """None: the caller proved none, and asks what became of a version."""
 
     @property
     def rows(self) -> int:
@@ -48,10 +49,12 @@ class Asked:
         """Whether both ask for the same, on behalf of the same identity."""
         return self._what == other._what
 
-    @property
-    def owner(self) -> str | None:
-        """The subject to which the app is bound with it; None: subjects are not told apart."""
-        return self.identity.subject or None if self.right is None else self.right.owner
+    def require_right(self) -> Right:
+        """The right by which it is published under its epoch. Raises Refused where none was proved."""
+        if self.right is None or self.right.epoch != self.epoch:
+            text = f"the right to publish under epoch {self.epoch} was not proved"
+            raise Refused(ServerError.AUTHORIZATION_ERROR, text)
+        return self.right
 
     @property
     def by(self) -> str:

@@ -234,7 +234,7 @@ class Publishing:
         await self._check_epoch(runner, slot, asked)
         if terminated_at(topic_log.state) is not None:
             raise Refused(ServerError.TOPIC_TERMINATED_ERROR, f"{topic_log.name} was terminated")
-        check_app(topic_log.name, topic_log.state, asked.app, asked.owner)
+        check_app(topic_log.name, topic_log.state, asked.app, asked.require_right().owner)
         if asked.rows == 0:  # the store is not written to, where a deposed broker would learn of it
             await standing_of(topic_log, self._appender.prove)
             return Answer(is_duplicate=False)
@@ -258,9 +258,7 @@ class Publishing:
 
     async def _check_epoch(self, runner: TopicRunner, slot: int, asked: Asked) -> None:
         await check_leads(runner, slot, asked.epoch, self._appender.prove)
-        if asked.right is None or asked.right.epoch != asked.epoch:
-            text = f"the right to publish under epoch {asked.epoch} was not proved"
-            raise Refused(ServerError.AUTHORIZATION_ERROR, text)
+        asked.require_right()
 
     async def count_led(self, runner: TopicRunner, partitions: int, epoch: int) -> int:
         """As ``leading.count_led``."""
@@ -301,7 +299,7 @@ class Publishing:
         """As ``held_version``, for whoever may publish under the app. Raises BoundElsewhere, too."""
         state = await self.state_of(topic_log)
         if asked.right is not None:  # else it asks what became of a version
-            check_owner(topic_log.name, state, asked.app, asked.owner)
+            check_owner(topic_log.name, state, asked.app, asked.right.owner)
         return _version(topic_log, asked.app, state)
 
     async def state_of(self, topic_log: TopicLog) -> dict[str, str]:
@@ -330,7 +328,8 @@ class Publishing:
         may_write: Callable[[], bool],
     ) -> Answer:
         topic_log = runner.logs[slot]
-        publish = Publish(asked.app, asked.version, entries, may_write, asked.owner, asked.by)
+        owner = asked.require_right().owner
+        publish = Publish(asked.app, asked.version, entries, may_write, owner, asked.by)
         with runner.changing(), _progressing(runner, slot):
             topic_log.publish(publish)
             self._appender.gathered(topic_log)

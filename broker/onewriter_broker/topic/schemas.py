@@ -81,11 +81,11 @@ class TopicSchemas:
         namespaces: NamespacePolicies,
         wall_ms: Callable[[], int],
         checks: SchemaChecks,
-        client: str = "",
+        client: str,
     ) -> None:
-        """``client``: for whom schemas are compared, one at a time; empty: for the namespace's clients."""
+        """``client``: for whom schemas are compared, one at a time (``quotas.book.subject_of``)."""
         self._checks = checks
-        self._client = client or topic.name.namespace_name
+        self._client = client
         self._topic = topic
         self._namespaces = namespaces
         self._wall_ms = wall_ms

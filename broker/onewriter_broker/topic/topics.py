@@ -571,12 +571,19 @@ class Topics:
         if self.leaving.get(str(topic.name)) is topic.runner:
             del self.leaving[str(topic.name)]
 
-    async def list(self, namespace: str | None) -> Mapping[str, CatalogEntry]:
-        """All topics of ``tenant/namespace``, or of all, by base name, declared ones included."""
+    async def list(
+        self, namespace: str | None, *, with_long_names: bool = False
+    ) -> Mapping[str, CatalogEntry]:
+        """All topics of ``tenant/namespace``, or of all, by base name, declared ones included.
+
+        ``with_long_names`` as for ``Catalogs.under``.
+        """
         found: dict[str, CatalogEntry] = {}
         prefix = "" if namespace is None else f"persistent://{namespace}/"
         for topic in self.desired.topics:
             name = topic.topic_name
             if namespace in {None, name.namespace_name}:
                 found[str(name)] = CatalogEntry().with_declared(topic)
-        return found | await self._catalogs.under(prefix, self._binding)
+        return found | await self._catalogs.under(
+            prefix, self._binding, with_long_names=with_long_names
+        )

@@ -78,7 +78,7 @@ async def all_logs(store: LogStore, buckets: int) -> list[TopicName]:
     for bucket in range(buckets):
         catalog = await _patiently(partial(store.read_catalog, bucket))
         for text, entry in sorted(catalog.items()):
-            found += CatalogEntry.decode(entry).log_names(TopicName.parse(text))
+            found += CatalogEntry.decode(entry).log_names(TopicName.parse_stored(text))
     return [log for log in found if await _exists(store, log)]
 
 

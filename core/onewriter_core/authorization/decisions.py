@@ -269,7 +269,7 @@ def _may_read(principal: Principal, topic: TopicResource) -> bool:
     if principal.has(Role.ADMINISTRATOR, Role.PIPELINE):
         return True
     identity = principal.identity
-    if any(matches(claim, identity, topic.pods_of) for claim in topic.claims):
+    if _matching(principal, topic):
         return True
     consumers = None if topic.declaration is None else topic.declaration.spec.access.consumers
     if consumers is None:
@@ -423,14 +423,20 @@ def _queue_priority(mode: AccessMode, priority: int) -> int:
 
 
 def _matching(principal: Principal, topic: TopicResource) -> list[ProducerClaim]:
-    return [claim for claim in topic.claims if matches(claim, principal.identity, topic.pods_of)]
+    bare, identity = topic.policy.with_bare_account_names, principal.identity
+    return [
+        claim
+        for claim in topic.claims
+        if matches(claim, identity, topic.pods_of, with_bare_names=bare)
+    ]
 
 
 def _no_claim(
     principal: Principal, action: Action, topic: TopicResource, detail: str = ""
 ) -> Denied:
     for claim in topic.claims:
-        if may_match_later(claim, principal.identity):
+        bare = topic.policy.with_bare_account_names
+        if may_match_later(claim, principal.identity, with_bare_names=bare):
             text = (
                 f"{principal} is not among the pods that ProducerClaim {claim.metadata.name} is"
                 " known to select, or not yet"

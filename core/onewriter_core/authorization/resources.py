@@ -45,6 +45,9 @@ class Policy:
 
     consumers_default: ConsumersDefault = ConsumersDefault.EVERYONE
     undeclared: UndeclaredTopics = UndeclaredTopics()
+    with_bare_account_names: bool = True
+    """Whether a claim's ServiceAccount is also whoever has its name alone as a subject. That name says
+    nothing of the namespace: only where no subject of a ServiceAccount is proved may it stand for one."""
 
 
 def _kubernetes_namespace(tenant: str) -> str:

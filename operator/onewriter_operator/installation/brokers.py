@@ -186,6 +186,7 @@ def _environment(configuration: Configuration) -> list[Json]:
             "httpsPort": PORT_HTTPS,
             "tlsCertFile": f"{TLS_DIRECTORY}/tls.crt",
             "tlsKeyFile": f"{TLS_DIRECTORY}/tls.key",
+            "tlsCaFile": f"{TLS_DIRECTORY}/ca.crt",
         }
     # The pod's name comes first: a variable may only mention those before it.
     own = {"name": "ONEWRITER_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}

@@ -34,16 +34,15 @@ def _brokers(configuration: Configuration) -> Json:
     wanted = configuration.network_policies
     offered = [port for _, port in broker_services.ports(configuration)]
     operator, brokers = _peer(configuration, names.OPERATOR), _peer(configuration, names.BROKER)
-    of_operator = [PORT_HTTPS] if configuration.brokers.tls.enabled else [PORT_HTTP]
+    within = [PORT_HTTPS] if configuration.brokers.tls.enabled else [PORT_HTTP]
     # Where only some may be clients, the chart's test and jobs are among them.
     ours = [_peer(configuration, part) for part in (names.TEST, names.PIPELINE)]
     clients = [*wanted.clients, *ours] if wanted.clients else []
     ingress = [
         _rule("from", clients, offered),
         _rule("from", wanted.monitoring, [PORT_PROBES]),
-        _rule("from", [operator], of_operator),
-        # A broker passes a request that only another one can carry out on by plain HTTP.
-        _rule("from", [brokers], [PORT_HTTP]),
+        # A broker passes on a request that only another broker can carry out.
+        _rule("from", [operator, brokers], within),
     ]
     external = configuration.external_store
     store = (
@@ -55,7 +54,7 @@ def _brokers(configuration: Configuration) -> Json:
         DNS,
         store,
         _rule("to", (), wanted.api_server_ports),
-        _rule("to", [brokers], [PORT_HTTP]),
+        _rule("to", [brokers], within),
     ]
     return _policy(configuration, names.BROKER, ingress, egress)
 

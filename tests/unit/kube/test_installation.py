@@ -343,14 +343,13 @@ def test_nobody_but_brokers_reaches_the_store_and_it_reaches_nobody() -> None:
 
 def test_clients_and_monitoring_can_be_named() -> None:
     spec = only(objects(configured(EVERYTHING)), "NetworkPolicy", "onewriter-broker")["spec"]
-    clients, monitoring, operator, brokers = spec["ingress"]
+    clients, monitoring, within = spec["ingress"]
     assert clients["from"][0] == PEER
     assert len(clients["from"]) == 3, "and the chart's own test and jobs"
     assert monitoring["from"] == [MONITORING]
-    for rule, part, port in ((operator, "operator", 8443), (brokers, "broker", 8080)):
-        (peer,) = rule["from"]
-        assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == part
-        assert [each["port"] for each in rule["ports"]] == [port]
+    parts = [each["podSelector"]["matchLabels"] for each in within["from"]]
+    assert [each["app.kubernetes.io/component"] for each in parts] == ["operator", "broker"]
+    assert [each["port"] for each in within["ports"]] == [8443]
 
 
 # ------------------------------------------------------------ the authority for clients elsewhere
@@ -383,9 +382,10 @@ def test_brokers_reach_names_store_api_server_and_one_another() -> None:
         spec = only(objects(configured(more)), "NetworkPolicy", "onewriter-broker")["spec"]
         return [[each["port"] for each in rule["ports"]] for rule in spec["egress"]]
 
-    assert ports({}) == [[53, 53], [6379], [443, 6443], [8080]]
-    assert ports(EXTERNAL) == [[53, 53], [7000], [443, 6443], [8080]]
-    assert ports(SENTINEL) == [[53, 53], [6379, 26379], [443, 6443], [8080]]
+    assert ports({}) == [[53, 53], [6379], [443, 6443], [8443]]
+    assert ports(EXTERNAL) == [[53, 53], [7000], [443, 6443], [8443]]
+    assert ports(SENTINEL) == [[53, 53], [6379, 26379], [443, 6443], [8443]]
+    assert ports({"brokers": {"tls": {"enabled": False}}})[-1] == [8080]
 
 
 def test_a_pod_that_does_not_work_holds_up_no_drain() -> None:

@@ -1,0 +1,84 @@
+"""Requests that this broker makes to another one on behalf of a caller, whose credentials it passes on.
+
+Where the installation serves TLS they go over HTTPS and nowhere else: the certificate of the other broker
+must be signed by an authority of ``tls_ca_file`` and name the host that the broker advertises. A request
+whose connection cannot be proved is not sent, and neither are the caller's credentials.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+import aiohttp
+
+from onewriter_broker.anchor.api import Addresses
+from onewriter_broker.settings import Settings
+from onewriter_broker.tls import Authorities, over_tls
+from onewriter_core.errors import OnewriterError, Unavailable
+
+FORWARD_SECONDS: Final = 20.0
+"""Time limit of one request to another broker."""
+
+ANSWER_BYTES_MAX: Final = 64 * 1024
+"""Bytes that are read of another broker's answer: it holds the reason of a refusal."""
+
+REASON_LENGTH_MAX: Final = 200
+
+
+class PeerRefused(OnewriterError):
+    """Another broker refused the request with this status and reason."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Peers:
+    """The other brokers of this installation, over HTTP."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._authorities = Authorities(settings.tls_ca_file)
+
+    def url_of(self, owner: Addresses) -> str:
+        """Where another broker takes requests of brokers: HTTPS where TLS is served."""
+        if self._settings.tls_cert_file is None:
+            return owner.http_url
+        return over_tls(owner, self._settings).http_url
+
+    async def ask(self, owner: Addresses, method: str, path: str, credentials: str) -> None:
+        """Send one request, with the caller's ``Authorization`` unless it is empty.
+
+        Raises PeerRefused, Unavailable.
+        """
+        url = self.url_of(owner)
+        is_secure = url.startswith("https:")
+        timeout = aiohttp.ClientTimeout(total=FORWARD_SECONDS)
+        connector = aiohttp.TCPConnector(
+            ssl=await self._authorities.context() if is_secure else True
+        )
+        headers = {"Authorization": credentials} if credentials else {}
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
+                session.request(
+                    method, url + path, headers=headers, allow_redirects=False
+                ) as answer,
+            ):
+                if answer.status < 300:
+                    return
+                if answer.status < 400:
+                    raise Unavailable(f"the topic has left the broker at {url}; retry")
+                text = (await answer.content.read(ANSWER_BYTES_MAX)).decode("utf-8", "replace")
+                raise PeerRefused(answer.status, _reason(text))
+        except (aiohttp.ClientError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {FORWARD_SECONDS:g} s"
+            raise Unavailable(f"the broker at {url} did not answer: {reason}") from error
+
+
+def _reason(text: str) -> str:
+    try:
+        return str(json.loads(text)["reason"])[:REASON_LENGTH_MAX]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return text[:REASON_LENGTH_MAX]

@@ -1,0 +1,72 @@
+"""A guard depends on what its writer has a right to."""
+
+from __future__ import annotations
+
+import pytest
+from tests.attacks.guarded import ADMINISTRATOR, GuardedBrokers, wire_as
+from tests.integration.conftest import RawClients
+from tests.integration.owners import own
+from tests.integration.raw_connection import RefusedByBroker
+
+from onewriter_broker.connection.guards import (
+    GUARD_GROUP_PROPERTY,
+    GUARD_NUMBER_PROPERTY,
+    GUARD_PROPERTY,
+)
+from onewriter_core.ids import TopicName, bucket_of
+from onewriter_core.own.names import resource_bucket
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+LOCK = "the-lock"
+BUCKETS = 64
+
+
+def topic(*, is_beside: bool) -> str:
+    """A topic in the bucket of the lock, or in another one."""
+    bucket = resource_bucket(LOCK, BUCKETS)
+    names = (f"t-{number}" for number in range(2_000))
+    return next(
+        name for name in names if (bucket_of(TopicName.parse(name), BUCKETS) == bucket) is is_beside
+    )
+
+
+def guarded_by(number: int, group: str = "") -> dict[str, str]:
+    return {
+        GUARD_PROPERTY: LOCK,
+        GUARD_NUMBER_PROPERTY: str(number),
+        GUARD_GROUP_PROPERTY: group,
+    }
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_a_name_of_another_subject_guards_nothing(
+    guarded: GuardedBrokers, raw: RawClients, *, is_beside: bool
+) -> None:
+    name = topic(is_beside=is_beside)
+    broker = guarded(buckets=BUCKETS)
+    alice = wire_as(broker, raw, "alice")
+    generation = own(alice, LOCK, 1, group="")
+    for number in (generation, generation + 1):
+        with pytest.raises(
+            RefusedByBroker, match="lacks the right guard on resource the-lock"
+        ) as no:
+            wire_as(broker, raw, "mallory").producer(
+                name, pb.EXCLUSIVE, properties=guarded_by(number)
+            )
+        assert "alice" not in str(no.value)
+    for subject in ("alice", ADMINISTRATOR):
+        producer = wire_as(broker, raw, subject).producer(
+            name, pb.EXCLUSIVE, properties=guarded_by(generation)
+        )
+        producer.publish(b"under the lock")
+        producer.close()
+    assert broker._broker.clients.authorization.refusals["guard"] == 2
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_a_name_that_nobody_owned_says_so(
+    guarded: GuardedBrokers, raw: RawClients, *, is_beside: bool
+) -> None:
+    client = wire_as(guarded(buckets=BUCKETS), raw, "alice")
+    with pytest.raises(RefusedByBroker, match="never owned"):
+        client.producer(topic(is_beside=is_beside), pb.EXCLUSIVE, properties=guarded_by(1))
