@@ -13,7 +13,7 @@ import pulsar
 import pytest
 from click.testing import CliRunner
 from tests.integration.conftest import ROUNDS, StockClients
-from tests.integration.forked_brokers import forked_brokers
+from tests.integration.forked_brokers import BUCKETS, forked_brokers
 from tests.integration.http_calls import PERSISTENT, Http
 from tests.integration.raw import eventually
 from tests.servers import StoreServer, running_server
@@ -66,7 +66,9 @@ def read(client: Any, topic: str) -> dict[str, bytes]:
 
 
 def holds(valkey: StoreServer, topic: str) -> bool:
-    result = CliRunner().invoke(verify_command, [topic, "--redis-url", valkey.url])
+    result = CliRunner().invoke(
+        verify_command, [topic, "--redis-url", valkey.url, "--buckets", str(BUCKETS)]
+    )
     assert result.exit_code == 0, result.output
     return True
 
