@@ -56,9 +56,10 @@ test-all: $(STAMP)  ## make test and make test-rest in one run
 mutants: $(STAMP)  ## Plant bugs one at a time and see whether the tests catch them (ONLY=S4 for some)
 	$(BIN)/python -m tests.mutants.campaign $(foreach word,$(ONLY),--only $(word))
 
-check: $(STAMP)  ## Formatting, lint, types, layers
+check: $(STAMP)  ## Formatting, lint, phrases of the style guide, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python -m tests.prose
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -87,7 +87,7 @@ def idle_part(quiet: Idle, brokers: int, conditions: Conditions) -> str:
         f"{_duration(quiet.seconds)}: requests that change something, as the API server counts them."
     )
     rows = [
-        ["writes beside Leases", f"{quiet.writes:,}"],
+        ["writes except of Leases", f"{quiet.writes:,}"],
         [
             "writes of Leases: the operator's one, and the API server's own",
             f"{quiet.lease_writes:,}",
@@ -96,7 +96,7 @@ def idle_part(quiet: Idle, brokers: int, conditions: Conditions) -> str:
         ["operator's memory", f"{quiet.resident_bytes / 1e6:.0f} MB"],
     ]
     goals = [
-        ("no write beside Leases", Value(float(quiet.writes), "writes", at_most=0, digits=0)),
+        ("no write except of Leases", Value(float(quiet.writes), "writes", at_most=0, digits=0)),
         (
             f"operator below {GOAL_RESIDENT_MB} MB at {quiet.topics:,} topics",
             Value(quiet.resident_bytes / 1e6, "MB", at_most=GOAL_RESIDENT_MB),

@@ -100,12 +100,12 @@ def audit(lab: Onewriter, spark: SparkSession, positions: int, repetitions: int)
         f" together, `local[2]`; medians of {repetitions}."
     )
     goals: list[Goal] = [
-        ("beside the read: at most 5 s", Value(judged, "s", at_most=5)),
+        ("in addition to the read: at most 5 s", Value(judged, "s", at_most=5)),
         ("findings: none", Value(findings, "findings", at_most=0, digits=0)),
     ]
     rows = [
         ["read and checked block by block", number(statistics.median(read_seconds), "s")],
-        ["judged beside that", number(judged, "s")],
+        ["checks across blocks, in addition", number(judged, "s")],
     ]
     return text, goals, table(["", "time"], rows)
 
@@ -119,7 +119,7 @@ def sink(lab: Onewriter, spark: SparkSession, rows: int, repetitions: int) -> Re
     text = (
         f"Batches of {rows:,} rows with a key, or of {SINK_BYTES_MAX / MEGA:.0f} MB if that is less, from"
         f" {SINK_PARTITIONS} tasks, `local[2]`, to the end of the atomic publish; medians of"
-        f" {repetitions}, behind one that does not count."
+        f" {repetitions}, after one that does not count."
     )
     small = Value(rates["100 B"], "rows/s", at_least=50_000, digits=0)
     lines = [

@@ -57,7 +57,7 @@ DIVISION = Division[Options](
     "bench.pipeline_run",
     "bench-pipeline",
     {
-        "source": Part("Reading topics with Spark, beside a plain Pulsar reader", _source),
+        "source": Part("Reading topics with Spark, compared with a plain Pulsar reader", _source),
         "offload": Part("Offload to a table", _offload),
         "audit": Part("The audit of many positions", _audit),
         "sink": Part("Writing exactly once", _sink),

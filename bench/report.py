@@ -133,8 +133,8 @@ def merged(
     """
     first, *others = divisions(page)
     introduction = (
-        f"Written by `make {target}`; do not edit. What is measured how is in\n"
-        "[bench/README.md](../bench/README.md)."
+        f"Written by `make {target}`; do not edit.\n"
+        "[bench/README.md](../bench/README.md) says what is measured and how."
     )
     at = HEADINGS.index(heading)
     parts = {**parts_of(others[at]), **measured}
@@ -158,14 +158,14 @@ class Conditions:
             f"- Machine: {self.machine}",
             f"- Command: `{self.command}`",
             (
-                f"- Load average meanwhile: up to {self.load_highest:.1f}; all measured parts share "
+                f"- Load average during the run: up to {self.load_highest:.1f}; all measured parts share "
                 "the machine."
             ),
         ]
         if self.others_share > OTHERS_SHARE_MAX:
             found.append(
-                f"  **Others used {self.others_share:.1%} of the processors when this run began. Times "
-                "are too long.**"
+                f"  **Other processes used {self.others_share:.1%} of the processors when this run began. "
+                "Times are too long.**"
             )
         return found
 
@@ -214,24 +214,26 @@ class Page:
         self._head = [
             "# Benchmarks",
             "",
-            "Written by `make bench`; do not edit. What each figure means and how to read it is in",
-            "[bench/README.md](../bench/README.md): only columns of one run compare.",
+            "Written by `make bench`; do not edit. [bench/README.md](../bench/README.md) says what each figure",
+            "means and how to read it. Compare only columns of one run.",
             "",
             f"- Machine: {machine}",
             f"- Command: `{command}`",
             f"- Each server was warmed up with {warm_up_messages:,} unbatched messages before its",
             "  first rate or latency was taken: a cold Java server is several times slower.",
             "- onewriter: embedded Valkey with `appendfsync always`; the column *everysec*",
-            "  acknowledges before the disk has it (durability None). Pulsar: standalone, its default journal sync.",
+            "  acknowledges before the data is on disk (durability None). Pulsar: standalone, its default journal sync.",
         ]
 
     def disturbed(self, others_share: float) -> None:
         """How much of the processors others used meanwhile, which says how far to trust it."""
-        self._head.append(f"- Others used {others_share:.1%} of the processors meanwhile.")
+        self._head.append(
+            f"- Other processes used {others_share:.1%} of the processors during the run."
+        )
         if others_share > OTHERS_SHARE_MAX:
             self._head.append(
-                "  **That is much: rates and latencies of this run are too low and too high; CPU per "
-                "message and memory are touched less.**"
+                "  **This is a lot: the rates of this run are too low and its latencies too high. CPU per "
+                "message and memory are less affected.**"
             )
 
     def skipped(self, text: str) -> None:

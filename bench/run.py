@@ -188,10 +188,10 @@ def fill_publish(page: Page, samples: Samples, options: Options) -> None:
     median = samples.median
     page.section(
         "Publishing, 1 KiB messages",
-        f"Medians of {options.repetitions} repetitions, the servers in alternation. One at a time: "
+        f"Medians of {options.repetitions} repetitions that alternate between the servers. One at a time: "
         "the stock Python client waits for each receipt. Unbatched and batched: the Go client's "
         "`perf produce`, one window of 10 s after one that is dropped, its default of 1,000 "
-        "messages in flight. Raw socket: 1,000 in flight, where the client costs next to nothing. "
+        "messages in flight. Raw socket: a client that needs almost no CPU, 1,000 in flight. "
         "CPU: all processes that serve, per message of the raw socket.",
     )
     page.row("one at a time, p50", "ms", _values(samples, "one p50", 2))
@@ -218,7 +218,7 @@ def fill_publish(page: Page, samples: Samples, options: Options) -> None:
         (
             "go batched",
             OURS_EVERYSEC,
-            "batched level with Pulsar's, everysec (promises nothing)",
+            "batched level with Pulsar's, everysec (no durability)",
             0.95,
         ),
     ):
@@ -363,7 +363,7 @@ def run(options: Options, output: Path, command: str) -> None:
         say(f"idle topics: {options.topics:,}")
         with Onewriter() as lab:
             idle = measure_idle_topics(lab, options.topics)
-        page.section("Idle topics", "Each with a holder and one waiter behind it, on two sockets.")
+        page.section("Idle topics", "Each topic has a holder and one waiter, on two sockets.")
         page.remark(f"{idle}.")
         page.goal(
             "idle topics: below 8 KB of broker memory each",

@@ -76,7 +76,7 @@ def report(found: Handovers) -> Report:
     """What was done, the goals, and the figures."""
     text = (
         "Two leaders (`client.lead`), each with a client and connections of its own, hand one topic "
-        f"to and fro, {len(found.leaderless)} times. Leaderless: from the last receipt of the one to "
+        f"back and forth, {len(found.leaderless)} times. Leaderless: from the last receipt of the one to "
         "the first of the other; `appendfsync always`."
     )
     led, empty = Latencies.of(found.handed_over_to_leading), Latencies.of(found.leaderless)

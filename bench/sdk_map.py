@@ -130,8 +130,8 @@ def report(found: Figures) -> Report:
     text = (
         "`SharedMap` of one process on our broker, values of about 90 bytes, `appendfsync always`. "
         "Tasks put one value after the other; writes of one process share entries. A latest read "
-        "holds all that was acknowledged before it. Opening: a checkpoint of "
-        f"{found.operations:,} operations on as many keys, and one entry behind it."
+        "contains all that was acknowledged before it. Opening: a checkpoint of "
+        f"{found.operations:,} operations on as many keys, and one entry after it."
     )
     rows = [
         [
@@ -145,14 +145,14 @@ def report(found: Figures) -> Report:
     for about, latencies in (
         ("put, while another client puts, too", found.taken_turns),
         ("get, latest", found.latest),
-        ("get, as known here", found.local),
+        ("get, local value", found.local),
     ):
         rows.append([about, number(latencies.p50, "ms", 2), number(latencies.p99, "ms", 2), ""])
     lines = table(("", "p50", "p99", "rate"), rows)
     lines += [
         "",
         (
-            f"Checkpoint of {found.operations:,} keys: {found.checkpoint_seconds:.2f} s, beside "
+            f"Checkpoint of {found.operations:,} keys: {found.checkpoint_seconds:.2f} s, during "
             f"other work. Opening from it: {found.opening_seconds:.2f} s."
         ),
     ]

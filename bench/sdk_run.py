@@ -43,7 +43,7 @@ DIVISION = Division[Options](
     "bench.sdk_run",
     "bench-sdk",
     {
-        "publish": Part("Publishing beside the stock Python client", _publish),
+        "publish": Part("Publishing, compared with the stock Python client", _publish),
         "handover": Part("Handover between two leaders", _handover),
         "map": Part("A shared map", _map),
     },

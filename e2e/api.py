@@ -26,6 +26,7 @@ LOG_SECONDS = 3.0
 """For what a container has said: its node may be gone."""
 
 START_SECONDS = 120.0
+STOP_SECONDS = 20.0
 RETRY_SECONDS = 0.5
 TOO_BUSY = frozenset({429, 500, 502, 503, 504})
 
@@ -84,8 +85,8 @@ class Api:
 
     def __exit__(self, *_: object) -> None:
         if self._proxy is not None:
-            self._proxy.terminate()
-            self._proxy.wait()
+            self._proxy.kill()
+            self._proxy.wait(STOP_SECONDS)
 
     def ask(
         self,

@@ -19,11 +19,11 @@ from typing import Any
 
 from e2e import images
 from e2e.machines import KindMachines, LabMachines, Machines, UnknownMachines
-from tests.cluster.binaries import exclusively, program
+from tests.cluster.binaries import LAB_SECONDS, exclusively, program
 from tests.cluster.control_plane import Cluster
 from tests.cluster.images import Image
 from tests.cluster.images import archive as image_archive
-from tests.cluster.lab import Lab
+from tests.cluster.lab import Lab, remove
 
 Json = dict[str, Any]
 
@@ -112,10 +112,10 @@ def tested_cluster() -> Iterator[TestedCluster]:
             yield _existing(directory)
         else:
             archive = images.archive()
-            with exclusively("lab"), Lab(directory / "lab") as lab:
+            with exclusively("lab", LAB_SECONDS), Lab(directory / "lab") as lab:
                 yield _lab(lab, archive, directory)
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        remove(directory)
 
 
 def _existing(directory: Path) -> TestedCluster:

@@ -93,10 +93,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure shows the cluster as it was."""
+    """A failure shows the cluster as it was. The test's own time is over: each question has a bound."""
     report = yield
     world = getattr(item, "funcargs", {}).get("world")
     if report.failed and isinstance(world, World):
+        item.config.pluginmanager.hook.pytest_timeout_cancel_timer(item=item)
         report.sections.append(("the cluster", world.story()))
     return report
 

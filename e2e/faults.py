@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from e2e.machines import Machines, NotPossible
+from tests.cluster.lab import SHELL_SECONDS
 
 Json = dict[str, Any]
 
@@ -17,9 +18,12 @@ BROKER_PORTS = "6650,6651"
 STORE_PORTS = "6379"
 """Where brokers reach the store."""
 
-SAID_SECONDS = 0.02
-SAID_TRIES_MAX = 30_000
-"""How often, and how many times, it is looked whether a container has said something."""
+SAID_SECONDS = 240
+"""Until a container must have said something."""
+
+SAID_POLL_SECONDS = 0.02
+FIREWALL_SECONDS = 30
+"""Until iptables must have its lock."""
 
 API_PORTS = "443,6443"
 """Where pods reach the API server: its Service's port, and what stands behind it."""
@@ -50,14 +54,22 @@ class Faults:
         self._machines.shell(_node(pod), _signal("KILL", [_container(pod, container)]))
 
     def kill_behind(self, words: str, pod: Json, container: str) -> None:
-        """The same as soon as the container has printed these words: its own node looks out for it."""
+        """The same as soon as the container has printed these words: its own node looks out for it.
+
+        Raises ClusterError with what it has printed instead.
+        """
         logs = f"{self._logs(pod)}/{container}/*.log"
-        patience = f"test $((tries += 1)) -lt {SAID_TRIES_MAX}"
+        complaint = f"not within {SAID_SECONDS} s: {words}; it printed:"
+        is_late = "test $(date +%s) -gt $end"
         said = (
-            f"tries=0; until grep -qsF '{words}' {logs}; do {patience}; sleep {SAID_SECONDS}; done"
+            f"end=$(($(date +%s) + {SAID_SECONDS}));"
+            f" until grep -qsF '{words}' {logs}; do"
+            f" if {is_late}; then echo '{complaint}' >&2; tail -n 40 {logs} >&2; exit 1; fi;"
+            f" sleep {SAID_POLL_SECONDS}; done"
         )
         signal = _signal("KILL", [_container(pod, container)])
-        self._machines.shell(_node(pod), f"{said}; {signal}")
+        script = f"{said}; {signal}"
+        self._machines.shell(_node(pod), script, SAID_SECONDS + SHELL_SECONDS)
 
     def freeze(self, pod: Json) -> None:
         """Stop every process of the pod; only SIGKILL ends it."""
@@ -187,7 +199,7 @@ def _processes(names: list[str]) -> str:
 def _in_network(pod: Json, script: str) -> str:
     """A script with ``$process`` of the pod, if there is any, and ``$firewall`` of its network."""
     process = f"process=$({_processes(_names_in_cgroups(pod))} | head -n1)"
-    return f'{process}; firewall="nsenter -t $process -n iptables -w"; {script}'
+    return f'{process}; firewall="nsenter -t $process -n iptables -w {FIREWALL_SECONDS}"; {script}'
 
 
 def _signal(name: str, containers: list[str], *, is_needed: bool = True) -> str:

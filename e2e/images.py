@@ -15,7 +15,6 @@ import importlib.metadata
 import io
 import json
 import re
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -23,7 +22,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import images
+from tests.cluster import commands, images
 
 TAG = "localhost/onewriter-e2e:dev"
 ARCHIVE = images.ROOT / "dist" / "onewriter-e2e.tar"
@@ -32,6 +31,9 @@ DIRECTORY = "opt/stock"
 
 LAYER = "stock-client.tar"
 CLIENT = "pulsar-client"
+DOWNLOAD_SECONDS = 300.0
+"""For the stock client and what it needs."""
+
 _PYTHON = re.compile(r"opt/onewriter/lib/python(3\.\d+)/")
 
 Json = dict[str, Any]
@@ -95,12 +97,12 @@ def _layer(python: str) -> bytes:
     with tempfile.TemporaryDirectory() as scratch, tarfile.open(fileobj=buffer, mode="w") as layer:
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]
         options = ["--quiet", "--only-binary=:all:", f"--python-version={python}", "--dest"]
-        done = subprocess.run(
-            [*command, *options, scratch, _requirement()],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        try:
+            done = commands.run(
+                [*command, *options, scratch, _requirement()], seconds=DOWNLOAD_SECONDS
+            )
+        except commands.CommandHangs as error:
+            raise images.CannotBuild(f"{error}\nis the package index reachable?") from None
         if done.returncode != 0:
             raise images.CannotBuild(f"{_requirement()} for Python {python}:\n{done.stderr}")
         for wheel in sorted(Path(scratch).glob("*.whl")):

@@ -13,8 +13,8 @@ from e2e import log
 from e2e.api import Api, path
 from e2e.clusters import TestedCluster
 from e2e.manifests import PROGRAMS
-from tests.cluster import images
-from tests.cluster.control_plane import WAIT_SECONDS, ClusterError
+from tests.cluster import commands, images
+from tests.cluster.control_plane import COMMAND_SECONDS, WAIT_SECONDS, ClusterError
 
 from onewriter_broker.ownership.placement import rendezvous
 from onewriter_core.ids import TopicName, bucket_of
@@ -32,6 +32,9 @@ COMPONENT = "app.kubernetes.io/component"
 WORKLOADS = {"broker": "statefulset", "valkey": "statefulset", "operator": "deployment"}
 
 REPOSITORY, TAG = images.TAG.rsplit(":", 1)
+
+EXEC_SECONDS = 120.0
+"""One program in a pod, whose node's kubelet may stand still."""
 
 CLAIM = "history"
 FOLDER = "/data/onewriter"
@@ -91,9 +94,10 @@ class Installation:
         cluster = self.cluster
         command = [*cluster.enter(), str(cluster.tool("helm"))]
         where = [f"--kubeconfig={cluster.kubeconfig}", f"--namespace={NAMESPACE}"]
-        done = subprocess.run(
-            [*command, *where, *arguments], capture_output=True, text=True, check=False
-        )
+        try:
+            done = commands.run([*command, *where, *arguments], seconds=COMMAND_SECONDS)
+        except commands.CommandHangs as error:
+            raise ClusterError(f"{error}\n{self.story()}") from None
         if done.returncode != 0:
             raise ClusterError(f"helm {' '.join(arguments)}: {done.stderr}\n{self.story()}")
         return done.stdout
@@ -108,7 +112,7 @@ class Installation:
     def upgrade(self, chart: Path = CHART, **values: Any) -> str:
         """Install this chart with these values in place of those that are told as a rule."""
         self._values.write_text(json.dumps(self.values | values))
-        options = ("--install", f"--values={self._values}", "--timeout=15m")
+        options = ("--install", f"--values={self._values}", f"--timeout={WAIT_SECONDS}s")
         return self.helm("upgrade", RELEASE, str(chart), *options)
 
     def restart(self, *components: str) -> None:
@@ -187,7 +191,7 @@ class Installation:
 
     def readiness(self, broker: str) -> Json:
         """What a broker pod answers at ``/readyz``, ready or not."""
-        where = f"{path('pods', NAMESPACE, broker)}:8080/proxy/readyz"
+        where = f"{path('pods', NAMESPACE, broker)}:8081/proxy/readyz"
         found: Json = json.loads(self.api.ask("GET", where)[1])
         return found
 
@@ -215,12 +219,27 @@ class Installation:
         )
 
     def run_in_broker(self, *command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """Run a command in a ready broker's pod, which knows how to reach the store."""
-        ready = [pod["metadata"]["name"] for pod in self.pods("broker") if is_ready(pod)]
+        """Run a command in a ready broker's pod, which knows how to reach the store.
+
+        The pod's node must be ready, too: pods of one that is away count as ready for a moment longer,
+        and the API server waits for its kubelet without end.
+        """
+        nodes = {node["metadata"]["name"] for node in self.api.list("nodes") if is_ready(node)}
+        ready = [
+            str(pod["metadata"]["name"])
+            for pod in self.pods("broker")
+            if is_ready(pod) and pod["spec"]["nodeName"] in nodes
+        ]
         if not ready:
             raise ClusterError(f"no broker is ready\n{self.story()}")
-        where = ("exec", "--stdin", str(ready[0]), "--container=broker", "--")
-        return self.cluster.kubectl(*where, *command, stdin=stdin, check=False, namespace=NAMESPACE)
+        where = ("exec", "--stdin", ready[0], "--container=broker", "--")
+        return self.cluster.kubectl(
+            *(*where, *command),
+            stdin=stdin,
+            check=False,
+            namespace=NAMESPACE,
+            seconds=EXEC_SECONDS,
+        )
 
     def logs(self, *topics: str) -> dict[str, log.Stored]:
         """Topics' logs out of the store, and what ``onewriter verify`` says of them."""
@@ -241,8 +260,7 @@ class Installation:
                 for part in ("operator", "broker", "valkey", "readiness")
             ),
         )
-        found = [self.cluster.kubectl(*each, check=False, namespace=NAMESPACE) for each in asked]
-        return "\n".join(each.stdout + each.stderr for each in found)
+        return self.cluster.story(*asked, namespace=NAMESPACE)
 
 
 def is_ready(one: Json) -> bool:

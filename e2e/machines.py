@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
 from collections.abc import Sequence
 from typing import Protocol
 
-from tests.cluster.lab import Lab
+from tests.cluster import commands
+from tests.cluster.control_plane import ClusterError
+from tests.cluster.lab import SHELL_SECONDS, Lab
 
 
 class NotPossible(Exception):
@@ -22,8 +23,11 @@ class NotPossible(Exception):
 class Machines(Protocol):
     """The nodes' machines, by the nodes' names."""
 
-    def shell(self, node: str, script: str) -> str:
-        """Run a script as root on a node; what it printed. Raises NotPossible, RuntimeError."""
+    def shell(self, node: str, script: str, seconds: float = SHELL_SECONDS) -> str:
+        """Run a script as root on a node; what it printed.
+
+        Raises NotPossible, ClusterError when it fails, CommandHangs.
+        """
         ...
 
     def can_lose(self, node: str) -> bool:
@@ -68,8 +72,8 @@ class LabMachines:
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
 
-    def shell(self, node: str, script: str) -> str:
-        return self._lab.shell(script, node)
+    def shell(self, node: str, script: str, seconds: float = SHELL_SECONDS) -> str:
+        return self._lab.shell(script, node, seconds=seconds)
 
     def can_lose(self, node: str) -> bool:
         return node == "lab2"
@@ -116,18 +120,13 @@ class KindMachines:
         if shutil.which("docker") is None or not nodes:
             return False
         command = ["docker", "inspect", "--format={{.State.Running}}", *nodes]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = commands.run(command, seconds=SHELL_SECONDS)
         return done.returncode == 0 and set(done.stdout.split()) == {"true"}
 
-    def shell(self, node: str, script: str) -> str:
-        done = subprocess.run(
-            ["docker", "exec", node, "sh", "-ec", script],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def shell(self, node: str, script: str, seconds: float = SHELL_SECONDS) -> str:
+        done = commands.run(["docker", "exec", node, "sh", "-ec", script], seconds=seconds)
         if done.returncode != 0:
-            raise RuntimeError(f"{node}: {script}\n{done.stderr}")
+            raise ClusterError(f"{node}: {script}\n{done.stderr}")
         return done.stdout
 
     def can_lose(self, node: str) -> bool:
@@ -167,7 +166,8 @@ class KindMachines:
 class UnknownMachines:
     """Nodes that only Kubernetes leads to."""
 
-    def shell(self, node: str, script: str) -> str:
+    def shell(self, node: str, script: str, seconds: float = SHELL_SECONDS) -> str:
+        del seconds
         raise NotPossible(f"nothing but Kubernetes leads to {node}: it cannot run '{script}'")
 
     def can_lose(self, node: str) -> bool:

@@ -139,6 +139,4 @@ class Run:
             ("describe", "pods", f"--selector=job-name={self.name}"),
             ("logs", f"--selector=job-name={self.name}", "--tail=40", "--prefix"),
         )
-        cluster = self._installation.cluster
-        found = [cluster.kubectl(*each, check=False, namespace=NAMESPACE) for each in asked]
-        return "\n".join(each.stdout + each.stderr for each in found)
+        return self._installation.cluster.story(*asked, namespace=NAMESPACE)

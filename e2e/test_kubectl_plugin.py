@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -14,7 +13,8 @@ from e2e.installation import NAMESPACE, RELEASE, Installation
 from e2e.manifests import PATIENT, STOCK
 from e2e.world import World
 from e2e.writers import Writers
-from tests.cluster.control_plane import WAIT_SECONDS
+from tests.cluster import commands
+from tests.cluster.control_plane import COMMAND_SECONDS, WAIT_SECONDS
 
 IN_TIME = ("--timeout-seconds", str(WAIT_SECONDS))
 """The operator is waited for as long as anything is."""
@@ -34,14 +34,12 @@ class Plugin:
         cluster = self.cluster
         program = cluster.tool("kubectl")
         where = (f"--kubeconfig={cluster.kubeconfig}", f"--namespace={self._namespace}")
-        done = subprocess.run(
+        done = commands.run(
             [
                 *(*cluster.enter(), "env", f"ONEWRITER_KUBECTL={program}"),
                 *(sys.executable, "-c", PLUGIN, *words, *where),
             ],
-            capture_output=True,
-            text=True,
-            check=False,
+            seconds=COMMAND_SECONDS,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -6,6 +6,7 @@ import json
 from functools import partial
 
 import pytest
+from e2e.installation import EXEC_SECONDS
 from e2e.manifests import PATIENT
 from e2e.world import World
 from e2e.writers import Reign, Writers, until
@@ -23,7 +24,9 @@ def answers(world: World, writers: Writers, asking: str) -> str:
     """Which pod answers at the Service's name in DNS, asked from inside a pod; empty: none."""
     url = f"http://{writers.name}-leader.{world.namespace}.svc.cluster.local/"
     command = ("exec", asking, "--container=writer", "--", "python", "-c", ASK, url)
-    done = world.cluster.kubectl(*command, check=False, namespace=world.namespace)
+    done = world.cluster.kubectl(
+        *command, check=False, namespace=world.namespace, seconds=EXEC_SECONDS
+    )
     return str(json.loads(done.stdout)["pod"]) if done.stdout else ""
 
 

@@ -24,6 +24,9 @@ POLICY = f"{RELEASE}-{NAMESPACE}-tenancy"
 NO_RIGHT = "is forbidden: User"
 """What the API server says to whom no role gives a right."""
 
+VERBS_SECONDS = 240.0
+"""For all verbs of one run of the program: it gives each attempt 30 seconds."""
+
 WRITTEN = ["WaitForExclusive", "ExclusiveWithFencing"]
 """What the topic's own team has written to it."""
 
@@ -50,7 +53,9 @@ class Team:
     def does(self, topic: str, *verbs: str) -> Json:
         """What its pod is told by the brokers, by verb: see programs/tenant.py."""
         where = ("exec", "--stdin", "tenant", "--container=writer", "--", "python", "-", topic)
-        done = self._cluster.kubectl(*where, *verbs, stdin=PROGRAM, namespace=self.namespace)
+        done = self._cluster.kubectl(
+            *(*where, *verbs), stdin=PROGRAM, namespace=self.namespace, seconds=VERBS_SECONDS
+        )
         said: Json = json.loads(done.stdout.splitlines()[-1])
         return said
 

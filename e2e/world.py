@@ -122,8 +122,5 @@ class World:
                 for each in self._cast
             ),
         )
-        found = [
-            self.cluster.kubectl(*each, check=False, namespace=self.namespace) for each in asked
-        ]
-        told = [each.stdout + each.stderr for each in found]
-        return "\n".join([*told, self.installation.story()])
+        told = self.cluster.story(*asked, namespace=self.namespace)
+        return f"{told}\n{self.installation.story()}"

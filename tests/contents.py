@@ -212,6 +212,8 @@ def _block_fields(block: Block) -> Iterator[bytes]:
         yield from (b"c", pack_u32(block.counts))
     if block.publish:
         yield from (b"x", block.publish.encode())
+    if block.by:
+        yield from (b"by", block.by.encode())
     if block.commits:
         yield from (b"xc", b"1")
 

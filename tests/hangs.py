@@ -14,7 +14,12 @@ from typing import Any
 import pytest
 
 GRACE_SECONDS = 60.0
-"""How long after its timeout, or after its failure, a test may run until its process is ended."""
+"""How long after its timeout, or after its failure, a test may run until its process is ended.
+
+``--hang-grace`` gives fixtures that have much to take down another one.
+"""
+
+OPTION = "--hang-grace"
 
 
 class Watchdog:
@@ -41,5 +46,10 @@ class Watchdog:
         faulthandler.dump_traceback_later(seconds, exit=True, file=self._descriptor)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(OPTION, type=float, default=GRACE_SECONDS, metavar="SECONDS")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Watchdog(os.dup(2)), "onewriter-hangs")
+    watchdog = Watchdog(os.dup(2), config.getoption(OPTION))
+    config.pluginmanager.register(watchdog, "onewriter-hangs")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from e2e.clusters import uses_existing
+from tests import hangs
 from tests.cluster import binaries, images, lab, promtool
 
 BIN = Path(sys.executable).parent
@@ -69,7 +70,8 @@ def tool(name: str, *arguments: str) -> Command:
 
 
 def pytest(*arguments: str) -> Command:
-    options = ("-q", "-rs", "--durations=50", "-p", "tests.hangs")
+    # The last words name what failed: a run shows only the end of a tier's output.
+    options = ("-q", "-rfEs", "--durations=50", "-p", "tests.hangs")
     return (sys.executable, "-m", "pytest", *options, *arguments)
 
 
@@ -151,10 +153,13 @@ LAB_PACKAGES = {**lab.PACKAGES, **{name: name for name in images.TOOLS}}
 
 UNIT = (
     *("tests/unit", "tests/property", "tests/scenarios", "tests/mutants"),
-    *("tests/test_tidy.py", "tests/test_tiers.py"),
+    *("tests/test_tidy.py", "tests/test_tiers.py", "tests/test_prose.py"),
 )
 MORE_SEEDS = "nothing_is_violated or whole_and_once or same_seed"
 """The tests of the simulation that look at other seeds where they are told so; make test runs the others already."""
+
+ON_LAB = ("--timeout", "600", hangs.OPTION, "300")
+"""For tests on the lab: behind a failure they tell what the cluster looks like, and take all of it down."""
 
 QUICK = ("-m", "not full")
 FULL = ("-m", "full")
@@ -162,11 +167,12 @@ FULL = ("-m", "full")
 NEWCOMER = (
     Tier(
         "check",
-        "format, lint, types, layers between packages, the SDK's reference",
+        "format, lint, phrases of the style guide, types, layers between packages, the SDK's reference",
         (
             tool("ruff", "format", "--check", "."),
             tool("ruff", "check", "."),
             tool("lint-imports"),
+            (sys.executable, "-m", "tests.prose"),
             tool("mypy", "--cache-dir", str(binaries.cache() / "mypy")),
             tool("pdoc", *REFERENCE, *REFERENCE_OPTIONS),
         ),
@@ -244,7 +250,7 @@ REST = (
         (
             pytest(
                 *("tests/cluster", "-m", "not nodes", "-n2", "--dist", "loadfile"),
-                *("--timeout", "1800"),
+                *("--timeout", "600"),
             ),
         ),
         budget_seconds=480,
@@ -258,7 +264,7 @@ REST = (
     Tier(
         "e2e",
         "S13 with pods on two nodes: eviction, lost nodes, upgrades, the pipeline's jobs",
-        (*images_of_e2e(), pytest("e2e", "--timeout", "1800")),
+        (*images_of_e2e(), pytest("e2e", *ON_LAB)),
         budget_seconds=1140,
         cores=1,
         missing=lambda: [] if uses_existing() else missing_nodes(),
@@ -269,7 +275,10 @@ REST = (
     Tier(
         "nodes",
         "container images and the two-node lab itself",
-        (pytest("tests/cluster", "-m", "nodes", "--timeout", "1800"),),
+        (
+            (sys.executable, "-m", "tests.cluster.images"),
+            pytest("tests/cluster", "-m", "nodes", *ON_LAB),
+        ),
         budget_seconds=120,
         cores=1,
         missing=missing_nodes,
@@ -300,13 +309,13 @@ REST = (
     ),
     Tier(
         "integration-full",
-        "more clients (Java among them), more modes, an S3 server, campaigns of ten rounds",
+        "more clients (Java and Go among them), more modes, an S3 server, campaigns of ten rounds",
         (pytest("tests/integration", *FULL, "--timeout", "600", "-n2", "--dist", "loadfile"),),
         budget_seconds=150,
         cores=1,
         missing=lambda: [*missing_clients(), *missing_java(), *binaries.missing_tools()],
         packages={"java": JAVA_PACKAGE},
-        builds=(build("versitygw"),),
+        builds=(build("versitygw"), (sys.executable, "-m", "tests.conformance.go.program")),
     ),
     Tier(
         "spark-full",

@@ -58,11 +58,11 @@ def _shared_beside_owner(stage: Stage) -> Findings:
 
 SHARED_BESIDE_OWNER = Scenario(
     "shared-beside-owner",
-    "Two writers at once: a Shared producer beside the new owner",
+    "Two writers at once: a Shared producer in addition to the new holder",
     f"A (Exclusive) has {IN_FLIGHT} sends in flight. B (ExclusiveWithFencing) takes the topic and is "
-    "granted. Half a second later C asks as Shared.",
+    "granted. Half a second later C requests it as Shared.",
     (
-        Measure("let-in", "C is let in beside B"),
+        Measure("let-in", "C is granted the topic in addition to B"),
         Measure("both-write", "B and C both get receipts"),
     ),
     _shared_beside_owner,
@@ -84,8 +84,8 @@ def _two_exclusive_owners(stage: Stage) -> Findings:
 TWO_EXCLUSIVE_OWNERS = Scenario(
     "two-exclusive-owners",
     "Two writers at once: two exclusive producers",
-    f"A (Exclusive) has {IN_FLIGHT} sends in flight. B (ExclusiveWithFencing) asks, and 1 to "
-    f"{WAITER_DELAYS_MS} ms after it C (WaitForExclusive). B stays.",
+    f"A (Exclusive) has {IN_FLIGHT} sends in flight. B (ExclusiveWithFencing) requests the topic, "
+    f"and C (WaitForExclusive) 1 to {WAITER_DELAYS_MS} ms later. B stays.",
     (
         Measure("granted", "C is granted the topic while B holds it"),
         Measure("both-write", "B and C both get receipts"),
@@ -117,15 +117,15 @@ def _missed_by_new_owner(stage: Stage) -> Findings:
 
 MISSED_BY_NEW_OWNER = Scenario(
     "missed-by-new-owner",
-    "A new owner that reads to the end before it writes",
-    f"A (Exclusive) has {IN_FLIGHT} sends in flight. B (ExclusiveWithFencing) takes the topic; as "
-    "soon as it is granted it asks for the last message id, up to which it would rebuild its state.",
+    "A new holder that reads to the end before it writes",
+    f"A (Exclusive) has {IN_FLIGHT} sends in flight. B (ExclusiveWithFencing) takes the topic. As "
+    "soon as it is granted, it asks for the last message id, up to which it would rebuild its state.",
     (
-        Measure("stored", "of A's sends are in the log", Kind.MEDIAN, is_fault=False),
-        Measure("missed", "entries of A came behind the end that B was told"),
-        Measure("after", "entries of A behind B's first one", Kind.TOTAL),
+        Measure("stored", "sends of A that are in the log", Kind.MEDIAN, is_fault=False),
+        Measure("missed", "entries of A were stored after the end that B had read"),
+        Measure("after", "entries of A after B's first entry", Kind.TOTAL),
         Measure("lost", "receipts of A whose entry is not in the log", Kind.TOTAL),
-        Measure("unordered", "what is stored of A is no gapless beginning of what it sent"),
+        Measure("unordered", "the stored entries of A are not a gapless prefix of what it sent"),
     ),
     _missed_by_new_owner,
 )
@@ -150,13 +150,13 @@ def _stale_fencer(stage: Stage) -> Findings:
 
 STALE_FENCER = Scenario(
     "stale-fencer",
-    "A stale fencer comes back",
-    "A (ExclusiveWithFencing) is deposed by B in the same mode. A's connection drops, and A's client "
-    "reconnects by itself, naming the topic epoch it had. Then D asks as Exclusive.",
+    "A stale fencer reconnects",
+    "B fences A; both use ExclusiveWithFencing. A's connection drops, and A's client reconnects by "
+    "itself with its former topic epoch. Then D requests the topic as Exclusive.",
     (
         Measure("stale-granted", "A is granted the topic again"),
         Measure("newcomer-granted", "D is granted the topic although B never left"),
-        Measure("owner-gone", "B, the rightful owner, cannot write any more"),
+        Measure("owner-gone", "B, the rightful holder, can no longer write"),
     ),
     _stale_fencer,
 )
@@ -189,14 +189,14 @@ def _loser(stage: Stage) -> Findings:
 
 LOSER = Scenario(
     "loser",
-    "What the deposed producer gets to know",
+    "What the fenced producer learns",
     "A (Exclusive) is idle and shares its connection with a producer on another topic. B "
     "(ExclusiveWithFencing) takes the topic. A second later A sends a message.",
     (
-        Measure("not-told", "A is not told until it sends"),
-        Measure("cut", "A's send costs it the whole connection"),
-        Measure("bystander", "the producer on the other topic is cut off as well"),
-        Measure("late", "messages that A sent afterwards in the log", Kind.TOTAL),
+        Measure("not-told", "A is not notified before it sends"),
+        Measure("cut", "A loses its whole connection when it sends"),
+        Measure("bystander", "the producer on the other topic is disconnected as well"),
+        Measure("late", "messages in the log that A sent afterwards", Kind.TOTAL),
     ),
     _loser,
 )

@@ -13,64 +13,68 @@ _INTRODUCTION = """\
 
 *Written by `make compare-pulsar`; do not edit. Every figure was measured in the run described here.*
 
-The same scenarios over the bare wire protocol, one connection for each producer unless they say
-otherwise, on Apache Pulsar and on onewriter: what exclusive producers are promised, under the races
-and failures that a stock client meets. Beneath them is the decision table of the access modes, where
-both must agree, and the list of what we do otherwise on purpose.
+The same scenarios run on Apache Pulsar and on onewriter, over the bare wire protocol, with one
+connection for each producer unless they say otherwise. They show what exclusive producers can rely
+on under the races and failures that a stock client meets. After them come the decision table of the
+access modes, where both must agree, and the list of deliberate differences.
 """
 
 _HOW_TO_READ = """\
 ## How to read it
 
-* A count is "so many of so many rounds". Each round has a topic of its own.
-* Nothing is injected into either server. The races are real, so Pulsar's counts vary from run to
-  run and with the machine; ours are asserted to be 0 by `tests/integration/test_comparison_ours.py`
-  in every test run.
+* A count is "N of M rounds". Each round has its own topic.
+* No fault is injected into either server. The races are real, so Pulsar's counts vary from run to
+  run and with the machine. `tests/integration/test_comparison_ours.py` asserts in every test run that
+  onewriter's counts are 0.
 * Both run with their default durability: Pulsar syncs its journal, the embedded Valkey its
   append-only file, before a message is acknowledged. Broker deduplication is off in Pulsar, as it
   is by default.
-* The raw client shares its codec with onewriter. It does what the C++, Java and Go clients do on
-  the wire; where a scenario says so, stock clients play it.
-* Times are those of a machine that had other work to do; they are worth their order of magnitude.
+* The raw client shares its codec with onewriter. It sends what the C++, Java and Go clients send.
+  Where a scenario says so, it uses stock clients.
+* The machine had other work to do during the run, so times show only the order of magnitude.
   `docs/benchmarks.md` has speeds.
 """
 
 _DIFFERENCES = """\
-## What we do otherwise on purpose
+## Deliberate differences
 
-`docs/adr/0005-deliberate-differences.md` holds the decisions.
+`docs/adr/0005-deliberate-differences.md` has the decisions.
 
-* **The loser is told at once.** It gets CLOSE_PRODUCER behind its last receipt, so a stock client
-  learns of it without having to send, and only that producer ends. Pulsar lets it find out at its
-  next send, by the loss of its connection and of everything else on it.
+* **The fenced producer is notified at once.** It gets CLOSE_PRODUCER after its last receipt, so a
+  stock client learns of it without a send, and only that producer ends. With Pulsar it learns of it
+  at its next send, when it loses its connection and everything else on it.
 * **Epochs jump.** A topic epoch is the number of the fence in the log under which its holder won.
-  It rises strictly and is never given twice, but not by one: the fences of a broker's failover or
-  of a rolled log use numbers too.
-* **An epoch is checked before anybody is touched, and only its holder resumes it.** A producer that
-  names an older epoch is refused without consequence to others. One that names the current epoch
-  must be its holder, by name and identity. One that names an epoch that was never granted is
-  refused and noted; Pulsar adopts it.
-* **A deposed identity does not fence back blindly.** An authenticated client that was itself deposed
-  may use ExclusiveWithFencing only by naming the epoch that it deposes (property
-  `onewriter.if-epoch`), so a woken zombie never evicts its successor.
+  It rises strictly and is never given out twice. But it does not rise by one: the fences of a
+  broker's failover or of a rolled log use numbers too.
+* **The epoch is checked before any other producer is affected, and only its holder resumes it.** A
+  producer with an older epoch is refused without consequences for others. A producer with the
+  current epoch must be its holder, by name and identity. An epoch that was never granted is refused
+  and recorded; Pulsar adopts it.
+* **A fenced identity cannot fence its successor by accident.** An authenticated client that was
+  itself fenced may use ExclusiveWithFencing only if it names the epoch that it wants to fence
+  (property `onewriter.if-epoch`). So a zombie that continues never evicts its successor.
 * **WaitForExclusive never jumps the queue.** Pulsar's table has one more column, "waiters only": a
-  promotion failed and the topic has waiters but no owner, and a newcomer overtakes them. Here
-  promotion goes on until one waiter takes it, so that state does not last and the column is left
-  out.
-* **Order among waiters** is priority (PIP-440), then arrival. Arrival cannot tie, so the random
-  choice among equals of the proposal has nothing left to decide.
-* **Administrators may fence and hand over** a topic; those who wait stay in line when they do. Pulsar
-  has no such call.
-* **A broker's failover leaves the holder three seconds** to come back before a waiter is promoted.
-* **Decided for parts that are still to come**: `own` (Kafka's "Single Reader/Writer") will keep a
-  floor, let an owner be replaced at an equal generation only by the same identity, and need a
-  permission for generation 0; a linearizable read (PIP-137) will use a barrier, not a dummy write.
+  promotion failed, the topic has waiters but no holder, and a new producer overtakes them. onewriter
+  tries waiters until one accepts, so that state does not last and the table has no such column.
+* **Order of waiters**: priority (PIP-440), then arrival. There are no ties in arrival, so the
+  proposal's random choice among equals is not needed.
+* **Administrators may fence and hand over** a topic; waiters stay in the queue. Pulsar has no such
+  call.
+* **Shared state** (PIP-137) changes only when an entry is read from the log, never at the
+  acknowledgement. A latest read asks the broker for proof of the log's end instead of writing a
+  dummy entry. The grant is kept between writes and handed over on request, instead of a new
+  producer for each write (ADR 0013).
+* **After a broker's failover the holder has three seconds** to resume before a waiter is promoted.
+* **`own`** (Kafka's "Single Reader/Writer") keeps a floor, so generations never restart. Only the same
+  identity replaces an owner at an equal generation, and gets the next number. Generation 0 needs a
+  permission, leaves an audit record and does not return to 1. After a failover that may have lost
+  grants, generations jump. [ADR 0010](adr/0010-ownerships.md).
 
 ## What is not shown
 
-Faults of Pulsar that need a failing metadata store or a broker halted between two instructions
-cannot be produced from outside, so nothing about them is claimed here. Waiters that left or that
-decline are such promotions as a client can make fail; both brokers then try the next one.
+Faults of Pulsar that need a failing metadata store, or a broker that stops between two instructions,
+cannot be produced from outside. So this page makes no claims about them. Waiters that left or
+declined are the failed promotions that a client can cause; both brokers then try the next waiter.
 """
 
 
@@ -166,16 +170,19 @@ def _scenario(scenario: Scenario, theirs: Results, ours: Results) -> Iterator[st
 def _table(theirs: Results, ours: Results) -> Iterator[str]:
     yield "## The decision table"
     yield ""
-    yield "A newcomer's access mode against who is there. Its answer, and what becomes of the others."
+    yield (
+        "For each access mode of a new producer and each state of the topic: the broker's answer, and "
+        "the effect on the other producers."
+    )
     yield ""
     yield from _rows(TABLE, theirs, ours)
-    yield "Beside the table: names and epochs."
+    yield "More cases, with names and epochs:"
     yield ""
     yield from _rows(BESIDE, theirs, ours)
 
 
 def _rows(rows: tuple[Row, ...], theirs: Results, ours: Results) -> Iterator[str]:
-    yield f"| newcomer | {theirs.name} | {ours.name} | |"
+    yield f"| new producer | {theirs.name} | {ours.name} | |"
     yield "|---|---|---|---|"
     for row in rows:
         there, here = str(theirs.answers[row.key]), str(ours.answers[row.key])

@@ -59,11 +59,11 @@ def _epoch_back(stage: Stage) -> Findings:
 
 EPOCH_BACK = Scenario(
     "epoch-back",
-    "The topic epoch goes back",
-    "A (WaitForExclusive) holds, B waits. A's connection drops, B is promoted. A reconnects, naming "
-    "the epoch it had; B leaves; whoever waits comes; then C asks as Exclusive.",
+    "The topic epoch decreases",
+    "A (WaitForExclusive) holds, B waits. A's connection drops, B is promoted. A reconnects with "
+    "its former epoch. B leaves and waiters are promoted. Then C requests the topic as Exclusive.",
     (
-        Measure("let-in", "A, deposed, is let into the waiting line under its old epoch"),
+        Measure("let-in", "A, which was fenced, is accepted into the queue under its old epoch"),
         Measure("back", "a lower epoch is granted after a higher one"),
         Measure("twice", "two holders get the same epoch"),
     ),
@@ -86,13 +86,13 @@ def _own_ghost(stage: Stage) -> Findings:
 
 OWN_GHOST = Scenario(
     "own-ghost",
-    "A holder comes back before the broker has noticed that its old connection is dead",
-    "A holds the topic. Its network dies without a word; A reconnects from its new address with its "
-    "name and its epoch. Nobody else wants the topic.",
+    "A holder reconnects before the broker has detected that its old connection is dead",
+    "A holds the topic. Its network fails without closing the connection. A reconnects from a new "
+    "address with its name and its epoch. No other producer requests the topic.",
     (
         Measure("exclusive", "Exclusive: refused because of its own dead connection"),
-        Measure("waits", "WaitForExclusive: has to wait behind its own dead connection"),
-        Measure("fencing", "ExclusiveWithFencing: not let in"),
+        Measure("waits", "WaitForExclusive: waits for its own dead connection"),
+        Measure("fencing", "ExclusiveWithFencing: refused"),
     ),
     _own_ghost,
 )
@@ -170,7 +170,7 @@ CUT_STREAM = Scenario(
     "A connection cut in mid-stream",
     f"A (Exclusive) sends {STREAM} messages through a proxy that resets its connection twice in the "
     "middle. Each time A does what stock clients do: it reconnects after 100 ms with its name and "
-    "epoch and sends again whatever has no receipt. Default settings on both sides.",
+    "epoch and resends all messages without a receipt. Both sides have default settings.",
     (
         Measure("cuts", "connections cut", Kind.TOTAL, is_fault=False),
         Measure("duplicated", "messages stored more than once", Kind.TOTAL),

@@ -40,11 +40,11 @@ MODES = {
 }
 
 STATES = {
-    "nobody": "nobody is there",
-    "shared": "Shared producers are connected",
-    "shared-waiter": "Shared producers are connected, one waits",
-    "owner": "an exclusive owner is there",
-    "owner-waiter": "an exclusive owner is there, one waits",
+    "nobody": "no other producer",
+    "shared": "Shared producers",
+    "shared-waiter": "Shared producers, one waiter",
+    "owner": "an exclusive holder",
+    "owner-waiter": "an exclusive holder, one waiter",
 }
 
 
@@ -96,9 +96,9 @@ def _cell(mode: str, state: str, stage: Stage) -> str:
     said += [f"the waiter: {_in_words(answer_to(w))}" for w in waiters if _is_answered(w)]
     still_write = [writes(writer) for writer in writers]
     if writers and not any(still_write):
-        said.append("the others write no more")
+        said.append("the others can no longer write")
     if said[0] == GRANTED and not writes(newcomer):
-        said.append("and yet it cannot write")
+        said.append("but it cannot write")
     return ", ".join(said)
 
 
@@ -165,10 +165,10 @@ TABLE = tuple(_rows_of_the_table())
 
 BESIDE = (
     Row("name", "Shared, under the name of a connected Shared producer", _same_name),
-    Row("resumes", "the last holder reconnects, nobody came after it", _comes_back),
+    Row("resumes", "the last holder reconnects, no producer came after it", _comes_back),
     Row(
         "stale",
-        "the last holder reconnects, somebody held the topic meanwhile",
+        "the last holder reconnects, another producer held the topic meanwhile",
         partial(_comes_back, between=EXCLUSIVE),
     ),
     Row(
@@ -178,27 +178,27 @@ BESIDE = (
     ),
     Row(
         "shared-between",
-        "the last holder reconnects, a Shared producer was there meanwhile",
+        "the last holder reconnects, a Shared producer was connected meanwhile",
         partial(_comes_back, between=SHARED),
-        difference="somebody else has written: the right to resume has ended",
+        difference="another producer has written: the right to resume has ended",
     ),
     Row(
         "other-name",
         "another producer reconnects with the last holder's epoch",
         partial(_comes_back, name="B"),
-        difference="an epoch belongs to one holder; only that one resumes it",
+        difference="an epoch belongs to one holder, and only this holder resumes it",
     ),
     Row(
         "above",
         "the last holder reconnects with an epoch that was never granted",
         partial(_comes_back, offset=1000),
-        difference="an epoch is never adopted from a client: it lies, or the store has forgotten",
+        difference="a broker never adopts an epoch from a client: the client is wrong, or the store has lost data",
     ),
     Row(
         "numbers",
         f"the epochs of {HOLDERS} holders, one after the other",
         _numbers,
-        difference="an epoch is the number of a fence in the log: it rises, it does not count",
+        difference="an epoch is the number of a fence in the log: it rises, but not by one",
         rounds=1,
     ),
 )

@@ -43,11 +43,11 @@ def _ghosts(stage: Stage) -> Findings:
 GHOSTS = Scenario(
     "ghosts",
     "Waiters that have left",
-    "A (Exclusive) holds. Three wait behind it: one gives up (CLOSE_PRODUCER), the connection of one "
-    "drops, one stays. The admin API is asked how many wait; then A leaves.",
+    "A (Exclusive) holds, three wait: one gives up (CLOSE_PRODUCER), the connection of one drops, one "
+    "stays. The admin API reports how many wait. Then A leaves.",
     (
         Measure("counted", "waiters that have left and are still counted", Kind.TOTAL),
-        Measure("stuck", "the one that stayed is not promoted within 5 s"),
+        Measure("stuck", "the waiter that stayed is not promoted within 5 s"),
     ),
     _ghosts,
 )
@@ -64,10 +64,10 @@ def _failed_promotion(stage: Stage) -> Findings:
 
 FAILED_PROMOTION = Scenario(
     "failed-promotion",
-    "A promotion that nobody takes",
-    "A (Exclusive) holds, two wait. A leaves; the first one, promoted, does not want it any more and "
-    "answers CLOSE_PRODUCER, as stock C++ and Python clients do after their creation timed out.",
-    (Measure("stuck", "the next one is not promoted within 5 s"),),
+    "A promotion that the waiter declines",
+    "A (Exclusive) holds, two wait. A leaves. The first waiter is promoted and declines with "
+    "CLOSE_PRODUCER, as stock C++ and Python clients do after their creation timed out.",
+    (Measure("stuck", "the next waiter is not promoted within 5 s"),),
     _failed_promotion,
 )
 
@@ -99,7 +99,8 @@ UNLOAD = Scenario(
     "when a broker is drained or load is balanced.",
     (
         Measure(
-            "forgotten", "one of them is told nothing within 3 s and waits in a line that is gone"
+            "forgotten",
+            "a waiter is not notified within 3 s and waits in a queue that no longer exists",
         ),
     ),
     _unload,
@@ -147,8 +148,8 @@ def _two_waiting_groups(stage: Stage) -> Findings:
 
 
 _GROUP_STORY = (
-    f"Two clients ask for the {PARTITIONS} partitions of a topic at the same moment, all at once as "
-    "the C++ library does, one from the first partition on, the other from the last."
+    f"Two clients request the {PARTITIONS} partitions of a topic at the same time, all at once as the "
+    "C++ library does. One starts with the first partition, the other with the last."
 )
 
 EXCLUSIVE_GROUPS = Scenario(
@@ -157,7 +158,7 @@ EXCLUSIVE_GROUPS = Scenario(
     _GROUP_STORY,
     (
         Measure("split", "each gets some of the partitions"),
-        Measure("nobody", "nobody gets all: both clients fail"),
+        Measure("nobody", "neither gets all: both clients fail"),
     ),
     _two_exclusive_groups,
 )
@@ -168,7 +169,7 @@ WAITING_GROUPS = Scenario(
     _GROUP_STORY,
     (
         Measure("split", "each holds some of the partitions"),
-        Measure("nobody", "nobody holds all after 2 s: each waits for the other"),
+        Measure("nobody", "neither holds all after 2 s: each waits for the other"),
     ),
     _two_waiting_groups,
 )
@@ -184,11 +185,11 @@ FROZEN_HOLDER = Scenario(
     "frozen-holder",
     "A frozen holder",
     "Two processes with the stock Python client, both WaitForExclusive. The one that leads is frozen "
-    "(SIGSTOP): its sockets stay open and nobody answers.",
+    "(SIGSTOP): its sockets stay open and it does not answer.",
     (
         Measure(
             "seconds",
-            "until the other one has its first receipt",
+            "time until the other process has its first receipt",
             Kind.SECONDS,
             is_fault=False,
         ),

@@ -150,7 +150,6 @@ class Broker:
         self.topics = Topics(
             settings, self.catalogs, self._subscriptions, self.namespaces, self.quotas, self.shares
         )
-        self.sizes = Sizes(self.topics, self._sizes_summed)
         self.owning = Ownerships(
             self.topics,
             settings.buckets,
@@ -244,6 +243,7 @@ class Broker:
             lambda: sorted(self.ownership.held()),
             wall_ms,
         )
+        self.sizes = Sizes(self.topics, self._sizes_summed, self.staging.sizes)
         self.metrics = Metrics(self.clients, now, parts.certificate, self.compactions)
         self.http = HttpServer(
             Site(
@@ -307,7 +307,8 @@ class Broker:
                     background.append(self.spawn(certificate.run()))
                     servers.append(await listen(self.clients, self.spawn, certificate))
                 self.is_ready.set()
-                log.info("broker.listening", url=self.addresses.broker_url, pid=os.getpid())
+                url = self.clients.named(self.addresses).broker_url
+                log.info("broker.listening", url=url, pid=os.getpid())
                 await stop.wait()
                 log.info("broker.stopping")
                 await self._leave()

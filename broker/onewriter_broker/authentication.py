@@ -7,6 +7,7 @@ that takes a noticeable part of a broker's start.
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -33,6 +34,18 @@ class Authenticated:
     may_only_resume: bool = False
 
 
+PEER: Final[ContextVar[str]] = ContextVar("PEER", default="")
+"""The address that the proof comes from (``onewriter_http.connections.address_of``); empty: unknown. Whoever
+calls ``authenticate`` sets it, so that judging what one address sends does not keep others waiting."""
+
+
+class RefusedByIssuer(Refused):
+    """The token was refused by who would have issued it: nobody else is asked."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(ServerError.AUTHENTICATION_ERROR, reason)
+
+
 class Authenticator(Protocol):
     """Proves identities; asynchronous, because some ask a server."""
 
@@ -50,7 +63,7 @@ class AnonymousAuthenticator:
 
 
 class EitherAuthenticator:
-    """Takes what ``first`` takes and, of what that refuses, what ``second`` takes."""
+    """Takes what ``first`` takes and, of what that refuses and did not issue, what ``second`` takes."""
 
     def __init__(self, first: Authenticator, second: Authenticator) -> None:
         self._first = first
@@ -59,6 +72,8 @@ class EitherAuthenticator:
     async def authenticate(self, method: str, data: bytes) -> Authenticated:
         try:
             return await self._first.authenticate(method, data)
+        except RefusedByIssuer:
+            raise
         except Refused:
             return await self._second.authenticate(method, data)
 

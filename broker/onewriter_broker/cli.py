@@ -212,8 +212,7 @@ async def _greet(brokers: list[Settings], desired: DesiredState) -> None:
     first = brokers[0]
     for broker in brokers:
         click.echo(
-            f"onewriter: {broker.name} at pulsar://{broker.host}:{broker.port}"
-            f" and http://{broker.host}:{broker.http_port}"
+            f"onewriter: {broker.name} at {_where(broker)}"
             + (f", probes at http://{broker.host}:{broker.probe_port}" if broker.probe_port else "")
         )
     for topic in desired.topics:
@@ -225,13 +224,19 @@ async def _greet(brokers: list[Settings], desired: DesiredState) -> None:
     click.echo("onewriter: and  onewriter status orders  in a third")
 
 
+def _where(broker: Settings) -> str:
+    if broker.tls_only:
+        return f"pulsar+ssl://{broker.host}:{broker.tls_port} and https://{broker.host}:{broker.https_port}"
+    return f"pulsar://{broker.host}:{broker.port} and http://{broker.host}:{broker.http_port}"
+
+
 async def _serves(broker: Settings) -> bool:
     """Whether the broker says of itself that it serves, and every bucket has an owner."""
     return await asyncio.to_thread(_asked, broker)
 
 
 def _asked(broker: Settings) -> bool:
-    connection = http.client.HTTPConnection(broker.host, broker.http_port, timeout=1.0)
+    connection = http.client.HTTPConnection(broker.plain_host, broker.http_port, timeout=1.0)
     try:
         connection.request("GET", "/readyz")
         report = json.loads(connection.getresponse().read())

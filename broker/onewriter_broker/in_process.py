@@ -25,6 +25,7 @@ from onewriter_broker.local.ports import free_ports
 from onewriter_broker.log.fake.server import FakeServer
 from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.settings import Settings
+from onewriter_broker.tls import certificate_of
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.api.manifests import combine, parse
 from onewriter_core.errors import Unavailable
@@ -114,6 +115,7 @@ class InProcessBroker:
                 authenticator=self._authenticator,
                 desired=Initial(self._desired),
                 single_node=False,
+                certificate=certificate_of(self._settings),
                 through=lambda inner: Gate(inner, self._gates, lambda: self._is_cut),
             )
         )

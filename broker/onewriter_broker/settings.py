@@ -7,7 +7,7 @@ defaults. ``cli.py`` builds a Settings and hands it to each broker process as a 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -15,6 +15,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from onewriter_broker.log.api import Durability
 from onewriter_core.api.tenancy import read_exceptions
 from onewriter_core.authorization import ConsumersDefault
+
+LOOPBACK: Final = "127.0.0.1"
 
 
 class Settings(BaseSettings):
@@ -30,19 +32,24 @@ class Settings(BaseSettings):
         0,
         ge=0,
         le=65535,
-        description="port of probes and metrics alone; 0: they are on the HTTP port only",
+        description="separate port for probes and metrics; 0: they are on the HTTP port only",
     )
     advertised_host: str = Field(
-        "", description="host that lookups answer; empty: the listen address"
+        "", description="host that look-ups return; empty: the listen address"
     )
     tls_cert_file: Path | None = Field(
-        None, description="certificate chain in PEM; with it TLS is served beside plain"
+        None, description="certificate chain in PEM; enables TLS in addition to the plain ports"
     )
     tls_key_file: Path | None = Field(None, description="private key of the certificate")
     tls_ca_file: Path | None = Field(
         None,
-        description="authorities in PEM that certificates of other brokers are checked against; read"
-        " again when it changes; none: the system's",
+        description="authorities in PEM that verify certificates of other brokers; read again when the"
+        " file changes; none: the system's",
+    )
+    tls_only: bool = Field(
+        False,
+        description="serve the plain ports on 127.0.0.1 alone, and name TLS addresses alone in look-ups"
+        " and redirects; needs a certificate",
     )
     tls_port: int = Field(
         6651, ge=0, le=65535, description="port of Pulsar's binary protocol over TLS"
@@ -54,21 +61,21 @@ class Settings(BaseSettings):
     data_dir: Path = Field(
         Path("var"), description="directory of the anchor and the embedded server"
     )
-    redis_url: str = Field("", description="redis:// or unix:// of the store; empty: embedded")
-    redis_username: str = Field("", description="ACL user, where redis_url names none")
+    redis_url: str = Field("", description="redis:// or unix:// URL of the store; empty: embedded")
+    redis_username: str = Field("", description="ACL user, if redis_url names none")
     redis_password_file: Path | None = Field(
         None, description="file with the user's password; read again for each connection"
     )
     redis_sentinels: str = Field("", description="host:port,... of Sentinels instead of redis_url")
     redis_sentinel_master: str = Field(
-        "onewriter", description="the master's name at the Sentinels"
+        "onewriter", description="the primary's name at the Sentinels"
     )
     redis_is_alone: bool = Field(
         False,
-        description="redis_url names one server for good, never a copy of it (the embedded one)",
+        description="redis_url always names the same server, never a copy of it (the embedded one)",
     )
     redis_replicas: int = Field(
-        0, ge=0, description="replicas that durability AllReplicas waits for; 0: not offered"
+        0, ge=0, description="replicas that durability AllReplicas waits for; 0: not available"
     )
     buckets: int = Field(64, ge=1, le=4096, description="buckets; fixed for the life of the data")
     minimum_durability: Durability = Field(
@@ -77,15 +84,22 @@ class Settings(BaseSettings):
 
     # Kubernetes
     anchor: Literal["file", "kubernetes"] = Field(
-        "file", description="where the buckets' owners are recorded: in data_dir, or in an object"
+        "file",
+        description="where the buckets' owners are recorded: file (in data_dir) or kubernetes (in an object)",
     )
     anchor_name: str = Field("shard-0", description="the BucketAnchor object of this shard")
     kubernetes_namespace: str = Field(
         "", description="namespace of the anchor's object; empty: that of this pod"
     )
-    kubernetes_url: str = Field("", description="the API server; empty: that of this pod's cluster")
-    kubernetes_ca_file: Path | None = Field(None, description="its CA, outside a cluster")
-    kubernetes_token_file: Path | None = Field(None, description="our token, outside a cluster")
+    kubernetes_url: str = Field(
+        "", description="URL of the API server; empty: that of this pod's cluster"
+    )
+    kubernetes_ca_file: Path | None = Field(
+        None, description="CA of the API server, outside a cluster"
+    )
+    kubernetes_token_file: Path | None = Field(
+        None, description="token for the API server, outside a cluster"
+    )
 
     manifests: tuple[Path, ...] = Field(
         (), description="files or directories of ExclusiveTopic and ProducerClaim manifests"
@@ -111,7 +125,7 @@ class Settings(BaseSettings):
         None, description="RS256 or ES256 key of client tokens"
     )
     token_review: bool = Field(
-        False, description="have the Kubernetes API judge tokens of ServiceAccounts (TokenReview)"
+        False, description="verify tokens of ServiceAccounts with the Kubernetes API (TokenReview)"
     )
     token_audience: str = Field(
         "",
@@ -126,12 +140,12 @@ class Settings(BaseSettings):
     )
     admin_subjects: str = Field(
         "",
-        description="token subjects (comma separated) that may change things over HTTP; empty:"
-        " everybody while no token is required, nobody otherwise",
+        description="token subjects (comma separated) that are administrators; empty: all clients while no"
+        " token is required, none otherwise",
     )
     metrics_token_file: Path | None = Field(
         None,
-        description="token that may read metrics besides administrators' tokens; read again every 10 s",
+        description="token that may read metrics, in addition to administrators' tokens; read again every 10 s",
     )
     observer_subjects: str = Field(
         "",
@@ -143,7 +157,7 @@ class Settings(BaseSettings):
     )
     consumers_default: ConsumersDefault = Field(
         ConsumersDefault.EVERYONE,
-        description="who may read a topic that names no consumers: everyone, or namespace (the"
+        description="who may read a topic without declared consumers: everyone, or namespace (the"
         " ServiceAccounts of its Kubernetes namespace)",
     )
     queue_priority_field: int = Field(
@@ -152,33 +166,33 @@ class Settings(BaseSettings):
 
     # Detection
     ping_interval_seconds: float = Field(
-        1.0, gt=0, description="PING to connections with exclusive producers"
+        1.0, gt=0, description="interval of PINGs to connections with exclusive producers"
     )
     silent_after_seconds: float = Field(
-        2.5, gt=0, description="no byte for so long: the holder is silent"
+        2.5, gt=0, description="a holder that sends no byte for this time is silent"
     )
     idle_ping_interval_seconds: float = Field(
-        30.0, gt=0, description="PING to all other connections"
+        30.0, gt=0, description="interval of PINGs to all other connections"
     )
     resume_window_seconds: float = Field(
         3.0,
         ge=0,
-        description="after a bucket moved: time for the holder to come back before a waiter",
+        description="after a bucket moved: time in which the holder can resume before a waiter is promoted",
     )
     frozen_after_seconds: float = Field(
         2.0,
         gt=0,
-        description="a broker that for so long uses no processor time, and whose event loop stands"
-        " still, is killed by its supervisor",
+        description="the supervisor kills a broker whose event loop does not run, and that uses no processor"
+        " time, for this time",
     )
     stuck_after_seconds: float = Field(
         10.0,
         gt=0,
-        description="a broker whose event loop stands still for so long, though it uses processor"
-        " time, is killed by its supervisor",
+        description="the supervisor kills a broker whose event loop does not run for this time, although it"
+        " uses processor time",
     )
     connect_timeout_seconds: float = Field(
-        10.0, gt=0, description="time for a new connection's CONNECT"
+        10.0, gt=0, description="time in which a new connection must send CONNECT"
     )
 
     # Limits
@@ -190,106 +204,115 @@ class Settings(BaseSettings):
     quota_connections_per_subject: int = Field(
         10_000,
         ge=0,
-        description="connections of one subject, or of one host without a token; 0: any number",
+        description="connections of one subject, or of one host without a token; 0: no limit",
     )
     quota_connections_per_namespace: int = Field(
         10_000,
         ge=0,
-        description="connections of the ServiceAccounts of one Kubernetes namespace; 0: any number",
+        description="connections of the ServiceAccounts of one Kubernetes namespace; 0: no limit",
     )
     quota_producers_per_subject: int = Field(
-        100_000, ge=0, description="producers of one subject, waiting ones included; 0: any number"
+        100_000, ge=0, description="producers of one subject, including waiting ones; 0: no limit"
     )
     quota_producers_per_namespace: int = Field(
-        200_000, ge=0, description="producers on the topics of one namespace; 0: any number"
+        200_000, ge=0, description="producers on the topics of one namespace; 0: no limit"
     )
     quota_consumers_per_subject: int = Field(
-        100_000, ge=0, description="consumers and readers of one subject; 0: any number"
+        100_000, ge=0, description="consumers and readers of one subject; 0: no limit"
     )
     quota_subscriptions_per_namespace: int = Field(
-        200_000, ge=0, description="subscriptions to the topics of one namespace; 0: any number"
+        200_000, ge=0, description="subscriptions to the topics of one namespace; 0: no limit"
     )
     quota_stored_bytes_per_namespace: int = Field(
-        0, ge=0, description="bytes that the topics of one namespace store; 0: any number"
+        0, ge=0, description="bytes that the topics of one namespace store; 0: no limit"
     )
     quota_store_share_per_namespace: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="the same as a part of the store's memory limit; 0: all of it",
+        description="the same, as a fraction of the store's memory limit; 0: no limit",
     )
     undeclared_store_share: float = Field(
         0.5,
         ge=0,
         le=1,
-        description="part of the store's memory limit for all undeclared topics together; 0: all of it",
+        description="fraction of the store's memory limit for all undeclared topics together; 0: no limit",
     )
     undeclared_retention_bytes: int = Field(
         256 * 1024 * 1024,
         ge=0,
-        description="bytes of an undeclared topic that are kept, of each partition; 0: all",
+        description="bytes that each partition of an undeclared topic keeps; 0: all",
     )
     store_reserve_share: float = Field(
         0.05,
         ge=0,
         le=0.5,
-        description="part of the store's memory limit that only holders of declared topics use",
+        description="fraction of the store's memory limit that is reserved for holders of declared topics",
     )
     quota_requests_per_subject: int = Field(
         10_000,
         ge=0,
-        description="requests of one subject that are worked on at once; then its connections are"
-        " not read until half are answered; 0: any number",
+        description="concurrent requests of one subject; at the limit its connections are not read until half"
+        " are answered; 0: no limit",
     )
     quota_topics_per_subject: int = Field(
         50_000,
         ge=0,
-        description="topics and partitions that one subject makes by using them; 0: any number",
+        description="topics and partitions that one subject creates by using them; 0: no limit",
     )
     quota_topics_per_namespace: int = Field(
         100_000,
         ge=0,
-        description="topics and partitions of a namespace beyond which no client makes more;"
-        " 0: any number",
+        description="topics and partitions of a namespace; above the limit no client can create another;"
+        " 0: no limit",
     )
     pending_bytes_per_connection_max: int = Field(
         16 * 1024 * 1024,
         gt=0,
-        description="sent but unanswered bytes before a connection is not read",
+        description="bytes of a connection without a receipt; at the limit it is not read",
     )
     pending_bytes_max: int = Field(
-        256 * 1024 * 1024, gt=0, description="the same over all connections"
+        256 * 1024 * 1024, gt=0, description="the same for all connections together"
     )
     outgoing_bytes_per_connection_max: int = Field(
         1024 * 1024,
         gt=0,
-        description="unsent bytes after which nothing is dispatched to a connection",
+        description="unsent bytes of a connection; at the limit nothing is dispatched to it",
     )
     tail_bytes_per_log: int = Field(
         2 * 1024 * 1024, gt=0, description="newest blocks of a log kept in memory, in bytes"
     )
-    tail_bytes_max: int = Field(64 * 1024 * 1024, gt=0, description="the same over all logs")
+    tail_bytes_max: int = Field(
+        64 * 1024 * 1024, gt=0, description="the same for all logs together"
+    )
 
     # The log
     roll_bytes: int = Field(64 * 1024 * 1024, gt=0, description="a ledger is rolled at this size")
-    roll_seconds: float = Field(600.0, gt=0, description="or at this age, if it holds entries")
+    roll_seconds: float = Field(
+        600.0, gt=0, description="a ledger with entries is rolled at this age"
+    )
     compaction_keys_max: int = Field(
         500_000,
         gt=0,
-        description="keys of a log that can be compacted; each takes 150 bytes meanwhile",
+        description="largest number of keys of a log that is compacted; each needs 150 bytes meanwhile",
     )
     ownership_kept_days: float = Field(
         30.0,
         gt=0,
-        description="a full bucket keeps an ownership's record so long after its owner, then it may go",
+        description="time for which a full bucket keeps the record of an ownership without an owner",
     )
     store_timeout_seconds: float = Field(
-        5.0, gt=0, description="one call to the store; then Undecided"
+        5.0, gt=0, description="timeout of a call to the store; after it the result is Undecided"
     )
     publish_standstill_seconds: float = Field(
-        20.0, gt=0, description="an atomic publish is given up that gets on no further for so long"
+        20.0, gt=0, description="an atomic publish without progress for this time fails"
     )
     stop_seconds: float = Field(10.0, gt=0, description="time for a clean stop")
+
+    @property
+    def plain_host(self) -> str:
+        """The address that the ports without TLS listen on; the port of probes is not among them."""
+        return LOOPBACK if self.tls_only else self.host
 
     @field_validator("tenancy_allow")
     @classmethod

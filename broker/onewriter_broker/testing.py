@@ -337,11 +337,19 @@ class LocalBrokers:
             for command in commands:
                 if isinstance(command, pb.CommandLookupResponse):
                     is_owned = command.error != pb.METADATA_ERROR
-                    owner = command.broker_service_url or REFUSED
+                    owner = self._plain_url(command) or REFUSED
                     found[command.request_id] = owner if is_owned else NOT_OWNED
                 if len(found) == len(topics):
                     return [found[request_id] for request_id in sorted(found)]
         raise ConnectionError("the broker closed the connection")
+
+    def _plain_url(self, answer: pb.CommandLookupResponse) -> str:
+        """The broker that a look-up names, by its plain address; with ``tls_only`` it names another one."""
+        if answer.broker_service_url or not answer.broker_service_url_tls:
+            return answer.broker_service_url
+        host, _, port = answer.broker_service_url_tls.partition("://")[2].rpartition(":")
+        number = int(port) - int(str(self._settings["tls_port"]))
+        return f"pulsar://{host}:{self._port + number}"
 
 
 def _commands(link: socket.socket, wire: ClientConnection) -> Iterator[Command]:

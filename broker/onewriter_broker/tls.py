@@ -191,6 +191,8 @@ class Authorities:
 def certificate_of(settings: Settings) -> ServerCertificate | None:
     """The certificate that the settings name; None: TLS is not served. Raises ConfigurationError."""
     if settings.tls_cert_file is None and settings.tls_key_file is None:
+        if settings.tls_only:
+            raise ConfigurationError("tls_only needs tls_cert_file and tls_key_file")
         return None
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         raise ConfigurationError("tls_cert_file and tls_key_file go together")
@@ -200,7 +202,8 @@ def certificate_of(settings: Settings) -> ServerCertificate | None:
 def over_tls(addresses: Addresses, settings: Settings) -> Addresses:
     """The same broker's addresses for TLS; empty where it is not served.
 
-    Brokers of one cluster are set up alike: what is known of another one are its plain addresses.
+    Brokers of one cluster are set up alike: anchor and heartbeats hold the plain addresses of each, whether
+    clients may use those or not.
     """
     if settings.tls_cert_file is None or not addresses.broker_url:
         return Addresses()
@@ -208,6 +211,11 @@ def over_tls(addresses: Addresses, settings: Settings) -> Addresses:
         _moved(addresses.broker_url, "pulsar+ssl", settings.tls_port - settings.port),
         _moved(addresses.http_url, "https", settings.https_port - settings.http_port),
     )
+
+
+def over_plain(addresses: Addresses, settings: Settings) -> Addresses:
+    """The same broker's addresses for clients without TLS; empty where brokers take none."""
+    return Addresses() if settings.tls_only else addresses
 
 
 def _moved(url: str, scheme: str, distance: int) -> str:

@@ -10,8 +10,12 @@ left. That is something only the API server knows, so what is believed without a
 * **While the API server is away** a token is checked against the cluster's public keys, as they were
   last fetched. Whether its pod still exists stays open; so such a proof admits nothing but the
   return of a pod to what it already holds (Authenticated.may_only_resume), and the session is asked
-  for its token again soon. A token that expired meanwhile is no reason to end a session: the kubelet
-  cannot renew it without the API server either.
+  for its token again soon.
+
+**A token that cannot be good costs no review**: one that is no signed JWT, says that it has expired or is for
+others, or whose signature is wrong. What is left and not signed with a known key of the cluster may be made up:
+such reviews are few at once, fewer for one address (``Reviews``), and an address whose tokens were refused often
+has to wait. A client with a token that the cluster signed does not notice.
 """
 
 from __future__ import annotations
@@ -19,9 +23,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
 
 import jwt
 import structlog
@@ -29,6 +34,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from onewriter_broker.authentication import (
+    PEER,
     Authenticated,
     refused,
     shows_token,
@@ -38,8 +44,10 @@ from onewriter_broker.tokens import (
     CLOCK_SKEW_SECONDS,
     TOKEN_BYTES_MAX,
     VerificationKey,
+    audiences_in,
     signed_payload,
     time_in,
+    unverified,
 )
 from onewriter_core.errors import Refused, Unavailable
 from onewriter_core.ids import Identity
@@ -51,10 +59,30 @@ REFUSAL_SECONDS: Final = 2.0
 """How long its refusal counts, so that a client which tries in a hurry asks us and not it."""
 
 ANSWERS_MAX: Final = 10_000
-"""Answers remembered; of more, the one unused for the longest is forgotten."""
+"""Good answers remembered; of more, the one unused for the longest is forgotten."""
+
+REFUSALS_MAX: Final = 1_000
+"""Refusals remembered; of more, the oldest is forgotten."""
 
 REVIEWS_MAX: Final = 64
-"""Reviews under way at once; who comes beyond is told to come again."""
+"""Reviews under way at once; beyond them clients retry later."""
+
+REVIEWS_PER_ADDRESS_MAX: Final = 16
+"""The same for one address."""
+
+UNPROVED_MAX: Final = 32
+"""Of all reviews under way, those of tokens that no known key has signed."""
+
+UNPROVED_PER_ADDRESS_MAX: Final = 2
+"""The same for one address."""
+
+REFUSED_PER_ADDRESS_MAX: Final = 10
+"""Unproved tokens of one address that the API server refuses in ADDRESS_SECONDS; then no more are reviewed."""
+
+ADDRESS_SECONDS: Final = 60.0
+
+ADDRESSES_MAX: Final = 10_000
+"""Addresses whose refusals are counted; of more, the oldest is forgotten."""
 
 RENEW_SECONDS: Final = 20.0
 """A session that was let in without the API server is asked for its token again after so long."""
@@ -73,6 +101,8 @@ WORD_LENGTH_MAX: Final = 512
 REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
 ISSUER: Final = "/.well-known/openid-configuration"
 KEYS: Final = "/openid/v1/jwks"
+
+_Answer = TypeVar("_Answer", Authenticated, Refused)
 
 _EXTRA: Final = "authentication.kubernetes.io/"
 _ALGORITHMS: Final = frozenset({"RS256", "ES256", "ES384", "ES512"})
@@ -119,7 +149,63 @@ class ClusterKeys:
         keys = _public_keys(listed if isinstance(listed, list) else [])
         if not keys:
             raise Unavailable(f"{KEYS}: holds no key of a kind known here")
-        self.issuer, self._keys = str(about.document.get("issuer")), keys
+        self.issuer, self._keys = _word(about.document.get("issuer")), keys
+
+
+class Reviews:
+    """Counts the reviews under way, and decides who may begin another one.
+
+    A token is *proved* where a known key of the cluster has signed it; others may be made up.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._all: Counter[str] = Counter()
+        self._unproved: Counter[str] = Counter()
+        """Both by address."""
+        self._refused: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        """By address: until when refusals are counted, and how many there were."""
+
+    @contextmanager
+    def begun(self, address: str, *, is_proved: bool) -> Iterator[None]:
+        """Inside, a token of that address is reviewed. Raises Unavailable where it has to wait."""
+        if not is_proved and self._refusals_of(address) >= REFUSED_PER_ADDRESS_MAX:
+            raise Unavailable("too many tokens from this address were refused; retry in a minute")
+        self._check(self._all, address, REVIEWS_MAX, REVIEWS_PER_ADDRESS_MAX)
+        if not is_proved:
+            self._check(self._unproved, address, UNPROVED_MAX, UNPROVED_PER_ADDRESS_MAX)
+        counters = [self._all] if is_proved else [self._all, self._unproved]
+        for counter in counters:
+            counter[address] += 1
+        try:
+            yield
+        except Refused:
+            if not is_proved:
+                self._count_refusal(address)
+            raise
+        finally:
+            for counter in counters:
+                counter[address] -= 1
+                if not counter[address]:
+                    del counter[address]
+
+    def _check(self, counter: Counter[str], address: str, most: int, each: int) -> None:
+        if counter.total() >= most or counter[address] >= each:
+            raise Unavailable("too many tokens are being reviewed; retry later")
+
+    def _refusals_of(self, address: str) -> int:
+        until, count = self._refused.get(address, (0.0, 0))
+        return count if until > self._now() else 0
+
+    def _count_refusal(self, address: str) -> None:
+        count = self._refusals_of(address) + 1
+        until = self._now() + ADDRESS_SECONDS if count == 1 else self._refused[address][0]
+        self._refused[address] = until, count
+        self._refused.move_to_end(address)
+        while len(self._refused) > ADDRESSES_MAX:
+            self._refused.popitem(last=False)
+        if count == REFUSED_PER_ADDRESS_MAX:
+            log.warning("token_review.address_limited", address=address)
 
 
 class TokenReviewAuthenticator:
@@ -145,7 +231,9 @@ class TokenReviewAuthenticator:
         self._is_required = is_required
         self._now = now
         self._unix_seconds = unix_seconds
-        self._answers: OrderedDict[bytes, tuple[float, Authenticated | Refused]] = OrderedDict()
+        self._answers: OrderedDict[bytes, tuple[float, Authenticated]] = OrderedDict()
+        self._refusals: OrderedDict[bytes, tuple[float, Refused]] = OrderedDict()
+        self._reviews = Reviews(now)
         self._asking: dict[bytes, asyncio.Future[Authenticated]] = {}
         self._is_away = False
 
@@ -154,31 +242,59 @@ class TokenReviewAuthenticator:
             return Authenticated(Identity())
         if not data or len(data) > TOKEN_BYTES_MAX:
             raise refused(f"a token has 1 to {TOKEN_BYTES_MAX} bytes")
-        digest = hashlib.sha256(data).digest()
+        token = data.strip()
+        digest = hashlib.sha256(token).digest()
         known = self._remembered(digest)
         if known is not None:
             return known
         asking = self._asking.get(digest)
-        return await (self._ask(digest, data) if asking is None else asyncio.shield(asking))
+        if asking is not None:
+            return await asyncio.shield(asking)
+        return await self._ask(digest, token, is_proved=self._check(token))
 
     def _remembered(self, digest: bytes) -> Authenticated | None:
         """What was said of the token not long ago. Raises Refused."""
+        until, no = self._refusals.get(digest, (0.0, None))
+        if no is not None and until > self._now():
+            raise Refused(no.code, no.message)
         until, answer = self._answers.get(digest, (0.0, None))
         if answer is None or until <= self._now():
             return None
         self._answers.move_to_end(digest)
-        if isinstance(answer, Refused):
-            raise Refused(answer.code, answer.message)
         is_over = answer.expires_at is not None and answer.expires_at <= self._unix_seconds()
         return None if is_over else answer
 
-    async def _ask(self, digest: bytes, token: bytes) -> Authenticated:
+    def _check(self, token: bytes) -> bool:
+        """Whether a known key of the cluster has signed the token.
+
+        Raises Refused for one that the API server would refuse; Unavailable for one that has expired
+        where it is not known to answer.
+        """
+        header, payload = unverified(token)
+        if str(header.get("alg")) not in _ALGORITHMS:
+            raise refused("the token is signed with an algorithm that no cluster uses")
+        named = audiences_in(payload)
+        if "aud" in payload and self._audience not in named:
+            raise refused(f"the token is not for the audience {self._audience}")
+        expires_at = time_in(payload, "exp")
+        if expires_at is not None and expires_at <= self._unix_seconds():
+            if self._is_away:
+                raise Unavailable("the API server is away, and the token has expired meanwhile")
+            raise refused("the token has expired")
+        key = self._keys.of(token)
+        if key is not None:
+            signed_payload(token, (key,), None)
+            return True
+        if self._keys.issuer and payload.get("iss") != self._keys.issuer:
+            raise refused("the token was not issued by this cluster")
+        return False
+
+    async def _ask(self, digest: bytes, token: bytes, *, is_proved: bool) -> Authenticated:
         """Judge a token for all who come with it meanwhile."""
-        if len(self._asking) >= REVIEWS_MAX:
-            raise Unavailable(f"{REVIEWS_MAX} tokens are being reviewed")
         asking = self._asking[digest] = asyncio.get_running_loop().create_future()
         try:
-            proof = await self._judge(digest, token)
+            with self._reviews.begun(PEER.get(), is_proved=is_proved):
+                proof = await self._judge(digest, token)
         except (Refused, Unavailable) as error:
             asking.set_exception(type(error)(*_arguments(error)))
             raise
@@ -196,7 +312,7 @@ class TokenReviewAuthenticator:
         try:
             proof = await self._review(token)
         except Refused as no:
-            self._remember(digest, REFUSAL_SECONDS, no)
+            _remember(self._refusals, digest, (self._now() + REFUSAL_SECONDS, no), REFUSALS_MAX)
             raise
         except Unavailable as error:
             if not self._is_away:
@@ -206,18 +322,12 @@ class TokenReviewAuthenticator:
         if self._is_away:
             log.info("token_review.back")
         self._is_away = False
-        self._remember(digest, ANSWER_SECONDS, proof)
+        _remember(self._answers, digest, (self._now() + ANSWER_SECONDS, proof), ANSWERS_MAX)
         return proof
-
-    def _remember(self, digest: bytes, seconds: float, answer: Authenticated | Refused) -> None:
-        self._answers[digest] = (self._now() + seconds, answer)
-        self._answers.move_to_end(digest)
-        while len(self._answers) > ANSWERS_MAX:
-            self._answers.popitem(last=False)
 
     async def _review(self, token: bytes) -> Authenticated:
         """Ask the API server. Raises Refused, Unavailable."""
-        text = token.decode("ascii", "replace").strip()
+        text = token.decode("ascii")
         answer = await self._api.send(
             "POST",
             REVIEWS,
@@ -255,6 +365,18 @@ class TokenReviewAuthenticator:
         if not identity.pod_uid:
             raise Unavailable("the API server is away, and the token is bound to no pod")
         return Authenticated(identity, expires_at, now + RENEW_SECONDS, may_only_resume=True)
+
+
+def _remember(
+    answers: OrderedDict[bytes, tuple[float, _Answer]],
+    digest: bytes,
+    answer: tuple[float, _Answer],
+    most: int,
+) -> None:
+    answers[digest] = answer
+    answers.move_to_end(digest)
+    while len(answers) > most:
+        answers.popitem(last=False)
 
 
 def _public_keys(documents: list[Any]) -> dict[str, VerificationKey]:

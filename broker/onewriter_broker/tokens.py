@@ -23,11 +23,12 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from onewriter_broker.authentication import (
     Authenticated,
+    RefusedByIssuer,
     refused,
     shows_token,
 )
 from onewriter_core.authorization.principals import SERVICE_ACCOUNT
-from onewriter_core.errors import ConfigurationError
+from onewriter_core.errors import ConfigurationError, Refused
 from onewriter_core.ids import Identity
 
 log = structlog.get_logger(__name__)
@@ -117,9 +118,38 @@ def verify(
 ) -> Authenticated:
     """Check a token's signature, times, audience, issuer and subject; ``now`` in Unix seconds.
 
-    Raises Refused(AUTHENTICATION_ERROR), whose text holds nothing of the token.
+    Raises Refused(AUTHENTICATION_ERROR), whose text holds nothing of the token: RefusedByIssuer where
+    it is signed with one of the keys, or says that it is, and that alone.
     """
-    payload = signed_payload(token, keys, expected.audience)
+    try:
+        payload = signed_payload(token, keys, None)
+    except Refused as error:
+        if _claims_issuer(token, expected.issuer):
+            raise RefusedByIssuer(error.message) from None
+        raise
+    try:
+        return _judged(payload, now, expected)
+    except Refused as error:
+        raise RefusedByIssuer(error.message) from None
+
+
+def _claims_issuer(token: bytes, issuer: str | None) -> bool:
+    """Whether a token that none of the keys has signed is for them: by its issuer, or as a key is shared.
+
+    No cluster signs tokens with a secret key.
+    """
+    try:
+        header, payload = unverified(token)
+    except Refused:
+        return False
+    is_shared = str(header.get("alg", "")).startswith("HS")
+    return is_shared or (issuer is not None and payload.get("iss") == issuer)
+
+
+def _judged(payload: Mapping[str, object], now: float, expected: Expected) -> Authenticated:
+    """Who a signed token names. Raises Refused."""
+    if expected.audience is not None and expected.audience not in audiences_in(payload):
+        raise refused("the token is for another audience")
     if expected.issuer is not None and payload.get("iss") != expected.issuer:
         raise refused("the token has another issuer")
     expires_at = time_in(payload, "exp")
@@ -197,6 +227,27 @@ def signed_payload(
         else:
             return payload
     raise refused(reason)
+
+
+def unverified(token: bytes) -> tuple[Mapping[str, object], Mapping[str, object]]:
+    """Header and payload of a token, whose signature nobody has checked. Raises Refused for what is none."""
+    text = "not a token (a signed JWT is expected)"
+    if len(token) > TOKEN_BYTES_MAX or not token.isascii() or token.count(b".") != 2:
+        raise refused(text)
+    try:
+        found = jwt.decode_complete(token, options={"verify_signature": False})
+    except (jwt.PyJWTError, ValueError, RecursionError):
+        raise refused(text) from None
+    header, payload = found["header"], found["payload"]
+    if not found["signature"]:
+        raise refused(text)
+    return header, payload
+
+
+def audiences_in(payload: Mapping[str, object]) -> list[object]:
+    """The audiences that a token names."""
+    named = payload.get("aud")
+    return named if isinstance(named, list) else [named]
 
 
 def time_in(payload: Mapping[str, object], name: str) -> float | None:

@@ -54,7 +54,7 @@ Variables = Annotated[
 
 
 class Runner(StrEnum):
-    """Who runs the jobs."""
+    """The runner of the jobs."""
 
     CRONJOB = "cronjob"
     SPARK_SUBMIT = "spark-submit"
@@ -63,203 +63,203 @@ class Runner(StrEnum):
 
 
 class SparkImage(ApiModel):
-    """The image of the jobs; it is fetched as the one of all other parts is."""
+    """The image of the jobs; the pull policy and the pull Secrets are those of the image of all components."""
 
     repository: Annotated[str, Field(min_length=1)] = "onewriter/onewriter-spark"
-    """Its name, with a registry where need be."""
+    """The image's name, with a registry if needed."""
     tag: Annotated[str, BeforeValidator(_text)] = ""
-    """Its tag; empty: the chart's appVersion."""
+    """The image's tag; empty: the chart's appVersion."""
     digest: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64})?$")] = ""
-    """Its digest, which counts more than a tag."""
+    """The image's digest; overrides the tag."""
     spark_version: Annotated[str, Field(pattern=r"^4\.[2-9]\d*\.\d+$")] = "4.3.0"
-    """The Spark in it, which operators of Spark want to be told."""
+    """The version of Spark in the image, for Spark's operators."""
 
 
 class TableValues(ApiModel):
-    """Where the tables are."""
+    """The place of the tables."""
 
     uri: str = ""
-    """A folder below /data of the volume, or a URL: s3://bucket/onewriter. Must be given."""
+    """A folder below /data of the volume, or a URL: s3://bucket/onewriter. Required."""
     volume_claim: str = ""
     """A PersistentVolumeClaim, mounted at /data; jobs of several pods need ReadWriteMany."""
 
 
 class Checkpoint(ApiModel):
-    """Where streams of Spark keep how far they are."""
+    """Checkpoints of Spark streams."""
 
     uri: str = ""
     """Spark's checkpointLocation for streams; the jobs here keep their offsets in the tables."""
 
 
 class ObjectStore(ApiModel):
-    """How an object store is reached."""
+    """Access to an object store."""
 
     secret_name: str = ""
-    """A Secret whose keys become variables: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY."""
+    """A Secret whose keys become environment variables: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY."""
     options: Variables = {}
-    """Variables that are no secret: AWS_REGION, AWS_ENDPOINT_URL."""
+    """Environment variables that are not secret: AWS_REGION, AWS_ENDPOINT_URL."""
     ports: ListOf[Port] = (443,)
-    """Ports that the network policy opens to it, where the table's uri is a URL."""
+    """Ports of the object store that the network policy allows, if the table's uri is a URL."""
     peers: ListOf[Plain] = ()
-    """Where it is, as a NetworkPolicy writes it; empty: anywhere."""
+    """Peers of the object store in NetworkPolicy syntax; empty: any."""
 
 
 class TokenSecret(ApiModel):
-    """What brokers know the jobs by."""
+    """The token that the jobs present to brokers."""
 
     secret_name: str = ""
-    """A Secret with a token; empty: a projected one of the jobs' ServiceAccount."""
+    """A Secret with a token; empty: a projected token of the jobs' ServiceAccount."""
     key: Annotated[str, Field(min_length=1)] = "token"
     """The key in it."""
 
 
 class Job(ApiModel):
-    """A job that runs by the clock."""
+    """A scheduled job."""
 
     enabled: bool = True
-    """Whether it runs."""
+    """Whether to install the job."""
     schedule: Schedule = "@daily"
-    """When, as cron writes it, in UTC."""
+    """Schedule in cron syntax, in UTC."""
     suspend: bool = False
-    """Whether it pauses."""
+    """Whether the schedule is suspended."""
     args: ListOf[str] = ()
-    """Further arguments of its verb of onewriter-pipeline."""
+    """Further arguments for the job's verb of onewriter-pipeline."""
     concurrency_policy: Literal["Forbid", "Replace"] = "Forbid"
-    """What becomes of a run that is due while one is not over: Forbid: it is left out."""
+    """What happens when a run is due while the previous one still runs. Forbid: the new run is skipped. Replace: the previous run is ended."""
     timeout_seconds: Annotated[int, Field(ge=60)] = 21_600
-    """A run that takes longer is ended. The next one goes on where its last commit was."""
+    """A run that takes longer is ended. The next run continues after its last commit."""
     cores: Annotated[int, Field(ge=1, le=64)] = 2
-    """Tasks at a time, where the job is one pod; else those of the driver."""
+    """Number of concurrent tasks if the job is one pod; otherwise cores of the driver."""
     driver_memory: JavaMemory = "1g"
-    """Heap of the driver. Python takes about 0.2 GiB for each core beside it."""
+    """Heap of the driver. Python needs about 0.2 GiB for each core in addition."""
     resources: Resources = Resources(
         requests={"cpu": "500m", "memory": "2Gi"}, limits={"memory": "3Gi"}
     )
-    """Of the driver's pod; where the job is one pod, of the whole job."""
+    """Resources of the driver's pod; if the job is one pod, of the whole job."""
 
 
 class Offload(Job):
-    """The job that copies what topics hold to the tables."""
+    """The job that copies the topics' messages to the tables."""
 
     schedule: Schedule = "7 * * * *"
-    """When, as cron writes it, in UTC."""
+    """Schedule in cron syntax, in UTC."""
 
 
 class Audit(Job):
     """The job that checks that every topic had one writer at a time."""
 
     schedule: Schedule = "37 3 * * *"
-    """When, as cron writes it, in UTC."""
+    """Schedule in cron syntax, in UTC."""
 
 
 class Snapshot(Job):
     """The job that keeps the newest message of each key of a topic."""
 
     enabled: bool = False
-    """Whether it runs."""
+    """Whether to install the job."""
     schedule: Schedule = "23 4 * * *"
-    """When, as cron writes it, in UTC."""
+    """Schedule in cron syntax, in UTC."""
     args: ListOf[str] = ("--tier=all", "--format=delta", "--overwrite")
-    """Further arguments of its verb of onewriter-pipeline."""
+    """Further arguments for the job's verb of onewriter-pipeline."""
     topic: str = ""
-    """The topic. Must be given."""
+    """The topic. Required."""
     to: str = ""
-    """The folder or URL that is written. Must be given."""
+    """The folder or URL to write. Required."""
 
 
 class Jobs(ApiModel):
-    """What runs."""
+    """The scheduled jobs."""
 
     offload: Offload = Offload()
-    """Copies what topics hold to the tables."""
+    """Copies the topics' messages to the tables."""
     audit: Audit = Audit()
-    """Checks that every topic had one writer at a time; a run that fails with 2 found otherwise."""
+    """Checks that every topic had one writer at a time; a run that fails with exit code 2 found a violation."""
     snapshot: Snapshot = Snapshot()
     """Keeps the newest message of each key of a topic."""
 
 
 class Trim(ApiModel):
-    """Dropping from topics what the tables hold, once that is verified."""
+    """Drops messages from topics after it verified that the tables hold them."""
 
     enabled: bool = False
-    """Whether it is. Its account becomes one of the brokers' administrators."""
+    """Whether to install the job. Its account gets the role pipeline: it may read every topic and trim it."""
     schedule: Schedule = "27 * * * *"
-    """When, as cron writes it: some time behind offload. What is not in the tables stays anyway."""
+    """Schedule in cron syntax, some time after offload. Messages that are not in the tables always stay."""
     keep_hours: Annotated[float, Field(ge=0, strict=False)] = 24.0
-    """What was stored in the last hours stays."""
+    """Messages of this many hours stay."""
     args: ListOf[str] = ()
     """Further arguments: --dry-run."""
     resources: Resources = Resources(
         requests={"cpu": "100m", "memory": "256Mi"}, limits={"memory": "1Gi"}
     )
-    """Of its pod; it needs no Spark."""
+    """Resources of the job's pod; it needs no Spark."""
 
 
 class Retention(ApiModel):
-    """What goes from the store's memory."""
+    """Removal of messages from the store's memory."""
 
     trim: Trim = Trim()
-    """Dropping from topics what the tables hold, once that is verified."""
+    """Drops messages from topics after it verified that the tables hold them."""
 
 
 class Executors(ApiModel):
-    """The executors, where jobs are more than one pod."""
+    """The executors, for runners with several pods."""
 
     instances: Annotated[int, Field(ge=0, le=1000)] = 2
-    """How many; 0: the runners kubeflow and apache run the whole job in the driver's pod."""
+    """Number of executors; 0: the runners kubeflow and apache run the whole job in the driver's pod."""
     cores: Annotated[int, Field(ge=1, le=64)] = 1
-    """Tasks of one at a time."""
+    """Number of concurrent tasks of an executor."""
     memory: JavaMemory = "1g"
-    """Heap of one."""
+    """Heap of an executor."""
     memory_overhead: JavaMemory = "1g"
-    """What Python and the JVM take beside it; both together are the pod's memory."""
+    """Memory for Python and the JVM in addition to the heap; the pod's memory is the sum of both."""
 
 
 class SparkValues(ApiModel):
     """The pipeline's jobs."""
 
     enabled: bool = False
-    """Whether there are any."""
+    """Whether to install them."""
     runner: WordOf[Runner] = Runner.CRONJOB
-    """Who runs them. cronjob: one pod a run. spark-submit: executors in pods of their own. kubeflow, apache: the operators of Spark of these projects, which must be there."""
+    """The runner of the jobs. cronjob: one pod per run. spark-submit: executors in separate pods. kubeflow, apache: these projects' Spark operators, which must be installed."""
     check_kinds: bool = True
-    """Whether kubeflow and apache are refused in a cluster without these operators; false where Helm does not see the cluster."""
+    """Whether kubeflow and apache are refused in a cluster without these operators; set false if Helm cannot see the cluster."""
     image: SparkImage = SparkImage()
-    """The image of the jobs; it is fetched as the one of all other parts is."""
+    """The image of the jobs; the pull policy and the pull Secrets are those of the image of all components."""
     table: TableValues = TableValues()
-    """Where the tables are."""
+    """The place of the tables."""
     checkpoint: Checkpoint = Checkpoint()
-    """Where streams of Spark keep how far they are."""
+    """Checkpoints of Spark streams."""
     object_store: ObjectStore = ObjectStore()
-    """How an object store is reached."""
+    """Access to an object store."""
     token: TokenSecret = TokenSecret()
-    """What brokers know the jobs by."""
+    """The token that the jobs present to brokers."""
     topics: ListOf[str] = ()
-    """Topics that jobs work on; empty: those that the pattern matches."""
+    """Topics that the jobs process; empty: those that match the pattern."""
     topics_pattern: str = ".*"
-    """All topics whose full name matches."""
+    """A regular expression for full names of topics."""
     jobs: Jobs = Jobs()
-    """What runs."""
+    """The scheduled jobs."""
     retention: Retention = Retention()
-    """What goes from the store's memory."""
+    """Removal of messages from the store's memory."""
     executors: Executors = Executors()
-    """The executors, where jobs are more than one pod."""
+    """The executors, for runners with several pods."""
     conf: Conf = {}
-    """Settings of Spark, for all jobs."""
+    """Spark settings for all jobs."""
     scratch_size: Quantity = "10Gi"
-    """What a pod may write to its scratch directory, for shuffles."""
+    """Size of a pod's scratch directory, for shuffles."""
     history: Annotated[int, Field(ge=1, le=100)] = 3
-    """Runs that are kept to look at, of those that went well and of those that did not."""
+    """Number of finished runs to keep, each for successful and failed runs."""
     labels: Labels = {}
-    """Labels beside our own."""
+    """Additional labels."""
     annotations: Labels = {}
-    """Annotations beside our own."""
+    """Additional annotations."""
     node_selector: Labels = {}
     """Labels that a node must have."""
     tolerations: ListOf[Plain] = ()
-    """Taints that are tolerated, as Kubernetes writes them."""
+    """Tolerations in Kubernetes syntax."""
     affinity: Plain = {}
-    """An affinity, as Kubernetes writes it."""
+    """Affinity in Kubernetes syntax."""
     priority_class_name: str = ""
     """The PriorityClass; empty: the cluster's default."""
 

@@ -33,18 +33,18 @@ def _text(value: Any) -> Any:
 
 
 class ImageValues(ApiModel):
-    """The one image that all parts run."""
+    """The image of all components."""
 
     repository: Annotated[str, Field(min_length=1)] = "onewriter/onewriter"
-    """Its name, with a registry where need be."""
+    """The image's name, with a registry if needed."""
     tag: Annotated[str, BeforeValidator(_text)] = ""
-    """Its tag; empty: the chart's appVersion."""
+    """The image's tag; empty: the chart's appVersion."""
     digest: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64})?$")] = ""
-    """Its digest, which counts more than a tag."""
+    """The image's digest; overrides the tag."""
     pull_policy: WordOf[PullPolicy] = PullPolicy.IF_NOT_PRESENT
-    """When a node fetches it."""
+    """When a node pulls the image."""
     pull_secrets: ListOf[str] = ()
-    """Names of Secrets with which it may."""
+    """Names of the Secrets for pulling the image."""
 
 
 class Crds(ApiModel):
@@ -53,11 +53,11 @@ class Crds(ApiModel):
     enabled: bool = True
     """Whether the chart installs and upgrades them."""
     keep: bool = True
-    """Whether they stay when the chart is uninstalled. With them go all topics and anchors."""
+    """Whether they stay when the chart is uninstalled. Deleting them deletes all topics and anchors."""
 
 
 class LogLevel(StrEnum):
-    """What is logged."""
+    """Log level."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -66,63 +66,63 @@ class LogLevel(StrEnum):
 
 
 class OperatorValues(PodOptions):
-    """The operator. One of its replicas works, all answer the webhook."""
+    """The operator. One of its replicas leads, all serve the webhook."""
 
     replicas: Annotated[int, Field(ge=1, le=5)] = 2
-    """How many."""
+    """Number of replicas."""
     resources: Resources = Resources(
         requests={"cpu": "100m", "memory": "192Mi"}, limits={"memory": "512Mi"}
     )
-    """Of each."""
+    """Resources of each replica."""
     pod_disruption_budget: Budget = Budget()
-    """How many a drain may take away at once."""
+    """PodDisruptionBudget: how many pods a drain may evict at once."""
     namespaces: ListOf[Annotated[str, Field(pattern=DNS_LABEL)]] = ()
-    """Namespaces that it looks after, with rights in these alone; empty: all."""
+    """Namespaces that the operator manages, with rights only in these; empty: all."""
     resync_seconds: Annotated[float, Field(ge=10, strict=False)] = 300.0
-    """Everything is looked at anew so often, for what was changed outside."""
+    """Interval of a full reconcile, which finds objects that others changed."""
     concurrency: Annotated[int, Field(ge=1, le=256)] = 16
-    """Objects that are worked on at the same time."""
+    """Number of objects that are reconciled at the same time."""
     lease: Lease = Lease()
-    """The election between its replicas."""
+    """Leader election between the replicas."""
     leader_services: OptIn = OptIn()
-    """Services and EndpointSlices that lead to writers (spec.leaderService)."""
+    """The right to manage Services and EndpointSlices of writers (spec.leaderService)."""
     pod_deletion: OptIn = OptIn()
-    """Deleting pods of fenced writers behind disruption budgets (spec.fencing.podPolicy Delete)."""
+    """The right to delete pods of fenced writers without checking disruption budgets (spec.fencing.podPolicy Delete)."""
 
 
 class Rbac(ApiModel):
-    """Rights in the API."""
+    """Rights in the Kubernetes API."""
 
     create: bool = True
     """Whether the chart creates accounts, roles and bindings."""
     aggregate: bool = True
-    """Whether the roles view, edit and admin get our kinds."""
+    """Whether the roles view, edit and admin include onewriter's kinds."""
 
 
 class AdmissionPolicies(ApiModel):
-    """ValidatingAdmissionPolicies: what the API server refuses by itself."""
+    """ValidatingAdmissionPolicies: objects that the API server refuses."""
 
     enabled: bool = True
-    """Whether there are any: topics of foreign tenants, and objects that the operator may not touch."""
+    """Whether to install them. They refuse topics of other tenants, and changes by the operator to objects that are not its own."""
 
 
 class Webhook(ApiModel):
-    """What adds the sidecar to pods labelled onewriter.dev/inject."""
+    """The webhook that adds the sidecar to pods labelled onewriter.dev/inject."""
 
     enabled: bool = True
-    """Whether there is one."""
+    """Whether to install it."""
     failure_policy: Literal["Fail", "Ignore"] = "Fail"
-    """Fail: no labelled pod starts without its sidecar. Other pods are never asked about."""
+    """Fail: no labelled pod starts without its sidecar. Other pods never call the webhook."""
     timeout_seconds: Annotated[int, Field(ge=1, le=5)] = 5
-    """After so long without an answer the policy above counts."""
+    """Timeout of a call; after it the policy above applies."""
     secret_name: str = ""
-    """The Secret with its certificate; empty: RELEASE-webhook-tls."""
+    """The Secret with the webhook's certificate; empty: RELEASE-webhook-tls."""
     ca_bundle: str = ""
-    """The authority of a certificate that was given, as PEM."""
+    """The authority (CA) of a certificate that you provide, as PEM."""
 
 
 class CertificateSource(StrEnum):
-    """Where a certificate comes from."""
+    """Source of a certificate."""
 
     SELF_SIGNED = "SelfSigned"
     CERT_MANAGER = "CertManager"
@@ -133,44 +133,44 @@ class IssuerReference(ApiModel):
     """An issuer of cert-manager."""
 
     name: str = ""
-    """Its name; empty: the chart makes one for itself."""
+    """The issuer's name; empty: the chart creates one."""
     kind: str = "Issuer"
     """Issuer or ClusterIssuer."""
     group: str = "cert-manager.io"
-    """Its API group."""
+    """The issuer's API group."""
 
 
 class Certificates(ApiModel):
-    """Where certificates come from."""
+    """Sources of the certificates."""
 
     webhook: WordOf[CertificateSource] = CertificateSource.SELF_SIGNED
-    """Of the webhook. SelfSigned: made by Helm and kept. Secret: you put it there."""
+    """Source of the webhook's certificate. SelfSigned: Helm creates it and keeps it. Secret: you create the Secret."""
     brokers: WordOf[CertificateSource] = CertificateSource.SELF_SIGNED
-    """Of the brokers. A Secret that you put there has tls.crt, tls.key and ca.crt."""
+    """Source of the brokers' certificate. A Secret that you create has tls.crt, tls.key and ca.crt."""
     days: Annotated[int, Field(ge=30, le=36500)] = 3650
-    """How long a self-signed one is valid; an upgrade in its last third renews it."""
+    """Days that a self-signed certificate is valid; an upgrade in the last third renews it."""
     issuer_ref: IssuerReference = IssuerReference()
-    """Who signs for CertManager."""
+    """The cert-manager issuer, for the source CertManager."""
 
 
 class PodMonitor(ApiModel):
     """PodMonitors of the Prometheus operator, for brokers and operator."""
 
     enabled: bool = False
-    """Whether there are any."""
+    """Whether to install them."""
     interval: str = "30s"
-    """Between two scrapes."""
+    """Interval of scrapes."""
     labels: Labels = {}
-    """Labels that your Prometheus selects by."""
+    """Labels by which your Prometheus selects them."""
 
 
 class PrometheusRule(ApiModel):
-    """Alerts, with what to do about each."""
+    """Alerts, each with instructions."""
 
     enabled: bool = False
-    """Whether there are any."""
+    """Whether to install them."""
     labels: Labels = {}
-    """Labels that your Prometheus selects by."""
+    """Labels by which your Prometheus selects them."""
     disabled: ListOf[str] = ()
     """Names of alerts to leave out."""
 
@@ -179,78 +179,78 @@ class Dashboard(ApiModel):
     """A Grafana dashboard in a ConfigMap, for Grafana's sidecar."""
 
     enabled: bool = False
-    """Whether there is one."""
+    """Whether to install it."""
     labels: Labels = {"grafana_dashboard": "1"}
-    """Labels that Grafana's sidecar selects by."""
+    """Labels by which Grafana's sidecar selects it."""
 
 
 class Monitoring(ApiModel):
-    """What the monitoring of the cluster is told."""
+    """Objects for the cluster's monitoring."""
 
     pod_monitor: PodMonitor = PodMonitor()
     """PodMonitors of the Prometheus operator."""
     prometheus_rule: PrometheusRule = PrometheusRule()
-    """Alerts."""
+    """A PrometheusRule with alerts."""
     dashboard: Dashboard = Dashboard()
     """A Grafana dashboard."""
 
 
 class Checks(ApiModel):
-    """What is looked at when the chart is installed, tested or uninstalled."""
+    """Checks at installation, test and uninstallation."""
 
     readiness: bool = True
-    """Whether an installation is only done when operator, webhook, store and brokers are ready."""
+    """Whether an installation completes only when operator, webhook, store and brokers are ready."""
     readiness_seconds: Annotated[int, Field(ge=10, le=3600)] = 300
-    """How long they may take."""
+    """Timeout of the readiness check."""
     test: bool = True
-    """Whether `helm test` has something to run: a claim, a publish, a fence and the refusal."""
+    """Whether to install a test for `helm test`: a claim, a publish, a fence and a refused write."""
     clean_up: bool = True
-    """Whether uninstalling first takes off what would leave objects stuck without an operator."""
+    """Whether uninstalling first removes what would block objects without an operator, such as finalizers."""
     clean_up_seconds: Annotated[int, Field(ge=10, le=3600)] = 120
-    """How long that may take."""
+    """Timeout of the clean-up."""
 
 
 class Values(ApiModel):
-    """All of them."""
+    """All values."""
 
     fullname_override: Annotated[str, Field(max_length=40)] = ""
-    """What all names begin with; empty: the release's name."""
+    """Prefix of all names; empty: the release's name."""
     cluster_domain: str = "cluster.local"
     """The cluster's DNS domain."""
     image: ImageValues = ImageValues()
-    """The one image that all parts run."""
+    """The image of all components."""
     brokers: Brokers = Brokers()
-    """What clients connect to."""
+    """The brokers, which clients connect to."""
     valkey: Valkey = Valkey()
-    """The store that is installed beside them."""
+    """The store that the chart installs."""
     external_store: ExternalStore = ExternalStore()
-    """A Redis or Valkey that somebody else runs, instead."""
+    """A Redis or Valkey that you run, instead of the installed store."""
     quotas: Quotas = Quotas()
-    """What one subject, and one namespace, may take of each broker; 0: any number."""
+    """Limits for one subject, and for one namespace, at each broker; 0: no limit."""
     operator: OperatorValues = OperatorValues()
-    """What deploys the others, and looks after topics."""
+    """The operator, which installs the other components and manages topics."""
     sidecar: Sidecar = Sidecar()
-    """What is added to pods that ask for it."""
+    """The sidecar that the webhook adds to labelled pods."""
     webhook: Webhook = Webhook()
-    """What adds it."""
+    """The webhook that adds the sidecar."""
     certificates: Certificates = Certificates()
-    """Where certificates come from."""
+    """Sources of the certificates."""
     crds: Crds = Crds()
-    """The definitions of our kinds."""
+    """The CustomResourceDefinitions of onewriter."""
     rbac: Rbac = Rbac()
-    """Rights in the API."""
+    """Rights in the Kubernetes API."""
     admission_policies: AdmissionPolicies = AdmissionPolicies()
-    """What the API server refuses by itself."""
+    """ValidatingAdmissionPolicies: objects that the API server refuses."""
     tenancy: TenancyOptions = TenancyOptions()
-    """Whose topics a namespace may declare."""
+    """Which topics a namespace may declare."""
     network_policies: NetworkPolicies = NetworkPolicies()
-    """Who may talk to whom."""
+    """Network policies."""
     monitoring: Monitoring = Monitoring()
-    """What the monitoring of the cluster is told."""
+    """Objects for the cluster's monitoring."""
     spark: SparkValues = SparkValues()
-    """Jobs of the pipeline: the history of topics in tables."""
+    """Jobs of the pipeline, which copies topics to tables."""
     checks: Checks = Checks()
-    """What is looked at when the chart is installed, tested or uninstalled."""
+    """Checks at installation, test and uninstallation."""
 
     @model_validator(mode="after")
     def _promises_what_it_keeps(self) -> Self:

@@ -241,7 +241,7 @@ class Owners:
             if result.HasField("generation"):
                 answers[resource] = Given(result.generation, connection)
                 asked.settled(connection, resource)
-            elif result.broker_service_url:
+            elif result.broker_service_url or result.broker_service_url_tls:
                 asked.settled(connection, resource)
                 elsewhere[resource] = self._directory.address_of(
                     result.broker_service_url, result.broker_service_url_tls
@@ -332,7 +332,9 @@ class Owners:
             for resource, result in zip(chunk, results, strict=True):
                 if result.HasField("generation"):
                     granted.append((resource, Given(result.generation, connection)))
-                elif not result.broker_service_url and isinstance(_error(result), Unavailable):
+                elif not (
+                    result.broker_service_url or result.broker_service_url_tls
+                ) and isinstance(_error(result), Unavailable):
                     unanswered.append(resource)
         await self.release(asker, granted)
         return unanswered

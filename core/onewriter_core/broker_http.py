@@ -6,9 +6,11 @@ Blocking on purpose: a command asks, prints and ends.
 from __future__ import annotations
 
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urljoin, urlsplit
 
@@ -29,16 +31,23 @@ class Broker:
     """One broker's HTTP interface, and through redirects every broker's.
 
     ``route`` says how to reach an address that a broker names, where that is not as it stands.
+    ``ca_file`` has the authorities that count for HTTPS; none: the system's.
     """
 
     def __init__(
-        self, url: str, token: str = "", route: Callable[[str], str] = lambda url: url
+        self,
+        url: str,
+        token: str = "",
+        route: Callable[[str], str] = lambda url: url,
+        *,
+        ca_file: Path | None = None,
     ) -> None:
         if urlsplit(url).scheme not in {"http", "https"}:
             raise ConfigurationError(f"--http-url: {url!r} is no http:// or https:// address")
         self.url = url.rstrip("/")
         self._token = token
         self._route = route
+        self._ca_file = ca_file
 
     def get(self, path: str, **query: str | int | None) -> dict[str, Any]:
         """Ask; raises Refused, Unavailable or Undecided with what the broker said."""
@@ -69,16 +78,36 @@ class Broker:
 
     def _open(self, request: urllib.request.Request, url: str) -> tuple[int, str, str]:
         try:
-            with _opener(url).open(request, timeout=TIMEOUT_SECONDS) as answer:
+            with self._opener(url).open(request, timeout=TIMEOUT_SECONDS) as answer:
                 return answer.status, "", answer.read(ANSWER_BYTES_MAX).decode()
         except urllib.error.HTTPError as error:
             with error:
                 location = error.headers.get("Location", "")
                 return error.code, location, error.read(ANSWER_BYTES_MAX).decode("utf-8", "replace")
         except urllib.error.URLError as error:
+            if isinstance(error.reason, ssl.SSLCertVerificationError):
+                raise ConfigurationError(
+                    f"the certificate of {_origin(url)} is not trusted: {error.reason.verify_message};"
+                    " name its authority (--ca-file, ONEWRITER_TLS_CA_FILE)"
+                ) from error
             raise Unavailable(f"no broker answers at {_origin(url)} ({error.reason})") from error
         except (OSError, ValueError) as error:
             raise Undecided(f"{_origin(url)} broke off: {error}") from error
+
+    def _opener(self, url: str) -> urllib.request.OpenerDirector:
+        handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
+        parts = urlsplit(url)
+        if parts.hostname in _LOOPBACK:  # a proxy is no way to a server on this machine
+            handlers.append(urllib.request.ProxyHandler({}))
+        if parts.scheme == "https" and self._ca_file is not None:
+            try:
+                context = ssl.create_default_context(cafile=str(self._ca_file))
+            except OSError as error:
+                raise ConfigurationError(
+                    f"--ca-file: {self._ca_file} cannot be used: {error}"
+                ) from error
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        return urllib.request.build_opener(*handlers)
 
 
 def _query(given: Mapping[str, str | int | None]) -> str:
@@ -92,13 +121,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *_: object, **__: object) -> None:
         return None
-
-
-def _opener(url: str) -> urllib.request.OpenerDirector:
-    handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
-    if urlsplit(url).hostname in _LOOPBACK:  # a proxy is no way to a server on this machine
-        handlers.append(urllib.request.ProxyHandler({}))
-    return urllib.request.build_opener(*handlers)
 
 
 def _origin(url: str) -> str:

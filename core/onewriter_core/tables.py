@@ -188,15 +188,26 @@ def history(answer: Json) -> None:
         click.echo("nothing was recorded yet")
         return
     table(
-        ("AT", "KIND", "CAUSE", "EPOCH", "LEDGER", "PRODUCER", "ADDRESS", "LEADERLESS MS"),
+        (
+            "AT",
+            "KIND",
+            "CAUSE",
+            "EPOCH",
+            "LEDGER",
+            "PRODUCER",
+            "SUBJECT",
+            "ADDRESS",
+            "LEADERLESS MS",
+        ),
         (
             (
                 row.get("at"),
                 row.get("kind"),
-                row.get("cause", row.get("reason")),
+                row.get("cause", row.get("reason", row.get("right"))),
                 row.get("epoch"),
                 row.get("ledger"),
-                row.get("producer"),
+                row.get("producer", row.get("app")),
+                row.get("subject"),
                 row.get("address"),
                 row.get("leaderlessMs"),
             )

@@ -128,7 +128,7 @@ class Connection(RequestHandler):
         self._table = table
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        address = _address(transport.get_extra_info("peername"))
+        address = address_of(transport.get_extra_info("peername"))
         if self._table.admit(self, address, self._loop.time()):
             super().connection_made(transport)
         else:
@@ -213,7 +213,7 @@ async def hide_server(_request: web.Request, response: web.StreamResponse) -> No
     response.headers.popall(hdrs.SERVER, None)
 
 
-def _address(peer: object) -> str:
+def address_of(peer: object) -> str:
     """Who counts as one client: an IPv4 address, an IPv6 /64, or all of a unix socket."""
     if not isinstance(peer, tuple) or not peer:
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +46,15 @@ class Limits:
     def seconds_for_body(self, size: int | None) -> float:
         """Time that a body may take; ``size`` is its announced length, None if it has none."""
         return self.body_seconds + min(size or 0, self.body_bytes_max) / self.body_rate
+
+
+PROBE_LIMITS: Final = Limits(
+    connections_max=256,
+    connections_per_address_max=64,
+    header_seconds=2.0,
+    body_seconds=2.0,
+    idle_seconds=30.0,
+    answer_seconds=20.0,
+    body_bytes_max=0,
+)
+"""Of a port of probes and metrics."""

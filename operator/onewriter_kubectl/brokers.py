@@ -8,6 +8,7 @@ token of a ServiceAccount with the brokers' audience, or by a token that was giv
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
@@ -30,7 +31,7 @@ class Brokers:
 
     ``url`` names a broker that can be reached directly, ``token`` is a JWT for it, ``account`` the
     ServiceAccount ([NAMESPACE/]NAME) in whose name is asked without one. ``installation`` is asked
-    for only when it is needed.
+    for only when it is needed. ``ca_file`` has the authorities that count where ``url`` is https://.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class Brokers:
         url: str = "",
         token: str = "",
         account: str = "",
+        ca_file: Path | None = None,
     ) -> None:
         self._kubectl = kubectl
         self._find = installation
         self._url = url
         self._token = token
         self._account = account
+        self._ca_file = ca_file
         self._no_token = ""
         self._ports: dict[str, int] = {}
         self._tunnels: dict[str, Tunnel] = {}
@@ -84,7 +87,7 @@ class Brokers:
     def _connected(self) -> Broker:
         token = self._token or self._made_token()
         if self._url:
-            return Broker(self._url, token)
+            return Broker(self._url, token, ca_file=self._ca_file)
         installation = self._find()
         for pod in pods(self._kubectl, installation, "broker"):
             self._ports[str(metadata(pod)["name"])] = port(pod, "http", PORT_HTTP)

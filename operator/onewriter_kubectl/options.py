@@ -7,6 +7,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
@@ -31,6 +32,7 @@ class Caller:
     http_url: str = ""
     token: str = ""
     account: str = ""
+    ca_file: Path | None = None
 
     def installation(self) -> Installation:
         """Where onewriter is installed. Raises as ``installation.find`` does."""
@@ -45,6 +47,7 @@ class Caller:
             url=self.http_url,
             token=self.token,
             account=self.account,
+            ca_file=self.ca_file,
         )
         try:
             yield brokers
@@ -66,10 +69,11 @@ def caller_options(verb: Verb) -> Verb:
         http_url: str,
         token: str,
         service_account: str,
+        ca_file: Path | None,
         **others: Any,
     ) -> Any:
         kubectl = Kubectl(kubeconfig, kube_context, impersonated, namespace)
-        caller = Caller(kubectl, installation, http_url, token, service_account)
+        caller = Caller(kubectl, installation, http_url, token, service_account, ca_file)
         return verb(*arguments, caller=caller, **others)
 
     wrapped: Any = with_caller
@@ -91,6 +95,12 @@ def caller_options(verb: Verb) -> Verb:
             envvar="ONEWRITER_HTTP_URL",
             default="",
             help="A broker that can be reached directly; default: by port-forward.",
+        ),
+        click.option(
+            "--ca-file",
+            envvar="ONEWRITER_TLS_CA_FILE",
+            type=click.Path(path_type=Path),
+            help="Authorities to trust where --http-url is https://; default: the system's.",
         ),
         click.option(
             "--installation",

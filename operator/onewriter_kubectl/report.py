@@ -136,7 +136,7 @@ class Report:
 
     def _pages(self, kubectl: Kubectl, pod: Json) -> None:
         """What it tells over HTTP, if it is one that does."""
-        number = port(pod, "http", 0)
+        number = port(pod, "probes", 0) or port(pod, "http", 0)
         if not number:
             return
         about = metadata(pod)

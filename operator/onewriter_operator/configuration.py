@@ -41,7 +41,7 @@ MANAGED_SETTINGS: Final = frozenset({
     "host", "httpPort", "httpsPort", "kubernetesNamespace", "manifests", "metricsTokenFile", "name", "port",
     "redisPassword", "redisPasswordFile", "redisReplicas", "redisSentinelMaster",
     "redisSentinels", "redisUrl", "redisUsername", "tenancyAllow", "tenancyEnforced",
-    "tlsCaFile", "tlsCertFile", "tlsKeyFile", "tlsPort",
+    "tlsCaFile", "tlsCertFile", "tlsKeyFile", "tlsOnly", "tlsPort",
     "tokenAudience", "tokenReview",
 })  # fmt: skip
 """Settings of the brokers that follow from the rest of the configuration."""
@@ -93,7 +93,7 @@ def quantity(text: str) -> Decimal:
 
 
 class PullPolicy(StrEnum):
-    """When a node fetches an image."""
+    """When a node pulls an image."""
 
     ALWAYS = "Always"
     IF_NOT_PRESENT = "IfNotPresent"
@@ -101,27 +101,27 @@ class PullPolicy(StrEnum):
 
 
 class Image(ApiModel):
-    """The one image that all parts run."""
+    """The image of all components."""
 
     reference: Annotated[str, Field(min_length=1)]
     """Name with a tag or a digest."""
     pull_policy: WordOf[PullPolicy] = PullPolicy.IF_NOT_PRESENT
-    """When a node fetches the image."""
+    """When a node pulls the image."""
     pull_secrets: ListOf[str] = ()
-    """Names of Secrets with which it may."""
+    """Names of the Secrets for pulling the image."""
 
 
 class Resources(ApiModel):
-    """What a container asks for and may take at most."""
+    """Resource requests and limits of a container."""
 
     requests: dict[str, Quantity] = {}
-    """What the scheduler sets aside."""
+    """Resource requests."""
     limits: dict[str, Quantity] = {}
-    """What it may take at most."""
+    """Resource limits."""
 
 
 class Spreading(StrEnum):
-    """How strictly pods are kept apart."""
+    """How strictly pods are spread."""
 
     SCHEDULE_ANYWAY = "ScheduleAnyway"
     DO_NOT_SCHEDULE = "DoNotSchedule"
@@ -129,31 +129,31 @@ class Spreading(StrEnum):
 
 
 class Spread(ApiModel):
-    """How pods of one kind are kept apart."""
+    """How pods of one kind are spread."""
 
     zones: WordOf[Spreading] = Spreading.SCHEDULE_ANYWAY
-    """Over zones."""
+    """Spread over zones."""
     nodes: WordOf[Spreading] = Spreading.SCHEDULE_ANYWAY
-    """Over nodes."""
+    """Spread over nodes."""
 
 
 class PodOptions(ApiModel):
-    """Where pods of one kind run, and what they are labelled with."""
+    """Placement, labels and annotations of the pods of one kind."""
 
     labels: Labels = {}
-    """Labels beside our own."""
+    """Additional labels."""
     annotations: Labels = {}
-    """Annotations beside our own."""
+    """Additional annotations."""
     node_selector: Labels = {}
     """Labels that a node must have."""
     tolerations: ListOf[Plain] = ()
-    """Taints that are tolerated, as Kubernetes writes them."""
+    """Tolerations in Kubernetes syntax."""
     affinity: Plain = {}
-    """An affinity, as Kubernetes writes it."""
+    """Affinity in Kubernetes syntax."""
     priority_class_name: str = ""
     """The PriorityClass; empty: the cluster's default."""
     spread: Spread = Spread()
-    """How pods are kept apart."""
+    """Topology spread of the pods."""
 
 
 class Storage(ApiModel):
@@ -165,22 +165,22 @@ class Storage(ApiModel):
         Field(pattern=f"^$|{_QUANTITY}"),
         WithJsonSchema({"type": "string", "pattern": f"^$|{_QUANTITY}"}),
     ] = ""
-    """Its size; empty: no volume, what a pod writes goes with it."""
+    """Size of the volume; empty: no volume, data is lost with the pod."""
     class_name: str = ""
-    """The StorageClass; empty: the cluster's default; "-": none, for volumes made by hand."""
+    """The StorageClass; empty: the cluster's default; "-": none, for volumes that you create."""
     access_mode: Literal["ReadWriteOnce", "ReadWriteOncePod"] = "ReadWriteOnce"
-    """ReadWriteOncePod where the volumes' driver can: not even two pods of one node share it."""
+    """Use ReadWriteOncePod if the volume driver supports it: then not even two pods of one node share the volume."""
 
 
 class BrokerTls(ApiModel):
-    """TLS of the brokers, and whether their plain ports are offered beside it."""
+    """TLS of the brokers, and their plain ports."""
 
     enabled: bool = True
     """Whether ports 6651 and 8443 are served."""
     secret_name: str = ""
     """The Secret with tls.crt, tls.key and ca.crt; empty: RELEASE-broker-tls."""
     plain: bool = False
-    """Whether Services and network policies offer the plain ports 6650 and 8080 too. Without TLS they always do."""
+    """Whether brokers serve clients on the plain ports 6650 and 8080 too. Without TLS they always do."""
 
     @property
     def offers_plain(self) -> bool:
@@ -189,64 +189,64 @@ class BrokerTls(ApiModel):
 
 
 class Authentication(ApiModel):
-    """Who is asked to prove who he is."""
+    """Authentication of clients."""
 
     required: bool = True
     """Whether clients without a valid ServiceAccount token are refused."""
     admin_subjects: ListOf[str] = ()
-    """Subjects that may fence and hand over over HTTP, beside the operator."""
+    """Subjects that are administrators of the brokers, in addition to the operator."""
 
 
 class Access(ApiModel):
-    """Who may read and observe, beside what topics and claims say (docs/security.md)."""
+    """Rights to read and observe, in addition to those of topics and claims (docs/security.md)."""
 
     consumers_default: Literal["namespace", "everyone"] = "namespace"
-    """Who may read a topic that names no consumers: the ServiceAccounts of its namespace, or everyone."""
+    """Who may read a topic without declared consumers: the ServiceAccounts of its namespace, or everyone."""
     observers: ListOf[str] = ()
-    """Subjects that may see all topics and the metrics, and read no message."""
+    """Subjects that may see all topics and the metrics, but read no messages."""
     pipelines: ListOf[str] = ()
-    """Subjects that may read every topic and trim it, beside the pipeline of this release."""
+    """Subjects that may read every topic and trim it, in addition to the pipeline of this release."""
 
 
 class BrokerService(ApiModel):
-    """The Service that clients look up brokers by."""
+    """The Service through which clients find brokers."""
 
     annotations: Labels = {}
-    """Its annotations."""
+    """Annotations of the Service."""
 
 
 class Budget(ApiModel):
     """A PodDisruptionBudget."""
 
     enabled: bool = True
-    """Whether there is one."""
+    """Whether to install it."""
     max_unavailable: Annotated[int, Field(ge=1)] = 1
-    """Pods that a drain may take away at the same time."""
+    """Number of pods that a drain may evict at the same time."""
 
 
 class Brokers(PodOptions):
-    """The brokers: what clients connect to."""
+    """The brokers, which clients connect to."""
 
     replicas: Annotated[int, Field(ge=1, le=BROKERS_MAX)] = 3
-    """How many. With one, a restart of it is a pause for every topic."""
+    """Number of brokers. With one replica, a restart interrupts every topic."""
     resources: Resources = Resources(
         requests={"cpu": "500m", "memory": "512Mi"}, limits={"memory": "1Gi"}
     )
-    """Of each. A broker uses one core."""
+    """Resources of each broker. A broker uses one core."""
     storage: Storage = Storage()
-    """Where a broker keeps what the operator told it, for a restart while there is no operator."""
+    """Volume for the configuration from the operator, for a restart of the broker without an operator."""
     tls: BrokerTls = BrokerTls()
-    """TLS, and the plain ports beside it."""
+    """TLS and plain ports."""
     authentication: Authentication = Authentication()
-    """Who is asked to prove who he is."""
+    """Authentication of clients."""
     access: Access = Access()
-    """Who may read and observe, beside what topics and claims say."""
+    """Rights to read and observe, in addition to those of topics and claims."""
     service: BrokerService = BrokerService()
-    """The Service that clients look up brokers by."""
+    """The Service through which clients find brokers."""
     pod_disruption_budget: Budget = Budget()
-    """How many a drain may take away at once."""
+    """PodDisruptionBudget: how many pods a drain may evict at once."""
     settings: dict[str, Setting] = {}
-    """Further settings, each as in the broker's list of settings: silentAfterSeconds, rollBytes."""
+    """Further settings with the names of the brokers' settings: silentAfterSeconds, rollBytes."""
 
     @field_validator("settings")
     @classmethod
@@ -270,14 +270,14 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class Quotas(ApiModel):
-    """What one subject, and one namespace, may take of each broker; 0: any number."""
+    """Limits for one subject, and for one namespace, at each broker; 0: no limit."""
 
     connections_per_subject: Count = 2_000
     """Connections of one subject, or of one host without a token."""
     connections_per_namespace: Count = 5_000
     """Connections of all ServiceAccounts of one Kubernetes namespace."""
     producers_per_subject: Count = 20_000
-    """Producers of one subject, waiting ones included."""
+    """Producers of one subject, including waiting ones."""
     producers_per_namespace: Count = 50_000
     """Producers on the topics of one TENANT/NAMESPACE."""
     consumers_per_subject: Count = 20_000
@@ -287,13 +287,13 @@ class Quotas(ApiModel):
     stored_bytes_per_namespace: Count = 0
     """Bytes that the topics of one TENANT/NAMESPACE store."""
     store_share_per_namespace: Annotated[float, Field(ge=0, le=1)] = 0.8
-    """The same as a part of the store's memory limit; 0: all of it."""
+    """The same, as a fraction of the store's memory limit; 0: no limit."""
     requests_per_subject: Count = 5_000
-    """Requests of one subject that are worked on at once; then its connections are not read."""
+    """Concurrent requests of one subject; at the limit its connections are not read."""
     topics_per_subject: Count = 5_000
-    """Undeclared topics and partitions that one subject makes by using them."""
+    """Undeclared topics and partitions that one subject creates by using them."""
     topics_per_namespace: Count = 20_000
-    """Topics and partitions of one TENANT/NAMESPACE beyond which no client makes more."""
+    """Topics and partitions of one TENANT/NAMESPACE; above the limit no client can create another."""
 
     @property
     def settings(self) -> dict[str, Setting]:
@@ -313,32 +313,32 @@ class SecretKey(ApiModel):
     """A key of a Secret in the installation's namespace."""
 
     name: str = ""
-    """The Secret; empty: none is given."""
+    """Name of the Secret; empty: none."""
     key: Annotated[str, Field(min_length=1)] = "password"
     """The key in it."""
 
 
 class Valkey(PodOptions):
-    """The store that is installed beside the brokers, unless an external one is named."""
+    """The store that the chart installs, unless an external one is configured."""
 
     image: str = ""
-    """An image with valkey-server; empty: the one of all parts, which has it."""
+    """An image with valkey-server; empty: the image of all components, which contains it."""
     resources: Resources = Resources(
         requests={"cpu": "500m", "memory": "2Gi"}, limits={"memory": "2Gi"}
     )
-    """Its memory limit bounds what all topics together keep."""
+    """The memory limit bounds what all topics together keep."""
     memory_share: Share = 0.6
-    """Share of the memory limit for data. The rest is for rewriting the log, which copies pages."""
+    """Fraction of the memory limit for data. The rest is for rewriting the append-only file, which copies memory pages."""
     storage: Storage = Storage(size="8Gi")
-    """Where the data are. At least three times the memory for data: old and new log at a rewrite."""
+    """Volume for the data. At least three times the memory for data, for the old and the new append-only file during a rewrite."""
     append_sync: WordOf[AppendSync] = AppendSync.ALWAYS
-    """always: what is acknowledged survives a power cut. everysec promises durability None only."""
+    """always: acknowledged messages survive a power failure. everysec allows only durability None."""
     password_secret: SecretKey = SecretKey()
-    """A Secret with the brokers' password; without one a password is made."""
+    """A Secret with the brokers' password; without one the operator creates a password."""
     pod_disruption_budget: Budget = Budget()
-    """Whether a drain may take it away: one, so it may, and everything waits until it is back."""
+    """PodDisruptionBudget. There is one pod: with maxUnavailable 1 a drain may evict it, and everything waits until it is back."""
     settings: dict[str, Setting] = {}
-    """Further directives of its configuration."""
+    """Further directives of Valkey's configuration."""
 
     @field_validator("settings")
     @classmethod
@@ -356,20 +356,20 @@ class Valkey(PodOptions):
 
 
 class ExternalStore(ApiModel):
-    """A Redis or Valkey that somebody else runs; it takes the place of our own."""
+    """A Redis or Valkey that you run, instead of the installed store."""
 
     url: str = ""
     """redis://HOST:PORT or rediss://HOST:PORT, without a password; empty: not used."""
     sentinels: ListOf[str] = ()
     """HOST:PORT of Sentinels, instead of url."""
     sentinel_master: str = "onewriter"
-    """The name that the Sentinels know the primary by."""
+    """The primary's name in the Sentinels' configuration."""
     username: str = ""
     """The ACL user of the brokers."""
     password_secret: SecretKey = SecretKey()
-    """The Secret with its password."""
+    """The Secret with the user's password."""
     replicas: Annotated[int, Field(ge=0)] = 0
-    """Replicas that durability AllReplicas waits for; 0: not offered."""
+    """Number of replicas that durability AllReplicas waits for; 0: AllReplicas is not available."""
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
@@ -385,7 +385,7 @@ class ExternalStore(ApiModel):
 
     @property
     def is_used(self) -> bool:
-        """Whether it takes the place of our own."""
+        """Whether it replaces the installed store."""
         return bool(self.url or self.sentinels)
 
     @property
@@ -401,24 +401,24 @@ class NetworkPolicies(ApiModel):
     """Who may talk to whom. They count where the cluster's network enforces them."""
 
     enabled: bool = True
-    """Whether there are any."""
+    """Whether to install them."""
     clients: ListOf[Plain] = ()
-    """Peers that may use topics, as a NetworkPolicy writes them; empty: everybody."""
+    """Peers that may use topics, in NetworkPolicy syntax; empty: all."""
     monitoring: ListOf[Plain] = ()
-    """Peers that may read metrics; empty: everybody."""
+    """Peers that may read metrics, in NetworkPolicy syntax; empty: all."""
     api_server_ports: ListOf[Annotated[int, Field(ge=1, le=65535)]] = (443, 6443)
     """Ports of the API server, which is outside the pods' network."""
 
 
 class Lease(ApiModel):
-    """The election between the replicas of the operator."""
+    """Leader election between the replicas of the operator."""
 
     duration_seconds: Annotated[float, Field(gt=0, strict=False)] = 15.0
-    """For so long a leader counts that does not renew."""
+    """Time after which a Lease that was not renewed expires."""
     renew_seconds: Annotated[float, Field(gt=0, strict=False)] = 10.0
-    """A leader that could not renew for so long stops."""
+    """Time after which a leader that cannot renew the Lease stops."""
     retry_seconds: Annotated[float, Field(gt=0, strict=False)] = 2.0
-    """Between two attempts."""
+    """Interval of attempts."""
 
     @model_validator(mode="after")
     def _stops_in_time(self) -> Self:
@@ -439,7 +439,7 @@ class TenantException(ApiModel):
 
 
 class TenancyOptions(ApiModel):
-    """Whose topics a namespace may declare."""
+    """Which topics a namespace may declare."""
 
     enforced: bool = True
     """Whether an ExclusiveTopic may only name topics of its namespace's tenant: the tenant of the same
@@ -457,12 +457,12 @@ class TenancyOptions(ApiModel):
 
 
 class OptIn(ApiModel):
-    """A right of the operator that it does not have by default."""
+    """A right that the operator does not have by default."""
 
     enabled: bool = False
-    """Whether it has the right."""
+    """Whether the operator has the right."""
     namespaces: ListOf[Annotated[str, Field(pattern=DNS_LABEL)]] = ()
-    """Namespaces that it has the right in; empty: all that it looks after."""
+    """Namespaces in which the operator has the right; empty: all that it manages."""
 
     def covers(self, namespace: str) -> bool:
         """Whether it has the right in a namespace."""
@@ -473,37 +473,37 @@ class OperatorOptions(ApiModel):
     """How the operator itself behaves."""
 
     namespaces: ListOf[Annotated[str, Field(pattern=DNS_LABEL)]] = ()
-    """Namespaces that it looks after; empty: all."""
+    """Namespaces that the operator manages; empty: all."""
     resync_seconds: Annotated[float, Field(ge=10, strict=False)] = 300.0
-    """Everything is looked at anew so often, for what was changed outside."""
+    """Interval of a full reconcile, which finds objects that others changed."""
     concurrency: Annotated[int, Field(ge=1, le=256)] = 16
-    """Objects that are worked on at the same time."""
+    """Number of objects that are reconciled at the same time."""
     lease: Lease = Lease()
-    """The election between its replicas."""
+    """Leader election between the replicas."""
     leader_services: OptIn = OptIn()
-    """Services and EndpointSlices that lead to writers (spec.leaderService)."""
+    """The right to manage Services and EndpointSlices of writers (spec.leaderService)."""
     pod_deletion: OptIn = OptIn()
-    """Deleting pods of fenced writers behind disruption budgets (spec.fencing.podPolicy Delete)."""
+    """The right to delete pods of fenced writers without checking disruption budgets (spec.fencing.podPolicy Delete)."""
     broker_ca_file: str = ""
     """The authority of the brokers' certificates; empty: brokers are reached without TLS."""
 
 
 class Sidecar(ApiModel):
-    """The container that is added to pods labelled onewriter.dev/inject."""
+    """The container that the webhook adds to pods labelled onewriter.dev/inject."""
 
     image: str = ""
-    """Its image; empty: the one of all parts."""
+    """The sidecar's image; empty: the image of all components."""
     resources: Resources = Resources(
         requests={"cpu": "20m", "memory": "64Mi"}, limits={"memory": "128Mi"}
     )
-    """What it asks for and may take at most."""
+    """Resources of the sidecar container."""
 
 
 class Configuration(ApiModel):
     """All of it."""
 
     release: Annotated[str, Field(pattern=DNS_LABEL, max_length=40)]
-    """What all names begin with."""
+    """Prefix of all names."""
     namespace: Annotated[str, Field(pattern=DNS_LABEL, max_length=63)]
     """Where everything is installed."""
     version: str = ""
@@ -511,23 +511,23 @@ class Configuration(ApiModel):
     cluster_domain: str = "cluster.local"
     """The cluster's DNS domain."""
     image: Image
-    """The one image that all parts run."""
+    """The image of all components."""
     brokers: Brokers = Brokers()
-    """What clients connect to."""
+    """The brokers, which clients connect to."""
     valkey: Valkey = Valkey()
-    """The store that is installed beside them."""
+    """The store that the chart installs."""
     external_store: ExternalStore = ExternalStore()
-    """A store that somebody else runs instead."""
+    """A Redis or Valkey that you run, instead of the installed store."""
     quotas: Quotas = Quotas()
-    """What one subject, and one namespace, may take of each broker; 0: any number."""
+    """Limits for one subject, and for one namespace, at each broker; 0: no limit."""
     network_policies: NetworkPolicies = NetworkPolicies()
-    """Who may talk to whom."""
+    """Network policies."""
     tenancy: TenancyOptions = TenancyOptions()
-    """Whose topics a namespace may declare."""
+    """Which topics a namespace may declare."""
     operator: OperatorOptions = OperatorOptions()
     """How the operator itself behaves."""
     sidecar: Sidecar = Sidecar()
-    """What is added to pods that ask for it."""
+    """The sidecar that the webhook adds to labelled pods."""
 
     @model_validator(mode="after")
     def _promises_what_it_keeps(self) -> Self:

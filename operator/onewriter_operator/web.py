@@ -9,20 +9,10 @@ from typing import Final
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from onewriter_http.limits import Limits
+from onewriter_http.limits import PROBE_LIMITS
 from onewriter_http.routes import Callers, For, Routes
 from onewriter_http.server import Server
 from onewriter_operator.metrics import Metrics
-
-LIMITS: Final = Limits(
-    connections_max=256,
-    connections_per_address_max=64,
-    header_seconds=2.0,
-    body_seconds=2.0,
-    idle_seconds=30.0,
-    answer_seconds=20.0,
-    body_bytes_max=0,
-)
 
 PROBE: Final = For(Callers.EVERYBODY, "the kubelet proves no identity; the answer names no object")
 METRICS: Final = For(
@@ -53,7 +43,7 @@ class Web:
         self.routes.add_get("/healthz", self._alive, PROBE)
         self.routes.add_get("/readyz", self._ready, PROBE)
         self.routes.add_get("/metrics", self._read, METRICS)
-        self._server = Server(app, LIMITS, self.routes, name=__name__)
+        self._server = Server(app, PROBE_LIMITS, self.routes, name=__name__)
 
     async def start(self, host: str, port: int) -> None:
         """Listen."""

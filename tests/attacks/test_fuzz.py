@@ -6,10 +6,19 @@ import asyncio
 from random import Random
 
 import pytest
-from tests.attacks.fuzzing import http, wire
-from tests.attacks.fuzzing.attackers import attack_http, attack_wire, broker_routes
-from tests.attacks.guarded import ADMINISTRATOR, GuardedBrokers, address_of, token_of, wire_as
+from tests.attacks.fuzzing import http, routes, wire
+from tests.attacks.fuzzing.attackers import Shown, attack_http, attack_wire
+from tests.attacks.fuzzing.routes import STAGED
+from tests.attacks.guarded import (
+    ADMINISTRATOR,
+    GuardedBrokers,
+    address_of,
+    http_as,
+    token_of,
+    wire_as,
+)
 from tests.integration.conftest import RawClients
+from tests.integration.http_calls import OWN, epoch_of
 
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
@@ -47,18 +56,32 @@ def test_hostile_requests_stop_nobody(
     holder = wire_as(broker, raw, "writer").producer("bystander", pb.EXCLUSIVE)
     holder.publish(b"before")
     host, _, port = broker.http_url.removeprefix("http://").partition(":")
+    served = routes.listed(broker._broker.http.routes)
     for token in ("", token_of("stranger"), token_of(ADMINISTRATOR)):
-        sent = asyncio.run(
-            attack_http((host, int(port)), 11, REQUESTS, broker_routes(), token=token)
-        )
+        attack = attack_http((host, int(port)), 11, REQUESTS, served, shown=Shown(token))
+        sent = asyncio.run(attack)
         assert sent.pieces > REQUESTS / 2
     wire_as(broker, raw, "writer").ping()
     check_log(capfd)
 
 
+def test_hostile_parts_and_publishes_stop_nobody(
+    guarded: GuardedBrokers, raw: RawClients, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The holder's own registration is shown, so that bodies are read: some are staged, some published."""
+    broker = guarded()
+    holder = wire_as(broker, raw, "writer").producer("fuzzed", pb.EXCLUSIVE)
+    host, _, port = broker.http_url.removeprefix("http://").partition(":")
+    shown = Shown(token_of("writer"), holder.registration, epoch_of(holder))
+    staging = [each for each in routes.listed(broker._broker.http.routes) if STAGED in each[1]]
+    asyncio.run(attack_http((host, int(port)), 13, 3 * REQUESTS, staging, shown=shown))
+    holder.publish(b"after")
+    segments = http_as(broker, ADMINISTRATOR)("GET", f"{OWN}/fuzzed/segments")[1]["segments"]
+    assert sum(each["messages"] for each in segments) > 1, "none of its publishes was in order"
+    check_log(capfd)
+
+
 def test_the_same_seed_sends_the_same() -> None:
     assert list(wire.frames(Random(3), 50)) == list(wire.frames(Random(3), 50))
-    routes = broker_routes()
-    assert len(routes) > 50
-    one, other = (http.request(Random(5), routes, "h") for _ in range(2))
+    one, other = (http.request(Random(5), routes.sidecar(), "h") for _ in range(2))
     assert one == other

@@ -13,6 +13,7 @@ from onewriter_broker.connection.guards import (
     GUARD_NUMBER_PROPERTY,
     GUARD_PROPERTY,
 )
+from onewriter_broker.log import guarding
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.own.names import resource_bucket
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -70,3 +71,41 @@ def test_a_name_that_nobody_owned_says_so(
     client = wire_as(guarded(buckets=BUCKETS), raw, "alice")
     with pytest.raises(RefusedByBroker, match="never owned"):
         client.producer(topic(is_beside=is_beside), pb.EXCLUSIVE, properties=guarded_by(1))
+
+
+def test_one_subject_leaves_room_for_the_guards_of_others(
+    guarded: GuardedBrokers, raw: RawClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarding, "FLOORS_PER_SUBJECT_MAX", 3)
+    monkeypatch.setattr(guarding, "FLOORS_MAX", 5)
+    name = topic(is_beside=False)
+    broker = guarded(buckets=BUCKETS)
+    target = bucket_of(TopicName.parse(name), BUCKETS)
+    locks = (f"lock-{number}" for number in range(1_000))
+    elsewhere = (lock for lock in locks if resource_bucket(lock, BUCKETS) != target)
+
+    def write(subject: str, lock: str, generation: int) -> None:
+        properties = guarded_by(generation) | {GUARD_PROPERTY: lock}
+        producer = wire_as(broker, raw, subject).producer(name, pb.SHARED, properties=properties)
+        producer.publish(b"guarded")
+        producer.close()
+
+    def writes_under_another(subject: str) -> tuple[str, int]:
+        lock = next(elsewhere)
+        generation = own(wire_as(broker, raw, subject), lock, 1, group="")
+        write(subject, lock, generation)
+        return lock, generation
+
+    known = [writes_under_another("greedy") for _ in range(3)]
+    with pytest.raises(RefusedByBroker, match="one subject has at most 3"):
+        writes_under_another("greedy")
+    first = writes_under_another("calm")
+    for lock, generation in known:
+        write("greedy", lock, generation)
+    broker._do(broker._broker.topics.unload(TopicName.parse(name)))
+    with pytest.raises(RefusedByBroker, match="one subject has at most 3"):
+        writes_under_another("greedy")
+    writes_under_another("calm")
+    with pytest.raises(RefusedByBroker, match="under 5 guards of other buckets"):
+        writes_under_another("late")
+    write("calm", *first)

@@ -172,6 +172,22 @@ def test_the_holder_and_whom_it_trusts_publish(payments: Payments) -> None:
     assert publishers == [WRITER, "spark"], "the rows of a bearer are not taken for the holder's"
 
 
+def test_the_audit_says_who_published_by_which_right(payments: Payments) -> None:
+    """Once for each, however often it publishes: whoever has a capability cannot fill the audit."""
+    holder = payments.holder()
+    bearer = payments.caller("spark", Onewriter_Capability=payments.capability())
+    for version, caller in enumerate([holder, bearer, holder, bearer], 1):
+        assert caller.publish(caller.stage(version=version)[1], version=version)[0] == 200
+    status, said = http_as(payments.broker, ADMINISTRATOR)("GET", f"{OWN}/{TOPIC}/history")
+    assert status == 200, said
+    records = [each for each in said["records"] if each["kind"] == "publisher"]
+    names = ("app", "epoch", "right", "subject", "holder")
+    assert [tuple(each[name] for name in names) for each in records] == [
+        (APP, payments.epoch, "held", WRITER, WRITER),
+        (APP, payments.epoch, "capability", "spark", WRITER),
+    ]
+
+
 def test_the_registration_is_the_same_after_a_resume(payments: Payments) -> None:
     before, epoch = payments.writer.registration, payments.epoch
     payments.writer.client.close()

@@ -13,13 +13,22 @@ import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.cluster.commands import CommandHangs, run
+
 HERE = Path(__file__).resolve().parent
+BUILD_SECONDS = 1_800.0
+"""Building one program, and waiting for whoever builds one at the same time; downloads included."""
+
+LAB_SECONDS = 500.0
+"""Until a lab that somebody else has started on this machine must be gone."""
+
+LOCK_POLL_SECONDS = 0.1
 KUBERNETES_VERSION = "1.36.3"
 HELM = "helm.sh/helm/v4/cmd/helm@v4.2.3"
 COREDNS = "github.com/coredns/coredns@v1.15.0"
@@ -89,11 +98,38 @@ def program(name: str) -> Path:
     found = find(name)
     if found is not None:
         return found
-    with exclusively("build"):
+    with exclusively("build", BUILD_SECONDS):
         found = find(name)  # somebody else may have built it meanwhile
         if found is None:
             found = _build(name)
     return found
+
+
+def own_program(folder: Path, name: str) -> Path:
+    """The program whose go.mod, go.sum and main.go are in ``folder``, built if need be. Raises CannotBuild."""
+    sources = b"".join((folder / each).read_bytes() for each in ("go.mod", "go.sum", "main.go"))
+    target = cache() / f"{name}-{hashlib.sha256(sources).hexdigest()[:12]}"
+    if target.exists():  # whoever builds something else keeps nobody waiting
+        return target
+    with exclusively("build", BUILD_SECONDS):
+        if target.exists():
+            return target
+        if missing_tools():
+            raise CannotBuild(f"{name}: {missing_tools()[0]}")
+        unfinished = target.with_suffix(".unfinished")
+        try:
+            done = run(
+                ["go", "build", "-trimpath", "-ldflags", "-s -w", "-o", unfinished, "."],
+                directory=folder,
+                environment={**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"},
+                seconds=BUILD_SECONDS,
+            )
+        except CommandHangs as error:
+            raise CannotBuild(f"{name}: {error}\nis Go's module proxy reachable?") from None
+        if done.returncode != 0:
+            raise CannotBuild(f"{name}: {done.stderr[-2000:]}")
+        unfinished.rename(target)
+    return target
 
 
 def missing_tools() -> list[str]:
@@ -104,11 +140,31 @@ def missing_tools() -> list[str]:
 
 
 @contextmanager
-def exclusively(what: str) -> Iterator[None]:
-    """One at a time on this machine: a build takes all of its memory, a lab its control groups."""
+def exclusively(what: str, seconds: float) -> Iterator[None]:
+    """One at a time on this machine: a build takes all of its memory, a lab its control groups.
+
+    Raises TimeoutError as ``locked`` does.
+    """
     directory().mkdir(parents=True, exist_ok=True)
-    with (directory() / f"{what}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(directory() / f"{what}.lock", seconds):
+        yield
+
+
+@contextmanager
+def locked(path: Path, seconds: float) -> Iterator[None]:
+    """Hold a file's lock, once it is free. Raises TimeoutError when it is not within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    with path.open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"another run has held {path} for {seconds:g} s: wait for it, or end it"
+                    ) from None
+                time.sleep(LOCK_POLL_SECONDS)
         yield
 
 
@@ -135,9 +191,10 @@ def _build(name: str) -> Path:
             str(scratch),
             PACKAGES[name],
         ]
-    done = subprocess.run(
-        command, cwd=HERE, env=environment, capture_output=True, text=True, check=False
-    )
+    try:
+        done = run(command, directory=HERE, environment=environment, seconds=BUILD_SECONDS)
+    except CommandHangs as error:
+        raise CannotBuild(f"{name}: {error}\nis Go's module proxy reachable?") from None
     if done.returncode != 0:
         raise CannotBuild(f"{name}: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
     if scratch.is_dir():

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import images
+from tests.cluster import commands, images
 
 USER = 65532
 
@@ -83,23 +83,17 @@ class Container:
 
     def stop(self) -> int:
         """SIGTERM, as a kubelet does; its exit code."""
-        subprocess.run(self._runc("kill", self.name, "TERM"), check=False, capture_output=True)
+        commands.run(self._runc("kill", self.name, "TERM"), seconds=SECONDS_MAX)
         assert self.process is not None
         try:
             return self.process.wait(SECONDS_MAX)
         finally:
-            subprocess.run(
-                self._runc("delete", "--force", self.name), check=False, capture_output=True
-            )
+            commands.run(self._runc("delete", "--force", self.name), seconds=SECONDS_MAX)
 
     def execute(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Another process in it, as an exec probe."""
-        return subprocess.run(
-            self._runc("exec", f"--user={USER}:{USER}", self.name, *command),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        within = self._runc("exec", f"--user={USER}:{USER}", self.name, *command)
+        return commands.run(within, seconds=SECONDS_MAX)
 
     def _runc(self, verb: str, *arguments: str) -> list[str]:
         return ["runc", f"--root={self._state}", verb, *arguments]

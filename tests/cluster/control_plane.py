@@ -15,11 +15,13 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 from tests.cluster.binaries import CONTROL_PLANE, program
+from tests.cluster.commands import CommandHangs, run
 from tests.cluster.pki import SERVICE_ADDRESS, Authority
 
 from onewriter_broker.local.ports import free_ports
@@ -28,6 +30,12 @@ START_SECONDS = float(os.environ.get("KUBEBUILDER_CONTROLPLANE_START_TIMEOUT", "
 STOP_SECONDS = float(os.environ.get("KUBEBUILDER_CONTROLPLANE_STOP_TIMEOUT", "60").rstrip("s"))
 WAIT_SECONDS = 240
 """Until what was applied has come into force."""
+
+COMMAND_SECONDS = WAIT_SECONDS + 60.0
+"""One run of kubectl or helm: longer than it is told to wait for anything."""
+
+STORY_SECONDS = 20.0
+"""One of the questions that tell what is wrong: a node that is away does not answer its question at all."""
 
 ETCD_SERVES = "ready to serve client requests"
 """What etcd's log says then. An API server that comes long before gives up."""
@@ -60,18 +68,34 @@ class Cluster:
         return program(name)
 
     def kubectl(
-        self, *arguments: str, stdin: str = "", check: bool = True, namespace: str = ""
+        self,
+        *arguments: str,
+        stdin: str = "",
+        check: bool = True,
+        namespace: str = "",
+        seconds: float = COMMAND_SECONDS,
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl as the administrator. Raises ClusterError when it fails."""
+        """Run kubectl as the administrator. Raises ClusterError when it fails, CommandHangs."""
         command = [*self.enter(), str(self.tool("kubectl")), f"--kubeconfig={self.kubeconfig}"]
         if namespace:
             command.append(f"--namespace={namespace}")
-        done = subprocess.run(
-            [*command, *arguments], input=stdin, capture_output=True, text=True, check=False
-        )
+        done = run([*command, *arguments], stdin=stdin, seconds=seconds)
         if check and done.returncode != 0:
             raise ClusterError(f"kubectl {' '.join(arguments)}: {done.stderr}")
         return done
+
+    def story(self, *questions: Sequence[str], namespace: str = "") -> str:
+        """What kubectl says to each of these command lines, or that it says nothing in time."""
+
+        def answer(words: Sequence[str]) -> str:
+            try:
+                done = self.kubectl(*words, check=False, namespace=namespace, seconds=STORY_SECONDS)
+            except CommandHangs as error:
+                return f"{error}\n"
+            return done.stdout + done.stderr
+
+        with ThreadPoolExecutor() as pool:
+            return "\n".join(pool.map(answer, questions))
 
     def apply(self, *documents: Mapping[str, Any], namespace: str = "", check: bool = True) -> str:
         """Apply objects; what kubectl said of them, errors included."""

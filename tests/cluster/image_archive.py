@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import subprocess
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.cluster.commands import run
+
 PAUSE = "localhost/pause:1"
 """The image that holds a pod's namespaces."""
+
+COMPILE_SECONDS = 60.0
 
 _PAUSE_SOURCE = """
 #include <signal.h>
@@ -57,7 +60,9 @@ def pause(directory: Path) -> Path:
     source = directory / "pause.c"
     source.write_text(_PAUSE_SOURCE)
     program = directory / "pause"
-    subprocess.run(["gcc", "-static", "-Os", "-s", "-o", program, source], check=True)
+    done = run(["gcc", "-static", "-Os", "-s", "-o", program, source], seconds=COMPILE_SECONDS)
+    if done.returncode != 0:
+        raise RuntimeError(f"gcc cannot compile {source}: {done.stderr}")
     return write(directory / "pause.tar", PAUSE, {"pause": program}, ["/pause"], user="65535")
 
 

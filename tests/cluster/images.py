@@ -10,7 +10,6 @@ archive that is newer than its sources is left as it is.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -19,16 +18,26 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.cluster import commands
+from tests.cluster.binaries import locked
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = "bookworm"
 PYTHON = ("python3", "python3-venv", "ca-certificates", "libstdc++6")
 TOOLS = ("buildah", "mmdebstrap")
 DAY_SECONDS = 86_400
+STEP_SECONDS = 1_200.0
+"""One program of a build, downloads included. One whose server does not answer ends with an error."""
+
+BUILD_SECONDS = 3 * STEP_SECONDS
+"""Until whoever builds the image at the same time must be through."""
+
+ANSWER_SECONDS = 30.0
+"""Until Docker has said whether it is there."""
 CONTEXT = (
     *(".dockerignore", "README.md", "pyproject.toml", "image", "requirements"),
     *("core", "broker", "client", "operator", "pipeline"),
@@ -126,7 +135,7 @@ def missing() -> list[str]:
 def archive(image: Image = ONEWRITER) -> Path:
     """The archive, built if it is not there or older than its sources. Raises CannotBuild."""
     image.archive.parent.mkdir(exist_ok=True)
-    with _locked(image.archive.parent / ".image.lock"):
+    with locked(image.archive.parent / ".image.lock", BUILD_SECONDS):
         fingerprint = _fingerprint(image)
         noted = image.archive.with_suffix(".sources")
         if not (image.archive.exists() and noted.exists() and noted.read_text() == fingerprint):
@@ -158,20 +167,11 @@ def _fingerprint(image: Image) -> str:
     return digest.hexdigest()
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _docker_answers() -> bool:
     if shutil.which("docker") is None:
         return False
-    done = subprocess.run(
-        ["docker", "version", "--format", "{{.Server.Version}}"], capture_output=True, check=False
-    )
-    return done.returncode == 0
+    asked = ["docker", "version", "--format", "{{.Server.Version}}"]
+    return commands.run(asked, seconds=ANSWER_SECONDS).returncode == 0
 
 
 def _by_docker(image: Image) -> None:
@@ -194,7 +194,7 @@ def _by_buildah(image: Image, fingerprint: str) -> None:
     _get_tools()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onewriter" / "image"
     cache.mkdir(parents=True, exist_ok=True)
-    with _locked(cache / "lock"):  # checkouts beside this one build too
+    with locked(cache / "lock", BUILD_SECONDS):  # checkouts beside this one build too
         kept = cache / f"{image.name}-image-{fingerprint[:12]}.tar"
         if not _is_of_today(kept):
             for older in cache.glob(f"{image.name}-image-*.tar"):
@@ -347,7 +347,10 @@ def _buildah(cache: Path, *arguments: str, check: bool = True) -> subprocess.Com
 def _run(
     command: Sequence[str], environment: dict[str, str] | None = None, *, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    try:
+        done = commands.run(command, environment=environment, seconds=STEP_SECONDS)
+    except commands.CommandHangs as error:
+        raise CannotBuild(f"{error}\nis the package index, or the mirror, reachable?") from None
     if check and done.returncode != 0:
         text = f"{done.stdout[-1500:]}{done.stderr[-2500:]}"
         raise CannotBuild(f"{' '.join(command[:3])} ... failed:\n{text}")

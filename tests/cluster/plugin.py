@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.cluster.binaries import exclusively
+from tests.cluster.binaries import LAB_SECONDS, exclusively
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.lab import Lab
+from tests.cluster.lab import Lab, remove
 
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = sorted((ROOT / "crds").glob("*.yaml"))
@@ -35,12 +34,12 @@ def namespace(api_server: ControlPlane) -> str:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two nodes that run pods. One at a time on a machine: a second waits for the first."""
     with (
-        exclusively("lab"),
+        exclusively("lab", LAB_SECONDS),
         Lab(Path(tempfile.mkdtemp(prefix="onewriter-lab-"))) as cluster,
     ):
         cluster.establish(*CRDS)
         yield cluster
-    shutil.rmtree(cluster.directory, ignore_errors=True)
+    remove(cluster.directory)
 
 
 @pytest.fixture

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
+from tests.cluster.binaries import BUILD_SECONDS, CannotBuild, locked
+from tests.cluster.commands import CommandHangs, run
+
 PACKAGE = "prometheus"
+FETCH_SECONDS = 300.0
+"""One step of fetching it."""
 
 
 def missing() -> list[str]:
@@ -19,7 +22,10 @@ def missing() -> list[str]:
 
 
 def program() -> Path:
-    """The program; unpacked once, beside the other things that are kept outside the checkout."""
+    """The program; unpacked once, beside the other things that are kept outside the checkout.
+
+    Raises CannotBuild.
+    """
     found = shutil.which("promtool")
     if found is not None:
         return Path(found)
@@ -28,17 +34,23 @@ def program() -> Path:
     )
     cache.mkdir(parents=True, exist_ok=True)
     target = cache / "root" / "usr" / "bin" / "promtool"
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(cache / "lock", BUILD_SECONDS):
         if not target.exists():
             if os.geteuid() == 0:
-                subprocess.run(["apt-get", "update", "-q"], check=True, capture_output=True)
-            subprocess.run(
-                ["apt-get", "download", PACKAGE], cwd=cache, check=True, capture_output=True
-            )
+                _fetch(["apt-get", "update", "-q"], cache)
+            _fetch(["apt-get", "download", PACKAGE], cache)
             (package,) = cache.glob(f"{PACKAGE}_*.deb")
             unfinished = cache / "unfinished"
-            subprocess.run(["dpkg-deb", "-x", package, unfinished], check=True)
+            _fetch(["dpkg-deb", "-x", str(package), str(unfinished)], cache)
             unfinished.rename(cache / "root")
             package.unlink()
     return target
+
+
+def _fetch(command: list[str], directory: Path) -> None:
+    try:
+        done = run(command, directory=directory, seconds=FETCH_SECONDS)
+    except CommandHangs as error:
+        raise CannotBuild(f"promtool: {error}\nis Debian's mirror reachable?") from None
+    if done.returncode != 0:
+        raise CannotBuild(f"promtool: {' '.join(command)} failed:\n{done.stderr}")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.cluster import commands
 from tests.cluster.binaries import program
-from tests.cluster.control_plane import ControlPlane
+from tests.cluster.control_plane import COMMAND_SECONDS, ControlPlane
 
 from onewriter_operator.configuration import Configuration
 from onewriter_operator.installation import created_once, objects
@@ -48,11 +48,9 @@ class Installed:
             "--reset-values",
             *(f"--set={each}" for each in values),
         ]
-        done = subprocess.run(
+        done = commands.run(
             [*command, "upgrade", "--install", "onewriter", str(CHART), *more],
-            capture_output=True,
-            text=True,
-            check=False,
+            seconds=COMMAND_SECONDS,
         )
         assert done.returncode == 0, done.stderr
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from tests.cluster import promtool
+from tests.cluster import commands, promtool
 from tests.unit.charts.rendering import of_kind, rendered
+
+JUDGE_SECONDS = 60.0
 
 Json = dict[str, Any]
 
@@ -123,9 +124,8 @@ def check(directory: Path, *tests: Json) -> str:
     whole = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": list(tests)}
     (directory / "tests.yaml").write_text(yaml.safe_dump(whole))
     for verb in (["check", "rules", "rules.yaml"], ["test", "rules", "tests.yaml"]):
-        done = subprocess.run(
-            [promtool.program(), *verb], cwd=directory, capture_output=True, text=True, check=False
-        )
+        command = [str(promtool.program()), *verb]
+        done = commands.run(command, directory=directory, seconds=JUDGE_SECONDS)
         if done.returncode != 0:
             return done.stdout + done.stderr
     return ""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster import commands
 from tests.cluster.accounts import Pod, broker_account, delete_pod, make_pod, pod_token
 from tests.cluster.control_plane import WAIT_SECONDS, ControlPlane
 from tests.cluster.plugin import CRDS
@@ -339,12 +339,10 @@ def test_an_emptied_store_is_refused_until_a_person_adopts_it(lab: Lab) -> None:
     lab.brokers.wait_for_event("bucket.waiting", seconds=WAIT_SECONDS)
 
     program = "from onewriter_broker.verbs.adopt import adopt; adopt()"
-    done = subprocess.run(
+    done = commands.run(
         [sys.executable, "-c", program, "--all", "--force", "--reason", "the disk died"],
-        env=os.environ | lab.environment,
-        capture_output=True,
-        text=True,
-        check=False,
+        environment=os.environ | lab.environment,
+        seconds=WAIT_SECONDS,
     )
     assert "1 of 64 buckets adopted" in done.stdout, done.stdout + done.stderr
     eventually(lab.is_ready, WAIT_SECONDS)

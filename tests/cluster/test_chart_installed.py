@@ -9,7 +9,6 @@ import base64
 import copy
 import json
 import re
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +18,9 @@ import click.testing
 import pytest
 import yaml
 from cryptography import x509
+from tests.cluster import commands
 from tests.cluster.binaries import program
-from tests.cluster.control_plane import ControlPlane
+from tests.cluster.control_plane import COMMAND_SECONDS, ControlPlane
 
 from onewriter_core.errors import Unavailable
 from onewriter_operator.configuration import Configuration
@@ -47,16 +47,14 @@ ANCHOR: Json = {
 
 
 class Installation:
-    """A release of the chart; ``helm`` raises subprocess.CalledProcessError when it fails."""
+    """A release of the chart; ``helm`` raises AssertionError when it fails."""
 
     def __init__(self, cluster: ControlPlane) -> None:
         self.cluster = cluster
 
     def helm(self, *arguments: str) -> str:
         command = [str(program("helm")), f"--kubeconfig={self.cluster.kubeconfig}", *arguments]
-        done = subprocess.run(
-            [*command, f"--namespace={NAMESPACE}"], capture_output=True, text=True, check=False
-        )
+        done = commands.run([*command, f"--namespace={NAMESPACE}"], seconds=COMMAND_SECONDS)
         assert done.returncode == 0, f"{' '.join(arguments[:3])}: {done.stderr}"
         return done.stdout
 

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.cluster import commands
 from tests.cluster.binaries import program
-from tests.cluster.control_plane import ControlPlane
+from tests.cluster.control_plane import COMMAND_SECONDS, ControlPlane
 
 Json = dict[str, Any]
 
@@ -57,7 +58,7 @@ class Release:
     def helm(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(program("helm")), f"--kubeconfig={self.cluster.kubeconfig}", *arguments]
         command += [f"--namespace={NAMESPACE}", *(f"--set={each}" for each in VALUES)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return commands.run(command, seconds=COMMAND_SECONDS)
 
     def install(self, runner: str) -> subprocess.CompletedProcess[str]:
         chosen = f"--set=spark.runner={runner}"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster import commands
 from tests.cluster.accounts import (
     broker_account,
     make_pod,
@@ -25,7 +26,7 @@ from tests.cluster.accounts import (
     service_account,
 )
 from tests.cluster.binaries import program
-from tests.cluster.control_plane import WAIT_SECONDS, ControlPlane
+from tests.cluster.control_plane import COMMAND_SECONDS, WAIT_SECONDS, ControlPlane
 from tests.cluster.operators import OperatorProcess, running, wait_until
 from tests.integration.http_calls import Http
 from tests.integration.raw import EXCLUSIVE, RawClient
@@ -103,13 +104,11 @@ class Stage:
         """The plugin, as kubectl runs it; ``user`` is one of ROLES, else the administrator."""
         words = [*arguments, f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}"]
         words += [f"--as={user}"] if user else []
-        done = subprocess.run(
+        done = commands.run(
             [sys.executable, "-c", PLUGIN, *words],
-            env=os.environ | {"ONEWRITER_KUBECTL": str(program("kubectl"))},
-            input=stdin,
-            capture_output=True,
-            text=True,
-            check=False,
+            environment=os.environ | {"ONEWRITER_KUBECTL": str(program("kubectl"))},
+            stdin=stdin,
+            seconds=COMMAND_SECONDS,
         )
         return Said(done)
 
@@ -288,12 +287,10 @@ def test_kubectl_finds_the_plugin(stage: Stage, play: Play, tmp_path: Path) -> N
     script.chmod(0o755)
     kubectl = program("kubectl")
     path = os.pathsep.join((str(tmp_path), str(kubectl.parent), os.environ["PATH"]))
-    done = subprocess.run(
+    done = commands.run(
         [kubectl, "onewriter", "who", play.name, "-n", stage.namespace],
-        env=os.environ | {"PATH": path, "KUBECONFIG": stage.kubeconfig},
-        capture_output=True,
-        text=True,
-        check=False,
+        environment=os.environ | {"PATH": path, "KUBECONFIG": stage.kubeconfig},
+        seconds=COMMAND_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{stage.namespace}/{play.name}: ")
@@ -330,12 +327,10 @@ def test_what_cannot_be_asked_ends_with_the_code_that_says_so(stage: Stage) -> N
     text = Path(stage.kubeconfig).read_text().replace(stage.cluster.url, "https://127.0.0.1:1")
     nowhere = stage.directory / "nowhere"
     nowhere.write_text(text)
-    away = subprocess.run(
+    away = commands.run(
         [sys.executable, "-c", PLUGIN, "who", "x", f"--kubeconfig={nowhere}"],
-        env=os.environ | {"ONEWRITER_KUBECTL": str(program("kubectl"))},
-        capture_output=True,
-        text=True,
-        check=False,
+        environment=os.environ | {"ONEWRITER_KUBECTL": str(program("kubectl"))},
+        seconds=COMMAND_SECONDS,
     )
     assert away.returncode == EXIT_UNKNOWN, away.stderr
     assert away.stderr.count("\n") == 1, away.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.cluster import commands
 from tests.cluster.binaries import program
-from tests.cluster.control_plane import ControlPlane
+from tests.cluster.control_plane import COMMAND_SECONDS, ControlPlane
 from tests.cluster.faulty_api import FaultyApi
 from tests.cluster.operators import OperatorProcess, running, wait_until
 from tests.cluster.pki import Authority
@@ -40,11 +40,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         found.make_namespace(NAMESPACE)
         command = [str(program("helm")), f"--kubeconfig={found.kubeconfig}", f"-n={NAMESPACE}"]
         # Hooks are pods.
-        done = subprocess.run(
+        done = commands.run(
             [*command, "upgrade", "--install", RELEASE, str(CHART), "--no-hooks", *OPT_INS],
-            capture_output=True,
-            text=True,
-            check=False,
+            seconds=COMMAND_SECONDS,
         )
         assert done.returncode == 0, done.stderr
         # Its own webhook would ask pods that do not run.
@@ -247,11 +245,8 @@ def injecting(
     with running(first), running(second):
         wait_until(lambda: first.leads)
         wait_until(lambda: second.get("/readyz"))
-        text = subprocess.run(
-            [str(program("helm")), "template", RELEASE, str(CHART), f"-n={NAMESPACE}",
-             "--kube-version=1.36.3"],
-            capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
+        template = ("template", RELEASE, str(CHART), f"-n={NAMESPACE}", "--kube-version=1.36.3")
+        text = commands.run([program("helm"), *template], seconds=COMMAND_SECONDS).stdout
         documents = [each for each in yaml.safe_load_all(text) if each]
         (hook,) = [each for each in documents if each["kind"] == "MutatingWebhookConfiguration"]
         path = hook["webhooks"][0]["clientConfig"]["service"]["path"]

@@ -13,7 +13,7 @@ from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import RawClients, StockClients
 from tests.integration.following import placed
 from tests.integration.forked_brokers import forked_brokers
-from tests.integration.http_calls import ADMIN, PERSISTENT, Http
+from tests.integration.http_calls import ADMIN, OWN, PERSISTENT, Http
 from tests.integration.raw import eventually
 
 from onewriter_broker.testing import LocalBrokers
@@ -335,6 +335,10 @@ def test_requests_reach_the_owner_whichever_broker_is_asked(stock: StockClients)
         assert first("PUT", f"{path}/partitions", 2)[0] == 307
         assert first.location == f"{second.url}{path}/partitions"
         assert second("PUT", f"{path}/partitions", 2)[0] == 204
+        told = f"{OWN}/{foreign}/history"
+        assert first("GET", told)[0] == 307, "a broker reads the audit of its own buckets alone"
+        assert first.location == f"{second.url}{told}"
+        assert second("GET", told)[0] == 200
         assert first("GET", f"{path}/partitions") == (200, {"partitions": 2, "deleted": False})
         assert len(first("GET", f"{ADMIN}/brokers/standalone")[1]) == 2
         name = f"persistent://public/default/{foreign}"

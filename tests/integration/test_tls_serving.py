@@ -1,4 +1,4 @@
-"""TLS beside plain: both protocols, look-ups that stay on TLS, and certificates that are renewed."""
+"""TLS beside plain and alone: both protocols, look-ups that stay on TLS, certificates that are renewed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import json
 import socket
 import ssl
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -236,3 +238,79 @@ def test_a_pipeline_reads_over_tls_and_is_sent_on_to_tls(
         stranger.segments(NAMES[0])
     with Broker(Access(url, verify=False)) as trusting, pytest.warns(InsecureRequestWarning):
         assert trusting.segments(f"{NAMES[0]}-read").first.entry == 0
+
+
+# ------------------------------------------------------------ TLS alone
+
+PROGRAM = str(Path(sys.executable).with_name("onewriter"))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, LocalBrokers]]:
+    """Two brokers that serve the network over TLS alone, and this machine's loopback without it, too."""
+    made = Site(tmp_path_factory.mktemp("tls-only"))
+    settings = made.settings | {
+        "host": "0.0.0.0",
+        "advertised_host": "127.0.0.1",
+        "tls_only": True,
+    }
+    with running_brokers(brokers=2, settings=settings) as brokers:
+        placed(brokers, *NAMES)
+        yield made, brokers
+
+
+@pytest.mark.parametrize("scheme", ["pulsar+ssl", "https"])
+def test_a_stock_client_needs_no_plain_address(
+    alone: tuple[Site, LocalBrokers], stock: StockClients, scheme: str
+) -> None:
+    """It looks topics up over Pulsar's protocol, or over HTTP."""
+    site, _ = alone
+    port = site.port if scheme == "pulsar+ssl" else site.https_port
+    client = stock(
+        f"{scheme}://127.0.0.1:{port}",
+        tls_trust_certs_file_path=str(site.authority.certificate),
+        tls_validate_hostname=True,
+    )
+    for name in NAMES:
+        producer = client.create_producer(f"{name}-{len(scheme)}")
+        consumer = client.subscribe(f"{name}-{len(scheme)}", "test")
+        producer.send(b"x")
+        assert consumer.receive(timeout_millis=60_000).data() == b"x"
+
+
+async def test_the_sdk_needs_no_plain_address(alone: tuple[Site, LocalBrokers]) -> None:
+    site, brokers = alone
+    trusting = Tls(ca_file=site.authority.certificate)
+    async with Client(f"pulsar+ssl://127.0.0.1:{site.port}", tls=trusting) as client:
+        for name in NAMES:
+            producer = await client.create_producer(name, ALONE)
+            await producer.send(b"x")
+        owned = await client.own("group", NAMES)
+        assert [each.resource for each in owned] == NAMES
+    limits = Limits(operation_timeout_seconds=2)
+    async with Client(brokers.service_urls[0], limits=limits) as plain:
+        with pytest.raises(Unavailable, match="without a plain address"):
+            await plain.create_producer(NAMES[0], ALONE)
+
+
+def test_commands_inside_of_a_pod_are_led_on_to_tls(
+    alone: tuple[Site, LocalBrokers], raw: RawClients
+) -> None:
+    """They begin at the plain port of loopback, as the variables of a broker's pod have it."""
+    site, brokers = alone
+    far = next(name for name in NAMES if brokers.owner_of(name) == 1)
+    here = Http(brokers.http_urls[0])
+    path = f"/onewriter/v1/topics/public/default/{far}"
+    raw(brokers.address(1)).producer(far, EXCLUSIVE).publish(b"x")
+    assert here("GET", path)[0] == 307
+    assert here.location == f"https://127.0.0.1:{site.https_port + 1}{path}"
+    for verb in (("status", far), ("topics",), ("ownerships",)):
+        command = [PROGRAM, *verb, "--http-url", brokers.http_urls[0], "-o", "json"]
+        known = {"ONEWRITER_TLS_CA_FILE": str(site.authority.certificate)}
+        done = subprocess.run(command, capture_output=True, text=True, env=known, check=False)
+        assert done.returncode == 0, done.stderr
+        if verb[0] == "topics":
+            rows = {row["name"]: row for row in json.loads(done.stdout)["topics"]}
+            assert "epoch" in rows[f"persistent://public/default/{far}"], "its owner was asked"
+        stranger = subprocess.run(command, capture_output=True, text=True, env={}, check=False)
+        assert "is not trusted" in stranger.stderr

@@ -28,7 +28,7 @@ from onewriter_broker.quotas.book import QuotaBook
 from onewriter_broker.quotas.requests import RequestsInFlight
 from onewriter_broker.registrations import Registrations
 from onewriter_broker.settings import Settings
-from onewriter_broker.tls import over_tls
+from onewriter_broker.tls import over_plain, over_tls
 from onewriter_broker.topic.detection import Detection
 from onewriter_broker.topic.schema_check import SchemaChecks
 from onewriter_broker.topic.topics import Topics
@@ -132,6 +132,15 @@ class Clients:
     def over_tls(self, addresses: Addresses) -> Addresses:
         """Where the broker at these addresses serves TLS; empty: it does not."""
         return over_tls(addresses, self.settings)
+
+    def over_plain(self, addresses: Addresses) -> Addresses:
+        """Where the broker at these addresses serves clients without TLS; empty: it does not."""
+        return over_plain(addresses, self.settings)
+
+    def named(self, addresses: Addresses, *, is_secure: bool = False) -> Addresses:
+        """By which addresses a client is sent to that broker; ``is_secure``: it came over TLS."""
+        tls = self.over_tls(addresses)
+        return tls if tls.http_url and (is_secure or self.settings.tls_only) else addresses
 
     def declared_anew(self) -> None:
         """What topics declare has changed: it counts for connections that use them, too."""

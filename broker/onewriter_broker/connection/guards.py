@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from onewriter_broker.log.api import Guard, GuardKind
-from onewriter_broker.log.guarding import has_room, no_room
+from onewriter_broker.log.guarding import has_room, no_room, reserve_floor
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.owning.ownerships import GuardStanding, Ownerships, standing_in
 from onewriter_broker.owning.records import decode as decode_record
@@ -95,11 +95,15 @@ class Guards:
         self._buckets = buckets
 
     async def admit(
-        self, asked: AskedGuard, target: TopicLog, require: Callable[[OwnedResource], object]
+        self,
+        asked: AskedGuard,
+        target: TopicLog,
+        subject: str,
+        require: Callable[[OwnedResource], object],
     ) -> Guard:
         """The guard of writes to ``target``, unless it is known to be over, or never to have been.
 
-        ``require`` raises Refused where the client has no right to guard by a resource that is no topic.
+        ``subject`` is the client's, for which a floor counts that the target remembers. ``require`` raises Refused where the client has no right to guard by a resource that is no topic.
 
         Raises Fenced when it is over, Refused when it never was, Unavailable and Undecided when that
         cannot be told now.
@@ -121,6 +125,8 @@ class Guards:
             if is_there and 0 < standing.highest < guard.number:
                 raise Unavailable(f"{asked.name} is not known here under {guard.number} yet")
         _judge(asked, standing)
+        if guard.kind is GuardKind.FLOOR:
+            await reserve_floor(target, guard, subject)
         return guard
 
     async def seal(self, guard: Guard, target: TopicLog) -> None:

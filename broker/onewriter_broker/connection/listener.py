@@ -15,7 +15,7 @@ from typing import cast
 
 import structlog
 
-from onewriter_broker.authentication import Authenticated
+from onewriter_broker.authentication import PEER, Authenticated
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.rounds import (
     CONNECTION_SECONDS,
@@ -33,6 +33,7 @@ from onewriter_core.wire.commands import MESSAGE_LENGTH_MAX, Command
 from onewriter_core.wire.frames import FRAME_LENGTH_MAX
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.server import ServerConnection
+from onewriter_http.connections import address_of
 
 SERVER_VERSION = "onewriter 0.1.0"
 
@@ -274,11 +275,14 @@ class ClientProtocol(asyncio.BufferedProtocol):
             case _:
                 raise ProtocolError(f"{type(command).__name__} before CONNECT")
 
+    async def _authenticate(self, method: str, data: bytes) -> Authenticated:
+        """Judge a proof of this peer. Raises Refused, Unavailable."""
+        PEER.set(address_of(self._transport.get_extra_info("peername")))
+        return await self._clients.authenticator.authenticate(method, data)
+
     async def _connect(self, command: pb.CommandConnect) -> None:
         try:
-            proof = await self._clients.authenticator.authenticate(
-                command.auth_method_name or "none", command.auth_data
-            )
+            proof = await self._authenticate(command.auth_method_name or "none", command.auth_data)
         except Refused as refused:
             log.info("connection.refused", address=self._address, reason=refused.message)
             self.write(self._wire.refuse(refused.code, refused.message))
@@ -362,10 +366,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
     async def _refresh(self, command: pb.CommandAuthResponse) -> None:
         """A fresh token in answer to the challenge: the same identity, or the connection ends.
 
-        While nobody can judge it the connection goes on as it is, and is asked again.
+        While nobody can judge it the connection goes on as it is, until its token expires, and is asked again.
         """
         try:
-            proof = await self._clients.authenticator.authenticate(
+            proof = await self._authenticate(
                 command.response.auth_method_name, command.response.auth_data
             )
         except Refused as error:
@@ -374,8 +378,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
         except Unavailable as error:
             log.info("connection.not_renewed", address=self._address, reason=str(error))
             if not self._is_closing:
-                self._expires_at = None  # nobody could give it another one either
-                self._ask_again_at(self._clients.wall_ms() / 1000 + RETRY_SECONDS, None)
+                retry_at = self._clients.wall_ms() / 1000 + RETRY_SECONDS
+                ends_at = math.inf if self._expires_at is None else self._expires_at
+                self._ask_again_at(min(retry_at, ends_at), self._expires_at)
             return
         finally:
             self._is_refreshing = False
@@ -615,7 +620,7 @@ async def listen(
     options = {} if certificate is None else certificate.server_options()
     return await asyncio.get_running_loop().create_server(
         lambda: through(ClientProtocol(clients, f"{prefix}-{kind}{next(numbers)}", spawn)),
-        settings.host,
+        settings.plain_host if certificate is None else settings.host,
         settings.port if certificate is None else settings.tls_port,
         backlog=4096,
         **options,

@@ -84,6 +84,7 @@ class Lookups:
         authorization: Authorization,
         identity: Identity,
         over_tls: Callable[[Addresses], Addresses] = lambda _plain: Addresses(),
+        over_plain: Callable[[Addresses], Addresses] = lambda plain: plain,
         listings: Listings | None = None,
     ) -> None:
         self._topics = topics
@@ -92,6 +93,7 @@ class Lookups:
         self._authorization = authorization
         self._identity = identity
         self._over_tls = over_tls
+        self._over_plain = over_plain
 
     async def lookup(self, command: pb.CommandLookup, write: Write) -> None:
         """Answer LOOKUP: connect to the owner."""
@@ -107,8 +109,8 @@ class Lookups:
             text = f"{NO_OWNER}: {why_not_served(self._topics, name)}"
             write(replies.lookup_failed(request_id, ServerError.METADATA_ERROR, text))
             return
-        tls = self._over_tls(owner).broker_url
-        write(replies.lookup_connect(request_id, owner.broker_url, broker_url_tls=tls))
+        plain, tls = self._over_plain(owner).broker_url, self._over_tls(owner).broker_url
+        write(replies.lookup_connect(request_id, plain, broker_url_tls=tls))
 
     async def partitions(self, command: pb.CommandPartitionedMetadata, write: Write) -> None:
         """Answer PARTITIONED_METADATA: 0 for a topic that is none, or does not exist yet."""

@@ -200,7 +200,8 @@ class Owning:
         if addresses is not None and addresses != clients.addresses:
             tls = clients.over_tls(addresses).broker_url
             for result, _ in asked:
-                result.broker_service_url = addresses.broker_url
+                # SDKs take a result without this field for a refusal, so it is never empty.
+                result.broker_service_url = clients.named(addresses).broker_url
                 if tls:
                     result.broker_service_url_tls = tls
             return

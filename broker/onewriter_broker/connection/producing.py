@@ -208,9 +208,9 @@ class Producing:
                 if guarding is not None:
                     rights.require(self._identity, Action.GUARD, guarding)
                 target = topic.runner.logs[topic.slot_of(name)]
-                guard = await self._guards.admit(
-                    asked_for, target, partial(rights.require, self._identity, Action.GUARD)
-                )
+                may_guard = partial(rights.require, self._identity, Action.GUARD)
+                subject = self._identity.subject
+                guard = await self._guards.admit(asked_for, target, subject, may_guard)
                 if self._clients.topics.loaded.get(str(name.base)) is not topic:
                     raise Unavailable(f"{name} has moved on")
         except BaseException:

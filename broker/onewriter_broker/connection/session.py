@@ -54,7 +54,12 @@ class Session:
         self._requests = Requests(link, clients.in_flight, subject_of(identity, address))
         self._steps: Iterator[None] | None = None
         self._lookups = Lookups(
-            clients.topics, clients.authorization, identity, clients.over_tls, clients.listings
+            clients.topics,
+            clients.authorization,
+            identity,
+            clients.over_tls,
+            clients.over_plain,
+            clients.listings,
         )
         self._schemas = SchemaRequests(clients, subject_of(identity, address), link.write)
         self._checks = Checks(clients.topics, clients.appender.prove)

@@ -254,6 +254,7 @@ class Metrics:
 
     def _quotas(self) -> Iterator[Metric]:
         quotas = self._clients.quotas
+        self._clients.topics.creations.measure()
         limit = GaugeMetricFamily(
             "onewriter_quota_limit", "What a quota allows; 0: any number.", labels=["quota"]
         )

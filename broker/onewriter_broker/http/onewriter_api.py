@@ -80,7 +80,7 @@ def _add_topics(router: Routes, site: Site) -> None:
         owner = await wait_for_owner(site.topics, name, 0.5)
         if not site.topics.is_owned(name) and owner is not None and owner != site.addresses:
             raise web.HTTPTemporaryRedirect(site.url_of(request, owner) + str(request.rel_url))
-        return web.json_response(await _status(site, name, entry))
+        return web.json_response(await _status(site, name, entry, is_secure=request.secure))
 
     async def several(request: web.Request) -> web.Response:
         return web.json_response(await _look_up(site, await _names(site, request)))
@@ -103,7 +103,12 @@ async def _list(site: Site, request: web.Request) -> dict[str, Any]:
     async def row(text: str) -> dict[str, Any]:
         name, entry = TopicName.parse(text), entries[text]
         declared = site.topics.desired.topic(name) is not None
-        found = views.summary(text, entry, is_declared=declared, owner=status.owner(site, name))
+        found = views.summary(
+            text,
+            entry,
+            is_declared=declared,
+            owner=status.owner(site, name, is_secure=request.secure),
+        )
         loaded = site.topics.loaded.get(text)
         if loaded is not None:
             return found | views.loaded_summary(loaded)
@@ -164,14 +169,16 @@ async def _look_up(site: Site, names: Iterable[TopicName]) -> dict[str, Any]:
     return {"topics": found, "elsewhere": elsewhere}
 
 
-async def _status(site: Site, name: TopicName, entry: CatalogEntry) -> dict[str, Any]:
+async def _status(
+    site: Site, name: TopicName, entry: CatalogEntry, *, is_secure: bool
+) -> dict[str, Any]:
     topics = site.topics
     declared = topics.desired.topic(name)
     loaded = topics.loaded.get(str(name))
     if loaded is not None:
-        found = status.served_status(site, loaded, None)
+        found = status.served_status(site, loaded, None, is_secure=is_secure)
     else:
-        found = status.place(site, name, entry)
+        found = status.place(site, name, entry, is_secure=is_secure)
         found |= views.stored_status(name, await _states(site, name, entry))
         found["durability"] = None if declared is None else declared.spec.durability.value
         found["losses"] = status.losses(site, name)
@@ -200,13 +207,14 @@ def _add_story(router: Routes, site: Site) -> None:
         name = topic_of(request).base
         limit = number(request, "limit", RECORDS_PER_PAGE, RECORDS_PER_PAGE_MAX)
         after = request.query.get("after")
+        if after is not None and not history.RECORD_ID.fullmatch(after):
+            raise Refusal(400, "after is the id of an audit record")
+        await site.require_owned(request, name)
         bucket = site.topics.bucket_of(name)
         if after is None:
             page = await history.newest(site.store, bucket, str(name), limit)
-        elif history.RECORD_ID.fullmatch(after):
-            page = await history.following(site.store, bucket, str(name), after, limit)
         else:
-            raise Refusal(400, "after is the id of an audit record")
+            page = await history.following(site.store, bucket, str(name), after, limit)
         if not page.records and not await site.topics.exists(name):
             raise Refusal(404, f"topic {name} does not exist")
         told: dict[str, object] = {
@@ -338,7 +346,6 @@ async def _decided(
 
 def _add_brokers(router: Routes, site: Site) -> None:
     async def brokers(request: web.Request) -> web.Response:
-        del request
         ownership = site.topics.ownership
         owners: dict[str, list[int]] = {}
         unowned: list[int] = []
@@ -358,8 +365,7 @@ def _add_brokers(router: Routes, site: Site) -> None:
                         "incarnation": incarnation,
                         "alive": is_alive,
                         "answering": incarnation == site.incarnation,
-                        "brokerUrl": addresses.broker_url,
-                        "httpUrl": addresses.http_url,
+                        **status.addresses(site, addresses, is_secure=request.secure),
                         "buckets": owners.get(addresses.broker_url, []) if is_alive else [],
                     }
                     for incarnation, (addresses, is_alive) in sorted(members.items())

@@ -48,7 +48,7 @@ async def _list(site: Site, request: web.Request) -> dict[str, Any]:
     page = sorted(found)[:limit]
     now = site.clients.now()
     return {
-        "broker": site.addresses.broker_url,
+        "broker": site.clients.named(site.addresses).broker_url,
         "ownerships": [_row(field, *found[field], now) for field in page],
         "next": page[-1] if len(found) > limit else None,
     }
@@ -80,7 +80,7 @@ async def _drop(site: Site, request: web.Request) -> dict[str, Any]:
         matching += len(fields)
         dropped += len(await room.drop(fields)) if fields else 0
     return {
-        "broker": site.addresses.broker_url,
+        "broker": site.clients.named(site.addresses).broker_url,
         "dropped": dropped,
         "kept": matching - dropped,
     }

@@ -36,11 +36,7 @@ def _add_clusters(router: Routes, site: Site) -> None:
 
     async def one(request: web.Request) -> web.Response:
         stored = namespaces.cluster(request.match_info["cluster"])
-        return web.json_response(
-            {"serviceUrl": site.addresses.http_url, "brokerServiceUrl": site.addresses.broker_url}
-            if stored is None
-            else stored
-        )
+        return web.json_response(_addresses(site) if stored is None else stored)
 
     async def create(request: web.Request) -> web.Response:
         data = await object_body(request)
@@ -113,11 +109,21 @@ def _add_tenants(router: Routes, site: Site) -> None:
     router.add_delete(path, delete, _ADMINISTER)
 
 
+def _addresses(site: Site) -> dict[str, str]:
+    """This broker's, as Pulsar describes a cluster."""
+    plain, tls = site.clients.over_plain(site.addresses), site.clients.over_tls(site.addresses)
+    found = {"serviceUrl": plain.http_url, "brokerServiceUrl": plain.broker_url}
+    if tls.http_url:
+        found |= {"serviceUrlTls": tls.http_url, "brokerServiceUrlTls": tls.broker_url}
+    return found
+
+
 def _add_brokers(router: Routes, site: Site) -> None:
     def addresses() -> list[Addresses]:
         members = site.membership.observer.members().values()
         others = [address for address, is_alive in members if is_alive]
-        return sorted({site.addresses, *others}, key=lambda each: each.http_url)
+        known = sorted({site.addresses, *others}, key=lambda each: each.http_url)
+        return [site.clients.named(each) for each in known]
 
     def host_of(address: Addresses) -> str:
         return urlsplit(address.http_url).netloc

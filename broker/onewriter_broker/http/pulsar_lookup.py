@@ -48,17 +48,19 @@ def add_routes(router: Routes, site: Site) -> None:
         owner = await wait_for_owner(site.topics, name)
         if owner is None:
             raise Unavailable(f"{NO_OWNER}: {why_not_served(site.topics, name)}")
-        tls = site.clients.over_tls(owner)
+        plain, tls = site.clients.over_plain(owner), site.clients.over_tls(owner)
         brokers = _with_others(site, owner)
         return web.json_response(
             {
-                "brokerUrl": owner.broker_url,
-                "httpUrl": owner.http_url,
-                "nativeUrl": owner.broker_url,
+                "brokerUrl": plain.broker_url,
+                "httpUrl": plain.http_url,
+                "nativeUrl": plain.broker_url,
                 "brokerUrlTls": tls.broker_url,
                 "httpUrlTls": tls.http_url,
                 "brokerUrlSsl": tls.broker_url,
-                "serviceUrl": _service_url([each.broker_url for each in brokers]),
+                "serviceUrl": _service_url(
+                    [site.clients.over_plain(each).broker_url for each in brokers]
+                ),
                 "serviceUrlTls": _service_url(
                     [site.clients.over_tls(each).broker_url for each in brokers]
                 ),

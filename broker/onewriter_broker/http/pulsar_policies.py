@@ -78,7 +78,8 @@ def _checked(path: str, value: object) -> object:
         raise Refusal(400, f"{path} is true or false")
     if path == COMPACTION_THRESHOLD.of_topic and (type(value) is not int or value < 0):
         raise Refusal(412, f"{path} is a number of bytes; 0: compact on request only")
-    if path == SCHEMA_STRATEGY.of_topic and value not in _STRATEGIES:
+    is_strategy = isinstance(value, str) and value in _STRATEGIES
+    if path == SCHEMA_STRATEGY.of_topic and not is_strategy:
         raise Refusal(412, f"{path} is one of Pulsar's strategies, for example FULL")
     unwanted, reason = NOT_OFFERED.get(path, (None, ""))
     if reason and value == unwanted:

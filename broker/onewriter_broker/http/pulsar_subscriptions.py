@@ -96,7 +96,10 @@ def _add_moves(router: Routes, site: Site) -> None:
         body = await json_body(request)
         at = _message_id(body)
         # Java's client writes "excluded", the documentation "isExcluded".
-        behind = isinstance(body, dict) and True in {body.get("excluded"), body.get("isExcluded")}
+        behind = isinstance(body, dict) and True in (
+            body.get("excluded"),
+            body.get("isExcluded"),
+        )
         if behind and at.entry < _INT64_MAX:
             at = MessageId(at.ledger, at.entry + 1)
         return await _on_each(site, request, lambda log, name: log.reset(name, SeekToId(at)))

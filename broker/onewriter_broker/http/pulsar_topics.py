@@ -297,7 +297,7 @@ def _check_most(partitions: int) -> None:
 
 def _add_stats(router: Routes, site: Site) -> None:
     clients = site.clients
-    owner = urlsplit(site.addresses.http_url).netloc
+    owner = urlsplit(clients.named(site.addresses).http_url).netloc
 
     async def one(request: web.Request) -> web.Response:
         name, topic = await served(site, request)

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from onewriter_broker.authentication import PEER
 from onewriter_broker.desired import BODY_BYTES_MAX as DESIRED_BYTES_MAX
 from onewriter_broker.http import (
     acknowledged,
@@ -54,22 +55,12 @@ from onewriter_core.authorization import Role
 from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import Identity
 from onewriter_http.browsers import Browsers, is_loopback
-from onewriter_http.limits import Limits
+from onewriter_http.connections import address_of
+from onewriter_http.limits import PROBE_LIMITS, Limits
 from onewriter_http.server import Server
 
 LIMITS: Final = Limits(body_bytes_max=DESIRED_BYTES_MAX)
 """Of the main port. Most bodies are smaller: see BODY_BYTES_MAX."""
-
-PROBE_LIMITS: Final = Limits(
-    connections_max=256,
-    connections_per_address_max=64,
-    header_seconds=2.0,
-    body_seconds=2.0,
-    idle_seconds=30.0,
-    answer_seconds=20.0,
-    body_bytes_max=0,
-)
-"""Of the port of probes and metrics."""
 
 REQUESTS: Final = Capacity(places=256, each=32, kept=16, waiting=256)
 """Requests worked on at once, without streams."""
@@ -153,7 +144,7 @@ class HttpServer:
         settings, certificate = self._site.clients.settings, self._site.certificate
         if settings.probe_port:
             await self._probes.listen(settings.host, settings.probe_port)
-        await self._main.listen(settings.host, settings.http_port)
+        await self._main.listen(settings.plain_host, settings.http_port)
         if certificate is not None:
             options = certificate.server_options()
             await self._main.listen(settings.host, settings.https_port, **options)
@@ -240,6 +231,7 @@ class HttpServer:
             raise Refused(ServerError.AUTHENTICATION_ERROR, "only Bearer tokens are known here")
         else:
             method, data = "none", ""
+        PEER.set(address_of((request.remote or "",)))
         authenticator = self._site.clients.authenticator
         proof = await authenticator.authenticate(method, data.encode("utf-8", "replace"))
         if proof.may_only_resume:

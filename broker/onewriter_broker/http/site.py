@@ -187,9 +187,8 @@ class Site:
         raise web.HTTPTemporaryRedirect(self.url_of(request, owner) + str(request.rel_url))
 
     def url_of(self, request: web.Request, owner: Addresses) -> str:
-        """Where to send a client for another broker: over TLS if it came that way."""
-        over_tls = self.clients.over_tls(owner).http_url
-        return over_tls if request.secure and over_tls else owner.http_url
+        """Where to send a client for another broker: over TLS if it came that way, or all must."""
+        return self.clients.named(owner, is_secure=request.secure).http_url
 
     async def forward(self, request: web.Request, owner: Addresses, method: str, path: str) -> None:
         """Have another broker do something with the caller's credentials.

@@ -20,6 +20,7 @@ from onewriter_broker.http.publish_rights import (
     under_epoch,
 )
 from onewriter_broker.http.routes import ByHandler, Routes, on_topic
+from onewriter_broker.http.shares import Capacity, Shares
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, creator_of, object_body, topic_of
 from onewriter_broker.log.api import OWNER_PREFIX, VERSION_PREFIX
 from onewriter_broker.log.publishing import BoundElsewhere, TooLarge
@@ -35,6 +36,9 @@ from onewriter_core.topic.model import WHOLE, AccessMode
 
 PUBLISH_BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 """The body that names the parts of a publish."""
+
+UPLOADS: Final = Capacity(places=8, each=3, kept=0, waiting=64)
+"""Parts that are received at once: each may take PART_BYTES_MAX of memory."""
 
 VERSION_MAX: Final = 10**15
 """A version is a number that has 15 digits at most."""
@@ -60,6 +64,7 @@ _MODES: Final = (
 
 def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Atomic publishes"."""
+    uploads = Shares(UPLOADS, "uploads of parts")
 
     async def stage(request: web.Request) -> web.Response:
         name, app, version = _names(request)
@@ -67,7 +72,8 @@ def add_routes(router: Routes, site: Site) -> None:
         right = await _right_to_stage(site, request, name, app)
         if site.clients.store_is_full:
             raise Unavailable("the store is nearly full: nothing is staged until it is not")
-        with site.staging.uploading():
+        _check_share(site, name)
+        async with uploads.place(creator_of(request), is_privileged=False):
             body = await _body(request, PART_BYTES_MAX)
             try:
                 key = f"{app}/{version}/{part}/{attempt}"
@@ -322,6 +328,14 @@ async def _changer(site: Site, request: web.Request, name: TopicName, app: str) 
         await _admitted(site, request, name)
     await site.require_owned(request, name)
     return changer_of(site, request, name, right)
+
+
+def _check_share(site: Site, name: TopicName) -> None:
+    """Raises Refused where the topic's share of the store is used up."""
+    is_declared = site.topics.desired.topic(name.base) is not None
+    share = site.topics.shares.now(name.namespace_name, is_declared=is_declared)
+    if share.refusal:
+        raise Refused(ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_ERROR, share.refusal)
 
 
 def _check_takes_rows(name: TopicName, topic: LoadedTopic) -> None:

@@ -211,9 +211,17 @@ class Guard:
         """The state field of a floor."""
         return f"{FLOOR_PREFIX}{self.name}"
 
+    @property
+    def guardian_field(self) -> str:
+        """The state field of the subject that was admitted first to write under a floor."""
+        return f"{GUARDIAN_PREFIX}{self.name}"
+
 
 FLOOR_PREFIX = "guard:"
 """How the state fields begin that hold floors of guarded writes."""
+
+GUARDIAN_PREFIX = "guardian:"
+"""How the state fields begin that hold for whom each floor counts."""
 
 VERSION_PREFIX = "txn:"
 """How the state fields begin that hold which version each app has published last."""

@@ -179,6 +179,8 @@ def decode_entry(key: str, stream_id: bytes, fields: Sequence[bytes]) -> StoredB
             commits=b"xc" in known,
             by=known.get(b"by", b"").decode(),
         )
+        if block.publish:
+            publish_of(block.publish)
         if sum(block.lengths) != len(block.payload):
             raise ValueError("lengths do not add up to the payload")
     except (KeyError, ValueError) as error:

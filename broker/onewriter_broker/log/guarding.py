@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
-from onewriter_broker.log.api import FLOOR_PREFIX, Guard, GuardKind, Outcome
+from onewriter_broker.log.api import FLOOR_PREFIX, GUARDIAN_PREFIX, Guard, GuardKind, Outcome
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import TopicName
 
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 FLOORS_MAX = 500
 """Guards of other buckets that one topic remembers the highest numbers of. Each fence writes them."""
+
+FLOORS_PER_SUBJECT_MAX = 400
+"""The same for one subject: the one that was admitted first to write under the guard."""
+
+ANONYMOUS = "anonymous"
+"""Stands for all clients without a subject."""
 
 
 class GuardedSender(Protocol):
@@ -46,15 +52,43 @@ def cut(entries: list[PendingEntry], guarded: dict[Sender, GuardedSender]) -> Gu
 
 def has_room(state: dict[str, str], guard: Guard | None) -> bool:
     """Whether a log can remember the floor that an append under this guard leaves."""
-    if guard is None or guard.kind is not GuardKind.FLOOR or guard.floor_field in state:
+    if guard is None or guard.kind is not GuardKind.FLOOR or _is_known(state, guard):
         return True
-    return sum(1 for name in state if name.startswith(FLOOR_PREFIX)) < FLOORS_MAX
+    prefixes = FLOOR_PREFIX, GUARDIAN_PREFIX
+    names = {name.partition(":")[2] for name in state if name.startswith(prefixes)}
+    return len(names) < FLOORS_MAX
 
 
 def no_room(name: TopicName) -> Refused:
     """What is told to whoever would need one floor too many."""
     text = f"{name} is written under {FLOORS_MAX} guards of other buckets already"
     return Refused(ServerError.NOT_ALLOWED_ERROR, text)
+
+
+async def reserve_floor(topic_log: TopicLog, guard: Guard, subject: str) -> None:
+    """Note for whom the floor counts that appends under this guard will leave, if nobody has one yet.
+
+    Raises Refused where the log, or the subject, has too many; Unavailable, Undecided.
+    """
+    state = topic_log.state
+    if _is_known(state, guard):
+        return
+    if not has_room(state, guard):
+        raise no_room(topic_log.name)
+    whose = subject or ANONYMOUS
+    used = sum(1 for name in state if name.startswith(GUARDIAN_PREFIX) and state[name] == whose)
+    if used >= FLOORS_PER_SUBJECT_MAX:
+        text = (
+            f"{topic_log.name} is written under {used} guards of other buckets for {whose} already, and one"
+            f" subject has at most {FLOORS_PER_SUBJECT_MAX}"
+        )
+        raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+    state[guard.guardian_field] = whose  # whoever comes while it is being written counts it
+    await topic_log.save_state({guard.guardian_field: whose})
+
+
+def _is_known(state: dict[str, str], guard: Guard) -> bool:
+    return guard.floor_field in state or guard.guardian_field in state
 
 
 def refuse_surplus(topic_log: TopicLog) -> bool:

@@ -75,7 +75,7 @@ class LedgerSummary:
     bytes: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class TopicLog:
     """One log. Not fenced until ``open``; then entries are accepted while ``is_writable``."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from weakref import WeakValueDictionary
@@ -26,7 +26,7 @@ import structlog
 from onewriter_broker.log.api import Binding, LogStore, Outcome
 from onewriter_broker.turns import Turns
 from onewriter_core.api import ExclusiveTopic
-from onewriter_core.errors import Refused, ServerError, Unavailable
+from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import (
     InvalidTopicName,
     TopicName,
@@ -46,6 +46,7 @@ UNREADABLE_NAMES_MAX = 1_000
 log = structlog.get_logger(__name__)
 
 _NONE_SET: Mapping[str, object] = MappingProxyType({})
+_NONE_MADE: Mapping[str, int] = MappingProxyType({})
 
 
 class Undivided(Refused):
@@ -62,7 +63,8 @@ class CatalogEntry:
 
     ``policies`` are those that were set for this topic, by their paths in the admin API.
     ``declared_by`` is the Kubernetes namespace that declared the topic first; empty when none did, or
-    namespaces do not count here.
+    namespaces do not count here. ``made_by`` says of the logs that clients made by using them how many
+    each made (``quotas.book.subject_of``).
     """
 
     partitions: int = 0
@@ -70,6 +72,7 @@ class CatalogEntry:
     is_deleted: bool = False
     policies: Mapping[str, object] = field(default_factory=lambda: _NONE_SET, hash=False)
     declared_by: str = ""
+    made_by: Mapping[str, int] = field(default_factory=lambda: _NONE_MADE, hash=False)
 
     def encode(self) -> str:
         """The entry as the store keeps it."""
@@ -78,6 +81,8 @@ class CatalogEntry:
             fields["policies"] = dict(self.policies)
         if self.declared_by:
             fields["declaredBy"] = self.declared_by
+        if self.made_by:
+            fields["madeBy"] = dict(self.made_by)
         return json.dumps(fields)
 
     @classmethod
@@ -91,6 +96,7 @@ class CatalogEntry:
             fields["deleted"],
             policies,
             fields.get("declaredBy", ""),
+            fields.get("madeBy", _NONE_MADE),
         )
 
     @property
@@ -100,6 +106,10 @@ class CatalogEntry:
 
     def with_slot(self, slot: int) -> CatalogEntry:
         return self if slot in self.slots else replace(self, slots=(*self.slots, slot))
+
+    def with_made(self, creator: str, logs: int) -> CatalogEntry:
+        """The entry with so many logs more that ``creator`` made."""
+        return replace(self, made_by={**self.made_by, creator: self.made_by.get(creator, 0) + logs})
 
     def with_policy(self, name: str, value: object) -> CatalogEntry:
         """The entry with one policy set; None removes it."""
@@ -135,6 +145,20 @@ class CatalogEntry:
 
 
 @dataclass(slots=True, eq=False)
+class _Usage:
+    """How many logs the entries of one bucket name: by namespace, and by who made them."""
+
+    namespaces: Counter[str] = field(default_factory=Counter)
+    makers: Counter[str] = field(default_factory=Counter)
+
+    def add(self, name: str, entry: CatalogEntry, times: int = 1) -> None:
+        """Count an entry; -1 ``times``: no more."""
+        self.namespaces[_namespace_of(name)] += times * entry.logs
+        for creator, logs in entry.made_by.items():
+            self.makers[creator] += times * logs
+
+
+@dataclass(slots=True, eq=False)
 class _Copy:
     """What is remembered of a bucket's catalog as long as the bucket is held by one binding.
 
@@ -147,19 +171,20 @@ class _Copy:
     """A call may have been sent that the store has still to execute."""
     entries: dict[str, CatalogEntry] | None = None
     """None: nobody has read them yet."""
-    logs: Counter[str] = field(default_factory=Counter)
-    """How many logs the entries name, by namespace."""
+    usage: _Usage = field(default_factory=_Usage)
 
     def fill(self, entries: dict[str, CatalogEntry]) -> None:
         """Remember what was read."""
         self.entries = entries
         for name, entry in entries.items():
-            self.logs[_namespace_of(name)] += entry.logs
+            self.usage.add(name, entry)
 
     def put(self, name: str, entry: CatalogEntry, entries: dict[str, CatalogEntry]) -> None:
         """Remember one that was changed."""
         former = entries.get(name)
-        self.logs[_namespace_of(name)] += entry.logs - (0 if former is None else former.logs)
+        if former is not None:
+            self.usage.add(name, former, -1)
+        self.usage.add(name, entry)
         entries[name] = entry
 
 
@@ -195,6 +220,8 @@ class Catalogs:
         self.buckets = buckets
         self._store = store
         self._copies: dict[int, _Copy] = {}
+        self._elsewhere: dict[int, _Usage] = {}
+        """Of buckets that other brokers hold, as it was read last."""
         self._changing: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
         self._unreadable: set[str] = set()
 
@@ -219,9 +246,52 @@ class Catalogs:
             copy.fill(entries)
         return entries if copy.entries is None else copy.entries
 
+    async def learn(self, binding_of: Callable[[int], Binding | None], *, elsewhere: bool) -> None:
+        """Have ``usage`` count all held buckets, and as they are now those of other brokers if asked for.
+
+        A bucket that cannot be read is left out.
+        """
+        for bucket in range(self.buckets):
+            binding = binding_of(bucket)
+            copy = self._copies.get(bucket)
+            try:
+                if binding is not None:
+                    if copy is None or copy.entries is None or copy.binding != binding:
+                        await self.bucket(bucket, binding)
+                    self._elsewhere.pop(bucket, None)
+                elif elsewhere:
+                    usage = _Usage()
+                    for name, entry in (await self._read(bucket)).items():
+                        usage.add(name, entry)
+                    self._elsewhere[bucket] = usage
+            except OnewriterError as error:
+                log.info("catalog.uncounted", bucket=bucket, reason=str(error))
+
     def logs_in(self, namespace: str) -> int:
-        """How many logs a namespace has in the buckets that are held and were looked at."""
-        return sum(copy.logs[namespace] for copy in self._copies.values())
+        """How many logs a namespace has in the buckets that were looked at."""
+        return sum(usage.namespaces[namespace] for usage in self._usages())
+
+    def made_by(self, creator: str) -> int:
+        """How many logs in the buckets that were looked at somebody made."""
+        return sum(usage.makers[creator] for usage in self._usages())
+
+    def usage(self) -> tuple[Counter[str], Counter[str]]:
+        """Both for all namespaces, and for all who made some."""
+        namespaces, makers = Counter[str](), Counter[str]()
+        for usage in self._usages():
+            namespaces.update(usage.namespaces)
+            makers.update(usage.makers)
+        return namespaces, makers
+
+    def _usages(self) -> Iterator[_Usage]:
+        for bucket, copy in self._copies.items():
+            if copy.entries is not None:
+                yield copy.usage
+            elif bucket in self._elsewhere:
+                yield self._elsewhere[bucket]
+        for bucket, usage in self._elsewhere.items():
+            if bucket not in self._copies:
+                yield usage
 
     def _copy(self, binding: Binding) -> _Copy:
         copy = self._copies.get(binding.bucket)

@@ -37,7 +37,6 @@ async def delete(topics: Topics, base: TopicName, *, only_if_empty: bool = False
         for topic_log in logs:
             await erase(topic_log)
         await topics.change_entry(base, lambda _: CatalogEntry(is_deleted=True))
-        topics.creations.deleted(base)
     return True
 
 

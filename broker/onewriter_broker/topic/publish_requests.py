@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +11,7 @@ from onewriter_broker.log.publishing import Published
 from onewriter_broker.topic.staging import Claimed
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Identity
+from onewriter_core.publishers import encode_publisher, publisher_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,7 @@ class Asked:
     @property
     def by(self) -> str:
         """Who asks, as blocks and segments say it; empty: nobody proved who he is."""
-        if self.identity.is_anonymous:
-            return ""
-        told = {"subject": self.identity.subject, "podUID": self.identity.pod_uid}
-        return json.dumps(
-            {name: value for name, value in told.items() if value}, separators=(",", ":")
-        )
+        return encode_publisher(publisher_of(self.identity))
 
     @property
     def _what(self) -> tuple[object, ...]:

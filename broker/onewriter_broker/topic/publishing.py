@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from onewriter_broker.log.api import VERSION_PREFIX, LogStore
+from onewriter_broker.log.api import VERSION_PREFIX, Binding, LogStore
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.publishing import (
     PUBLISHES_WAITING_MAX,
@@ -32,6 +32,7 @@ from onewriter_broker.topic.layouts import Layouts
 from onewriter_broker.topic.leading import check_leads, count_led, leads
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.publish_requests import Answer, Asked, PublishRequest
+from onewriter_broker.topic.publishers import Publishers
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_broker.topic.staging import MissingPart, Staging
 from onewriter_core.errors import (
@@ -76,6 +77,7 @@ class Publishing:
         self._staging = staging
         self._is_full = is_full
         self._standstill_seconds = standstill_seconds
+        self._publishers = Publishers()
         self._requests: dict[TopicLog, list[PublishRequest]] = {}
         self._kept_still: set[tuple[TopicLog, str]] = set()
         self._locks: WeakValueDictionary[tuple[TopicLog, str], asyncio.Lock] = WeakValueDictionary()
@@ -252,9 +254,22 @@ class Publishing:
         topic_log, asked = runner.logs[slot], request.asked
         with self._staging.loading(topic_log.name, asked.parts):
             entries = await self._entries(topic_log.name, request)
-            return await self._append(
-                runner, slot, asked, entries, lambda: leads(runner.topic, slot, asked.epoch)
-            )
+            binding = await self._recorded(runner, topic_log, asked)
+
+            def may_write() -> bool:
+                """Asked when the first block is formed: the epoch leads, and its audit names who asks."""
+                return topic_log.binding == binding and leads(runner.topic, slot, asked.epoch)
+
+            return await self._append(runner, slot, asked, entries, may_write)
+
+    async def _recorded(self, runner: TopicRunner, topic_log: TopicLog, asked: Asked) -> Binding:
+        """The binding under which the audit names who asks. Raises StoodStill, and as Publishers.record."""
+        try:
+            async with asyncio.timeout(self._standstill_seconds):
+                return await self._publishers.record(runner, topic_log, asked)
+        except TimeoutError:
+            why = f"the store has taken nothing for {self._standstill_seconds:g} s"
+            raise StoodStill(f"{why}; nothing was published: come again") from None
 
     async def _check_epoch(self, runner: TopicRunner, slot: int, asked: Asked) -> None:
         await check_leads(runner, slot, asked.epoch, self._appender.prove)

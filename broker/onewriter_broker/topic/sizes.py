@@ -1,4 +1,4 @@
-"""How much the logs in use here store: what retention measured, or is measured once, and what came since.
+"""How much the logs in use here store, and what is staged for them: what retention measured, or is measured once, and what came since.
 
 A size is an estimate of what the log takes in the store: its entries' bytes, and a little for each entry and
 each block. Logs that nobody has looked up since the broker took them are not counted.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -17,6 +17,7 @@ from onewriter_broker.quotas.shares import ShareOf
 from onewriter_broker.topic.retention import Measured, measure
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import OnewriterError
+from onewriter_core.ids import TopicName
 
 LOOK_SECONDS = 1.0
 """Between two sums over all logs, at least."""
@@ -36,9 +37,15 @@ log = structlog.get_logger(__name__)
 class Sizes:
     """The sizes of one broker's logs, by share. Two tasks of the caller's: ``run`` and ``measure``."""
 
-    def __init__(self, topics: Topics, summed: Callable[[Counter[ShareOf]], None]) -> None:
-        """``summed`` is told the sums, each time anew."""
+    def __init__(
+        self,
+        topics: Topics,
+        summed: Callable[[Counter[ShareOf]], None],
+        staged: Callable[[], Mapping[TopicName, int]],
+    ) -> None:
+        """``summed`` is told the sums, each time anew. ``staged``: bytes of staged parts, by topic."""
         self._topics = topics
+        self._staged = staged
         self._summed = summed
 
     async def run(self) -> None:
@@ -58,6 +65,9 @@ class Sizes:
                 seen += 1
                 if seen % LOGS_PER_TURN == 0:
                     await asyncio.sleep(0)
+        for name, size in self._staged().items():
+            is_declared = self._topics.desired.topic(name) is not None
+            found[ShareOf(name.namespace_name, is_declared)] += size
         return found
 
     async def measure(self) -> None:

@@ -6,9 +6,10 @@ A part that is lost is never taken for an empty one: who publishes says what eac
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -20,16 +21,20 @@ from onewriter_broker.log.staged import CHUNK_BYTES, Damaged, StagedPart, Stager
 from onewriter_broker.topic import staged_rows
 from onewriter_broker.turns import Turns
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Undecided
-from onewriter_core.ids import Identity, TopicName
+from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 
 PART_BYTES_MAX: Final = 16 * 1024 * 1024
 """One part; whoever has more to stage makes several."""
 
 STAGED_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""All parts of one bucket together."""
+"""All parts of one namespace in one bucket together, where no other namespace has staged any there."""
 
 STAGED_PARTS_MAX: Final = 5_000
-"""As many parts at most: all of them are looked through with each one that comes."""
+"""As many parts at most: all of a bucket are looked through with each one that comes."""
+
+OTHERS_COUNT: Final = 0.5
+"""The part of what other namespaces have staged in the bucket by which a namespace's room shrinks. So
+there is room for each, and all of them together have at most twice the room of one."""
 
 NOTED_PER_TURN: Final = 200
 """Of those, looked at before others get a turn of the event loop: a millisecond or two."""
@@ -37,8 +42,11 @@ NOTED_PER_TURN: Final = 200
 STAGED_SECONDS: Final = 6 * 3600.0
 """For so long a part is kept; a batch that takes longer fails."""
 
-SWEEP_SECONDS: Final = 60.0
-"""Between two looks for what has expired."""
+LOOK_SECONDS: Final = 5.0
+"""Between two looks for buckets whose parts are not known yet."""
+
+LOOKS_PER_SWEEP: Final = 12
+"""Every so many looks all buckets are looked through for what has expired."""
 
 ENTRY_MEMORY_BYTES: Final = 256
 """What an entry of a publish takes in memory beside its bytes, roughly."""
@@ -51,9 +59,6 @@ TOPIC_MEMORY_BYTES: Final = 32 * 1024 * 1024
 
 SMALL_TOPICS_MAX: Final = 4
 """As many topics may fill theirs at once."""
-
-UPLOADS_MAX: Final = 8
-"""Parts that are being handed in at once."""
 
 KEY_CHARACTERS_SHOWN: Final = 200
 """Of a part that is refused, in the answer."""
@@ -125,21 +130,19 @@ class Staging:
         self._bucket_of = bucket_of
         self._held = held
         self._wall_ms = wall_ms
-        self._uploads = 0
+        self._sizes: dict[int, Counter[str]] = {}
+        """Bytes that are staged in each held bucket that was looked through, by topic."""
         self._small_bytes: Counter[TopicName] = Counter()
         self._loaded_bytes: Counter[TopicName] = Counter()
 
-    @contextmanager
-    def uploading(self) -> Iterator[None]:
-        """Inside, one part is being handed in. Raises Refused for one too many."""
-        if self._uploads >= UPLOADS_MAX:
-            text = f"{UPLOADS_MAX} parts are being staged: come again"
-            raise Refused(ServerError.TOO_MANY_REQUESTS, text)
-        self._uploads += 1
-        try:
-            yield
-        finally:
-            self._uploads -= 1
+    def sizes(self) -> Counter[TopicName]:
+        """How many bytes are staged for each topic in the held buckets, as far as they were looked through."""
+        found: Counter[TopicName] = Counter()
+        for bucket in self._held():
+            for text, size in self._sizes.get(bucket, {}).items():
+                with suppress(InvalidTopicName):
+                    found[TopicName.parse(text, is_stored=True).base] += size
+        return found
 
     async def keep(
         self, topic: TopicName, key: str, body: bytes, changer: Changer = BROKER
@@ -154,7 +157,7 @@ class Staging:
         bucket, name = self._bucket_of(topic), _name(topic, key)
         noted = await self._sweep(bucket)
         others = {other: part.bytes for other, part in noted.items() if other != name}
-        _check_room(others, key.rsplit("/", 2)[0], len(body))
+        _check_room(others, topic, key.rsplit("/", 2)[0], len(body))
         staged = self._store.staged
         present = noted.get(name)
         if present is not None:
@@ -163,6 +166,7 @@ class Staging:
             await staged.drop(bucket, name, present.chunks)
         until = self._wall_ms() + int(1000 * STAGED_SECONDS)
         unfinished = StagedPart(-1, len(body), "", until, changer.stager)
+        self._count(bucket, name, len(body) - (0 if present is None else present.bytes))
         await staged.note(bucket, name, unfinished)
         await self._write(bucket, name, body)
         checksum = await staged_rows.checksum(body)
@@ -251,20 +255,31 @@ class Staging:
         meant = {name: noted[name] for key in keys if (name := _name(topic, key)) in noted}
         for name, part in meant.items():
             if not changer.may_change(part):
-                raise _not_the_stager(name.partition("|")[2])
+                raise _not_the_stager(name.rpartition("|")[2])
         return await self._drop(topic, meant)
 
     async def _drop(self, topic: TopicName, parts: Mapping[str, StagedPart]) -> int:
         bucket = self._bucket_of(topic)
         for name, part in parts.items():
             await self._store.staged.drop(bucket, name, part.chunks)
+            self._count(bucket, name, -part.bytes)
         return len(parts)
 
+    def _count(self, bucket: int, name: str, size: int) -> None:
+        """So many bytes more are staged under that name. The next sweep counts them all anew."""
+        sizes = self._sizes.get(bucket)
+        if sizes is not None:
+            sizes[_topic(name)] += size
+
     async def run(self) -> None:
-        """Forget what has expired, until cancelled."""
-        while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            for bucket in self._held():
+        """Forget what has expired, and learn what is staged, until cancelled."""
+        for look in itertools.count(1):
+            await asyncio.sleep(LOOK_SECONDS)
+            held = self._held()
+            self._sizes = {bucket: self._sizes[bucket] for bucket in held if bucket in self._sizes}
+            for bucket in held:
+                if bucket in self._sizes and look % LOOKS_PER_SWEEP:
+                    continue
                 try:
                     await self._sweep(bucket)
                 except Undecided as error:
@@ -274,6 +289,7 @@ class Staging:
     async def _sweep(self, bucket: int) -> dict[str, StagedPart]:
         """What a bucket keeps, less what has expired."""
         kept: dict[str, StagedPart] = {}
+        sizes: Counter[str] = Counter()
         turns = Turns(NOTED_PER_TURN)
         for name, text in (await self._store.staged.noted(bucket)).items():
             await turns.step()
@@ -286,6 +302,8 @@ class Staging:
                 await self._store.staged.drop(bucket, name, part.chunks)
             else:
                 kept[name] = part
+                sizes[_topic(name)] += part.bytes
+        self._sizes[bucket] = sizes
         return kept
 
 
@@ -305,23 +323,33 @@ def _check_size(parts: Sequence[Claimed]) -> int:
     return size
 
 
-def _check_room(others: Mapping[str, int], version: str, size: int) -> None:
-    """Whether a bucket that has these takes one more, of a ``version`` of an app.
+def _check_room(others: Mapping[str, int], topic: TopicName, version: str, size: int) -> None:
+    """Whether a bucket that has these takes one more, of a topic and a ``version`` of an app.
 
-    Raises TooLarge where that version alone fills it, so that nothing is to be waited for; else Refused.
+    Raises TooLarge where that version alone fills the room of its namespace, so that nothing is to be
+    waited for; else Refused.
     """
-    if len(others) < STAGED_PARTS_MAX and sum(others.values()) + size <= STAGED_BYTES_MAX:
+    start = f"{topic.domain}://{topic.namespace_name}/"
+    own = {name: each for name, each in others.items() if name.startswith(start)}
+    foreign_parts = len(others) - len(own)
+    foreign_bytes = sum(others.values()) - sum(own.values())
+    parts_max = STAGED_PARTS_MAX - int(OTHERS_COUNT * foreign_parts)
+    bytes_max = STAGED_BYTES_MAX - int(OTHERS_COUNT * foreign_bytes)
+    if len(own) < parts_max and sum(own.values()) + size <= bytes_max:
         return
-    own = [
-        each for name, each in others.items() if name.partition("|")[2].startswith(f"{version}/")
+    of_version = [
+        each for name, each in own.items() if name.rpartition("|")[2].startswith(f"{version}/")
     ]
-    room = f"a bucket takes {STAGED_PARTS_MAX} parts and {STAGED_BYTES_MAX} bytes of staged rows"
-    if len(own) >= STAGED_PARTS_MAX or sum(own) + size > STAGED_BYTES_MAX:
+    room = (
+        f"a bucket takes {STAGED_PARTS_MAX} parts and {STAGED_BYTES_MAX} bytes of staged rows of a"
+        " namespace"
+    )
+    if len(of_version) >= STAGED_PARTS_MAX or sum(of_version) + size > STAGED_BYTES_MAX:
         raise TooLarge(
-            f"{room}, and {version} has {len(own)} parts of {sum(own)} bytes in the topic's bucket: each"
-            " task stages at least one for each partition it has rows for, so use fewer tasks"
-            " (coalesce), or smaller batches. What earlier attempts have staged counts until it is"
-            " dropped, or expires"
+            f"{room}, and {version} has {len(of_version)} parts of {sum(of_version)} bytes in the topic's"
+            " bucket: each task stages at least one for each partition it has rows for, so use fewer"
+            " tasks (coalesce), or smaller batches. What earlier attempts have staged counts until it"
+            " is dropped, or expires"
         )
     text = f"{room}, and others fill the topic's bucket: fewer tasks (coalesce) need fewer parts"
     raise Refused(ServerError.TOO_MANY_REQUESTS, text)
@@ -336,6 +364,11 @@ def _in_turns(size: int) -> Iterator[range]:
 
 def _name(topic: TopicName, key: str) -> str:
     return f"{topic}|{key}"
+
+
+def _topic(name: str) -> str:
+    """The topic of a part's name. Its key has no ``|``."""
+    return name.rpartition("|")[0]
 
 
 @contextmanager

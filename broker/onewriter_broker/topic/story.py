@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 
 import structlog
 
-from onewriter_broker.log.api import BrokenKey, Outcome
+from onewriter_broker.log.api import Binding, BrokenKey, Outcome
 from onewriter_broker.topic.fencing import Shell
 from onewriter_broker.topic.tenures import contender_fields
 from onewriter_broker.topic.transitions import (
@@ -19,7 +19,7 @@ from onewriter_broker.topic.transitions import (
     forced,
     noted,
 )
-from onewriter_core.errors import OnewriterError, Undecided
+from onewriter_core.errors import OnewriterError, Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import Record, Suspect
 from onewriter_core.topic.model import WHOLE, Purpose
@@ -138,11 +138,7 @@ class Story:
 
     def audit(self, fields: dict[str, str]) -> None:
         """Write an audit record that belongs to no fence; the fence's own are written with it."""
-        record = {
-            "topic": str(self._name),
-            "broker": self._shell.incarnation,
-            "t": str(self._shell.wall_ms()),
-        } | fields
+        record = self._record(fields)
 
         async def write() -> None:
             holding = self._shell.ownership.holding(self._bucket)
@@ -159,6 +155,27 @@ class Story:
                     log.warning("audit.refused", record=record, outcome=outcome.value)
 
         self._spawn(write())
+
+    async def attest(self, binding: Binding, fields: dict[str, str]) -> None:
+        """Write an audit record without which nothing further may happen; return once it is stored.
+
+        Raises Unavailable: it is not stored, or nobody can tell. A record may be stored twice.
+        """
+        record = self._record(fields)
+        try:
+            outcome = await self._shell.store.write_audit(binding, record)
+        except Undecided as undecided:
+            raise Unavailable(f"the audit record was not confirmed: {undecided}") from undecided
+        if outcome is not Outcome.DONE:
+            log.info("audit.refused", record=record, outcome=outcome.value)
+            raise Unavailable(f"the store refused the audit record: {outcome.value}")
+
+    def _record(self, fields: dict[str, str]) -> dict[str, str]:
+        return {
+            "topic": str(self._name),
+            "broker": self._shell.incarnation,
+            "t": str(self._shell.wall_ms()),
+        } | fields
 
 
 def milliseconds(seconds: float | None) -> int | None:

@@ -70,7 +70,8 @@ class Topics:
         self.broken: BrokenTopics
         self._catalogs = catalogs
         self.shares = shares or StoreShares()
-        self.creations = Creations(quotas or QuotaBook(), catalogs.logs_in)
+        self.creations: Creations
+        self._quotas = quotas or QuotaBook()
         self._subscriptions = subscriptions
         self.namespaces = policies or NoPolicies()
         self._followed_version = 0
@@ -89,6 +90,7 @@ class Topics:
         """Complete the construction: ownership reports to this object, and serves it."""
         self.ownership = ownership
         self._shell = shell
+        self.creations = Creations(self._quotas, self._catalogs, self._binding, shell.now)
         self.broken = BrokenTopics(shell.now)
         self.resume_windows = ResumeWindows(self._settings.resume_window_seconds, shell.now)
 
@@ -271,6 +273,7 @@ class Topics:
             entry = entry.with_declared(declared)
             return entry if entry.partitions else entry.with_slot(slot)
 
+        await self._learn(base, slot, creator)
         with self.creations.counted(base, declared, creator, served) as checked:
             entry = await self._catalogs.change(holding.binding, base, checked)
         await self.namespaces.known()
@@ -297,6 +300,13 @@ class Topics:
         self._shell.changed(base)
         return topic
 
+    async def _learn(self, base: TopicName, slot: int, creator: str) -> None:
+        """Before a topic is loaded that may be made by that: know what counts for its quotas."""
+        if creator:
+            known = await self.known_entry(base)
+            if known is None or not (known.partitions or slot in known.slots):
+                await self.creations.learn(base.namespace_name, creator)
+
     async def _add_slot(self, topic: LoadedTopic, slot: int, creator: str) -> None:
         """A partition by name of a topic without declared partitions, or one that was added."""
 
@@ -307,6 +317,7 @@ class Topics:
                 raise Refused(ServerError.TOPIC_NOT_FOUND, text)
             return entry.with_slot(slot)
 
+        await self.creations.learn(topic.name.namespace_name, creator)
         with self.creations.counted(topic.name, topic.declared, creator, added) as checked:
             await self.change_entry(topic.name, checked)
         await self._open_slots(topic)
@@ -433,6 +444,7 @@ class Topics:
         def grown(known: CatalogEntry | None) -> CatalogEntry:
             return (known or CatalogEntry()).grown(partitions)
 
+        await self.creations.learn(base.namespace_name, creator)
         with self.creations.counted(base, self.desired.topic(base), creator, grown) as checked:
             await self.change_entry(base, checked)
         topic = await self._loaded(base)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 
+from onewriter_core.broker_http import Broker
 from onewriter_core.command import output_option
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
@@ -14,8 +18,29 @@ DEFAULT_URL: Final = "http://127.0.0.1:8080"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How brokers are reached: any broker's URL, the caller's token, the authorities that count for HTTPS."""
+
+    http_url: str
+    token: str
+    ca_file: Path | None
+
+    def broker(self, url: str = "") -> Broker:
+        """The broker at this URL; at the one that was given."""
+        return Broker(url or self.http_url, self.token, ca_file=self.ca_file)
+
+
 def broker_options(command: Command) -> Command:
-    """The options that every verb has which asks a broker."""
+    """The options that every verb has which asks a broker: its arguments ``reach`` and ``output``."""
+
+    @functools.wraps(command)
+    def with_reach(
+        *arguments: Any, http_url: str, token: str, ca_file: Path | None, **others: Any
+    ) -> Any:
+        return command(*arguments, reach=Reach(http_url, token, ca_file), **others)
+
+    wrapped: Any = with_reach
     for option in (
         output_option("table", "json"),
         click.option(
@@ -33,6 +58,14 @@ def broker_options(command: Command) -> Command:
             show_default=True,
             help="Any broker's HTTP address.",
         ),
+        click.option(
+            "--ca-file",
+            envvar="ONEWRITER_TLS_CA_FILE",
+            show_envvar=True,
+            type=click.Path(path_type=Path),
+            help="Authorities to trust for HTTPS; default: the system's.",
+        ),
     ):
-        command = option(command)
-    return command
+        wrapped = option(wrapped)
+    found: Command = wrapped
+    return found

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from onewriter_broker.verbs.options import broker_options
+from onewriter_broker.verbs.options import Reach, broker_options
 from onewriter_core import tables
-from onewriter_core.broker_http import Broker, topic_path
+from onewriter_core.broker_http import topic_path
 
 
 @click.command()
@@ -15,13 +15,13 @@ from onewriter_core.broker_http import Broker, topic_path
     "--if-epoch", type=click.IntRange(min=0), help="Only if TOPIC's epoch still is this number."
 )
 @broker_options
-def fence(topic: str, if_epoch: int | None, http_url: str, token: str, output: str) -> None:
+def fence(topic: str, if_epoch: int | None, reach: Reach, output: str) -> None:
     """Depose the writer of TOPIC. Who waits is next; the deposed one never writes again by itself.
 
     Nothing of the old epoch enters the log once this returns.
     """
     body = {} if if_epoch is None else {"ifEpoch": if_epoch}
-    answer = Broker(http_url, token).post(topic_path(topic) + "/fence", body)
+    answer = reach.broker().post(topic_path(topic) + "/fence", body)
     if output == "json":
         tables.as_json(answer)
     else:
@@ -37,14 +37,12 @@ def fence(topic: str, if_epoch: int | None, http_url: str, token: str, output: s
     "--if-epoch", type=click.IntRange(min=0), help="Only if TOPIC's epoch still is this number."
 )
 @broker_options
-def handover(
-    topic: str, to: str, if_epoch: int | None, http_url: str, token: str, output: str
-) -> None:
+def handover(topic: str, to: str, if_epoch: int | None, reach: Reach, output: str) -> None:
     """Hand TOPIC to a waiter, without a gap between the two writers."""
     body: dict[str, object] = {"to": to} if to else {}
     if if_epoch is not None:
         body["ifEpoch"] = if_epoch
-    answer = Broker(http_url, token).post(topic_path(topic) + "/handover", body)
+    answer = reach.broker().post(topic_path(topic) + "/handover", body)
     if output == "json":
         tables.as_json(answer)
     else:
@@ -60,10 +58,10 @@ def handover(
 @click.option("--to", required=True, help="The Kubernetes namespace that TOPIC goes to.")
 @click.option("--reason", default="", help="Why; written to the audit stream.")
 @broker_options
-def reassign(topic: str, to: str, reason: str, http_url: str, token: str, output: str) -> None:
+def reassign(topic: str, to: str, reason: str, reach: Reach, output: str) -> None:
     """Have TOPIC, with its log, belong to another namespace than the one that declared it first."""
     body = {"to": to, "reason": reason}
-    answer = Broker(http_url, token).post(topic_path(topic) + "/reassign", body)
+    answer = reach.broker().post(topic_path(topic) + "/reassign", body)
     if output == "json":
         tables.as_json(answer)
     else:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from onewriter_broker.verbs.options import broker_options
+from onewriter_broker.verbs.options import Reach, broker_options
 from onewriter_core import tables
 from onewriter_core.broker_http import Broker
 from onewriter_core.command import EXIT_UNKNOWN
@@ -34,8 +34,7 @@ def ownerships(
     resource: str | None,
     *,
     drop: bool,
-    http_url: str,
-    token: str,
+    reach: Reach,
     output: str,
 ) -> None:
     """List who owns which resource, or with --drop forget a group's records that nobody owns.
@@ -43,19 +42,19 @@ def ownerships(
     Every broker is asked for what it keeps. Who owns a dropped resource next gets a higher generation than
     all before, and stale owners stay refused; but until somebody owns the topic again, the group's
     consumers may read it without owning it. Once records were dropped, no broker may go back to a version
-    that knows of no floors (docs/operations.md, "Ownerships' records").
+    that knows of no floors (docs/operations.md, "Ownership records").
     """
     if drop and group is None:
         raise ConfigurationError("--drop needs --group: whose records are to be dropped")
-    brokers = Broker(http_url, token).get("/onewriter/v1/brokers")
+    brokers = reach.broker().get("/onewriter/v1/brokers")
     urls = [each["httpUrl"] for each in brokers["brokers"] if each["alive"]]
     if drop:
         answers, is_whole = _each(
-            urls, token, lambda broker: broker.delete(_PATH, group=group, resource=resource)
+            urls, reach, lambda broker: broker.delete(_PATH, group=group, resource=resource)
         )
         _tell_dropped(answers, output)
     else:
-        answers, is_whole = _each(urls, token, lambda broker: _listed(broker, group))
+        answers, is_whole = _each(urls, reach, lambda broker: _listed(broker, group))
         rows = [row for answer in answers for row in answer["ownerships"]]
         _tell(sorted(rows, key=_order), resource, output)
     if brokers["unowned"]:
@@ -67,7 +66,7 @@ def ownerships(
     context.exit(0 if is_whole else EXIT_UNKNOWN)
 
 
-def _each(urls: list[str], token: str, ask: Callable[[Broker], Json]) -> tuple[list[Json], bool]:
+def _each(urls: list[str], reach: Reach, ask: Callable[[Broker], Json]) -> tuple[list[Json], bool]:
     """What the brokers say, and whether all have; those that do not are told of.
 
     Raises what the first one to answer refuses with: then nothing was done, and the others will say the same.
@@ -75,7 +74,7 @@ def _each(urls: list[str], token: str, ask: Callable[[Broker], Json]) -> tuple[l
     answers: list[Json] = []
     for url in urls:
         try:
-            answers.append(ask(Broker(url, token)))
+            answers.append(ask(reach.broker(url)))
         except (Refused, ConfigurationError) as error:
             if not answers:
                 raise

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from onewriter_broker.verbs.options import broker_options
+from onewriter_broker.verbs.options import Reach, broker_options
 from onewriter_core import tables
 from onewriter_core.broker_http import Broker, topic_path
 from onewriter_core.errors import Unavailable, Undecided
@@ -18,16 +18,16 @@ PAGES_MAX = 1_000
 @click.command()
 @click.option("--namespace", help="Only topics of this one, TENANT/NAMESPACE.")
 @broker_options
-def topics(namespace: str | None, http_url: str, token: str, output: str) -> None:
+def topics(namespace: str | None, reach: Reach, output: str) -> None:
     """List all topics: epoch, holder, how many wait, which broker serves them."""
-    broker = Broker(http_url, token)
+    broker = reach.broker()
     rows = _pages(broker, namespace)
     others = {
         row["owner"]["httpUrl"] for row in rows if row["owner"] is not None and "epoch" not in row
     }
     for url in sorted(others):  # what is served elsewhere is known there
         try:
-            known = {row["name"]: row for row in _pages(Broker(url, token), namespace)}
+            known = {row["name"]: row for row in _pages(reach.broker(url), namespace)}
         except (Unavailable, Undecided) as error:
             click.echo(f"onewriter: {error}", err=True)
             continue
@@ -53,9 +53,9 @@ def _pages(broker: Broker, namespace: str | None) -> list[dict[str, Any]]:
 @click.command()
 @click.argument("topic")
 @broker_options
-def status(topic: str, http_url: str, token: str, output: str) -> None:
+def status(topic: str, reach: Reach, output: str) -> None:
     """Show who writes to TOPIC, who waits in which order, and what happened last."""
-    answer = Broker(http_url, token).get(topic_path(topic))
+    answer = reach.broker().get(topic_path(topic))
     if output == "json":
         tables.as_json(answer)
     else:
@@ -73,12 +73,10 @@ def status(topic: str, http_url: str, token: str, output: str) -> None:
 )
 @click.option("--after", help="Go on behind the record of this id.")
 @broker_options
-def history(
-    topic: str, limit: int, after: str | None, http_url: str, token: str, output: str
-) -> None:
+def history(topic: str, limit: int, after: str | None, reach: Reach, output: str) -> None:
     """Show every change of hands of TOPIC as the brokers recorded it, newest last."""
     path = topic_path(topic) + "/history"
-    answer = Broker(http_url, token).get(path, limit=limit, after=after)
+    answer = reach.broker().get(path, limit=limit, after=after)
     if output == "json":
         tables.as_json(answer)
     else:

@@ -16,12 +16,14 @@ from onewriter_broker.verify.records import (
     FenceRecord,
     ForgetRecord,
     LossRecord,
+    PublisherRecord,
     ResumeRecord,
     UnreadableRecord,
     Waiter,
     parse_record,
 )
 from onewriter_core.ids import Position
+from onewriter_core.publishers import Publisher
 from onewriter_core.topic.model import AccessMode, Departure, PromotionPolicy, Purpose
 
 AUDIT_RECORDS_MAX = 100_000
@@ -39,12 +41,20 @@ class LogAudit:
     losses: list[LossRecord] = field(default_factory=list)
     forgotten: set[str] = field(default_factory=set)
     """Apps whose published version somebody had it forget."""
+    publishers: dict[tuple[int, str], set[Publisher]] = field(default_factory=dict)
+    """By epoch and app: who published under them."""
     newest: FenceRecord | None = None
+    first_epoch: int | None = None
+    """The epoch of the log's first fence that is kept."""
     epoch: int = 0
     """The highest epoch, granted or remembered."""
     epoch_record: str = ""
     holder: tuple[int, str, str] | None = None
     """Epoch, producer and subject of the newest holder."""
+
+    def reaches_back_to(self, epoch: int) -> bool:
+        """Whether the audit holds all records since an epoch was granted: they follow its grant."""
+        return epoch in self.fences or (self.first_epoch is not None and self.first_epoch < epoch)
 
     def is_lost(self, after: Position, last: Position) -> bool:
         """Whether the broker itself reported the entries behind ``after`` up to ``last`` lost."""
@@ -63,7 +73,11 @@ class BucketAudit:
     ledgers: dict[int, FenceRecord] = field(default_factory=dict)
     oldest: FenceRecord | None = None
     newest_ledger: int = 0
+    recorders: set[str] = field(default_factory=set)
+    """Brokers that record who publishes."""
     records: int = 0
+    is_cut: bool = False
+    """There are records that were not looked at."""
     unreadable: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -81,6 +95,7 @@ def check_audit(
     """
     for record_id, fields in records:
         if audit.records >= AUDIT_RECORDS_MAX:
+            audit.is_cut = True
             note = f"the audit was looked at up to its {AUDIT_RECORDS_MAX}th record only"
             if note not in audit.notes:
                 audit.notes.append(note)
@@ -102,6 +117,8 @@ def check_audit(
                 audit.log(record.log).losses.append(record)
             case ForgetRecord():
                 audit.log(record.log).forgotten.add(record.app)
+            case PublisherRecord():
+                yield from _publisher(record, audit)
             case None:
                 pass
 
@@ -116,6 +133,8 @@ def _fence(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
         log = audit.log(name)
         if index == 0 or record.changes_hands:
             yield from _epoch(record, log, name, is_first=index == 0)
+            if log.first_epoch is None:
+                log.first_epoch = record.epoch
         if log.newest is not None and record.ledger < log.newest.ledger:
             yield Violation(
                 "S3",
@@ -218,6 +237,42 @@ def _resume(record: ResumeRecord, audit: BucketAudit) -> Iterator[Violation]:
             name,
             places,
             f"epoch {record.epoch} of {fence.producer} was resumed by {record.producer}",
+        )
+
+
+def _publisher(record: PublisherRecord, audit: BucketAudit) -> Iterator[Violation]:
+    """Whoever publishes under an epoch is its holder, or has the right from the holder."""
+    log = audit.log(record.log)
+    audit.recorders.add(record.broker)
+    log.publishers.setdefault((record.epoch, record.app), set()).add(record.publisher)
+    grant = log.fences.get(record.epoch)
+    if grant is None or not grant.changes_hands:
+        if log.reaches_back_to(record.epoch):
+            yield Violation(
+                "S15",
+                record.log,
+                (_place(record.record_id),),
+                f"{record.publisher} published {record.app} under epoch {record.epoch}, which was"
+                " not granted",
+            )
+        return
+    places = (_place(grant.record_id), _place(record.record_id))
+    holder = grant.subject if grant.producer else "nobody"
+    if record.holder != holder:
+        yield Violation(
+            "S15",
+            record.log,
+            places,
+            f"{record.app} was published under epoch {record.epoch} of {record.holder}, but that"
+            f" was granted to {holder}",
+        )
+    elif not record.is_passed_on and str(record.publisher) != holder:
+        yield Violation(
+            "S15",
+            record.log,
+            places,
+            f"{record.publisher} published {record.app} as the holder of epoch {record.epoch}, but"
+            f" that was granted to {holder}",
         )
 
 

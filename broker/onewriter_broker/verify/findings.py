@@ -20,7 +20,7 @@ PREDICATES: Final = {
     "S7": "every entry is what was written: the chain of hashes holds",
     "S11": "the waiter promoted was the first by the topic's policy",
     "S12": "no fence forgotten: the state knows the highest epoch and ledger",
-    "S15": "an atomic publish is whole, and no version of an app stands twice",
+    "S15": "an atomic publish is whole, by whom the audit says, and no version of an app stands twice",
 }
 """The predicates that stored log and audit can show, each with the part of it that they show."""
 

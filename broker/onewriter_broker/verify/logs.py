@@ -16,6 +16,7 @@ from onewriter_broker.log.blocks import CHAIN_START, chain
 from onewriter_broker.log.topic_log import TRIMMED, last_position, payloads
 from onewriter_broker.verify.audit import BucketAudit, LogAudit
 from onewriter_broker.verify.findings import Violation
+from onewriter_broker.verify.publishers import PublisherChecker
 from onewriter_broker.verify.publishes import PublishChecker
 from onewriter_broker.verify.records import FenceRecord
 from onewriter_broker.verify.sequences import SequenceChecker
@@ -63,6 +64,7 @@ class LogChecker:
     notes: list[str] = field(default_factory=list)
     sequences: SequenceChecker = field(init=False)
     publishes: PublishChecker = field(init=False)
+    publishers: PublisherChecker = field(init=False)
     _known: LogAudit = field(init=False)
     _awaited: deque[int] = field(init=False)
     """Ledgers of the audit whose markers are still to come."""
@@ -75,11 +77,14 @@ class LogChecker:
     """The hash to go on from; None: not known."""
     _epoch: int = 0
     _holder: tuple[int, str, str] | None = None
+    _of_ledger: tuple[int | None, str] = (None, "")
+    """Under which epoch the ledger's entries stand (None: of nobody), and the broker that wrote them."""
 
     def __post_init__(self) -> None:
         self.sequences = SequenceChecker(self.log)
         self._known = self.audit.logs.get(self.log, LogAudit())
         self.publishes = PublishChecker(self.log, frozenset(self._known.forgotten))
+        self.publishers = PublisherChecker(self.log, self.audit)
         self._awaited = deque(sorted(self._known.fences))
 
     def cut(self) -> None:
@@ -176,6 +181,7 @@ class LogChecker:
         epoch = _number(fields.get("epoch", ""))
         producer = fields.get("producer", "")
         holder = (epoch, producer, fields.get("subject", "")) if epoch and producer else None
+        self._of_ledger = (epoch if producer else None, fields.get("owner", ""))
         previous = self._holder
         if epoch is not None and epoch < self._epoch:
             yield self._violation(
@@ -249,6 +255,7 @@ class LogChecker:
                 )
             yield from self._missing_markers(ledger - 1, is_first=is_first)
             self._ledger, self._has_marker = ledger, False
+            self._of_ledger = self._as_fenced(ledger)
             self._next, self._chain = 0, None
             self.sequences.ledger(None, "", begins=False)
             self.sequences.cut()
@@ -258,10 +265,20 @@ class LogChecker:
         self.entries += len(block.lengths)
         number = entry
         if block.publish:  # its entries are the publish's own, whoever holds the topic
+            yield from self.publishers.block(block, *self._of_ledger)
             return
         for payload in payloads(block):
             yield from self.sequences.entry(Position(ledger, number), payload)
             number += 1
+
+    def _as_fenced(self, ledger: int) -> tuple[int | None, str]:
+        """Epoch and broker of a ledger whose marker is not there, as far as the audit knows."""
+        record = self._known.fences.get(ledger)
+        if record is None or not (
+            record.changes_hands or record.log_name(record.slots[0]) == self.log
+        ):
+            return None, ""
+        return (record.epoch if record.producer else None), record.broker
 
     def _numbers(self, block: Block, entry: int) -> Iterator[Violation]:
         """Numbers go on and the hash chains on; after a hole the chain begins anew."""
@@ -298,6 +315,8 @@ class LogChecker:
         yield from self._remembered(stored)
         yield from self._horizon(stored.state)
         yield from self.publishes.finish(stored.state)
+        for note in self.publishers.notes:
+            self._note(note)
         if self.publishes.open:
             self._note(
                 f"publish {self.publishes.open} is not whole: it is being written, or the next"

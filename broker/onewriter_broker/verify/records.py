@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onewriter_core.ids import InvalidTopicName, Position, TopicName
+from onewriter_core.publishers import CAPABILITY, PUBLISHER, Publisher
 from onewriter_core.topic.model import WHOLE, Purpose
 
 FENCES = frozenset(purpose.value for purpose in Purpose)
@@ -101,7 +102,25 @@ class ForgetRecord:
     app: str
 
 
-Record = FenceRecord | ResumeRecord | LossRecord | ForgetRecord
+@dataclass(frozen=True, slots=True)
+class PublisherRecord:
+    """Who was about to publish as ``app`` under an epoch of a log, written before it did.
+
+    ``holder``: to whom the epoch was granted, as text. ``is_passed_on``: the publisher bears a
+    capability of the holder's; else it is the holder.
+    """
+
+    record_id: str
+    log: str
+    broker: str
+    epoch: int
+    app: str
+    publisher: Publisher
+    holder: str
+    is_passed_on: bool
+
+
+Record = FenceRecord | ResumeRecord | LossRecord | ForgetRecord | PublisherRecord
 
 
 def parse_record(record_id: str, fields: Mapping[str, str]) -> Record | None:
@@ -113,6 +132,17 @@ def parse_record(record_id: str, fields: Mapping[str, str]) -> Record | None:
             return LossRecord(record_id, fields["log"], after, last)
         if kind == "forget":
             return ForgetRecord(record_id, fields["log"], fields["app"])
+        if kind == PUBLISHER:
+            return PublisherRecord(
+                record_id,
+                fields["log"],
+                fields["broker"],
+                int(fields["epoch"]),
+                fields["app"],
+                Publisher(fields.get("subject", ""), fields.get("podUID", "")),
+                fields["holder"],
+                fields["right"] == CAPABILITY,
+            )
         if kind not in FENCES:
             return None
         topic = TopicName.parse(fields["topic"])

@@ -23,50 +23,52 @@ Replid = Annotated[str, Field(max_length=64)]
 
 
 class BucketRecord(ApiModel):
-    """What counts for one bucket."""
+    """Record of one bucket."""
 
     bucket: Annotated[int, Field(ge=0, le=4095)]
     """The bucket's number."""
     version: Annotated[int, Field(ge=1, json_schema_extra={"format": "int64"})]
-    """How often this record was written."""
+    """Number of writes of this record."""
     generation: Counter = 0
-    """How often a dataset was registered; 0: never."""
+    """Number of registrations of a dataset; 0: none."""
     replid: Replid = ""
-    """The dataset that counts (the server's master_replid)."""
+    """The valid dataset (the server's master_replid)."""
     past_replids: Annotated[
         ListOf[Replid],
         Field(max_length=PAST_REPLIDS_MAX, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
     ] = ()
-    """Datasets that were registered earlier, never to be adopted again."""
+    """Datasets that were registered earlier and must not be adopted again."""
     owner: Annotated[str, Field(max_length=300)] = ""
-    """Incarnation of the broker that may write; empty: nobody."""
+    """Incarnation of the broker that may write; empty: none."""
     broker_url: Annotated[str, Field(max_length=1024)] = ""
-    """Where clients reach that broker."""
+    """URL of that broker for clients."""
     http_url: Annotated[str, Field(max_length=1024)] = ""
-    """Where its HTTP interface is."""
+    """URL of its HTTP interface."""
     ledger_high_water: Counter = 0
-    """The highest ledger ever reserved; it never falls."""
+    """The highest ledger ever reserved; it never decreases."""
     last_ledger: Counter = 0
     """The last granted ledger that was recorded here."""
     clean: bool = False
-    """Whether lastLedger is complete, because the last owner gave the bucket back in order."""
+    """Whether lastLedger is complete, because the last owner gave the bucket up in order."""
     known_since: Counter = 0
-    """Markers of this generation or a later one tell the last grant."""
+    """Markers of this generation or a later one contain the last grant."""
 
 
 class AnchorSummary(ApiModel):
     """The records in a few numbers, for kubectl."""
 
     buckets: Counter = 0
-    """Buckets that were ever taken."""
+    """Number of buckets that a broker has ever owned."""
     owners: Counter = 0
-    """Brokers that own some."""
+    """Number of brokers that own a bucket."""
     generation: Counter = 0
     """The highest generation of any bucket."""
 
 
 class BucketAnchor(Resource):
-    """The record of who owns which bucket. Deleting it, or restoring an old copy, breaks promises."""
+    """Records which broker owns which bucket. Do not delete it or restore an old copy: that breaks
+    guarantees.
+    """
 
     api_version: Literal["onewriter.dev/v1alpha1"] = API_VERSION
     kind: Literal["BucketAnchor"] = "BucketAnchor"
@@ -82,4 +84,4 @@ class BucketAnchor(Resource):
     ] = ()
     """One record per bucket."""
     summary: AnchorSummary = AnchorSummary()
-    """The records in a few numbers."""
+    """Summary of the records."""

@@ -33,9 +33,9 @@ Priority = Annotated[int, Field(ge=INT32_MIN, le=INT32_MAX)]
 
 
 class Permission(StrEnum):
-    """What a claim allows. ``lead``: to hold the topic. ``takeover``: to depose its holder too.
+    """What a claim allows. ``lead``: hold the topic. ``takeover``: also fence its holder.
 
-    ``resetOwnership``: to own the topic, or a partition, by generation 0, whoever owns it.
+    ``resetOwnership``: own the topic, or a partition, with generation 0, replacing any owner.
     """
 
     LEAD = "lead"
@@ -86,9 +86,9 @@ class ClaimSubject(ApiModel):
     service_account_name: ResourceName | None = None
     """A ServiceAccount of the claim's namespace, or the bare subject of a static token."""
     pod_selector: LabelSelector | None = None
-    """Narrows it to some pods of the claim's namespace; means something in Kubernetes only."""
+    """Restricts the claim to some pods of its namespace; only in Kubernetes."""
     token_subject: Annotated[str, Field(pattern=PRINTABLE, max_length=253)] | None = None
-    """The exact subject of a static token; stands alone."""
+    """The exact subject of a static token; excludes the other fields."""
 
     @model_validator(mode="after")
     def _names_somebody(self) -> Self:
@@ -103,7 +103,7 @@ class ClaimSubject(ApiModel):
 
 
 class ProducerClaimSpec(ApiModel):
-    """What is allowed to whom."""
+    """Who may do what with the topic."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -134,16 +134,16 @@ class ProducerClaimSpec(ApiModel):
             )
         ),
     ]
-    """The ExclusiveTopic that the claim is for. It never changes."""
+    """The ExclusiveTopic of the claim. Immutable."""
     subject: ClaimSubject
-    """Who the claim is for; many pods under one claim are normal."""
+    """Subject of the claim; many pods under one claim are normal."""
     mode: AccessModeWord | None = None
-    """The only access mode allowed; none given: whatever the topic allows. A takeover
-    (ExclusiveWithFencing) is judged by ``allow`` alone."""
+    """The only allowed access mode; unset: all modes of the topic. For a takeover
+    (ExclusiveWithFencing) only ``allow`` decides."""
     priority: Priority | None = None
-    """The highest queue priority that a producer may ask for (PIP-440)."""
+    """The highest queue priority that a producer may request (PIP-440)."""
     default_priority: Priority | None = None
-    """The queue priority of a producer that asks for none; 0 when it is left out."""
+    """The queue priority of a producer that requests none; default 0."""
     allow: Annotated[
         ListOf[WordOf[Permission]],
         Field(
@@ -157,8 +157,8 @@ class ProducerClaimSpec(ApiModel):
             ),
         ),
     ] = (Permission.LEAD,)
-    """lead: to hold the topic. takeover: to depose its holder as well (ExclusiveWithFencing).
-    resetOwnership: to own it by generation 0, whoever owns it."""
+    """lead: may hold the topic. takeover: may also fence its holder (ExclusiveWithFencing). resetOwnership: may
+    own it with generation 0, replacing any owner."""
 
     @field_validator("allow")
     @classmethod

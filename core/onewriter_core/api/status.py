@@ -34,17 +34,17 @@ class Condition(ApiModel):
     """One aspect of an object's state, as in every Kubernetes API (metav1.Condition)."""
 
     type: Annotated[str, Field(min_length=1, max_length=316)]
-    """What it is about."""
+    """Type of the condition."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """Status of the condition."""
     observed_generation: Number
-    """The generation of the object that it was judged by."""
+    """The object's generation for which the condition was determined."""
     last_transition_time: Time
-    """When the status last changed."""
+    """Time when the status last changed."""
     reason: Annotated[str, Field(min_length=1, max_length=1024, pattern="^[A-Za-z][A-Za-z0-9]*$")]
-    """Why, in one word."""
+    """Reason, in one word."""
     message: Annotated[str, Field(max_length=32768)]
-    """Why, in words for a person."""
+    """Message for users."""
 
 
 Conditions = Annotated[
@@ -67,56 +67,56 @@ class Holder(ApiModel):
     claim: Word | None = None
     """The ProducerClaim that admitted it."""
     pod: Word | None = None
-    """Its pod, where it authenticated as one."""
+    """Its pod, if it authenticated as a pod."""
     pod_uid: Annotated[Word | None, Field(alias="podUID")] = None
-    """The pod's uid: a pod of the same name that is made later is another writer."""
+    """The pod's uid: a later pod of the same name is another writer."""
     node: Word | None = None
     """The node of the pod."""
     address: Word | None = None
-    """Where its connection comes from."""
+    """Remote address of its connection."""
     since: Time | None = None
-    """When it was granted the topic."""
+    """Time when it was granted the topic."""
 
 
 class PartitionStatus(ApiModel):
     """One partition's epoch."""
 
     partition: Annotated[int, Field(ge=0, le=1023)]
-    """Its number."""
+    """The partition's number."""
     epoch: Number
-    """Its topic epoch."""
+    """The partition's topic epoch."""
     producer_name: Text | None = None
-    """Who writes it."""
+    """The partition's writer."""
 
 
 class Transition(ApiModel):
     """A change of hands."""
 
     epoch: Number
-    """The topic epoch that it led to."""
+    """The topic epoch after the change."""
     cause: Word
-    """Why the writer before it no longer writes."""
+    """Why the former writer lost the topic."""
     at: Time
     """When."""
     producer_name: Text | None = None
-    """Who writes since; none: nobody."""
+    """Producer that has held the topic since then; unset if none."""
     pod: Word | None = None
-    """The pod that writes since."""
+    """Pod of that producer."""
     leaderless_ms: Number | None = None
-    """How long nobody could write, in milliseconds; left out where it is not known."""
+    """Time without a writer, in milliseconds; unset if unknown."""
 
 
 class FencedPod(ApiModel):
-    """The pod of a writer that was fenced as stale, and what became of it."""
+    """The pod of a writer that was fenced as stale, with its outcome."""
 
     pod_uid: Annotated[Word, Field(alias="podUID")]
-    """The pod's uid: it, and no pod of the same name, is meant."""
+    """The pod's uid; another pod of the same name is not affected."""
     pod: Word | None = None
     """The pod."""
     claim: Word | None = None
     """The ProducerClaim that had admitted it."""
     epoch: Number
-    """The topic epoch that it wrote under, and that was ended."""
+    """The topic epoch under which it wrote, and which the fence ended."""
     cause: Word
     """Why it was fenced."""
     at: Time
@@ -130,26 +130,26 @@ class FencedPod(ApiModel):
         "CameBack",
         "NotRequested",
     ]
-    """Pending, BlockedByPDB, EvictionFailed: still to be removed. Evicted: removed by the operator.
-    PodGone: it went by itself. CameBack: it registered again, and stays. NotRequested:
-    spec.fencing.podPolicy is None, or it is no pod that can be named."""
+    """Pending, BlockedByPDB, EvictionFailed: still to be removed. Evicted: removed by the operator. PodGone: it
+    ended by itself. CameBack: it registered again and stays. NotRequested: spec.fencing.podPolicy is None, or
+    the token names no pod."""
     since: Time
-    """When that was found."""
+    """Time when the outcome was determined."""
     message: Text | None = None
-    """Why, where the outcome does not say all."""
+    """Details of the outcome."""
 
 
 class ExclusiveTopicStatus(ApiModel):
-    """Who writes, since when, and whether all is well."""
+    """Observed state: the writer, since when it writes, and conditions."""
 
     observed_generation: Annotated[int, Field(ge=-1, json_schema_extra={"format": "int64"})] = -1
-    """The generation that this status speaks of; -1: nobody has looked yet."""
+    """The generation that this status describes; -1: not reconciled yet."""
     topic: Text | None = None
-    """The Pulsar topic that the object stands for."""
+    """The Pulsar topic of the object."""
     epoch: Number | None = None
-    """The newest topic epoch of any partition; it never falls."""
+    """The newest topic epoch of any partition; it never decreases."""
     holder: Holder | None = None
-    """Who writes; none: nobody."""
+    """The present writer; unset if there is none."""
     waiting: Number | None = None
     """Producers in the queue."""
     partitions: Annotated[
@@ -162,9 +162,9 @@ class ExclusiveTopicStatus(ApiModel):
             },
         ),
     ] = ()
-    """Epoch and writer by partition; the first 64."""
+    """Epoch and writer of each partition; the first 64."""
     durability: Word | None = None
-    """What an acknowledgement promises at present."""
+    """What an acknowledgement guarantees at present."""
     transitions: Annotated[
         ListOf[Transition],
         Field(
@@ -180,7 +180,7 @@ class ExclusiveTopicStatus(ApiModel):
             json_schema_extra={"x-kubernetes-list-type": "atomic"},
         ),
     ] = ()
-    """Pods of writers that were fenced as stale, newest first; the operator goes on from here."""
+    """Pods of writers that were fenced as stale, newest first; a new operator continues with this list."""
     conditions: Conditions = ()
     """Ready sums up Serving, WriterActive, PolicyApplied, Conflict and Drifted."""
 
@@ -191,30 +191,30 @@ class ClaimedProducer(ApiModel):
     producer_name: Text
     """Its name."""
     state: Literal["Granted", "Waiting", "Fenced"]
-    """Whether it writes, waits, or lost its turn."""
+    """Whether it writes, waits, or was fenced."""
     pod: Word | None = None
     """Its pod."""
     pod_uid: Annotated[Word | None, Field(alias="podUID")] = None
     """The pod's uid."""
     epoch: Number | None = None
-    """The epoch that it writes, or wrote, under."""
+    """The epoch under which it writes or wrote."""
     queue_position: Number | None = None
-    """Its place in the queue; 1 is next."""
+    """Its position in the queue; 1 is next."""
     priority: int | None = None
     """The queue priority in effect."""
 
 
 class ProducerClaimStatus(ApiModel):
-    """Who uses the claim."""
+    """Observed state: the producers that use the claim."""
 
     observed_generation: Annotated[int, Field(ge=-1, json_schema_extra={"format": "int64"})] = -1
-    """The generation that this status speaks of; -1: nobody has looked yet."""
+    """The generation that this status describes; -1: not reconciled yet."""
     topic: Text | None = None
-    """The Pulsar topic that the claim is for."""
+    """The Pulsar topic of the claim."""
     epoch: Number | None = None
     """The newest epoch granted under the claim."""
     pod: Word | None = None
-    """The pod that writes under it."""
+    """The pod that writes under the claim."""
     producers: Annotated[
         ListOf[ClaimedProducer],
         Field(
@@ -222,8 +222,8 @@ class ProducerClaimStatus(ApiModel):
             json_schema_extra={"x-kubernetes-list-type": "atomic"},
         ),
     ] = ()
-    """Its producers, the writer first, then in the order of the queue; the first 100."""
+    """Its producers: the writer first, then the waiters in the order of the queue; the first 100."""
     producers_omitted: Number | None = None
-    """Producers beyond those."""
+    """Number of producers that are not listed."""
     conditions: Conditions = ()
     """Ready sums up Granted and FencedPodEvicted."""

@@ -87,8 +87,7 @@ class Consumers(ApiModel):
         ListOf[Annotated[str, Field(pattern=PRINTABLE, max_length=253)]],
         Field(max_length=CONSUMERS_MAX, json_schema_extra=IS_A_SET),
     ] = ()
-    """Token subjects that may read the topic; of a ServiceAccount:
-    system:serviceaccount:NAMESPACE:NAME."""
+    """Token subjects that may read the topic; for a ServiceAccount: system:serviceaccount:NAMESPACE:NAME."""
 
     @field_validator("namespaces", "subjects")
     @classmethod
@@ -108,12 +107,12 @@ class Access(ApiModel):
         AccessMode.WAIT_FOR_EXCLUSIVE,
         AccessMode.EXCLUSIVE_WITH_FENCING,
     )
-    """Producer access modes that are allowed, as Pulsar names them."""
+    """Allowed producer access modes, with Pulsar's names."""
     require_claim: bool = True
     """Whether a producer needs a ProducerClaim that matches it."""
     consumers: Consumers | None = None
-    """Who may read. Unset: as the installation is set up, by default the ServiceAccounts of the
-    topic's namespace in Kubernetes, and every client on one machine."""
+    """Who may read. If unset, the installation's setting decides: by default the ServiceAccounts of the topic's
+    namespace in Kubernetes, and every client on one machine."""
 
     @field_validator("modes")
     @classmethod
@@ -127,19 +126,19 @@ class Promotion(ApiModel):
     """How the next writer is chosen. A holder is never deposed by a waiter's higher priority."""
 
     policy: WordOf[PromotionPolicy] = PromotionPolicy.PRIORITY
-    """Fifo: by arrival. Priority: the highest first (PIP-440), then by arrival. Balanced: within
-    the highest priority the waiter whose node leads fewest topics, then by arrival."""
+    """Fifo: by arrival. Priority: highest priority first (PIP-440), then by arrival. Balanced: within the
+    highest priority, the waiter whose node leads the fewest topics, then by arrival."""
 
 
 class Detection(ApiModel):
     """When a connected holder counts as silent."""
 
     ping_interval_seconds: Annotated[float, Field(ge=0.1, le=60)] = 1
-    """How often the holder is pinged."""
+    """Interval of pings to the holder."""
     ping_failures: Annotated[int, Field(ge=1, le=100)] = 3
-    """Pings in a row without any byte from the holder until it counts as silent."""
+    """Number of consecutive pings without any byte from the holder after which it counts as silent."""
     progress_deadline_seconds: Annotated[float, Field(ge=0, le=DAY_SECONDS)] = 0
-    """How long the holder may go without publishing; 0: as long as it likes."""
+    """Longest time without a publish of the holder; 0: no limit."""
 
     @property
     def silence_seconds(self) -> float:
@@ -155,7 +154,7 @@ class Handover(ApiModel):
     """How a planned handover is done."""
 
     timeout_seconds: Annotated[float, Field(ge=0.1, le=600)] = 5
-    """How long it may wait for the holder to finish what it has in flight."""
+    """Longest time for the holder to complete its messages in flight."""
 
 
 class Retention(ApiModel):
@@ -166,42 +165,42 @@ class Retention(ApiModel):
     """
 
     max_age_seconds: Annotated[int, Field(ge=1, le=RETENTION_AGE_SECONDS_MAX)] | None = None
-    """Entries older than this go."""
+    """Entries older than this are dropped."""
     max_bytes: Annotated[int, Field(ge=1, le=NUMBER_MAX)] | None = None
-    """Bytes of entries that are kept."""
+    """Number of bytes to keep."""
     max_entries: Annotated[int, Field(ge=1, le=NUMBER_MAX)] | None = None
-    """Entries that are kept."""
+    """Number of entries to keep."""
     keep_unacknowledged: bool = True
-    """Whether nothing goes that a durable subscription has not acknowledged, whatever the bounds."""
+    """Whether entries that a durable subscription has not acknowledged stay, whatever the limits."""
 
 
 class Compaction(ApiModel):
     """Whether the latest message of each key is kept in a compacted view."""
 
     enabled: bool = False
-    """Off unless asked for."""
+    """Whether the topic is compacted."""
     threshold_bytes: Annotated[int, Field(ge=1, le=NUMBER_MAX)] = 16 * 1024 * 1024
-    """Bytes of new entries after which a log is compacted again; at least half of the view's own."""
+    """Bytes of new entries after which a log is compacted again; at least half of the view's own size."""
 
 
 class Fencing(ApiModel):
     """What happens to the pod of a writer fenced as stale; means nothing outside Kubernetes."""
 
     pod_policy: WordOf[PodPolicy] = PodPolicy.EVICT
-    """Evict: as a PodDisruptionBudget allows. Delete: at once. None: leave the pod alone."""
+    """Evict: evict the pod if its PodDisruptionBudget allows it. Delete: delete it at once. None: keep it."""
     min_interval_seconds: Annotated[float, Field(ge=0, le=DAY_SECONDS)] = 30
     """Time between two evictions for this topic."""
 
 
 class ServicePort(ApiModel):
-    """One port of the leader's Service, as in a Kubernetes Service."""
+    """A port of the leader Service, as in a Kubernetes Service."""
 
     name: Annotated[str, Field(pattern=DNS_LABEL, max_length=63)] | None = None
-    """The port's name; needed where there are several."""
+    """The port's name; required if there are several."""
     port: Port
     """The port of the Service."""
     target_port: Port | None = None
-    """The port of the pod; the same when it is left out."""
+    """The port of the pod; default: the port of the Service."""
     protocol: Literal["TCP", "UDP", "SCTP"] = "TCP"
     """The transport protocol."""
 
@@ -234,7 +233,7 @@ class LeaderService(ApiModel):
 
 
 class ExclusiveTopicSpec(ApiModel):
-    """What is wanted of the topic; every field has a default."""
+    """Desired state of the topic; every field has a default."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -277,10 +276,11 @@ class ExclusiveTopicSpec(ApiModel):
         ]
         | None
     ) = None
-    """The Pulsar topic, persistent://TENANT/NAMESPACE/NAME; by default
-    persistent://(namespace)/default/(name) of this object. It never changes."""
+    """The Pulsar topic, persistent://TENANT/NAMESPACE/NAME; by default persistent://(namespace)/default/(name)
+    of this object. Immutable."""
     partitions: Annotated[int, Field(ge=0, le=PARTITIONS_MAX)] = 0
-    """Partitions, each with its own epoch and all with the same writer; 0: a topic without."""
+    """Number of partitions, each with its own epoch and all with the same writer; 0: a topic without
+    partitions."""
     access: Access = Access()
     """Who may write, and how; who may read."""
     promotion: Promotion = Promotion()
@@ -290,19 +290,19 @@ class ExclusiveTopicSpec(ApiModel):
     handover: Handover = Handover()
     """How a planned handover is done."""
     durability: WordOf[Durability] = Durability.LOCAL
-    """What an acknowledgement promises: None: nothing. Local: it is on disk. Replicated,
-    AllReplicas: one replica, or each of them, has it as well."""
+    """What an acknowledgement guarantees. None: nothing. Local: the message is on disk. Replicated,
+    AllReplicas: one replica, or all of them, have it as well."""
     retention: Retention = Retention()
     """How much of the log is kept."""
     compaction: Compaction = Compaction()
     """Whether the latest message of each key is kept."""
     fencing: Fencing = Fencing()
-    """What happens to the pod of a writer fenced as stale."""
+    """What happens to the pod of a writer that was fenced as stale."""
     leader_service: LeaderService | None = None
-    """A Service that leads to the writer's pod and to no other."""
+    """A Service that routes only to the writer's pod."""
     deletion_policy: WordOf[DeletionPolicy] = DeletionPolicy.RETAIN
-    """What becomes of the log when this object is deleted. Retain: it stays. DeleteIfEmpty: it goes
-    if nothing is in it. Delete: it goes. Epochs survive in any case."""
+    """What happens to the log when this object is deleted. Retain: it stays. DeleteIfEmpty: it is deleted if it
+    is empty. Delete: it is deleted. Epochs survive in any case."""
 
     @field_validator("topic")
     @classmethod
@@ -313,7 +313,7 @@ class ExclusiveTopicSpec(ApiModel):
 
 
 class ExclusiveTopic(Resource):
-    """A topic that has one writer at a time."""
+    """A topic with one writer at a time."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(

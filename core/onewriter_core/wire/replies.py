@@ -128,12 +128,12 @@ def close_consumer(
 def lookup_connect(
     request_id: int, broker_url: str, *, broker_url_tls: str = "", authoritative: bool = True
 ) -> bytes:
-    """The topic is served at ``broker_url``: connect there."""
+    """The topic is served at ``broker_url``, empty if only TLS is: connect there."""
     return encode_command(
         pb.CommandLookupResponse(
             request_id=request_id,
             response=pb.CommandLookupResponse.CONNECT,
-            broker_service_url=broker_url,
+            broker_service_url=broker_url or None,
             broker_service_url_tls=broker_url_tls or None,
             authoritative=authoritative,
         )
@@ -143,12 +143,12 @@ def lookup_connect(
 def lookup_redirect(
     request_id: int, broker_url: str, *, broker_url_tls: str = "", authoritative: bool = False
 ) -> bytes:
-    """The broker at ``broker_url`` knows: look up there."""
+    """The broker at ``broker_url``, empty if only TLS is served, knows: look up there."""
     return encode_command(
         pb.CommandLookupResponse(
             request_id=request_id,
             response=pb.CommandLookupResponse.REDIRECT,
-            broker_service_url=broker_url,
+            broker_service_url=broker_url or None,
             broker_service_url_tls=broker_url_tls or None,
             authoritative=authoritative,
         )

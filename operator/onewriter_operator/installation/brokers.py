@@ -21,7 +21,7 @@ from onewriter_operator.configuration import (
     Configuration,
     Setting,
 )
-from onewriter_operator.installation import names, passwords, pods
+from onewriter_operator.installation import broker_services, names, passwords, pods
 
 Json = dict[str, Any]
 
@@ -114,10 +114,9 @@ def _container(configuration: Configuration) -> Json:
             {"name": "store-password", "mountPath": passwords.DIRECTORY, "readOnly": True}
         )
     mounts.append({"name": "metrics-token", "mountPath": METRICS_DIRECTORY, "readOnly": True})
-    ports = [("pulsar", PORT_PULSAR), ("http", PORT_HTTP), ("probes", PORT_PROBES)]
+    ports = [*broker_services.ports(configuration), ("probes", PORT_PROBES)]
     if configuration.brokers.tls.enabled:
         mounts.append({"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True})
-        ports += [("pulsar-tls", PORT_PULSAR_TLS), ("https", PORT_HTTPS)]
     return {
         "name": "broker",
         "image": configuration.image.reference,
@@ -187,6 +186,7 @@ def _environment(configuration: Configuration) -> list[Json]:
             "tlsCertFile": f"{TLS_DIRECTORY}/tls.crt",
             "tlsKeyFile": f"{TLS_DIRECTORY}/tls.key",
             "tlsCaFile": f"{TLS_DIRECTORY}/ca.crt",
+            "tlsOnly": not options.tls.offers_plain,
         }
     # The pod's name comes first: a variable may only mention those before it.
     own = {"name": "ONEWRITER_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}

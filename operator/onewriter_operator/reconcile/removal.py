@@ -8,7 +8,6 @@ from onewriter_operator.documents import POD, Json, is_going, spec_of, status_of
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.plan.actions import RemovePod
 from onewriter_operator.plan.facts import Attempt, PodFacts
-from onewriter_operator.reconcile.calls import asked
 
 UNANSWERED_SECONDS: Final = 5.0
 """Nobody knows whether the pod was removed: it is looked at again after so long."""
@@ -44,17 +43,23 @@ async def remove(kube: Kube, action: RemovePod, count: int) -> Attempt:
 
 
 async def _refused(kube: Kube, action: RemovePod, count: int, refused: ApiRefused) -> Attempt:
+    if refused.status == 404:
+        return Attempt("PodGone", count)
+    # The API server asks the budgets before it compares uids.
+    if refused.status in {409, 429, 500} and not await _is_there(kube, action):
+        return Attempt("PodGone", count, message="a later pod has its name, and stays")
     match refused.status:
-        case 404:
-            return Attempt("PodGone", count)
-        case 409:
-            now = await asked(look_up(kube, action.namespace, action.name, action.uid))
-            if not now.exists:
-                return Attempt("PodGone", count, message="a later pod has its name, and stays")
-            return Attempt("EvictionFailed", count, message=refused.reason)
         case 429:
             after = refused.retry_after_seconds
             return Attempt("BlockedByPDB", count, 0.0, after, refused.reason)
         case _:
-            # 500: several budgets select the pod; 403: the operator lacks the right.
+            # 409: changed meanwhile; 500: several budgets select the pod; 403: the operator lacks the right.
             return Attempt("EvictionFailed", count, message=refused.reason)
+
+
+async def _is_there(kube: Kube, action: RemovePod) -> bool:
+    """Whether the pod of that uid still exists, or may exist: the API server need not tell."""
+    try:
+        return (await look_up(kube, action.namespace, action.name, action.uid)).exists
+    except (ApiRefused, ApiUnreachable):
+        return True

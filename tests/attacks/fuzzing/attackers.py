@@ -1,18 +1,19 @@
 """Send seeded hostile input to a server: as a function in a test, or as a process beside one that measures.
 
-    python -m tests.attacks.fuzzing.attackers wire HOST PORT SEED FRAMES [TOKEN]
-    python -m tests.attacks.fuzzing.attackers http HOST PORT SEED REQUESTS ROUTES [TOKEN]     (ROUTES: broker, sidecar, webhook)
+    python -m tests.attacks.fuzzing.attackers wire HOST PORT SEED FRAMES [--token TOKEN]
+    python -m tests.attacks.fuzzing.attackers http HOST PORT SEED REQUESTS --routes FILE [--token TOKEN] [--tls]
 
+FILE lists pairs of method and path as JSON (``fuzzing.routes`` makes them).
 A peer that closes the connection, resets it or does not answer is fine here: whoever starts the attack looks at the
 victim. At most ``AT_ONCE`` connections are open, and each one ends after ``CONNECTION_SECONDS``.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
-import re
 import ssl
 import sys
 from collections.abc import Sequence
@@ -21,26 +22,13 @@ from pathlib import Path
 from random import Random
 
 from tests.attacks.fuzzing import http, wire
+from tests.attacks.fuzzing.http import NOTHING, Shown
+from tests.attacks.fuzzing.routes import Route
 
 AT_ONCE = 8
 CONNECTION_SECONDS = 10.0
 FRAMES_PER_CONNECTION = (3, 40)
 READ_BYTES = 65_536
-
-ROOT = Path(__file__).resolve().parents[3]
-
-SIDECAR_ROUTES = (
-    *(
-        ("GET", path)
-        for path in ("/v1/leadership", "/v1/events", "/v1/map/{name}", "/healthz", "/metrics")
-    ),
-    *(
-        ("POST", path)
-        for path in ("/v1/publish", "/v1/release", "/v1/guarded/{name}", "/v1/resume")
-    ),
-    *(("PUT", path) for path in ("/v1/map/{name}/{key}", "/v1/resume-info")),
-)
-WEBHOOK_ROUTES = (("POST", "/inject"), ("GET", "/inject"), ("GET", "/{name}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +37,6 @@ class Sent:
 
     connections: int
     pieces: int
-
-
-def broker_routes() -> tuple[tuple[str, str], ...]:
-    """Every route that docs/http.md documents, and paths that do not exist."""
-    text = (ROOT / "docs" / "http.md").read_text()
-    found = set()
-    for methods, path in re.findall(r"`((?:(?:GET|PUT|POST|DELETE) ?)+) ([^`?\[ ]+)", text):
-        prefix = (
-            "/onewriter/v1/topics/{tenant}/{namespace}/{topic}" if path.startswith("...") else ""
-        )
-        whole = prefix + path.removeprefix("...")
-        if not whole.startswith("/"):
-            whole = "/admin/v2/" + whole
-        found |= {(method, whole) for method in methods.split()}
-    return (*sorted(found), ("GET", "/{name}"), ("POST", "/onewriter/v1/{name}"))
-
-
-def named_routes(name: str) -> tuple[tuple[str, str], ...]:
-    return {"broker": broker_routes(), "sidecar": SIDECAR_ROUTES, "webhook": WEBHOOK_ROUTES}[name]
 
 
 async def attack_wire(address: tuple[str, int], seed: int, frames: int, *, token: str = "") -> Sent:
@@ -97,9 +66,9 @@ async def attack_http(
     address: tuple[str, int],
     seed: int,
     requests: int,
-    routes: Sequence[tuple[str, str]],
+    routes: Sequence[Route],
     *,
-    token: str = "",
+    shown: Shown = NOTHING,
     ssl_context: ssl.SSLContext | None = None,
 ) -> Sent:
     """Send so many requests, each over a connection of its own."""
@@ -108,7 +77,7 @@ async def attack_http(
     sent = 0
 
     async def one(chosen: Random) -> int:
-        piece = http.request(chosen, routes, host, token)
+        piece = http.request(chosen, routes, host, shown)
         return await _converse(
             address, [piece], reads=chosen.random() < 0.95, ssl_context=ssl_context
         )
@@ -157,32 +126,38 @@ async def _drain(reader: asyncio.StreamReader) -> None:
             pass
 
 
-def main(kind: str, host: str, port: str, seed: str, number: str, *more: str) -> int:
-    address = (host, int(port))
-    if kind == "wire":
-        token = more[0] if more else ""
-        sent = asyncio.run(attack_wire(address, int(seed), int(number), token=token))
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("kind", choices=("wire", "http"))
+    parser.add_argument("host")
+    parser.add_argument("port", type=int)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("number", type=int)
+    parser.add_argument("--routes", type=Path)
+    parser.add_argument("--token", default="")
+    parser.add_argument("--registration", default="")
+    parser.add_argument("--epoch", type=int, default=1)
+    parser.add_argument("--tls", action="store_true")
+    asked = parser.parse_args(arguments)
+    address = (asked.host, asked.port)
+    if asked.kind == "wire":
+        sent = asyncio.run(attack_wire(address, asked.seed, asked.number, token=asked.token))
     else:
         context = None
-        if more[0] == "webhook":
+        if asked.tls:
             context = ssl.create_default_context()
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        token = more[1] if len(more) > 1 else ""
-        sent = asyncio.run(
-            attack_http(
-                address,
-                int(seed),
-                int(number),
-                named_routes(more[0]),
-                token=token,
-                ssl_context=context,
-            )
+        shown = Shown(asked.token, asked.registration, asked.epoch)
+        routes = [(method, path) for method, path in json.loads(asked.routes.read_text())]
+        attack = attack_http(
+            address, asked.seed, asked.number, routes, shown=shown, ssl_context=context
         )
+        sent = asyncio.run(attack)
     print(json.dumps({"connections": sent.connections, "pieces": sent.pieces}))
     return 0
 
 
-__all__ = ["Sent", "attack_http", "attack_wire", "broker_routes", "named_routes"]
+__all__ = ["Sent", "Shown", "attack_http", "attack_wire"]
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -2,11 +2,15 @@
 
     python -m tests.attacks.fuzzing.campaign [--frames 250000] [--requests 50000] [--seed 1]
 
-Two brokers run, each with a Valkey of its own. A bystander publishes to the first one, a message each 20 ms. In the
-control run the attackers attack the second broker, in the attack the first one: the machine is as busy in both, so
-the ratio of the bystander's latencies is what the attack itself costs. The run fails if a process was killed or
-restarted, wrote a traceback, or held more than ``MEMORY_RATIO_MAX`` of its idle memory, and if the bystander lost a
-message or its p99 rose above ``LATENCY_RATIO_MAX`` of the control run.
+Two brokers run, each with a Valkey of its own; they ask for tokens, and topics are declared. A bystander publishes to
+the first one, a message each 20 ms. In the control run the attackers attack the second broker, in the attack the first
+one: the machine is as busy in both, so the ratio of the bystander's latencies is what the attack itself costs.
+Attackers have a token and hold topics of their own; one of them stages and publishes rows with the registration of its
+topic. Afterwards an administrator's token attacks the broker's HTTP, and sidecar and webhook are attacked.
+
+The run fails if a process was killed or restarted, wrote a traceback, or held more than ``MEMORY_RATIO_MAX`` of its
+idle memory, if the bystander lost a message or its p99 rose above ``LATENCY_RATIO_MAX`` of the control run, or if
+nothing was staged and published.
 """
 
 from __future__ import annotations
@@ -25,6 +29,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.attacks.fuzzing import routes
+from tests.attacks.guarded import ADMINISTRATOR, SECRET, token_of
+from tests.integration.http_calls import epoch_of
 from tests.integration.raw import EXCLUSIVE, RawClient
 
 from onewriter_broker.local.ports import free_ports
@@ -34,35 +41,85 @@ MEMORY_RATIO_MAX = 1.5
 LATENCY_RATIO_MAX = 2.0
 
 WIRE_SHARE = 3
-"""Attackers of the wire protocol; one more attacks HTTP."""
+"""Attackers of the wire protocol; one more attacks HTTP, and one stages and publishes rows."""
+
+STAGING_SHARE = 5
+"""One request in so many stages, publishes or discards rows."""
+
+BESIDE_SHARE = 5
+"""Sidecar and webhook get this part of the requests each, and so does the broker from its administrator."""
+
+CONTROL_SHARE = 5
+"""The control run sends this part of what the attack sends: enough latencies for a p99."""
+
+MANIFESTS = """
+apiVersion: onewriter.dev/v1alpha1
+kind: ExclusiveTopic
+metadata: {name: bystander}
+spec: {access: {consumers: {subjects: [bystander]}}}
+---
+apiVersion: onewriter.dev/v1alpha1
+kind: ProducerClaim
+metadata: {name: bystander}
+spec: {topicRef: {name: bystander}, subject: {tokenSubject: bystander}}
+"""
 
 PAUSE_SECONDS = 0.02
 SAMPLE_SECONDS = 0.5
 DEFECTS = ("Traceback", "http.defect", "connection.failed")
 
 
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much is sent, and the seed that it is made from."""
+
+    frames: int
+    requests: int
+    seed: int
+
+    def share(self, part: int) -> Amount:
+        return Amount(self.frames // part, self.requests // part, self.seed)
+
+
 @dataclass(slots=True)
-class Bystander:
-    """Publishes to a broker until it is stopped, and measures each receipt."""
+class Writer:
+    """Holds a topic and publishes to it until it is stopped; measures each receipt."""
 
     broker: LocalBrokers
+    subject: str
+    topic: str
     latencies_seconds: list[float] = field(default_factory=list)
     failure: str = ""
+    registration: str = ""
+    epoch: int = 0
+    _holds: threading.Event = field(default_factory=threading.Event)
     _over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
         try:
-            with RawClient(self.broker.address()) as client:
-                producer = client.producer("bystander", EXCLUSIVE)
+            with RawClient(self.broker.address(), token=token_of(self.subject)) as client:
+                producer = client.producer(self.topic, EXCLUSIVE)
+                self.registration, self.epoch = producer.registration, epoch_of(producer)
+                self._holds.set()
                 while not self._over.wait(PAUSE_SECONDS):
                     before = time.perf_counter()
                     producer.publish(b"still the writer")
                     self.latencies_seconds.append(time.perf_counter() - before)
         except Exception as error:  # noqa: BLE001 - reported at the end of the run
             self.failure = f"{type(error).__name__}: {error}"
+        self._holds.set()
 
-    def stop(self) -> None:
-        self._over.set()
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside, it holds the topic."""
+        thread = threading.Thread(target=self.run)
+        thread.start()
+        try:
+            self._holds.wait()
+            yield
+        finally:
+            self._over.set()
+            thread.join()
 
     def p99_ms(self) -> float:
         ordered = sorted(self.latencies_seconds)
@@ -80,6 +137,10 @@ class Victim:
     peak_bytes: int = 0
 
     def __post_init__(self) -> None:
+        self.rest()
+
+    def rest(self) -> None:
+        """Note its memory as its idle one."""
         self.idle_bytes = self.peak_bytes = self.resident_bytes()
 
     def resident_bytes(self) -> int:
@@ -119,16 +180,33 @@ def attack(commands: Sequence[Sequence[str]], victims: Sequence[Victim]) -> int:
 
 
 def attackers_of(
-    broker: LocalBrokers, frames: int, requests: int, seed: int
+    broker: LocalBrokers, holder: Writer, amount: Amount, folder: Path
 ) -> list[tuple[str, ...]]:
+    """The attackers of one broker: of the wire protocol, of all of HTTP, of staging alone."""
     host, port = broker.address()
     http_port = broker.http_url.rpartition(":")[2]
+    seed, stranger = amount.seed, ("--token", token_of("fuzzer"))
+    staging = amount.requests // STAGING_SHARE
+    shown = (
+        *("--token", token_of(holder.subject), "--registration", holder.registration),
+        *("--epoch", str(holder.epoch)),
+    )
     return [
         *(
-            ("wire", host, str(port), str(seed + number), str(frames // WIRE_SHARE))
+            (
+                *("wire", host, str(port), str(seed + number)),
+                *(str(amount.frames // WIRE_SHARE), *stranger),
+            )
             for number in range(WIRE_SHARE)
         ),
-        ("http", host, http_port, str(seed), str(requests), "broker"),
+        (
+            *("http", host, http_port, str(seed), str(amount.requests - staging)),
+            *("--routes", str(folder / "broker.json"), *stranger),
+        ),
+        (
+            *("http", host, http_port, str(seed), str(staging)),
+            *("--routes", str(folder / "staging.json"), *shown),
+        ),
     ]
 
 
@@ -144,32 +222,44 @@ def process(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[byte
 
 
 def measured(
-    broker: LocalBrokers, commands: Sequence[Sequence[str]], victims: Sequence[Victim]
-) -> tuple[Bystander, int]:
-    """Attack while a bystander publishes to ``broker``."""
-    bystander = Bystander(broker)
-    thread = threading.Thread(target=bystander.run)
-    thread.start()
-    try:
-        sent = attack(commands, victims)
-    finally:
-        bystander.stop()
-        thread.join()
-    return bystander, sent
+    bystanders: LocalBrokers,
+    attacked: LocalBrokers,
+    amount: Amount,
+    folder: Path,
+    victims: Sequence[Victim],
+) -> tuple[Writer, Writer, int]:
+    """Attack one broker while a bystander publishes to one; the bystander, the holder of the attackers' topic."""
+    bystander = Writer(bystanders, "bystander", "bystander")
+    holder = Writer(attacked, "fuzz-holder", "fuzzed")
+    with bystander.running(), holder.running():
+        sent = attack(attackers_of(attacked, holder, amount, folder), victims)
+    return bystander, holder, sent
 
 
-def campaign(frames: int, requests: int, seed: int) -> list[str]:
+def campaign(amount: Amount) -> list[str]:
     """The whole campaign; its complaints."""
     with contextlib.ExitStack() as stack:
-        first, second = (stack.enter_context(running_brokers()) for _ in range(2))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onewriter-fuzz-")))
+        for name, listed in routes.NAMED.items():
+            (folder / f"{name}.json").write_text(json.dumps(listed()))
+        (folder / "secret").write_text(SECRET)
+        (folder / "token").write_text(token_of("sidecar"))
+        settings: dict[str, object] = {
+            "authentication_required": True,
+            "token_secret_file": str(folder / "secret"),
+            "admin_subjects": ADMINISTRATOR,
+        }
+        first, second = (
+            stack.enter_context(running_brokers(manifests=MANIFESTS, settings=settings))
+            for _ in range(2)
+        )
         sidecar_port, webhook_port = free_ports(1), free_ports(1)
         sidecar = stack.enter_context(
             process(
                 (
-                    *(sys.executable, "-m", "onewriter_core.command", "sidecar"),
+                    *(str(Path(sys.executable).with_name("onewriter")), "sidecar"),
                     *("--topic", "sidecar", "--service-url", first.service_url),
-                    *("--port", str(sidecar_port)),
+                    *("--port", str(sidecar_port), "--token-file", str(folder / "token")),
                 ),
                 folder / "sidecar.log",
             )
@@ -183,32 +273,41 @@ def campaign(frames: int, requests: int, seed: int) -> list[str]:
                 folder / "webhook.log",
             )
         )
-        for port in (sidecar_port, webhook_port):
-            _wait_listening(port)
         victims = [
             Victim("broker", first.pid(), first.directory / "brokers.log"),
             Victim("sidecar", sidecar.pid, folder / "sidecar.log"),
             Victim("webhook", webhook.pid, folder / "webhook.log"),
         ]
+        for victim, port in zip(victims[1:], (sidecar_port, webhook_port), strict=True):
+            _wait_listening(port, victim)
+            victim.rest()
         pid = first.pid()
-        control, sent = measured(first, attackers_of(second, frames, requests, seed), ())
+        control, _, sent = measured(first, second, amount.share(CONTROL_SHARE), folder, ())
         report("control", control, sent)
-        attacked, sent = measured(first, attackers_of(first, frames, requests, seed), victims)
+        attacked, holder, sent = measured(first, first, amount, folder, victims)
         report("attack", attacked, sent)
+        http_port = first.http_url.rpartition(":")[2]
         beside = attack(
             [
-                ("http", "127.0.0.1", str(sidecar_port), str(seed), str(requests // 5), "sidecar"),
-                ("http", "127.0.0.1", str(webhook_port), str(seed), str(requests // 5), "webhook"),
+                (
+                    *("http", "127.0.0.1", port, str(amount.seed)),
+                    str(amount.requests // BESIDE_SHARE),
+                    *("--routes", str(folder / f"{kind}.json"), *options),
+                )
+                for kind, port, options in (
+                    ("sidecar", str(sidecar_port), ()),
+                    ("webhook", str(webhook_port), ("--tls",)),
+                    ("broker", http_port, ("--token", token_of(ADMINISTRATOR))),
+                )
             ],
             victims,
         )
-        print(f"sidecar and webhook: {beside} requests")
+        print(f"sidecar, webhook, and the broker as its administrator: {beside} requests")
         complaints = [each for victim in victims for each in victim.complaints()]
         if first.pid() != pid:
             complaints.append(f"broker: process {pid} was replaced by {first.pid()}")
-        for name, bystander in (("control", control), ("attack", attacked)):
-            if bystander.failure:
-                complaints.append(f"bystander, {name}: {bystander.failure}")
+        writers = {"control": control, "attack": attacked, "holder of the attackers' topic": holder}
+        complaints += [f"{name}: {each.failure}" for name, each in writers.items() if each.failure]
         ratio = attacked.p99_ms() / control.p99_ms()
         print(f"bystander's p99: {ratio:.2f} times the control run")
         if ratio > LATENCY_RATIO_MAX:
@@ -216,23 +315,23 @@ def campaign(frames: int, requests: int, seed: int) -> list[str]:
                 f"bystander: p99 {ratio:.2f} times the control run, at most {LATENCY_RATIO_MAX}"
             )
         for victim in victims:
-            print(
-                f"{victim.name}: memory at most {victim.peak_bytes / victim.idle_bytes:.2f} times its idle one"
-            )
+            times = victim.peak_bytes / victim.idle_bytes
+            print(f"{victim.name}: memory at most {times:.2f} times its idle one")
         return complaints
 
 
-def _wait_listening(port: int, seconds: float = 60.0) -> None:
+def _wait_listening(port: int, victim: Victim, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while True:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
         if time.monotonic() > deadline:
-            raise TimeoutError(f"nothing listens on port {port}")
+            log = victim.log.read_text(errors="replace")[-2000:]
+            raise TimeoutError(f"{victim.name} does not listen on port {port}:\n{log}")
         time.sleep(0.1)
 
 
-def report(name: str, bystander: Bystander, sent: int) -> None:
+def report(name: str, bystander: Writer, sent: int) -> None:
     number = len(bystander.latencies_seconds)
     print(
         f"{name}: {sent} frames and requests; bystander: {number} receipts, p99 {bystander.p99_ms():.1f} ms"
@@ -245,7 +344,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--requests", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
-    complaints = campaign(options.frames, options.requests, options.seed)
+    complaints = campaign(Amount(options.frames, options.requests, options.seed))
     for complaint in complaints:
         print(f"FAILED {complaint}")
     return 1 if complaints else 0

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
+import google_crc32c
 from tests.attacks.fuzzing import values
+from tests.attacks.fuzzing.routes import STAGED, Route
+
+from onewriter_core.publish_rights import REGISTRATION_HEADER
+from onewriter_core.wire.messages import build_batch
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "BREW")
 
@@ -18,27 +26,72 @@ PART_MAGIC = b"OWR1"
 """The first bytes of a staged part (docs/http.md)."""
 
 
-def request(random: Random, routes: Sequence[tuple[str, str]], host: str, token: str = "") -> bytes:
+PARTS, ATTEMPTS, STAGED_VERSIONS = ("0", "1", "2"), ("a", "b"), ("1", "2", "3")
+"""Few names, so that a publish finds parts that were staged."""
+
+PUBLISHED_VERSION_MAX = 500
+"""A version that was published is not published again: this many are tried."""
+
+VALID: Mapping[str, tuple[str, ...]] = {
+    "tenant": ("public",),
+    "namespace": ("default",),
+    "topic": ("fuzzed", "fuzzed", "fuzzed-partition-0", "fuzzed-many"),
+    "domain": ("persistent", "non-persistent"),
+    "subscription": ("fuzz", "other"),
+    "app": ("app",),
+    "version": STAGED_VERSIONS,
+    "part": PARTS,
+    "attempt": ATTEMPTS,
+    "key": ("k", "a/b"),
+}
+"""What stands for a variable of a path in most requests, so that they get as far as the body."""
+
+VALID_SHARE = 0.85
+"""Of the variables of a path; of a path with seven variables a third is right as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What an attacker shows: its token; the registration and epoch of a topic that it holds."""
+
+    token: str = ""
+    registration: str = ""
+    epoch: int = 1
+
+
+NOTHING: Final = Shown()
+
+
+def request(random: Random, routes: Sequence[Route], host: str, shown: Shown = NOTHING) -> bytes:
     """One request to one of ``routes`` (method, template with ``{names}``), as bytes for a new connection."""
     method, template = random.choice(routes)
+    path = _path(random, template)
+    has_body = method in {"POST", "PUT", "PATCH"}
     if random.random() < 0.1:
         method = random.choice(METHODS)
-    path = _path(random, template) + _query(random)
-    body = _body(random) if method in {"POST", "PUT", "PATCH"} else b""
+    body = b""
+    if has_body:
+        is_staging = STAGED in template and random.random() < 0.9
+        body = _staged_body(random, path, shown) if is_staging else _body(random)
     headers = [f"Host: {host}"]
-    if token and random.random() < 0.9:
-        headers.append(f"Authorization: Bearer {token}")
+    if shown.token and random.random() < 0.95:
+        headers.append(f"Authorization: Bearer {shown.token}")
+    if shown.registration and random.random() < 0.95:
+        headers.append(f"{REGISTRATION_HEADER}: {shown.registration}")
     headers += _headers(random, len(body))
-    head = f"{method} {path} HTTP/1.1\r\n" + "\r\n".join(headers) + "\r\n\r\n"
+    head = f"{method} {path}{_query(random)} HTTP/1.1\r\n" + "\r\n".join(headers) + "\r\n\r\n"
     return values.mutated(random, head.encode("utf-8", "replace"), 0.1) + body
 
 
 def _path(random: Random, template: str) -> str:
     pieces = []
     for piece in template.split("/"):
-        if "{" in piece:
-            name = random.choice(("public", "default", "fuzzed", "3", "app"))
-            pieces.append(quote(name if random.random() < 0.6 else values.text(random)[:600]))
+        if piece == "{version}" and template.endswith("publish"):
+            pieces.append(str(random.randint(1, PUBLISHED_VERSION_MAX)))
+        elif "{" in piece:
+            usual = VALID.get(piece.strip("{}"), ("3", "fuzzed"))
+            is_valid = random.random() < VALID_SHARE
+            pieces.append(quote(random.choice(usual) if is_valid else values.text(random)[:600]))
         else:
             pieces.append(piece)
     return "/".join(pieces)
@@ -73,6 +126,9 @@ def _headers(random: Random, length: int) -> list[str]:
         found.append(
             "Authorization: " + random.choice(("Bearer", "Basic eDp5", "Bearer " + "a" * 9000))
         )
+    if random.random() < 0.3:
+        kinds = ("application/json", "application/x-ndjson", "application/vnd.onewriter.messages")
+        found.append(f"Content-Type: {random.choice(kinds)}")
     if random.random() < 0.05:
         found.append("X-Padding: " + "p" * random.choice((100, 8200, 60_000)))
     found.append("Connection: close")
@@ -105,13 +161,65 @@ def _document(random: Random, depth: int) -> Any:
     return {random.choice(names): _document(random, depth + 1) for _ in range(random.randrange(6))}
 
 
+def _staged_body(random: Random, path: str, shown: Shown) -> bytes:
+    """A body that fits the route: rows, or the parts of a publish."""
+    if not path.endswith(("/publish", "/discard", "/layout")):
+        return _good_part(*path.split("/")[-2:]) if random.random() < 0.5 else _part(random)
+    parts = [_named_part(random, part) for part in PARTS[: random.randrange(4)]]
+    if random.random() < 0.1:
+        parts *= random.choice((2, 500))
+    epoch = shown.epoch if random.random() < 0.8 else random.choice((None, values.number(random)))
+    body = {"epoch": epoch, "parts": parts, "noted": random.random() < 0.5}
+    return values.mutated(random, json.dumps(body).encode("utf-8", "surrogatepass"), 0.2)
+
+
+def _named_part(random: Random, part: str) -> dict[str, Any]:
+    """A part as a publish names it, mostly as staging ``_good_part`` answers."""
+    attempt = random.choice(ATTEMPTS)
+    good = _good_part(part, attempt)
+    found = {
+        "key": f"app/{random.choice(STAGED_VERSIONS)}/{part}/{attempt}",
+        "rows": GOOD_ROWS,
+        "bytes": len(good),
+        "checksum": _checksum(good),
+    }
+    if random.random() < 0.15:
+        found |= {random.choice(("rows", "bytes")): values.number(random, 32)}
+    if random.random() < 0.1:
+        found |= {random.choice(("key", "checksum")): values.text(random)}
+    return found
+
+
+GOOD_ROWS: Final = 3
+
+
+def _good_part(part: str, attempt: str) -> bytes:
+    """The part of that name that is in order."""
+    row = (pb.SingleMessageMetadata(), f"{part} {attempt}".encode())
+    return PART_MAGIC + _frame(build_batch([row] * GOOD_ROWS), GOOD_ROWS)
+
+
+def _checksum(body: bytes) -> str:
+    """As staging answers it for a part of less than a MiB."""
+    crc = struct.pack(">I", google_crc32c.value(body))
+    return hashlib.blake2b(crc, digest_size=16).hexdigest()
+
+
+def _frame(rows: bytes, number: int, lie: int = 0) -> bytes:
+    return struct.pack("<II", max(4 + len(rows) + lie, 0) & 0xFFFFFFFF, number) + rows
+
+
 def _part(random: Random) -> bytes:
-    """A staged part: frames with their numbers of rows, some of which lie."""
-    frames = [
-        (random.choice((1, 3, 0, 2**32 - 1)), random.randbytes(random.choice((0, 10, 4000))))
-        for _ in range(random.choice((0, 1, 5)))
-    ]
-    body = PART_MAGIC + b"".join(
-        struct.pack("<II", 4 + len(data), rows) + data for rows, data in frames
-    )
-    return values.mutated(random, body, 0.5)
+    """A staged part: frames of rows, most of them in order; some lie about their size or number."""
+    frames = b""
+    for _ in range(random.choice((0, 1, 5, 300))):
+        if random.random() < 0.7:
+            number = random.choice((1, 3, 50))
+            row = pb.SingleMessageMetadata(partition_key=values.text(random)[:40])
+            data = build_batch([(row, random.randbytes(random.choice((0, 10, 200))))] * number)
+        else:
+            number, data = 1, random.randbytes(random.choice((0, 10, 4000)))
+        lie = random.choice((0, 0, 0, 0, 0, 1, -1, 2**31)) if random.random() < 0.3 else 0
+        rows = random.choice((0, 2**32 - 1, 10_001)) if random.random() < 0.1 else number
+        frames += _frame(data, rows, lie)
+    return values.mutated(random, PART_MAGIC + frames, 0.3)

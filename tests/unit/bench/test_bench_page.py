@@ -92,7 +92,7 @@ def test_without_a_thousand_topics_their_goals_are_not_measured() -> None:
 def test_a_single_write_while_idle_misses_the_goal(writes: int, verdict: str) -> None:
     quiet = Idle(1000, 600, writes, 360, cpu_seconds=6, resident_bytes=150_000_000)
     text = page.idle_part(quiet, 2, CONDITIONS)
-    assert row(text, "no write beside Leases") == [f"{writes} writes", verdict]
+    assert row(text, "no write except of Leases") == [f"{writes} writes", verdict]
     assert row(text, "operator's CPU") == ["1.0% of a core"]
     assert "for 10 minutes" in text
 
@@ -128,7 +128,7 @@ def test_conditions_are_told_with_every_part() -> None:
     assert "up to 3.1" in text
     assert "Others" not in text
     disturbed = report.Conditions("2 cores", "python", 0.471, 12.8)
-    assert "Others used 47.1% of the processors" in page.topics_part(
+    assert "Other processes used 47.1% of the processors" in page.topics_part(
         [[burst(10, 1.0)]], 2, disturbed
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -18,6 +19,7 @@ from onewriter_broker.connection.lookups import (
     Lookups,
 )
 from onewriter_broker.settings import Settings
+from onewriter_broker.tls import over_plain, over_tls
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.errors import ServerError, Undecided
@@ -62,8 +64,13 @@ class World:
             bucket_of=lambda _name: 3,
             partitions_of=self._partitions_of,
         )
+        self.settings = Settings()
         self.lookups = Lookups(
-            cast("Topics", topics), Authorization(Settings(), (), DesiredState), Identity()
+            cast("Topics", topics),
+            Authorization(Settings(), (), DesiredState),
+            Identity(),
+            lambda owner: over_tls(owner, self.settings),
+            lambda owner: over_plain(owner, self.settings),
         )
 
     async def _partitions_of(self, name: TopicName) -> int | None:
@@ -90,6 +97,19 @@ async def test_the_owner_is_named_as_soon_as_there_is_one() -> None:
     assert answer.response == pb.CommandLookupResponse.CONNECT
     assert answer.broker_service_url == HERE.broker_url
     assert 2.0 <= seconds <= 2.0 + 2 * OWNER_POLL_SECONDS
+
+
+async def test_a_plain_address_is_named_unless_tls_alone_is_served() -> None:
+    world = World()
+    world.ownership.owner = Addresses("pulsar://here:6650", "http://here:8080")
+    world.settings = Settings(tls_cert_file=Path("cert"))
+    answer, _ = await world.look_up()
+    assert answer.broker_service_url == "pulsar://here:6650"
+    assert answer.broker_service_url_tls == "pulsar+ssl://here:6651"
+    world.settings = world.settings.model_copy(update={"tls_only": True})
+    answer, _ = await world.look_up()
+    assert not answer.HasField("broker_service_url")
+    assert answer.broker_service_url_tls == "pulsar+ssl://here:6651"
 
 
 async def test_a_look_up_that_waited_in_vain_may_be_repeated_on_the_same_connection() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from onewriter_broker.verbs import options
 from onewriter_broker.verbs import ownerships as verb
 from onewriter_core.command import EXIT_UNKNOWN
 from onewriter_core.errors import (
@@ -35,8 +37,8 @@ class Brokers:
         self.refusals = refusals or {}
         self._unowned = unowned
 
-    def __call__(self, url: str, token: str) -> _Broker:
-        del token
+    def __call__(self, url: str, token: str, *, ca_file: Path | None) -> _Broker:
+        del token, ca_file
         return _Broker(self, url)
 
     def brokers(self) -> dict[str, Any]:
@@ -77,7 +79,7 @@ class _Broker:
 def test_what_could_not_be_asked_is_said_and_no_success(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], unowned: list[int], reason: str
 ) -> None:
-    monkeypatch.setattr(verb, "Broker", Brokers(unowned))
+    monkeypatch.setattr(options, "Broker", Brokers(unowned))
     done = CliRunner().invoke(verb.ownerships, list(words))
     assert done.exit_code == EXIT_UNKNOWN
     assert reason in done.stderr
@@ -88,7 +90,7 @@ def test_what_could_not_be_asked_is_said_and_no_success(
 def test_what_was_dropped_is_told_where_the_second_broker_refuses(
     monkeypatch: pytest.MonkeyPatch, error: OnewriterError
 ) -> None:
-    monkeypatch.setattr(verb, "Broker", Brokers([1], {"http://two": error}))
+    monkeypatch.setattr(options, "Broker", Brokers([1], {"http://two": error}))
     done = CliRunner().invoke(verb.ownerships, ["--drop", "--group", "g"])
     assert done.exit_code == EXIT_UNKNOWN
     assert f"http://two: {error}" in done.stderr
@@ -97,7 +99,7 @@ def test_what_was_dropped_is_told_where_the_second_broker_refuses(
 
 def test_where_the_first_broker_refuses_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     brokers = Brokers([1], {"http://one": REFUSED})
-    monkeypatch.setattr(verb, "Broker", brokers)
+    monkeypatch.setattr(options, "Broker", brokers)
     done = CliRunner().invoke(verb.ownerships, ["--drop", "--group", "g"])
     assert done.exception is REFUSED, "the command ends with it"
     assert [url for url, _ in brokers.asked] == ["http://one"]
@@ -105,7 +107,7 @@ def test_where_the_first_broker_refuses_nothing_is_done(monkeypatch: pytest.Monk
 
 def test_all_that_are_alive_are_asked_for_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     brokers = Brokers([1])
-    monkeypatch.setattr(verb, "Broker", brokers)
+    monkeypatch.setattr(options, "Broker", brokers)
     words = ["--drop", "--group", "", "--resource", "r", "-o", "json"]
     done = CliRunner().invoke(verb.ownerships, words)
     assert [url for url, _ in brokers.asked] == ["http://one", "http://two"]

@@ -152,20 +152,41 @@ async def test_a_confirmed_identity_may_do_everything_again() -> None:
     assert world.judge.asked == [b"first", b"second"]
 
 
-async def test_while_nobody_can_judge_it_the_connection_goes_on() -> None:
-    """Its token has expired, and nobody could have renewed it either."""
+async def test_while_nobody_can_judge_it_the_connection_goes_on_until_its_token_expires() -> None:
     world = World()
-    world.judge.says = Authenticated(POD, in_seconds(10))
+    world.judge.says = Authenticated(POD, in_seconds(100))
     await world.connect()
-    world.link._ask_again(in_seconds(10))
+    world.pass_seconds(50)
+    world.link._ask_again(in_seconds(100))
     world.judge.says = Unavailable("the API server is away")
-    await world.renew()
-    world.pass_seconds(20)
+    for _ in range(2):
+        await world.renew()
+        assert world.asks_in == pytest.approx(listener.RETRY_SECONDS, abs=10)
+        world.pass_seconds(listener.RETRY_SECONDS)
+        world.link._ask_again(in_seconds(100))
     await world.hear(world.client.encode(pb.CommandPing()))
     assert world.said(pb.CommandPong)
     assert not world.pipe.is_closed
     assert not world.link.may_only_resume, "what was proved once stays proved"
+    await world.renew()
+    assert world.asks_in == pytest.approx(10, abs=2), "that is when the token ends"
+    world.pass_seconds(10)
+    world.link._ask_again(in_seconds(100))
+    assert world.pipe.is_closed
+
+
+async def test_a_token_without_an_end_ends_no_connection_that_nobody_can_judge() -> None:
+    world = World()
+    world.judge.says = Authenticated(POD, None, in_seconds(20))
+    await world.connect()
+    world.link._ask_again(None)
+    world.judge.says = Unavailable("the API server is away")
+    await world.renew()
     assert world.asks_in == pytest.approx(listener.RETRY_SECONDS, abs=10)
+    world.pass_seconds(10_000)
+    await world.hear(world.client.encode(pb.CommandPing()))
+    assert world.said(pb.CommandPong)
+    assert not world.pipe.is_closed
 
 
 @pytest.mark.parametrize(

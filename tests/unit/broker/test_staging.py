@@ -341,15 +341,77 @@ async def test_a_version_that_fills_a_bucket_alone_waits_for_nothing(
     assert len(world.kept) == 2
 
 
-def test_only_so_many_are_taken_at_once() -> None:
+@pytest.mark.parametrize("bound", ["bytes", "parts"])
+async def test_a_namespace_leaves_room_in_its_bucket_to_others(
+    monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
     world = World()
-    with ExitStack() as stack:
-        for _ in range(staging.UPLOADS_MAX):
-            stack.enter_context(world.staging.uploading())
-        with pytest.raises(Refused, match="come again"):
-            stack.enter_context(world.staging.uploading())
-    with world.staging.uploading():
-        pass
+    part = body(frame(b"x" * 1000))
+    most = 10
+    if bound == "bytes":
+        monkeypatch.setattr(staging, "STAGED_BYTES_MAX", most * len(part))
+    else:
+        monkeypatch.setattr(staging, "STAGED_PARTS_MAX", most)
+
+    async def filled(namespace: str) -> int:
+        """How many parts it gets, each of another app, until it gets no more."""
+        name = in_bucket(namespace)
+        for count in range(2 * most):
+            try:
+                await world.staging.keep(name, f"app-{count}/1/0/1", part)
+            except Refused:
+                return count
+        raise AssertionError
+
+    assert await filled("greedy") == most
+    assert await filled("calm") == 5
+    assert await filled("late") >= 2
+    assert await world.staging.drop(in_bucket("greedy"), "") == most
+    assert await filled("calm") >= 8
+
+
+def in_bucket(namespace: str) -> TopicName:
+    names = (TopicName.parse(f"public/{namespace}/t-{number}") for number in range(10_000))
+    return next(name for name in names if bucket_of(name, 64) == BUCKET)
+
+
+async def test_what_is_staged_is_known_by_topic() -> None:
+    world = World()
+    part = body(frame(b"row"))
+    odd = TopicName.parse("persistent://public/default/with|bar")
+    world.staging = Staging(world.store, lambda _: BUCKET, lambda: [BUCKET], lambda: world.wall_ms)
+    await world.staging.keep(TOPIC.with_partition(1), KEY, part)
+    await world.staging.keep(TOPIC.with_partition(2), KEY, part)
+    await world.staging.keep(odd, KEY, part)
+    assert world.staging.sizes() == {TOPIC: 2 * len(part), odd: len(part)}
+    await world.staging.keep(odd, KEY, body(frame(b"longer row")))
+    assert world.staging.sizes()[odd] == len(body(frame(b"longer row")))
+    await world.staging.drop(odd, "app/")
+    assert world.staging.sizes()[odd] == 0
+    elsewhere = Staging(world.store, lambda _: BUCKET, lambda: [BUCKET], lambda: world.wall_ms)
+    assert elsewhere.sizes() == {}
+    await elsewhere.drop(TOPIC, "nothing")
+    assert elsewhere.sizes() == {TOPIC: 2 * len(part)}
+
+
+@pytest.mark.looptime
+async def test_a_broker_learns_what_was_staged_before_it_took_a_bucket() -> None:
+    world = World()
+    part = body(frame(b"row"))
+    await world.staging.keep(TOPIC, KEY, part)
+    held: list[int] = []
+    later = Staging(world.store, lambda _: BUCKET, lambda: held, lambda: world.wall_ms)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(later.run())
+        await asyncio.sleep(2 * staging.LOOK_SECONDS + 1)
+        assert later.sizes() == {}
+        held.append(BUCKET)
+        await asyncio.sleep(staging.LOOK_SECONDS)
+        assert later.sizes() == {TOPIC: len(part)}
+        held.clear()
+        await asyncio.sleep(staging.LOOK_SECONDS)
+        assert later._sizes == {}
+        running.cancel()
 
 
 def test_publishes_share_the_memory_for_them() -> None:

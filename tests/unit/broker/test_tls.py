@@ -12,7 +12,13 @@ from tests.cluster.pki import Authority
 
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.settings import Settings
-from onewriter_broker.tls import REMIND_SECONDS, ServerCertificate, certificate_of, over_tls
+from onewriter_broker.tls import (
+    REMIND_SECONDS,
+    ServerCertificate,
+    certificate_of,
+    over_plain,
+    over_tls,
+)
 from onewriter_core.errors import ConfigurationError
 
 DAY = 24 * 3600.0
@@ -88,6 +94,8 @@ def test_settings_name_both_files_or_none(lab: Lab) -> None:
     assert certificate_of(Settings()) is None
     with pytest.raises(ConfigurationError, match="go together"):
         certificate_of(Settings(tls_cert_file=lab.certificate))
+    with pytest.raises(ConfigurationError, match="tls_only needs"):
+        certificate_of(Settings(tls_only=True))
     found = certificate_of(Settings(tls_cert_file=lab.certificate, tls_key_file=lab.key))
     assert found is not None
 
@@ -103,3 +111,13 @@ def test_another_brokers_addresses_over_tls_follow_from_its_plain_ones(lab: Lab)
     assert over_tls(Addresses(), settings) == Addresses()
     counted = Addresses("pulsar://[::1]:6652", "http://[::1]:8082")
     assert over_tls(counted, settings).broker_url == "pulsar+ssl://[::1]:6653"
+
+
+def test_with_tls_alone_no_plain_address_is_named_and_none_listened_at(lab: Lab) -> None:
+    addresses = Addresses("pulsar://broker-1.pods:6650", "http://broker-1.pods:8080")
+    settings = Settings(host="0.0.0.0", tls_cert_file=lab.certificate, tls_key_file=lab.key)
+    assert over_plain(addresses, settings) == addresses
+    assert settings.plain_host == "0.0.0.0"
+    settings = settings.model_copy(update={"tls_only": True})
+    assert over_plain(addresses, settings) == Addresses()
+    assert settings.plain_host == "127.0.0.1"

@@ -13,7 +13,9 @@ from tests.stamps import stamp_anew
 
 from onewriter_broker.log.api import Append, Binding, FencedLog, LogStore, Marker, Outcome
 from onewriter_broker.log.api import Fence as StoreFence
+from onewriter_broker.log.blocks import BLOCK_ENTRIES_MAX
 from onewriter_broker.log.pending import PendingEntry
+from onewriter_broker.log.publishing import Entries, Publish
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.tenures import (
@@ -23,6 +25,14 @@ from onewriter_broker.topic.tenures import (
     state_fields,
 )
 from onewriter_core.ids import Identity, Position, TopicName, bucket_of
+from onewriter_core.publishers import (
+    CAPABILITY,
+    HELD,
+    PUBLISHER,
+    Publisher,
+    encode_publisher,
+    publisher_of,
+)
 from onewriter_core.topic.effects import NEW_EPOCH, Fence
 from onewriter_core.topic.model import (
     WHOLE,
@@ -236,6 +246,41 @@ class Story:
         topic_log.block_committed(pending)
         return pending.block.last
 
+    async def publish_as_whole(
+        self, publisher: Publisher, version: int, *, app: str = "app", is_recorded: bool = True
+    ) -> None:
+        """An atomic publish of two blocks under the epoch that leads, as a broker stores it.
+
+        By the holder itself, or with a capability of its. ``is_recorded``: the broker's audit says so.
+        """
+        self.clock_ms += 10
+        ownership = self.slots[WHOLE].ownership
+        assert isinstance(ownership, Held)
+        holder = ownership.tenure.identity
+        if is_recorded:
+            told = {"subject": publisher.subject, "podUID": publisher.pod_uid}
+            await self.audit(
+                kind=PUBLISHER,
+                log=str(self.topic),
+                epoch=str(ownership.tenure.epoch),
+                app=app,
+                right=HELD if publisher_of(holder) == publisher else CAPABILITY,
+                holder=str(holder),
+                **{name: value for name, value in told.items() if value},
+            )
+        sends = [Send(0, version)] * (BLOCK_ENTRIES_MAX + 1)
+        content = entry(app, version)
+        publish = Publish(
+            *(app, version, Entries((send, content) for send in sends), lambda: True, None),
+            encode_publisher(publisher),
+        )
+        while not publish.is_formed:
+            pending = publish.form(self.log, self.clock_ms)
+            append = Append(
+                *(self.binding, self.topic, pending.token, pending.block), opens=pending.opens
+            )
+            assert await self.store.append([append]) == [Outcome.DONE]
+
     async def audit(self, **fields: str) -> None:
         """A record that belongs to no fence."""
         record = {"topic": str(self.topic), "broker": self.binding.owner, "t": str(self.clock_ms)}
@@ -279,4 +324,24 @@ async def an_eventful_life(store: LogStore) -> Story:
     await story.publish(entry("carol", 0))
     await story.publish(*(entry("carol", 1, chunk=chunk) for chunk in range(3)))
     await story.publish(entry("carol", 2))
+    return story
+
+
+ALICE, BOB = Publisher("account-alice"), Publisher("account-bob")
+SPARK = Publisher("spark", "pod-1")
+"""It bears a capability."""
+
+
+async def a_life_with_publishers(store: LogStore) -> Story:
+    """Alice and Spark publish under epoch 5, in ledgers 5 and 6; Bob and Spark under epoch 7."""
+    story = await Story.begin(store)
+    await story.fence(Purpose.GRANT, waiter("alice", arrival=1))
+    await story.publish_as_whole(ALICE, 1)
+    await story.publish_as_whole(SPARK, 2)
+    await story.fence(Purpose.ROLL)
+    await story.publish_as_whole(ALICE, 3, is_recorded=False)  # it was, under this epoch
+    await story.publish_as_whole(ALICE, 1, app="other")
+    await story.fence(Purpose.GRANT, waiter("bob", arrival=2))
+    await story.publish_as_whole(BOB, 4)
+    await story.publish_as_whole(SPARK, 5)
     return story

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import http.server
 import json
+import ssl
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from tests.cluster.pki import Authority
 
 from onewriter_core.broker_http import Broker, topic_path
 from onewriter_core.errors import ConfigurationError, Refused, Unavailable, Undecided
@@ -132,3 +135,32 @@ def test_something_that_is_no_broker_is_told_so(
     handler.script[:] = [(404, {}, answer)]
     with pytest.raises(Unavailable, match="no onewriter broker"):
         Broker(url).get("/x")
+
+
+def test_https_is_checked_against_the_authority_that_is_named(
+    server: tuple[str, type[Scripted]], tmp_path: Path
+) -> None:
+    url, handler = server
+    authority = Authority(tmp_path)
+    authority.server("server", ["127.0.0.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+    secured = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    secured.socket = context.wrap_socket(secured.socket, server_side=True)
+    thread = threading.Thread(target=secured.serve_forever)
+    thread.start()
+    try:
+        there = f"https://127.0.0.1:{secured.server_address[1]}"
+        handler.script[:] = [(307, {"Location": f"{there}/there"}, b""), (200, {}, b"{}")]
+        assert Broker(url, "secret", ca_file=authority.certificate).get("/here") == {}
+        assert [token for *_, token in handler.seen] == ["Bearer secret"] * 2
+        for wrong in (None, Authority(tmp_path / "stranger").certificate):
+            with pytest.raises(ConfigurationError, match="is not trusted"):
+                Broker(there, "secret", ca_file=wrong).get("/there")
+        with pytest.raises(ConfigurationError, match="--ca-file"):
+            Broker(there, "secret", ca_file=tmp_path / "none").get("/there")
+        assert len(handler.seen) == 2, "the token went nowhere else"
+    finally:
+        secured.shutdown()
+        secured.server_close()
+        thread.join()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import e2e.faults
 import pytest
 from e2e.faults import Faults
 from e2e.machines import NotPossible, UnknownMachines
 from e2e.manifests import Json
+from tests.cluster import commands
+from tests.cluster.control_plane import ClusterError
 
 POD: Json = {
     "metadata": {"namespace": "shop", "name": "writer", "uid": "11-22"},
@@ -30,7 +32,7 @@ class RecordedMachines(UnknownMachines):
         self.asked: list[str] = []
         self._printed = printed
 
-    def shell(self, node: str, script: str) -> str:
+    def shell(self, node: str, script: str, seconds: float = 0) -> str:
         self.asked.append(f"{node}: {script}")
         return self._printed
 
@@ -94,19 +96,41 @@ class ThisMachine(RecordedMachines):
         super().__init__()
         self._logs = logs
 
-    def shell(self, node: str, script: str) -> str:
+    def shell(self, node: str, script: str, seconds: float = 0) -> str:
         waiting, _, killing = script.partition("; found=")
         self.asked.append(killing)
-        subprocess.run(["sh", "-ec", waiting], check=True)
+        done = commands.run(["sh", "-ec", waiting], seconds=seconds)
+        if done.returncode != 0:
+            raise ClusterError(done.stderr)
         return ""
 
     def pod_logs(self, node: str) -> str:
         return str(self._logs)
 
 
-def test_a_container_is_killed_behind_its_words_and_not_before(tmp_path: Path) -> None:
-    folder = tmp_path / "shop_writer_11-22" / "writer"
-    folder.mkdir(parents=True)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the node keeps what the container prints."""
+    found = tmp_path / "shop_writer_11-22" / "writer"
+    found.mkdir(parents=True)
+    return found
+
+
+def test_who_never_says_the_words_is_named_with_what_was_said(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(e2e.faults, "SAID_SECONDS", -1)
+    (folder / "0.log").write_text("x stdout F no such table\n")
+    with (
+        Faults(ThisMachine(tmp_path)) as faults,
+        pytest.raises(ClusterError, match=r"not within -1 s: batch 0:(?s:.*)no such table"),
+    ):
+        faults.kill_behind("batch 0:", POD, "writer")
+
+
+def test_a_container_is_killed_behind_its_words_and_not_before(
+    folder: Path, tmp_path: Path
+) -> None:
     machines = ThisMachine(tmp_path)
     with Faults(machines) as faults:
         killing = threading.Thread(target=faults.kill_behind, args=("batch 0:", POD, "writer"))

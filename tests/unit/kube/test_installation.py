@@ -220,6 +220,14 @@ def test_plain_ports_are_offered_only_where_they_are_wanted(more: Json, offered:
     for name in ("onewriter-broker", "onewriter-broker-pods"):
         ports = only(documents, "Service", name)["spec"]["ports"]
         assert [each["port"] for each in ports] == offered
+    ports = container(brokers(more))["ports"]
+    assert [each["containerPort"] for each in ports] == [*offered, 8081]
+    found = environment(brokers(more))
+    if 6651 in offered:
+        assert found["ONEWRITER_TLS_CA_FILE"] == "/run/onewriter/tls/ca.crt"
+        assert found["ONEWRITER_TLS_ONLY"] == str(6650 not in offered).lower()
+    else:
+        assert not [name for name in found if "TLS" in name]
     if more is not WITHOUT:
         policy = only(documents, "NetworkPolicy", "onewriter-broker")
         assert [each["port"] for each in policy["spec"]["ingress"][0]["ports"]] == offered

@@ -26,7 +26,9 @@ DELETE = RemovePod("shop", "writer-0", "u0", "u0@2", is_deletion=True)
 class Server:
     """Answers one call with a failure, and knows one pod."""
 
-    def __init__(self, failure: Exception | None = None, pod: Json | None = None) -> None:
+    def __init__(
+        self, failure: Exception | None = None, pod: Json | Exception | None = None
+    ) -> None:
         self.failure = failure
         self.pod = pod
         self.calls: list[tuple[str, ...]] = []
@@ -38,6 +40,8 @@ class Server:
         self._call("delete", namespace, name, uid)
 
     async def get(self, kind: Any, namespace: str, name: str) -> Json | None:
+        if isinstance(self.pod, Exception):
+            raise self.pod
         return self.pod
 
     def _call(self, *what: str) -> None:
@@ -46,7 +50,7 @@ class Server:
             raise self.failure
 
 
-def kube(failure: Exception | None = None, pod: Json | None = None) -> Kube:
+def kube(failure: Exception | None = None, pod: Json | Exception | None = None) -> Kube:
     return cast("Kube", Server(failure, pod))
 
 
@@ -63,6 +67,8 @@ def pod(uid: str) -> Json:
         pytest.param(ApiRefused(409, "uid"), pod("u1"), "PodGone", id="409 and a successor"),
         pytest.param(ApiRefused(409, "busy"), pod("u0"), "EvictionFailed", id="409 and still it"),
         pytest.param(ApiRefused(429, "budget"), pod("u0"), "BlockedByPDB", id="429"),
+        pytest.param(ApiRefused(429, "budget"), pod("u1"), "PodGone", id="429 for a successor"),
+        pytest.param(ApiRefused(500, "budgets"), pod("u1"), "PodGone", id="500 for a successor"),
         pytest.param(ApiRefused(500, "two budgets"), pod("u0"), "EvictionFailed", id="500"),
         pytest.param(ApiRefused(403, "forbidden"), pod("u0"), "EvictionFailed", id="403"),
     ],
@@ -72,8 +78,14 @@ async def test_answers(failure: Exception | None, there: Json | None, answer: st
     assert (found.answer, found.count) == (answer, 3)
 
 
+@pytest.mark.parametrize("silence", [ApiUnreachable("away"), ApiRefused(403, "forbidden")])
+async def test_a_pod_that_cannot_be_read_may_be_there(silence: Exception) -> None:
+    found = await remove(kube(ApiRefused(429, "budget"), silence), EVICT, 1)
+    assert (found.answer, found.message) == ("BlockedByPDB", "budget")
+
+
 async def test_retry_after_is_kept() -> None:
-    found = await remove(kube(ApiRefused(429, "budget", 17)), EVICT, 1)
+    found = await remove(kube(ApiRefused(429, "budget", 17), pod("u0")), EVICT, 1)
     assert found.retry_after_seconds == 17
     assert found.message == "budget"
 

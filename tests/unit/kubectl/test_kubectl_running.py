@@ -248,11 +248,13 @@ def test_a_broker_is_asked_through_a_tunnel_with_a_token_of_its_audience(
     )
 
 
+@pytest.mark.parametrize(("scheme", "at"), [("http", 8080), ("https", 8443)])
 def test_a_broker_that_names_another_is_followed_to_that_pod(
-    fake: FakeKubectl, page: tuple[int, type[Page]], brokers: Brokers
+    fake: FakeKubectl, page: tuple[int, type[Page]], brokers: Brokers, scheme: str, at: int
 ) -> None:
     port, handler = page
-    handler.elsewhere = "http://onewriter-broker-1.onewriter-broker-pods.system.svc:8080/there?a=1"
+    host = "onewriter-broker-1.onewriter-broker-pods.system.svc"
+    handler.elsewhere = f"{scheme}://{host}:{at}/there?a=1"
     fake.has("get pods", *pods("onewriter-broker-0", "onewriter-broker-1"))
     fake.answers("create token", "a.b.c\n")
     fake.answers("port-forward", forwards(port), stays=True)

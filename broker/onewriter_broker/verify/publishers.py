@@ -1,0 +1,82 @@
+"""Who published, as blocks say it and as the audit says it.
+
+A broker writes the audit record before it appends a block that names the publisher. So a block without
+such a record was changed, or its record was. Brokers of release 0.1.0 write neither; those blocks are
+told by the ledger's owner, of which there is no such record at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from onewriter_broker.log.api import Block
+from onewriter_broker.log.blocks import publish_of
+from onewriter_broker.verify.audit import BucketAudit, LogAudit
+from onewriter_broker.verify.findings import Violation
+from onewriter_core.publishers import EVERY_POD, Publisher, decode_publisher
+
+TEXT_SHOWN_MAX = 200
+"""Characters of a damaged field ``by`` that a sentence quotes."""
+
+
+@dataclass(slots=True)
+class PublisherChecker:
+    """Compares the publishers that the blocks of a log name with its audit records.
+
+    ``notes`` say what could not be compared.
+    """
+
+    log: str
+    audit: BucketAudit
+    notes: list[str] = field(default_factory=list)
+    _last: tuple[str, str] | None = None
+    """The publish, and the publisher, of the last block that was reported."""
+
+    def block(self, block: Block, epoch: int | None, owner: str) -> Iterator[Violation]:
+        """The next block of a publish, in a ledger of this epoch (None: of none) that ``owner`` wrote."""
+        named = (block.publish, block.by)
+        if named == self._last:
+            return  # the other blocks of a publish that was reported
+        sentence = self._wrong(block, epoch, owner)
+        self._last = named if sentence else None
+        if sentence:
+            yield Violation("S15", self.log, (str(block.position),), sentence)
+
+    def _wrong(self, block: Block, epoch: int | None, owner: str) -> str:
+        """What is wrong with the publisher that a block names; empty: nothing, as far as it shows."""
+        if not block.by and owner not in self.audit.recorders:
+            return ""  # a broker of an earlier release
+        publisher = decode_publisher(block.by)
+        ledger = block.position.ledger
+        if not owner:
+            self._note(
+                f"whose ledger {ledger} is is not known: who published there was not compared"
+            )
+            return ""
+        if publisher is None:
+            return (
+                f"publish {block.publish} names a publisher that cannot be read:"
+                f" {block.by[:TEXT_SHOWN_MAX]!r}"
+            )
+        if epoch is None:
+            return f"publish {block.publish} by {publisher} stands in ledger {ledger}, which nobody held"
+        app, _ = publish_of(block.publish)
+        log = self.audit.logs.get(self.log, LogAudit())
+        known = log.publishers.get((epoch, app), ())
+        every_pod = Publisher(publisher.subject, EVERY_POD)
+        if publisher in known or (publisher.subject and every_pod in known):
+            return ""
+        if not log.reaches_back_to(epoch) or self.audit.is_cut:
+            self._note(
+                f"who published under epoch {epoch} was not compared: the audit lacks its grant"
+            )
+            return ""
+        return (
+            f"publish {block.publish} is by {publisher}, but the audit has no record that it"
+            f" published {app} under epoch {epoch}"
+        )
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self.notes:
+            self.notes.append(sentence)

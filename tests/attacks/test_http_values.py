@@ -1,0 +1,33 @@
+"""A JSON value of another type than a route expects is refused, and is no defect."""
+
+from __future__ import annotations
+
+import pytest
+from tests.attacks.guarded import ADMINISTRATOR, GuardedBrokers, http_as, wire_as
+from tests.integration.conftest import RawClients
+from tests.integration.http_calls import PERSISTENT
+
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+VALUES = ([], {}, [[]], {"a": []}, 10**400, True, None)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: str(value)[:20])
+def test_a_value_of_another_type_is_refused(
+    guarded: GuardedBrokers, raw: RawClients, value: object
+) -> None:
+    broker = guarded()
+    wire_as(broker, raw, "reader").subscribe("orders", "billing", pb.CommandSubscribe.SHARED)
+    boss = http_as(broker, ADMINISTRATOR)
+    answers = {
+        path: boss(method, path, body)
+        for method, path, body in (
+            ("PUT", "/admin/v2/namespaces/public/default/schemaCompatibilityStrategy", value),
+            (
+                "POST",
+                f"{PERSISTENT}/orders/subscription/billing/resetcursor",
+                {"ledgerId": 1, "entryId": 1, "excluded": value},
+            ),
+        )
+    }
+    assert {path: said for path, said in answers.items() if said[0] >= 500} == {}

@@ -1,0 +1,73 @@
+"""Programs that tests run to their end. Each has a bound: one that hangs is named, and stops no run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+WORDS_MAX = 4_000
+"""How much of what a program printed an error repeats, in characters: the end of it."""
+
+COMMAND_MAX = 300
+"""How much of its command line, in characters."""
+
+
+class CommandHangs(Exception):
+    """A program did not end in time. The text has its command, the bound, and what it printed until then."""
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    seconds: float,
+    stdin: str = "",
+    directory: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; exit code and output. Raises CommandHangs behind ``seconds``.
+
+    What it has started ends with it, also inside of another process namespace (``nsenter``).
+    """
+    words = [str(word) for word in command]
+    with subprocess.Popen(
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        cwd=directory,
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(stdin, seconds)
+        except subprocess.TimeoutExpired as error:
+            _kill(process)
+            printed = f"{_text(error.stdout)}{_text(error.stderr)}"
+            raise CommandHangs(_complaint(words, seconds, printed)) from None
+        except BaseException:
+            _kill(process)
+            raise
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _text(printed: str | bytes | None) -> str:
+    """What a pipe has brought so far: ``subprocess`` does not decode it."""
+    return printed.decode(errors="replace") if isinstance(printed, bytes) else printed or ""
+
+
+def _complaint(words: Sequence[str], seconds: float, printed: str) -> str:
+    line = shlex.join(words)
+    shown = line if len(line) <= COMMAND_MAX else f"{line[:COMMAND_MAX]} ..."
+    return f"no end within {seconds:g} s: {shown}\nit printed: {printed[-WORDS_MAX:] or 'nothing'}"

@@ -1,0 +1,193 @@
+"""Stock clients with their default settings, where tokens, TLS and authorization are on: nothing else changes.
+
+The Python client shows it in ``make test``; the same programs in Java and Go run in ``make test-all``
+(tests/conformance/java/ClientSecured.java, tests/conformance/go/main.go).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+from bench.machine import LabUnavailable
+from bench.pulsar_lab import fetch_jars
+from pulsar import ConsumerType, InitialPosition, MessageId
+from pulsar.schema import AvroSchema, Integer, Record, String
+from tests.cluster.binaries import CannotBuild
+from tests.conformance.go.program import program
+from tests.integration.conftest import StockClients
+from tests.integration.secured import (
+    READER,
+    REFRESHED_SECONDS,
+    STRANGER,
+    WRITER,
+    Secured,
+    secured_broker,
+)
+
+CASES = 6
+"""In each of the programs."""
+ATTEMPTS_REFUSED = 4
+"""In each of them: a stranger produces, subscribes and reads; a reader produces."""
+RUN_SECONDS_MAX = 500.0
+RECEIVE_MS = 60_000
+
+JAVA_PROGRAM = Path(__file__).parents[1] / "conformance" / "java" / "ClientSecured.java"
+
+Clients = Callable[[str], Any]
+MODES = pulsar.ProducerAccessMode
+
+
+class Order(Record):  # type: ignore[misc]  # the client ships no types
+    number = Integer(required=True)
+
+
+class Misfit(Record):  # type: ignore[misc]
+    number = String(required=True)
+    more = Integer(required=True)
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    languages = ("python", "java", "go")
+    topics = [name for each in languages for name in (each, f"{each}-schema")]
+    with secured_broker(tmp_path_factory.mktemp("secured"), *topics) as found:
+        yield found
+
+
+@pytest.fixture
+def client_of(secured: Secured, stock: StockClients) -> Clients:
+    """Makes a client with default settings for a subject."""
+
+    def make(subject: str) -> Any:
+        return stock(
+            secured.url,
+            tls_trust_certs_file_path=secured.authorities,
+            authentication=pulsar.AuthenticationToken(secured.token(subject)),
+        )
+
+    return make
+
+
+def test_python_writes_in_each_mode_reads_and_seeks(client_of: Clients) -> None:
+    writer, reader = client_of(WRITER), client_of(READER)
+    for mode in (MODES.Shared, MODES.Exclusive, MODES.WaitForExclusive):
+        producer = writer.create_producer("python", access_mode=mode)
+        producer.send(str(mode).encode())
+        if mode is not MODES.WaitForExclusive:
+            producer.close()
+    deposing = writer.create_producer("python", access_mode=MODES.ExclusiveWithFencing)
+    deposing.send(b"last")
+    with pytest.raises(pulsar.ProducerFenced):
+        writer.create_producer("python", access_mode=MODES.Exclusive)
+    expected = [str(mode).encode() for mode in (MODES.Shared, MODES.Exclusive)]
+    for kind in (ConsumerType.Exclusive, ConsumerType.Shared, ConsumerType.Failover):
+        consumer = reader.subscribe(
+            "python", str(kind), kind, initial_position=InitialPosition.Earliest
+        )
+        for _ in range(2):
+            for content in expected:
+                message = consumer.receive(RECEIVE_MS)
+                assert message.data() == content
+                consumer.acknowledge(message)
+            consumer.seek(MessageId.earliest)
+        consumer.unsubscribe()
+    reading = reader.create_reader("python", MessageId.earliest)
+    assert [reading.read_next(RECEIVE_MS).data() for _ in range(4)][-1] == b"last"
+    reading.seek(MessageId.earliest)
+    assert reading.read_next(RECEIVE_MS).data() == expected[0]
+
+
+def test_python_brings_schemas_and_reads_them(client_of: Clients) -> None:
+    writer, reader = client_of(WRITER), client_of(READER)
+    producer = writer.create_producer("python-schema", schema=AvroSchema(Order))
+    producer.send(Order(number=7))
+    producer.close()
+    Misfit.__name__ = "Order"
+    with pytest.raises(pulsar.IncompatibleSchema):
+        writer.create_producer("python-schema", schema=AvroSchema(Misfit))
+    consumer = reader.subscribe(
+        "python-schema",
+        "typed",
+        schema=AvroSchema(Order),
+        initial_position=InitialPosition.Earliest,
+    )
+    assert consumer.receive(RECEIVE_MS).value().number == 7
+
+
+def test_python_is_refused_at_once_and_asks_no_more(secured: Secured, client_of: Clients) -> None:
+    stranger, reader = client_of(STRANGER), client_of(READER)
+    attempts: tuple[Callable[[], object], ...] = (
+        lambda: stranger.create_producer("python"),
+        lambda: stranger.subscribe("python", "foreign"),
+        lambda: stranger.create_reader("python", MessageId.earliest),
+        lambda: reader.create_producer("python"),
+    )
+    with secured.few_refusals(len(attempts)):
+        for attempt in attempts:
+            with pytest.raises(pulsar.AuthorizationError):
+                attempt()
+
+
+@pytest.mark.full  # test_token_refresh.py keeps the proof
+def test_python_outlives_its_tokens(secured: Secured, stock: StockClients) -> None:
+    with secured.renewed(WRITER) as token:
+        client = stock(
+            secured.url,
+            tls_trust_certs_file_path=secured.authorities,
+            authentication=pulsar.AuthenticationToken(token.read_text),
+        )
+        producer = client.create_producer("python", access_mode=MODES.ExclusiveWithFencing)
+        ledgers, end = set(), time.monotonic() + REFRESHED_SECONDS
+        while time.monotonic() < end:
+            ledgers.add(producer.send(b"still me").ledger_id())
+            time.sleep(0.1)
+    assert len(ledgers) == 1, "it was fenced meanwhile"
+
+
+def outcomes(secured: Secured, command: list[str], topic: str) -> list[str]:
+    """What a program prints of its cases; it is refused where it should be, and asks no more."""
+    with secured.renewed(WRITER) as token, secured.few_refusals(ATTEMPTS_REFUSED):
+        words = [secured.url, secured.authorities, topic]
+        words += [secured.token(subject) for subject in (WRITER, READER, STRANGER)]
+        words += [str(token), str(REFRESHED_SECONDS)]
+        run = subprocess.run(
+            [*command, *words], capture_output=True, text=True, timeout=RUN_SECONDS_MAX, check=False
+        )
+    found = [line for line in run.stdout.splitlines() if line.startswith(("ok ", "FAIL "))]
+    assert found, run.stderr[-4000:]
+    return found
+
+
+@pytest.mark.full  # needs Java; the Python client keeps the proof
+@pytest.mark.timeout(900)
+def test_java_works_unchanged(secured: Secured) -> None:
+    java = shutil.which("java")
+    if java is None:
+        pytest.fail("Java is missing: apt-get install openjdk-17-jdk-headless")
+    try:
+        jars = fetch_jars()
+    except LabUnavailable as missing:
+        pytest.fail(str(missing))
+    silence = ("-Dpulsar.log.root.level=OFF", "-Dpulsar.log.level=OFF")
+    found = outcomes(secured, [java, *silence, "-cp", f"{jars}/*", str(JAVA_PROGRAM)], "java")
+    assert [line for line in found if line.startswith("FAIL")] == []
+    assert len(found) == CASES
+
+
+@pytest.mark.full  # needs Go; the Python client keeps the proof
+@pytest.mark.timeout(900)
+def test_go_works_unchanged(secured: Secured) -> None:
+    try:
+        built = program()
+    except CannotBuild as missing:
+        pytest.fail(str(missing))
+    found = outcomes(secured, [str(built)], "go")
+    assert [line for line in found if line.startswith("FAIL")] == []
+    assert len(found) == CASES
