@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import onewriter.sidecar.cli  # noqa: F401
 import onewriter_broker.process  # noqa: F401
 
 gc.collect()
