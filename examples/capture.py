@@ -1,10 +1,10 @@
-"""Database-to-topic capture with a standby: each row becomes one message, also when the worker dies.
+"""Database-to-topic capture with a standby: each row becomes one message, even if the worker dies.
 
-A worker copies the rows of a table into a topic. It appends some rows and, together with them, how
-far it is: one transaction, all or none. A standby waits to lead the topic. When the worker is killed
-(``kill -9``) the standby leads, reads how far its predecessor was, and goes on with the next row.
+A worker copies the rows of a table to a topic. In one transaction it appends some rows and its
+progress, all or none. A standby waits to lead the topic. When the worker is killed (``kill -9``), the
+standby leads, reads the progress of its predecessor, and continues with the next row.
 
-It ends with an error if a row is missing, comes twice, or comes out of order.
+The program fails if a row is missing, appears twice, or is out of order.
 """
 
 from __future__ import annotations

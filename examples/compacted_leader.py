@@ -1,11 +1,11 @@
-"""A leader that keeps its state in the topic it leads, with the stock Pulsar client and nothing else.
+"""A leader that keeps its state in the topic it leads, with only the stock Pulsar client.
 
-This is PIP-68's second example. The topic is the write-ahead log of a small key-value state, here
-who works on which task. Whoever becomes leader first replays it, compacted: the newest message of
-each task, and what came since; an empty message removed a task. From then on each change is written
-first and applied once it is stored. A leader that was deposed meanwhile cannot write another one.
+This is PIP-68's second example. The topic is the write-ahead log of a small key-value state: who
+works on which task. A new leader first replays the compacted topic: the newest message of each task,
+and the messages after it; an empty message removes a task. Then it writes each change first and
+applies it once it is stored. A leader that was fenced meanwhile cannot write another change.
 
-Start it in two terminals, kill the one that leads (``kill -9``): the other goes on where it was.
+Start it in two terminals and kill the leader (``kill -9``): the other one continues.
 """
 
 from __future__ import annotations

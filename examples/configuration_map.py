@@ -1,10 +1,10 @@
-"""A replicated configuration map: whoever opens it sees every change in order, and may make changes.
+"""A replicated configuration map: every client sees every change in order, and may make changes.
 
-A ``SharedMap`` is a dictionary on a topic. A service (a process of its own) watches it and follows
-what somebody else configures, without a restart; it says in the same map what it follows. Both also
-count in it together: an update is made on the newest value, so none is lost.
+A ``SharedMap`` is a dictionary on a topic. A service, in its own process, watches the map and follows
+the configuration that other clients write, without a restart. It reports in the same map what it
+follows. Both also count in the map: an update uses the newest value, so none is lost.
 
-It ends with an error if the service misses a change, sees one twice, or an increment is lost.
+The program fails if the service misses a change or sees one twice, or if an increment is lost.
 """
 
 from __future__ import annotations

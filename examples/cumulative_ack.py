@@ -1,13 +1,13 @@
 """A consumer that acknowledges cumulatively, fails in the middle, and loses nothing.
 
-It sums messages up in batches. At the end of a batch it commits the sum and acknowledges the last
-message, which stands for all before it. When something fails within a batch it forgets what it had
-summed and asks for everything unacknowledged again. Without care this loses messages: one that was
-already on its way may arrive *after* the request, be taken for a redelivered one, and its cumulative
-acknowledgement then covers those that never came again. ``redeliver_unacknowledged`` (PIP-84) draws
-a line: whatever was sent before it is never handed out behind it.
+It sums up messages in batches. At the end of a batch it commits the sum and acknowledges the last
+message, which acknowledges all before it. If it fails within a batch, it discards the sum and
+requests all unacknowledged messages again. Without care this loses messages: a message that was
+already in flight may arrive *after* the request and be taken for a redelivered one. Its cumulative
+acknowledgement then covers messages that were never redelivered. ``redeliver_unacknowledged`` (PIP-84)
+prevents this: messages that were sent before the request are never returned after it.
 
-It ends with an error if a message is left out, or comes out of order.
+The program fails if a message is missing or out of order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Elect a leader over one topic, with the stock Pulsar client and nothing else.
+"""Elect a leader over one topic, with only the stock Pulsar client.
 
 Start it in two terminals. One leads and publishes a line each second; the other waits. Kill the
-leader with ``kill -9`` (the other leads within milliseconds) or freeze it with ``kill -STOP`` (it
-leads within three seconds). Wake the frozen one with ``kill -CONT``: every send fails, because a
-newer epoch was granted, and it queues again.
+leader with ``kill -9`` (the other leads within milliseconds) or freeze it with ``kill -STOP`` (the
+other leads within three seconds). Continue the frozen one with ``kill -CONT``: every send fails,
+because a newer epoch was granted, and it queues again.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """``make pipeline-demo``: a tour of the pipeline, over topics whose writers took over from each other.
 
-Two brokers with a Valkey of their own; three topics, each written by one after the other of several
-writers: one leaves and the next in line goes on, one is fenced out while it still lives (and tries to
-write), one is killed. Then everything that ``onewriter-pipeline`` does: offload, audit, trim, a read
-across both tiers, snapshot, replay, report. ``--to FOLDER`` keeps what comes out: the tables, the audit
-as JSON, an HTML page with its pictures.
+It starts two brokers with their own Valkey. Three topics are each written by several writers, one
+after the other: one leaves and the next waiter continues, one is fenced while it is alive (and tries
+to write), one is killed. Then it runs all verbs of ``onewriter-pipeline``: offload, audit, trim, a
+read across both tiers, snapshot, replay, report. ``--to FOLDER`` keeps the results: the tables, the
+audit as JSON, an HTML page with its pictures.
 
-Each step says what it found, and what it claims is checked: it ends with an error unless all of it holds.
-Spark is started once for all of them; ``--rounds 1 --messages 200`` is the same tour, over fewer messages.
-It needs ``pip install 'onewriter[broker,client,embedded,examples,java,spark]'``.
+Each step prints its result and checks it; the program fails if a check fails. Spark is started once
+for all steps. ``--rounds 1 --messages 200`` is the same tour with fewer messages. It needs
+``pip install 'onewriter[broker,client,embedded,examples,java,spark]'``.
 """
 
 from __future__ import annotations

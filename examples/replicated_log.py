@@ -1,11 +1,11 @@
-"""A replicated commit log: one leader appends, followers apply, and who leads next has caught up first.
+"""A replicated commit log: one leader appends, followers apply, and a new leader has caught up first.
 
 Three replicas, each a process, keep the same state by applying the same commands in the same order.
-Whoever leads the topic appends the next one. With each command goes a digest of all before it, which
-only a replica can know that has applied them all: a leader that wrote before it had caught up, or
-one that wrote after it was deposed, would break the chain, and every replica would see it.
+The leader of the topic appends the next command, together with a digest of all commands before it.
+Only a replica that has applied all of them knows the digest. A leader that wrote before it had caught
+up, or after it was fenced, would break the chain, and every replica would detect it.
 
-The leader is killed twice (``kill -9``). It ends with an error if the chain is broken.
+The leader is killed twice (``kill -9``). The program fails if the chain is broken.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""``make examples``: every example that ends by itself, one after the other, against a broker of its own.
+"""``make examples``: run every example that ends by itself, one after the other, with its own broker.
 
-Each checks its own claim and ends with exit code 0 if it holds::
+Each example checks its claim and exits with 0 if the claim holds::
 
     python examples/run.py                      # all
     python examples/run.py zombie_task capture  # some
     python examples/run.py --url pulsar://127.0.0.1:6650 --admin http://127.0.0.1:8080
 
-The last line says what failed. What goes on until it is stopped (leader_election.py, sidecar/, java/) is
-to be played with by hand.
+The last line names the failures. Run examples that do not end by themselves (leader_election.py,
+sidecar/, java/) by hand.
 """
 
 from __future__ import annotations

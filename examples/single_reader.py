@@ -1,11 +1,12 @@
-"""The single reader of a topic: a group's owner reads, and what a former owner acknowledges is refused.
+"""The single reader of a topic: a group's owner reads, and acknowledgements of former owners are refused.
 
-Two programs of one group want to read a topic (two clients here). The first owns it; the second is
-told who stands in its way. Once the first gives it back, the second goes on behind its last
-acknowledgement. Then the first takes the topic from the second by a higher generation, while the
-second still holds a message: that one goes to the new owner, and cannot be acknowledged by the old.
+Two programs of one group want to read a topic (here two clients). The first one owns it; the second
+one learns who the owner is. After the first one releases the topic, the second one continues after
+the last acknowledgement. Then the first one takes the topic from the second with a higher generation,
+while the second still has a message. The new owner gets that message, and the former owner cannot
+acknowledge it.
 
-It ends with an error if a message is handled twice or left out.
+The program fails if a message is handled twice or not at all.
 """
 
 from __future__ import annotations

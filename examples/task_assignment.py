@@ -1,11 +1,11 @@
-"""Task assignment: workers own tasks, one of them dies, the others take its tasks over.
+"""Task assignment: workers own tasks, one of them dies, the others take over its tasks.
 
-Twelve tasks, three workers, each a process. A worker asks for a task that it does not have, and asks
-the less often the more it has, so that tasks spread. What a task does it writes under its
-ownership's guard: once somebody else was given the task, its former worker writes nothing more.
+There are twelve tasks and three workers, each a process. A worker requests tasks that it does not
+have. The more it has, the less often it requests one, so the tasks spread. A task writes under the
+guard of its ownership: once another worker owns the task, its former worker writes nothing more.
 
-Two workers are killed (``kill -9``). It ends with an error if a task stays without a worker, or is
-ever done by two at a time.
+Two workers are killed (``kill -9``). The program fails if a task stays without a worker, or if two
+workers ever do one task at the same time.
 """
 
 from __future__ import annotations

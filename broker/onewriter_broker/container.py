@@ -24,8 +24,8 @@ from onewriter_core.errors import ConfigurationError
 def broker() -> None:
     """Run one broker, in a container: settings come from ONEWRITER_* variables.
 
-    ONEWRITER_REDIS_URL or ONEWRITER_REDIS_SENTINELS names the store; nothing is embedded here.
-    SIGTERM gives its buckets to other brokers and stops. charts/onewriter/README.md lists the settings
+    ONEWRITER_REDIS_URL or ONEWRITER_REDIS_SENTINELS names the store; there is no embedded one.
+    On SIGTERM the broker gives its buckets to other brokers and stops. charts/onewriter/README.md lists the settings
     (rollBytes there is ONEWRITER_ROLL_BYTES here).
     """
     configure_logging()

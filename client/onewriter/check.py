@@ -30,13 +30,19 @@ class NotProved(click.ClickException):
 
 @click.command()
 @click.argument("topic")
-@click.option("--timeout-seconds", type=float, default=60, show_default=True, help="For all of it.")
+@click.option(
+    "--timeout-seconds",
+    type=float,
+    default=60,
+    show_default=True,
+    help="Timeout of the whole command.",
+)
 @connecting
 def check(topic: str, timeout_seconds: float, connect: Connect) -> None:
-    """Claim TOPIC, publish, take it over, and see the former writer refused.
+    """Claim TOPIC, publish, take it over, and check that the former writer is refused.
 
-    Whoever holds the topic is deposed: use one that is made for this. Exit code 1: a writer was
-    refused that should not be, or the other way round; 3: it was not proved in time.
+    The command fences the holder of the topic: use a topic for this purpose only. Exit code 1: a
+    writer was wrongly refused or accepted; 3: there was no proof in time.
     """
     said: list[str] = []
 

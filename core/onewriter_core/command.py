@@ -129,7 +129,7 @@ def output_option(*formats: str) -> Callable[[Decorated], Decorated]:
         type=click.Choice(formats),
         default=formats[0],
         show_default=True,
-        help="For people, or for scripts.",
+        help="Output format: for people, or for scripts.",
     )
 
 

@@ -7,10 +7,10 @@ import org.apache.pulsar.client.api.PulsarClient;
 import org.apache.pulsar.client.api.PulsarClientException;
 
 /**
- * Elect a leader over one topic with Apache Pulsar's own Java client, which knows nothing of onewriter.
+ * Elect a leader over one topic with Apache Pulsar's own, unmodified Java client.
  *
- * <p>Start it twice. One leads and publishes a line each second, the other waits, for as long as it
- * takes. Kill or freeze the leader to see the other lead; wake it and every send of it fails.
+ * <p>Start it twice. One leads and publishes a line each second, the other waits. Kill or freeze the
+ * leader, and the other one leads. Continue the frozen one, and all its sends fail.
  *
  * <pre>java -cp 'pulsar-client/*' examples/java/LeaderElection.java A pulsar://127.0.0.1:6650 orders</pre>
  */

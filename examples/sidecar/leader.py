@@ -1,11 +1,11 @@
-"""Lead a topic through the sidecar, with Python's standard library and nothing else.
+"""Lead a topic through the sidecar, with only Python's standard library.
 
-One thread follows the leadership events, the other publishes while we lead::
+One thread follows the leadership events, the other publishes while this process leads::
 
     onewriter sidecar --topic orders &
     python examples/sidecar/leader.py --name A
 
-It also leaves resume info: whoever leads next finds in the log who led before, and how far it came.
+It also stores resume info: the next leader reads in the log who led before, and its progress.
 """
 
 from __future__ import annotations

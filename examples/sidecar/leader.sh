@@ -1,11 +1,12 @@
 #!/bin/sh
-# Lead a topic from a shell script, through the sidecar and nothing but curl.
+# Lead a topic from a shell script, with the sidecar and curl.
 #
 #   onewriter sidecar --topic orders &            # one per application, on port 6680
 #   NAME=A examples/sidecar/leader.sh
 #
-# Start both a second time (--port 6681 there, SIDECAR=http://127.0.0.1:6681 here): one leads and
-# publishes a line each second, the other waits. Kill or freeze the leader's sidecar to see them swap.
+# Start both a second time (sidecar with --port 6681, script with SIDECAR=http://127.0.0.1:6681): one
+# leads and publishes a line each second, the other waits. Kill or freeze the leader's sidecar, and the
+# other one leads.
 set -eu
 
 SIDECAR=${SIDECAR:-http://127.0.0.1:6680}
@@ -16,7 +17,7 @@ call() {
     curl --silent --show-error --noproxy '*' --max-time 70 "$@"
 }
 
-# Prints the session once we lead; the sidecar holds the answer back until then, up to a minute.
+# Prints the session once this sidecar leads; the sidecar delays its answer until then, up to a minute.
 session() {
     call "$SIDECAR/leadership?until=leading&timeoutSeconds=60" |
         sed -n 's/.*"session": "\([^"]*\)".*/\1/p'

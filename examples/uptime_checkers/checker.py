@@ -1,17 +1,17 @@
-"""One host of PIP-440's uptime checkers: it probes those endpoints whose topic it leads.
+"""One host of PIP-440's uptime checkers: it probes the endpoints whose topic it leads.
 
-N endpoints are checked by M hosts, each endpoint by one host at a time: whoever is the exclusive
-producer of the endpoint's topic. A host asks for every endpoint and waits in all lines. Only the
-stock Pulsar client is used; two producer properties say what it cannot say by itself: how much the
-host wants an endpoint (``onewriter.queue-priority``) and which host it is (``onewriter.host``; in
+M hosts check N endpoints, each endpoint by one host at a time: the exclusive producer of the
+endpoint's topic. A host requests every endpoint and waits in all queues. It uses only the stock
+Pulsar client; two producer properties add what this client cannot express: the priority of the host
+for an endpoint (``onewriter.queue-priority``) and the name of the host (``onewriter.host``; in
 Kubernetes the brokers know the pod's node).
 
-Who takes over from a host that dies is decided by the topics' promotion policy::
+The promotion policy of the topics decides which host takes over from a dead one::
 
-    chosen      priorities worked out beforehand, so that a dead host's endpoints spread evenly
-    balanced    one priority for all; the brokers take the host that leads fewest (policy: Balanced)
+    chosen      priorities computed beforehand, so that a dead host's endpoints spread evenly
+    balanced    one priority for all; the brokers choose the host that leads the fewest topics (policy: Balanced)
 
-Standbys ask with the lowest priority in both cases: they get nothing while another host lives.
+Standbys have the lowest priority in both cases: they get nothing while another host is alive.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""PIP-440's uptime checkers, played: hosts are killed, and who checks what is counted.
+"""A demonstration of PIP-440's uptime checkers: hosts are killed, and the checkers are counted.
 
-It starts a broker of its own (``pip install 'onewriter[broker,embedded]' pulsar-client``), then M hosts and
-a few standbys (checker.py, each a process), and kills them one after the other with ``kill -9``::
+It starts a broker (``pip install 'onewriter[broker,embedded]' pulsar-client``), M hosts and a few
+standbys (checker.py, each a process), and kills the hosts one after the other with ``kill -9``::
 
     python demo.py --priorities chosen
     python demo.py --priorities balanced --endpoints 24 --hosts 6
 
-After each kill every endpoint must have a checker again, and no standby any while a host lives. No
-host may have more than ceil(N / hosts left) + 1 of them: with chosen priorities after the first loss,
-for which they were chosen; balanced, after each. It ends with an error if that does not come about.
+After each kill every endpoint must have a checker again, and no standby may have one while a host is
+alive. No host may have more than ceil(N / hosts left) + 1 endpoints: with chosen priorities after the
+first loss, for which they were computed; with balanced, after each. Otherwise the program fails.
 """
 
 from __future__ import annotations

@@ -42,10 +42,10 @@ ORDER_SECONDS: Final = 30.0
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name=DISTRIBUTION, prog_name=PROGRAM)
 def onewriter() -> None:
-    """Who writes a topic, why, since when, and how to change that.
+    """Show who writes a topic, why and since when, and change the writer.
 
-    TOPIC is the name of an ExclusiveTopic. Exit codes: 0 done, 1 a definite no, 2 wrong usage,
-    3 not known (ask again).
+    TOPIC is the name of an ExclusiveTopic. Exit codes: 0 done, 1 definitely not done,
+    2 wrong usage, 3 unknown (repeat the command).
     """
 
 
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 @output_option(TABLE, WIDE, "json", "yaml")
 @caller_options
 def who_command(topic: str, output: str, caller: Caller, *, everywhere: bool) -> None:
-    """Who writes TOPIC, in one line; without TOPIC a table of all."""
+    """Show who writes TOPIC, in one line; without TOPIC a table of all topics."""
     if not topic:
         _list(caller, output, everywhere=everywhere)
         return
@@ -79,13 +79,15 @@ def who_command(topic: str, output: str, caller: Caller, *, everywhere: bool) ->
 @onewriter.command("status")
 @click.argument("topic", default="")
 @everywhere_option
-@click.option("--live", is_flag=True, help="Ask the broker that serves it, not the API server.")
+@click.option(
+    "--live", is_flag=True, help="Ask the broker that serves the topic, not the API server."
+)
 @output_option(TABLE, WIDE, "json", "yaml")
 @caller_options
 def status_command(
     topic: str, output: str, caller: Caller, *, everywhere: bool, live: bool
 ) -> None:
-    """All about TOPIC: holder, queue, conditions, claims, story, Events; without TOPIC a table."""
+    """Show TOPIC: holder, queue, conditions, claims, history, Events; without TOPIC a table."""
     if not topic:
         if live:
             raise ConfigurationError("--live is about one topic: name it")
@@ -114,13 +116,13 @@ def status_command(
     type=click.IntRange(1, 1_000),
     default=50,
     show_default=True,
-    help="Records to show: the newest, or with --after the next ones.",
+    help="Number of records: the newest, or with --after the next ones.",
 )
-@click.option("--after", help="Go on behind the record of this id.")
+@click.option("--after", help="Continue after the record with this id.")
 @output_option(TABLE, "json", "yaml")
 @caller_options
 def history_command(topic: str, limit: int, after: str | None, output: str, caller: Caller) -> None:
-    """Every change of hands of TOPIC as the brokers recorded it, newest last."""
+    """Show every change of hands of TOPIC that the brokers recorded, newest last."""
     found = reading.topic(caller.kubectl, _name(topic))
     with caller.brokers() as brokers:
         path = f"{topic_path(_pulsar_name(found))}/history"
@@ -133,10 +135,10 @@ def history_command(topic: str, limit: int, after: str | None, output: str, call
 
 @onewriter.command("why")
 @click.argument("topic")
-@click.option("--live", is_flag=True, help="Ask the broker that serves it as well.")
+@click.option("--live", is_flag=True, help="Also ask the broker that serves the topic.")
 @caller_options
 def why_command(topic: str, caller: Caller, *, live: bool) -> None:
-    """In sentences: who writes TOPIC and why, who lost it, who is next, what is in the way."""
+    """Explain who writes TOPIC and why, who lost it, who is next, and what needs attention."""
     kubectl = caller.kubectl
     found = reading.topic(kubectl, _name(topic))
     now = _now()
@@ -184,14 +186,15 @@ def _order_options(verb: Any) -> Any:
             type=click.FloatRange(min=1),
             default=ORDER_SECONDS,
             show_default=True,
-            help="How long to wait for the operator.",
+            help="Time to wait for the operator.",
         ),
         click.option(
             "--direct",
             is_flag=True,
-            help="Tell the broker, not the operator: needs its administrator's rights.",
+            help="Send the order to the broker, not to the operator; needs administrator rights "
+            "there.",
         ),
-        click.option("-y", "--yes", is_flag=True, help="Do not ask."),
+        click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation."),
         click.option(
             "--if-epoch", type=click.IntRange(min=0), help="Only if the epoch is this number."
         ),
@@ -213,9 +216,9 @@ def fence_command(
     yes: bool,
     direct: bool,
 ) -> None:
-    """Depose the writer of TOPIC. Who waits is next; nothing of the old epoch is stored after that.
+    """Fence the writer of TOPIC. The first waiter becomes the holder; nothing of the old epoch is stored later.
 
-    It ends the epoch that is seen now, and no later one.
+    The command ends the present epoch, and no later one.
     """
     found = reading.topic(caller.kubectl, _name(topic))
     order = orders.judged(orders.FENCING, found, if_epoch)
@@ -223,7 +226,9 @@ def fence_command(
 
 
 @onewriter.command("handover")
-@click.option("--to", default="", help="A waiting producer or its claim; default: the first.")
+@click.option(
+    "--to", default="", help="A waiting producer or its claim; default: the first waiter."
+)
 @_order_options
 @caller_options
 def handover_command(
@@ -243,15 +248,15 @@ def handover_command(
 
 
 @onewriter.command("reassign")
-@click.option("--to", required=True, help="The Kubernetes namespace that the topic goes to.")
-@click.option("--reason", default="", help="Why; written to the audit stream.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--to", required=True, help="The Kubernetes namespace that gets the topic.")
+@click.option("--reason", default="", help="The reason; written to the audit stream.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @caller_options
 def reassign_command(topic: str, to: str, reason: str, caller: Caller, *, yes: bool) -> None:
-    """Have TOPIC belong to another namespace than the one that declared it first.
+    """Assign TOPIC to another namespace than the one that declared it first.
 
-    TOPIC is an ExclusiveTopic, or a Pulsar topic in full (persistent://...). It takes an
-    administrator of the brokers.
+    TOPIC is an ExclusiveTopic, or the full name of a Pulsar topic (persistent://...). This needs
+    the rights of an administrator of the brokers.
     """
     name = topic
     if "://" not in topic:
@@ -285,15 +290,17 @@ def _carry_out(
     "--file",
     "path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The archive; default: onewriter-report-TIME.tar.gz here.",
+    help="File name of the archive; default: onewriter-report-TIME.tar.gz in this directory.",
 )
-@click.option("--since", default="24h", show_default=True, help="Of logs: 30m, 24h.")
+@click.option(
+    "--since", default="24h", show_default=True, help="Age of the oldest log lines: 30m, 24h."
+)
 @everywhere_option
 @caller_options
 def report_command(path: Path | None, since: str, caller: Caller, *, everywhere: bool) -> None:
-    """Gather objects, events, metrics, logs and versions into an archive. Never secrets.
+    """Collect objects, events, metrics, logs and versions in an archive, without secrets.
 
-    What the caller may not see is left out and named.
+    The report omits what the caller may not see, and lists it.
     """
     title = f"onewriter-report-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     path = path or Path(f"{title}.tar.gz")

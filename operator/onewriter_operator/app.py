@@ -74,7 +74,7 @@ class Operator:
         self.metrics = Metrics()
         self._queue: WorkQueue | None = None
         self._store: Store | None = None
-        self._web = Web(self.metrics, self._problems, self._refresh)
+        self._web = Web(self.metrics, self._problems, self._refresh, settings.metrics_token_file)
         self._sidecars = Sidecars(settings, configuration)
 
     async def run(self) -> None:

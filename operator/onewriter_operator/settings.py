@@ -43,6 +43,10 @@ class OperatorSettings(BaseSettings):
     # Where it listens
     host: str = Field("0.0.0.0", description="address to listen on")
     http_port: int = Field(8080, ge=0, le=65535, description="metrics, /healthz and /readyz")
+    metrics_token_file: Path | None = Field(
+        None,
+        description="token that /metrics asks for, read again every 10 s; none: it asks for no token",
+    )
     webhook_port: int = Field(9443, ge=0, le=65535, description="admission webhook, HTTPS")
     webhook_cert_file: Path | None = Field(
         None, description="its certificate, re-read when it changes; none: no webhook"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from aiohttp import web
@@ -11,13 +12,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from onewriter_http.limits import PROBE_LIMITS
 from onewriter_http.routes import Callers, For, Routes
-from onewriter_http.server import Server
+from onewriter_http.scraping import ScrapeToken
+from onewriter_http.server import Server, failed
 from onewriter_operator.metrics import Metrics
 
 PROBE: Final = For(Callers.EVERYBODY, "the kubelet proves no identity; the answer names no object")
 METRICS: Final = For(
-    Callers.EVERYBODY,
-    "names and conditions of topics, no message; a NetworkPolicy keeps others from the port",
+    Callers.SCRAPER, "the answer names the topics and claims of all namespaces, and no message"
 )
 
 
@@ -25,7 +26,8 @@ class Web:
     """A server for ``/metrics``, ``/healthz`` and ``/readyz``.
 
     ``problems`` says why this replica should get no requests; none: it is ready. That it does not
-    lead is no problem: admission is served by every replica.
+    lead is no problem: admission is served by every replica. ``metrics_token_file`` has the token that
+    ``/metrics`` asks for; without a file it asks for none.
     """
 
     def __init__(
@@ -33,10 +35,13 @@ class Web:
         metrics: Metrics,
         problems: Callable[[], list[str]],
         refresh: Callable[[], None] = lambda: None,
+        metrics_token_file: Path | None = None,
     ) -> None:
         self._metrics = metrics
         self._problems = problems
         self._refresh = refresh
+        self._needs_token = metrics_token_file is not None
+        self._scrape_token = ScrapeToken(metrics_token_file)
         self._making = asyncio.Lock()
         app = web.Application(client_max_size=1)
         self.routes: Routes[For] = Routes(app.router)
@@ -64,7 +69,8 @@ class Web:
         return web.json_response(report, status=503 if problems else 200)
 
     async def _read(self, request: web.Request) -> web.Response:
-        del request
+        if self._needs_token and not self._scrape_token.opens(request):
+            return failed(401, "/metrics needs the token for metrics (Authorization: Bearer)")
         async with self._making:  # one at a time
             self._refresh()
             text = await asyncio.to_thread(self._metrics.render)

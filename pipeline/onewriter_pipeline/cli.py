@@ -59,7 +59,7 @@ class Verbs(click.Group):
 def pipeline() -> None:
     """Keep the history of topics in tables.
 
-    Exit codes: 0 done, 1 an error (nothing is half done: run it again), 2 a violation was found.
+    Exit codes: 0 done, 1 an error (no half-done work remains: run it again), 2 a violation was found.
     """
 
 

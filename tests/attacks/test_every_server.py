@@ -65,7 +65,8 @@ def test_the_sidecars_routes_are_for_its_pod_but_for_probes() -> None:
 
 def test_the_operators_routes_are_probes_and_the_webhook_is_for_the_api_server() -> None:
     operator = Web(Metrics(), list)
-    assert paths(operator.routes, Callers.EVERYBODY) == PROBES
+    assert paths(operator.routes, Callers.EVERYBODY) == PROBES - {"/metrics"}
+    assert paths(operator.routes, Callers.SCRAPER) == {"/metrics"}
     webhook = Webhook(Path("none.crt"), Path("none.key"), cast("Any", None))
     assert paths(webhook.routes, Callers.API_SERVER) == {"/inject"}
     assert len(list(webhook.routes)) == 1

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import secrets
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -108,6 +109,35 @@ async def test_the_operators_probes_inflate_nothing_and_log_no_request() -> None
         assert "Traceback" not in repr(lines)
         for path in ("/healthz", "/readyz", "/metrics"):
             assert status(await send(port, request("GET", path))) == 200
+    finally:
+        await web.stop()
+
+
+async def test_the_operators_metrics_are_for_the_token_in_its_file(tmp_path: Path) -> None:
+    port, file = free_ports(1), tmp_path / "token"
+    token = secrets.token_hex(16)
+    web = Web(Metrics(), list, metrics_token_file=file)
+    await web.start("127.0.0.1", port)
+
+    async def read(method: str = "GET", *headers: str) -> int:
+        return status(await send(port, request(method, "/metrics", *headers)))
+
+    try:
+        assert await read("GET", f"Authorization: Bearer {token}") == 401, "there is no file yet"
+        for path in ("/healthz", "/readyz"):
+            assert status(await send(port, request("GET", path))) == 200
+    finally:
+        await web.stop()
+    file.write_text(f"{token}\n")
+    web = Web(Metrics(), list, metrics_token_file=file)
+    await web.start("127.0.0.1", port)
+    try:
+        assert await read("GET", f"Authorization: Bearer {token}") == 200
+        for method in ("GET", "HEAD"):
+            assert await read(method) == 401
+            for wrong in ("", token[:-1], token + "0", token.upper() + "é"):
+                assert await read(method, f"Authorization: Bearer {wrong}") == 401
+            assert await read(method, f"Authorization: Basic {token}") == 401
     finally:
         await web.stop()
 

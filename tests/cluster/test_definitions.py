@@ -79,7 +79,10 @@ REFUSED: dict[str, tuple[Json, str]] = {
         topic({"topic": "persistent://shop/default/orders-partition-3"}),
         "must name a topic, not one of its partitions",
     ),
-    "a partition by default": (topic(name="orders-partition-3"), "ends like one partition"),
+    "a partition by default": (
+        topic(name="orders-partition-3"),
+        "ends like the name of a partition",
+    ),
     "a name of too many bytes": (
         topic({"topic": "persistent://shop/default/" + "\N{SNOWMAN}" * 300}),
         "at most 497 bytes",
@@ -119,11 +122,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "two ports without names": (
         topic(service(port(None, 80), port(None, 81))),
-        "several ports need a name each",
+        "each needs a different name",
     ),
     "two ports of one name": (
         topic(service(port("a", 80), port("a", 81))),
-        "several ports need a name each",
+        "each needs a different name",
     ),
     "no port": (topic(service()), "spec.leaderService.ports"),
     "a port beyond the last": (topic(service(port(None, 65536))), "ports[0].port"),
@@ -136,18 +139,18 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "a claim for nobody": (claim(subject={}), "must have one of serviceAccountName"),
     "a claim for two": (
         claim(subject={"serviceAccountName": "writer", "tokenSubject": "other"}),
-        "tokenSubject stands alone",
+        "tokenSubject cannot be combined",
     ),
     "a claim for any pod": (claim(subject={"podSelector": {"matchLabels": {}}}), "matchLabels"),
-    "a takeover without lead": (claim(allow=["takeover"]), "takeover needs lead as well"),
+    "a takeover without lead": (claim(allow=["takeover"]), "takeover also needs lead"),
     "a permission twice": (claim(allow=["lead", "lead"]), "spec.allow"),
     "a mode without its permission": (
         claim(mode="ExclusiveWithFencing", allow=["lead"]),
-        "mode needs its permission in allow",
+        "allow lacks the permission for mode",
     ),
     "a default above the cap": (
         claim(priority=1, defaultPriority=2),
-        "defaultPriority is above priority",
+        "defaultPriority exceeds priority",
     ),
     "a priority beyond 32 bits": (claim(priority=2**31), "spec.priority"),
 }
@@ -203,19 +206,27 @@ CHANGES: dict[str, tuple[Json, Json, str]] = {
     "the topic": (
         topic({"topic": "persistent://a/b/c"}),
         topic({"topic": "persistent://a/b/d"}),
-        "never changes",
+        "cannot change",
     ),
     "a topic that was left out": (
         topic({}),
         topic({"topic": "persistent://a/b/c"}),
-        "never changes",
+        "cannot change",
     ),
-    "fewer partitions": (topic({"partitions": 4}), topic({"partitions": 3}), "may grow and never"),
-    "partitions for a topic without": (topic({}), topic({"partitions": 1}), "stays without"),
+    "fewer partitions": (
+        topic({"partitions": 4}),
+        topic({"partitions": 3}),
+        "can grow but not shrink",
+    ),
+    "partitions for a topic without": (
+        topic({}),
+        topic({"partitions": 1}),
+        "cannot get partitions",
+    ),
     "no partitions any more": (topic({"partitions": 1}), topic({"partitions": 0}), "may grow"),
     "more partitions": (topic({"partitions": 4}), topic({"partitions": 5}), ""),
     "the durability": (topic({}), topic({"durability": "None"}), ""),
-    "a claim's topic": (claim(), claim(topicRef={"name": "others"}), "never changes"),
+    "a claim's topic": (claim(), claim(topicRef={"name": "others"}), "cannot change"),
     "a claim's priority": (claim(), claim(priority=7), ""),
 }
 

@@ -287,7 +287,11 @@ class Metrics:
     def _path(self) -> Iterator[Metric]:
         figures = self._clients.appender.statistics
         is_full = int(self._clients.store_is_full)
-        yield _gauge("store_is_full", "1 while producers are held back for memory.", is_full)
+        yield _gauge(
+            "store_is_full",
+            "1 while producers are slowed down because the store is almost full.",
+            is_full,
+        )
         yield _counter("published_entries", "Entries appended.", figures.entries)
         yield _counter("published_bytes", "Bytes appended.", figures.bytes)
         yield _counter("published_blocks", "Blocks appended.", figures.blocks)

@@ -70,11 +70,20 @@ class Peers:
                     return
                 if answer.status < 400:
                     raise Unavailable(f"the topic has left the broker at {url}; retry")
-                text = (await answer.content.read(ANSWER_BYTES_MAX)).decode("utf-8", "replace")
-                raise PeerRefused(answer.status, _reason(text))
+                raise PeerRefused(answer.status, _reason(await _text(answer)))
         except (aiohttp.ClientError, TimeoutError) as error:
             reason = str(error) or f"no answer within {FORWARD_SECONDS:g} s"
             raise Unavailable(f"the broker at {url} did not answer: {reason}") from error
+
+
+async def _text(answer: aiohttp.ClientResponse) -> str:
+    """The beginning of an answer's body."""
+    found = bytearray()
+    async for piece in answer.content.iter_any():
+        found += piece[: ANSWER_BYTES_MAX - len(found)]
+        if len(found) == ANSWER_BYTES_MAX:
+            break
+    return found.decode("utf-8", "replace")
 
 
 def _reason(text: str) -> str:

@@ -39,7 +39,6 @@ from onewriter_broker.http import (
     watch,
 )
 from onewriter_broker.http.routes import Open, Routes, Rule, check
-from onewriter_broker.http.scraping import ScrapeToken
 from onewriter_broker.http.shares import Capacity, Shares
 from onewriter_broker.http.site import (
     BODY_BYTES_MAX,
@@ -57,6 +56,7 @@ from onewriter_core.ids import Identity
 from onewriter_http.browsers import Browsers, is_loopback
 from onewriter_http.connections import address_of
 from onewriter_http.limits import PROBE_LIMITS, Limits
+from onewriter_http.scraping import ScrapeToken
 from onewriter_http.server import Server
 
 LIMITS: Final = Limits(body_bytes_max=DESIRED_BYTES_MAX)

@@ -37,20 +37,24 @@ To do it:  onewriter adopt --all --force --reason "why"     (or --bucket N)"""
 
 
 @click.command()
-@click.option("--bucket", "bucket", type=click.IntRange(min=0), help="This bucket only.")
-@click.option("--all", "every", is_flag=True, help="Every bucket that brokers refuse.")
-@click.option("--force", is_flag=True, help="Really do it.")
-@click.option("--reason", default="", help="Why; written to the audit stream.")
+@click.option("--bucket", "bucket", type=click.IntRange(min=0), help="Only this bucket.")
+@click.option("--all", "every", is_flag=True, help="All buckets that brokers refuse.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Adopt the data; without this option the command only explains what it would do.",
+)
+@click.option("--reason", default="", help="The reason; written to the audit stream.")
 @click.option(
     "--data-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Directory of the anchor and the embedded server's data.",
 )
 @click.option(
-    "--redis-url", callback=without_password, help="The store, if it is not the embedded one."
+    "--redis-url", callback=without_password, help="URL of the store; default: the embedded one."
 )
 @click.option("--redis-sentinels", help="host:port,... of Sentinels that know the primary.")
-@click.option("--redis-sentinel-master", help="The name the Sentinels know the primary by.")
+@click.option("--redis-sentinel-master", help="Name of the primary at the Sentinels.")
 @output_option("table", "json")
 @click.pass_context
 def adopt(
@@ -66,8 +70,8 @@ def adopt(
 ) -> None:
     """Accept the store's present data for buckets that the brokers refuse to serve.
 
-    What the store has lost stays lost. Without --force it only explains what it would do. Exit code 1:
-    some bucket was not adopted.
+    What the store has lost stays lost. Without --force the command only explains what it would do.
+    Exit code 1: a bucket was not adopted.
     """
     configure_logging()
     if not force:

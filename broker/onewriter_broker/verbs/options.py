@@ -48,7 +48,8 @@ def broker_options(command: Command) -> Command:
             envvar="ONEWRITER_TOKEN",
             show_envvar=True,
             default="",
-            help="Our token (a JWT). Others see it in the list of processes: better by the variable.",
+            help="The client's token (a JWT). Other users can see it in the list of processes: "
+            "use the environment variable instead.",
         ),
         click.option(
             "--http-url",
@@ -56,14 +57,14 @@ def broker_options(command: Command) -> Command:
             show_envvar=True,
             default=DEFAULT_URL,
             show_default=True,
-            help="Any broker's HTTP address.",
+            help="HTTP address of any broker.",
         ),
         click.option(
             "--ca-file",
             envvar="ONEWRITER_TLS_CA_FILE",
             show_envvar=True,
             type=click.Path(path_type=Path),
-            help="Authorities to trust for HTTPS; default: the system's.",
+            help="CA certificates for HTTPS; default: the system's.",
         ),
     ):
         wrapped = option(wrapped)

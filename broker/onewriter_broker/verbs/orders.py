@@ -12,13 +12,13 @@ from onewriter_core.broker_http import topic_path
 @click.command()
 @click.argument("topic")
 @click.option(
-    "--if-epoch", type=click.IntRange(min=0), help="Only if TOPIC's epoch still is this number."
+    "--if-epoch", type=click.IntRange(min=0), help="Only if TOPIC's epoch is still this number."
 )
 @broker_options
 def fence(topic: str, if_epoch: int | None, reach: Reach, output: str) -> None:
-    """Depose the writer of TOPIC. Who waits is next; the deposed one never writes again by itself.
+    """Fence the writer of TOPIC. The first waiter becomes the holder; the fenced writer does not return by itself.
 
-    Nothing of the old epoch enters the log once this returns.
+    After the command returns, nothing of the old epoch enters the log.
     """
     body = {} if if_epoch is None else {"ifEpoch": if_epoch}
     answer = reach.broker().post(topic_path(topic) + "/fence", body)
@@ -31,10 +31,10 @@ def fence(topic: str, if_epoch: int | None, reach: Reach, output: str) -> None:
 @click.command()
 @click.argument("topic")
 @click.option(
-    "--to", default="", help="Name of a waiting producer or its claim; default: the first."
+    "--to", default="", help="Name of a waiting producer or its claim; default: the first waiter."
 )
 @click.option(
-    "--if-epoch", type=click.IntRange(min=0), help="Only if TOPIC's epoch still is this number."
+    "--if-epoch", type=click.IntRange(min=0), help="Only if TOPIC's epoch is still this number."
 )
 @broker_options
 def handover(topic: str, to: str, if_epoch: int | None, reach: Reach, output: str) -> None:
@@ -55,11 +55,11 @@ def handover(topic: str, to: str, if_epoch: int | None, reach: Reach, output: st
 
 @click.command()
 @click.argument("topic")
-@click.option("--to", required=True, help="The Kubernetes namespace that TOPIC goes to.")
-@click.option("--reason", default="", help="Why; written to the audit stream.")
+@click.option("--to", required=True, help="The Kubernetes namespace that gets TOPIC.")
+@click.option("--reason", default="", help="The reason; written to the audit stream.")
 @broker_options
 def reassign(topic: str, to: str, reason: str, reach: Reach, output: str) -> None:
-    """Have TOPIC, with its log, belong to another namespace than the one that declared it first."""
+    """Assign TOPIC, with its log, to another namespace than the one that declared it first."""
     body = {"to": to, "reason": reason}
     answer = reach.broker().post(topic_path(topic) + "/reassign", body)
     if output == "json":

@@ -22,9 +22,9 @@ Json = dict[str, Any]
 
 
 @click.command()
-@click.option("--group", help="Only this group's; '' means resources that have no group.")
+@click.option("--group", help="Only ownerships of this group; '' means resources without a group.")
 @click.option("--resource", help="Only this resource: a full topic name, or other text.")
-@click.option("--drop", is_flag=True, help="Forget those of --group that nobody owns.")
+@click.option("--drop", is_flag=True, help="Drop the records of --group that have no owner.")
 @broker_options
 @click.pass_context
 def ownerships(
@@ -37,12 +37,12 @@ def ownerships(
     reach: Reach,
     output: str,
 ) -> None:
-    """List who owns which resource, or with --drop forget a group's records that nobody owns.
+    """List the owners of resources, or with --drop drop a group's records that have no owner.
 
-    Every broker is asked for what it keeps. Who owns a dropped resource next gets a higher generation than
-    all before, and stale owners stay refused; but until somebody owns the topic again, the group's
-    consumers may read it without owning it. Once records were dropped, no broker may go back to a version
-    that knows of no floors (docs/operations.md, "Ownership records").
+    The command asks every broker. The next owner of a dropped resource gets a higher generation than
+    all before, and stale owners stay refused. But until the topic has an owner again, the group's
+    consumers may read it without owning it. After records were dropped, no broker may go back to a
+    version without floors (docs/operations.md, "Ownership records").
     """
     if drop and group is None:
         raise ConfigurationError("--drop needs --group: whose records are to be dropped")

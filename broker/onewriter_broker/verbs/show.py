@@ -16,10 +16,10 @@ PAGES_MAX = 1_000
 
 
 @click.command()
-@click.option("--namespace", help="Only topics of this one, TENANT/NAMESPACE.")
+@click.option("--namespace", help="Only topics of this TENANT/NAMESPACE.")
 @broker_options
 def topics(namespace: str | None, reach: Reach, output: str) -> None:
-    """List all topics: epoch, holder, how many wait, which broker serves them."""
+    """List all topics with epoch, holder, number of waiters, and broker."""
     broker = reach.broker()
     rows = _pages(broker, namespace)
     others = {
@@ -54,7 +54,7 @@ def _pages(broker: Broker, namespace: str | None) -> list[dict[str, Any]]:
 @click.argument("topic")
 @broker_options
 def status(topic: str, reach: Reach, output: str) -> None:
-    """Show who writes to TOPIC, who waits in which order, and what happened last."""
+    """Show the writer of TOPIC, its queue, and the last changes of hands."""
     answer = reach.broker().get(topic_path(topic))
     if output == "json":
         tables.as_json(answer)
@@ -69,12 +69,12 @@ def status(topic: str, reach: Reach, output: str) -> None:
     type=click.IntRange(1, 1_000),
     default=50,
     show_default=True,
-    help="Records to show: the newest, or with --after the next ones.",
+    help="Number of records: the newest, or with --after the next ones.",
 )
-@click.option("--after", help="Go on behind the record of this id.")
+@click.option("--after", help="Continue after the record with this id.")
 @broker_options
 def history(topic: str, limit: int, after: str | None, reach: Reach, output: str) -> None:
-    """Show every change of hands of TOPIC as the brokers recorded it, newest last."""
+    """Show every change of hands of TOPIC that the brokers recorded, newest last."""
     path = topic_path(topic) + "/history"
     answer = reach.broker().get(path, limit=limit, after=after)
     if output == "json":

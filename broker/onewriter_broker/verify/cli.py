@@ -39,7 +39,7 @@ PROGRESS_SECONDS = 2.0
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Data directory of `onewriter up`, whose store is checked; it need not be running.",
+    help="Data directory of `onewriter up` whose store is checked; it need not be running.",
 )
 @click.option(
     "--redis-url",
@@ -47,7 +47,9 @@ PROGRESS_SECONDS = 2.0
     help="Check this Redis or Valkey: redis://host:port or unix:///path.",
 )
 @click.option(
-    "--buckets", type=int, help="Buckets of the store, if brokers were told another number."
+    "--buckets",
+    type=int,
+    help="Number of the store's buckets, if the brokers' setting is not the default.",
 )
 @output_option("table", "json")
 @click.pass_context
@@ -60,10 +62,10 @@ def verify_command(
     buckets: int | None,
     output: str,
 ) -> None:
-    """Check TOPIC's log and audit as they are stored, or every log with --all.
+    """Check the stored log and audit of TOPIC, or every log with --all.
 
-    Exit code 0: everything that they can show holds. 1: something does not; the offending positions
-    are listed. 3: the store did not answer. What only a client's own history can show (which
+    Exit code 0: all predicates hold that log and audit can prove. 1: a violation; the positions are
+    listed. 3: the store did not answer. What only a client's own history can prove (which
     messages were acknowledged, what was read) is not checked here: docs/invariants.md.
     """
     if everything == (topic is not None):

@@ -24,40 +24,46 @@ CALL_SECONDS = 30.0
 @click.group("sidecar", invoke_without_command=True)
 @click.option("--topic", help="The topic to lead.")
 @click.option("--service-url", help="The brokers: pulsar://HOST:PORT,... or pulsar+ssl://...")
-@click.option("--identity", help="Who we are, as published at a takeover. Default: the host name.")
-@click.option("--producer-name", help="Of our producer. Default: the identity and a nonce.")
-@click.option("--priority", type=int, help="Place in the waiting line, higher first.")
+@click.option(
+    "--identity", help="Name of this candidate, as published at a takeover. Default: the host name."
+)
+@click.option("--producer-name", help="Name of the producer. Default: the identity and a nonce.")
+@click.option("--priority", type=int, help="Priority in the queue, higher first.")
 @click.option(
     "--announce/--no-announce",
     default=None,
-    help="Publish who leads at each takeover even without resume info.",
+    help="Publish who leads at each takeover, also without resume info.",
 )
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
-    help="Our token (a JWT), read anew at each use.",
+    help="File with the client's token (a JWT); read again at each use.",
 )
 @click.option(
-    "--tls-ca-file", type=click.Path(path_type=Path), help="Authorities to trust, for TLS."
+    "--tls-ca-file",
+    type=click.Path(path_type=Path),
+    help="CA certificates for TLS; default: the system's.",
 )
 @click.option("--host", help="Loopback address of the API.")
 @click.option("--port", type=int, help="Port of the API; 0: none.")
 @click.option("--socket", type=click.Path(path_type=Path), help="Unix socket of the API.")
-@click.option("--health-host", help="Address of probes and metrics alone.")
-@click.option("--health-port", type=int, help="Their port; 0: only on the API.")
+@click.option("--health-host", help="Separate address of probes and metrics.")
+@click.option(
+    "--health-port", type=int, help="Separate port of probes and metrics; 0: only on the API."
+)
 @click.option(
     "--ready-when",
     type=click.Choice(["standing-by", "leading"]),
     help="What GET /readyz waits for.",
 )
-@click.option("--publish-timeout-seconds", type=float, help="For a message to be decided.")
-@click.option("--stop-seconds", type=float, help="Time to release the topic at a stop.")
+@click.option("--publish-timeout-seconds", type=float, help="Timeout for the result of a message.")
+@click.option("--stop-seconds", type=float, help="Time for releasing the topic at a stop.")
 @click.pass_context
 def sidecar(context: click.Context, /, **options: Any) -> None:
     """Hold a topic for an application in any language, over HTTP on this machine.
 
-    Every limit can also be set in the environment, as ONEWRITER_SIDECAR_TOPIC and so on;
-    docs/sidecar.md lists them. SIGTERM releases the topic to the next in line, then ends.
+    Every setting can also be set in the environment, as ONEWRITER_SIDECAR_TOPIC and so on;
+    docs/sidecar.md lists them. On SIGTERM the sidecar releases the topic to the next waiter and ends.
     """
     given = {name: value for name, value in options.items() if value is not None}
     if context.invoked_subcommand is not None:
@@ -81,11 +87,11 @@ def sidecar(context: click.Context, /, **options: Any) -> None:
 @click.option(
     "--rejoin/--stand-aside",
     default=False,
-    help="Queue again at once, or stay out of the line (default).",
+    help="Queue again at once, or stay out of the queue (default).",
 )
 @click.pass_obj
 def release(endpoint: Endpoint, *, rejoin: bool) -> None:
-    """Hand the topic over to the next in line: for preStop hooks. Returns when it is released."""
+    """Hand the topic over to the next waiter, for preStop hooks. Returns after the release."""
     standing = _call(endpoint, "POST", f"/release?rejoin={'true' if rejoin else 'false'}")
     click.echo(f"released; {standing['phase']}")
 
@@ -93,7 +99,7 @@ def release(endpoint: Endpoint, *, rejoin: bool) -> None:
 @sidecar.command("status")
 @click.pass_obj
 def status(endpoint: Endpoint) -> None:
-    """Show what GET /leadership says."""
+    """Show the answer of GET /leadership."""
     click.echo(json.dumps(_call(endpoint, "GET", "/leadership"), indent=2))
 
 

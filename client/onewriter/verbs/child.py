@@ -49,14 +49,14 @@ def supervising(what: str) -> Callable[[Command], Command]:
         type=click.FloatRange(min=0),
         default=10.0,
         show_default=True,
-        help="From SIGTERM to SIGKILL.",
+        help="Time between SIGTERM and SIGKILL.",
     )
     unconfirmed = click.option(
         "--unconfirmed-seconds",
         type=click.FloatRange(min=0),
         default=5.0,
         show_default=True,
-        help=f"Stop the command when no broker has confirmed for so long that {what}; 0: never.",
+        help=f"Stop the command if no broker has confirmed for this time that {what}; 0: never.",
     )
     return lambda command: grace(unconfirmed(command))
 

@@ -39,13 +39,15 @@ def _place(_context: click.Context, _parameter: click.Parameter, given: str | No
     "place",
     metavar="earliest|latest|ID",
     callback=_place,
-    help="Where to begin; with an id as `produce` prints it. Default: earliest, and for a "
-    "subscription that exists where it stands. An id moves the subscription.",
+    help="Where to start: earliest, latest, or an id as `produce` prints it. Default: earliest, "
+    "and for an existing subscription its position. An id moves the subscription.",
 )
-@click.option("--count", type=click.IntRange(min=1), help="End after so many messages.")
-@click.option("--follow", is_flag=True, help="Wait for what is published from now on.")
+@click.option("--count", type=click.IntRange(min=1), help="End after this number of messages.")
+@click.option("--follow", is_flag=True, help="Wait for new messages.")
 @click.option(
-    "--subscription", help="Acknowledge what was printed, so that it does not come again."
+    "--subscription",
+    help="Subscription that acknowledges the printed messages, so that they "
+    "are not delivered again.",
 )
 @click.option(
     "--type",
@@ -53,18 +55,18 @@ def _place(_context: click.Context, _parameter: click.Parameter, given: str | No
     type=click.Choice(list(_KINDS)),
     default="exclusive",
     show_default=True,
-    help="How its consumers share a subscription.",
+    help="Type of the subscription: how consumers share it.",
 )
 @click.option("--compacted", is_flag=True, help="Only the last message of each key.")
-@click.option("--timeout-seconds", type=float, help="To be connected. Default: 30 s.")
+@click.option("--timeout-seconds", type=float, help="Timeout for connecting. Default: 30 s.")
 @output
 @connecting
 def consume(topic: str, **given: Any) -> None:
-    """Print what TOPIC holds, or from now on gets.
+    """Print the messages of TOPIC, present or new ones.
 
-    Without a subscription it only reads, and leaves no trace. With --follow it ends behind the last
-    message of a topic that is terminated, and says so. Exit code 1: refused, or some entry
-    could not be read (it is named; the others are printed); 3: no broker answered.
+    Without a subscription the command only reads, and leaves no trace. With --follow it ends after the
+    last message of a terminated topic, and says so. Exit code 1: refused, or an entry could not be
+    read (the command names it and prints the others); 3: no broker answered.
     """
     asyncio.run(_consume(topic, **given))
 

@@ -29,36 +29,39 @@ HANDOVER_SECONDS = 5.0
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("topic")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--priority", type=int, help="Place in the waiting line, higher first.")
-@click.option("--identity", default="", help="Who we are, for others. Default: the host name.")
-@click.option("--metadata", help="What a successor needs, published at the takeover.")
+@click.option("--priority", type=int, help="Priority in the queue, higher first.")
+@click.option(
+    "--identity", default="", help="Name of this candidate, for others. Default: the host name."
+)
+@click.option("--metadata", help="Data for the successor, published at the takeover.")
 @click.option(
     "--announce/--no-announce", default=True, show_default=True, help="Publish who leads."
 )
 @click.option(
-    "--timeout-seconds", type=float, help="To become the leader. Default: as long as it takes."
+    "--timeout-seconds", type=float, help="Timeout for becoming the leader. Default: none."
 )
 @click.option(
     "--once/--again",
     default=True,
     show_default=True,
-    help="After a loss: end, or wait for the next turn and run the command anew.",
+    help="After a loss: end, or queue again and run the command again.",
 )
-@supervising("we lead")
+@supervising("this process leads")
 @output
 @connecting
 @click.pass_context
 def lead(context: click.Context, /, **given: Any) -> None:
-    """Wait until we lead TOPIC, run COMMAND, and hand over when it ends.
+    """Lead TOPIC, run COMMAND meanwhile, and hand over when it ends.
 
-    COMMAND runs in a process group of its own, with ONEWRITER_TOPIC, ONEWRITER_EPOCH and
-    ONEWRITER_SESSION in its environment. When the leadership is lost it gets SIGTERM, and SIGKILL
-    after the grace; so does what is left of its group when it ends. SIGTERM and SIGINT that we get are
-    passed on to it, then we hand over. If we are killed, it is killed (Linux).
+    COMMAND runs in its own process group, with ONEWRITER_TOPIC, ONEWRITER_EPOCH and
+    ONEWRITER_SESSION in its environment. When the leadership is lost, it gets SIGTERM, and SIGKILL
+    after the grace period. When it ends, the rest of its group gets the same signals. SIGTERM and
+    SIGINT are passed on to COMMAND, and then the topic is handed over. If onewriter is killed, COMMAND
+    is killed too (Linux).
 
     \b
     Exit codes: COMMAND's own (128 + N when signal N ended it), and
-      1    refused, there is no claim
+      1    refused: there is no claim
       2    wrong usage
       120  the leadership was lost while COMMAND ran
       121  not the leader within --timeout-seconds

@@ -25,10 +25,10 @@ Work = Callable[[SharedMap[Any, Any]], Awaitable[bool]]
 
 @click.group(name="map")
 def map_verb() -> None:
-    """Look into a shared map, change it, follow it.
+    """Read, change and follow a shared map.
 
-    Exit codes: 1, definitely not done; 3, it is not known whether it was done; 4, there is no such
-    key, or not with the value that was expected.
+    Exit codes: 1 definitely not done; 3 unknown whether it was done; 4 there is no such key, or
+    it has another value than expected.
     """
 
 
@@ -36,7 +36,8 @@ _latest = click.option(
     "--latest/--local",
     default=True,
     show_default=True,
-    help="With every write that was acknowledged before; or as it is known here, which is faster.",
+    help="Include every write that was acknowledged before; or read the local state, which is "
+    "faster.",
 )
 
 
@@ -48,14 +49,14 @@ def _on_a_map(verb: Verb) -> Verb:
             type=click.Choice(["text", "int"]),
             default="text",
             show_default=True,
-            help="What keys are: text, or an integer.",
+            help="Type of the keys: text, or an integer.",
         ),
         click.option(
             "--values",
             type=click.Choice(list(_TYPES)),
             default="text",
             show_default=True,
-            help="What values are: text, an integer, or any JSON.",
+            help="Type of the values: text, an integer, or any JSON.",
         ),
         click.option(
             "--format",
@@ -63,14 +64,14 @@ def _on_a_map(verb: Verb) -> Verb:
             type=click.Choice(list(_FORMATS)),
             default="compact",
             show_default=True,
-            help="How operations stand in the log; sample: as PIP-137's sample writes them.",
+            help="Format of the operations in the log; sample: the format of PIP-137's sample.",
         ),
         click.option(
             "--timeout-seconds",
             type=float,
             default=30.0,
             show_default=True,
-            help="For the map to be read, and for a change to be decided.",
+            help="Timeout for reading the map, and for the result of a change.",
         ),
         output,
     ):
@@ -144,8 +145,8 @@ def get(topic: str, key: str, *, latest: bool, output: str, **options: Any) -> N
 @click.argument("topic")
 @click.argument("key")
 @click.argument("value")
-@click.option("--if-absent", is_flag=True, help="Only if it has no value.")
-@click.option("--expect", help="Only if it has this value.")
+@click.option("--if-absent", is_flag=True, help="Only if the key has no value.")
+@click.option("--expect", help="Only if the key has this value.")
 @_on_a_map
 def put(
     topic: str,
@@ -157,7 +158,7 @@ def put(
     output: str,
     **options: Any,
 ) -> None:
-    """Set a key; prints the value that it had."""
+    """Set a key and print its former value."""
     if if_absent and expect is not None:
         raise click.UsageError("--if-absent and --expect exclude each other")
     wanted, new = _of(options["keys"], key), _of(options["values"], value)
@@ -188,7 +189,7 @@ def put(
 @click.argument("key")
 @_on_a_map
 def delete(topic: str, key: str, *, output: str, **options: Any) -> None:
-    """Remove a key; prints the value that it had."""
+    """Remove a key and print its former value."""
     wanted = _of(options["keys"], key)
 
     async def work(shared: SharedMap[Any, Any]) -> bool:
@@ -207,7 +208,7 @@ def delete(topic: str, key: str, *, output: str, **options: Any) -> None:
 @_latest
 @_on_a_map
 def list_(topic: str, *, latest: bool, output: str, **options: Any) -> None:
-    """Print all keys and their values, in order of the keys."""
+    """Print all keys and their values, ordered by key."""
 
     async def work(shared: SharedMap[Any, Any]) -> bool:
         content = await shared.scan(dict, latest=latest)
@@ -223,8 +224,8 @@ def list_(topic: str, *, latest: bool, output: str, **options: Any) -> None:
 
 @map_verb.command()
 @click.argument("topic")
-@click.option("--initial", is_flag=True, help="First what there is.")
-@click.option("--count", type=click.IntRange(min=1), help="End after so many changes.")
+@click.option("--initial", is_flag=True, help="First print the present entries.")
+@click.option("--count", type=click.IntRange(min=1), help="End after this number of changes.")
 @_on_a_map
 def watch(topic: str, *, initial: bool, count: int | None, output: str, **options: Any) -> None:
     """Print each change as it happens."""

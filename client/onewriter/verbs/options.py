@@ -50,13 +50,19 @@ def connecting(command: Callable[..., Result]) -> Callable[..., Result]:
     @click.option(
         "--token-file",
         type=click.Path(path_type=Path),
-        help="Our token (a JWT), read anew at each use.",
+        help="File with the client's token (a JWT); read again at each use.",
     )
     @click.option(
-        "--ca-file", type=click.Path(path_type=Path), help="Authorities to trust, for TLS."
+        "--ca-file",
+        type=click.Path(path_type=Path),
+        help="CA certificates for TLS; default: the system's.",
     )
-    @click.option("--certificate-file", type=click.Path(path_type=Path), help="Ours, for TLS.")
-    @click.option("--key-file", type=click.Path(path_type=Path), help="Its private key.")
+    @click.option(
+        "--certificate-file", type=click.Path(path_type=Path), help="Client certificate for TLS."
+    )
+    @click.option(
+        "--key-file", type=click.Path(path_type=Path), help="Private key of the client certificate."
+    )
     @functools.wraps(command)
     def with_connect(
         *,
@@ -80,7 +86,7 @@ output = click.option(
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="How answers are written; json: one object per line.",
+    help="Output format; json: one object per line.",
 )
 
 

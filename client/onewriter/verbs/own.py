@@ -33,37 +33,47 @@ class _WithCommand(click.Command):
 
 @click.command(cls=_WithCommand, options_metavar="[OPTIONS]")
 @click.argument("resources", nargs=-1, required=True)
-@click.option("--group", default="", help="The group that owns; its name is the subscription's.")
+@click.option(
+    "--group",
+    default="",
+    help="The group that owns the resources; its name is the name of the subscription.",
+)
 @click.option(
     "--generation",
     type=int,
     default=GENERATION_FIRST,
     show_default=True,
-    help="A higher one than the owner's takes over; 0 always does, where that is permitted.",
+    help="A higher generation than the owner's takes over; 0 always takes over, if permitted.",
 )
-@click.option("--identity", default="", help="Who we are: our next life takes over from us.")
-@click.option("--timeout-seconds", type=float, help="Until every broker has answered.")
-@supervising("we own")
+@click.option(
+    "--identity",
+    default="",
+    help="Name of this owner: a restarted process with the same name takes over.",
+)
+@click.option("--timeout-seconds", type=float, help="Timeout for the answers of all brokers.")
+@supervising("this process owns the resources")
 @output
 @connecting
 @click.pass_context
 def own(context: click.Context, /, resources: tuple[str, ...], **given: Any) -> None:
-    """Own RESOURCES as the only one of a group: RESOURCE... [-- COMMAND].
+    """Own RESOURCES as the only owner in a group: RESOURCE... [-- COMMAND].
 
-    A resource is a full topic or partition name (persistent://...) or any other text. One line per
-    resource says its generation, or why it was denied. Without COMMAND they are owned until we are
-    stopped, or until one of them is lost. COMMAND runs in a process group of its own, only if all of
-    them are ours, with ONEWRITER_GENERATIONS (in the order of the resources, by commas) and
-    ONEWRITER_GROUP in its environment; when one is lost it gets SIGTERM, and SIGKILL after the grace;
-    so does what is left of its group when it ends. SIGTERM and SIGINT that we get are passed on to it,
-    then everything is given back. If we are killed, it is killed (Linux).
+    A resource is a full topic or partition name (persistent://...) or any other text. For each
+    resource the command prints one line with its generation, or why it was denied.
+
+    Without COMMAND the resources are owned until onewriter is stopped, or until one of them is lost.
+    COMMAND runs only if all resources are owned. It runs in its own process group, with
+    ONEWRITER_GENERATIONS (in the order of the resources, separated by commas) and ONEWRITER_GROUP in its
+    environment. When a resource is lost, it gets SIGTERM, and SIGKILL after the grace period. When it
+    ends, the rest of its group gets the same signals. SIGTERM and SIGINT are passed on to COMMAND, and
+    then everything is released. If onewriter is killed, COMMAND is killed too (Linux).
 
     \b
     Exit codes: COMMAND's own (128 + N when signal N ended it), and
-      1    one of the resources was denied
+      1    a resource was denied
       2    wrong usage
-      3    nobody answered in time
-      120  an ownership was lost while COMMAND ran, or while we waited
+      3    no broker answered in time
+      120  an ownership was lost
       126  COMMAND cannot be executed
       127  COMMAND is not found
     """  # noqa: D301 - click looks for the character itself

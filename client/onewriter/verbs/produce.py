@@ -41,7 +41,7 @@ Tell = Callable[[Producer, MessageId | OnewriterError], None]
     type=click.Choice(list(_MODES)),
     default="shared",
     show_default=True,
-    help="How the topic is wanted; wait-for-exclusive waits for its turn.",
+    help="Access mode; wait-for-exclusive waits in the queue.",
 )
 @click.option("--key", help="The key of each message.")
 @click.option(
@@ -51,31 +51,35 @@ Tell = Callable[[Producer, MessageId | OnewriterError], None]
     callback=pairs,
     help="NAME=VALUE of each message; may be repeated.",
 )
-@click.option("--name", default="", help="The producer's name. Default: the broker gives one.")
-@click.option("--priority", type=int, help="Place in the waiting line, higher first.")
-@click.option("--if-epoch", type=int, help="Take over only if this still is the topic's epoch.")
+@click.option("--name", default="", help="The producer's name. Default: the broker chooses one.")
+@click.option("--priority", type=int, help="Priority in the queue, higher first.")
+@click.option("--if-epoch", type=int, help="Take over only if this is still the topic's epoch.")
 @click.option(
     "--compression",
     type=click.Choice(list(_CODECS)),
     default="none",
     show_default=True,
-    help="How what is sent is compressed.",
+    help="Compression of the messages.",
 )
 @click.option(
-    "--batch/--no-batch", default=False, show_default=True, help="Send several messages as one."
+    "--batch/--no-batch",
+    default=False,
+    show_default=True,
+    help="Send several messages as one batch.",
 )
 @click.option(
     "--timeout-seconds",
     type=float,
-    help="To become the writer. Default: 30 s, without limit while it waits for its turn.",
+    help="Timeout for becoming the writer. Default: 30 s, none while it waits in the queue.",
 )
 @output
 @connecting
 def produce(topic: str, messages: tuple[str, ...], **given: Any) -> None:
     """Publish MESSAGES, or each line of the standard input, to TOPIC.
 
-    Says of each message where it stands, in their order. The first that fails is the last: what was
-    under way behind it is still answered for. Exit code 1: definitely not stored; 3: not known.
+    Prints the position of each message, in their order. After the first failure nothing more is sent; the
+    results of messages that were already sent are still printed. Exit code 1: definitely not stored;
+    3: unknown.
     """
     asyncio.run(_produce(topic, messages, **given))
 

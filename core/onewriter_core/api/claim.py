@@ -77,7 +77,8 @@ class ClaimSubject(ApiModel):
             ),
             rule(
                 "!has(self.tokenSubject) || !(has(self.serviceAccountName) || has(self.podSelector))",
-                "tokenSubject stands alone: write a second claim for the other subject",
+                "tokenSubject cannot be combined with other fields:"
+                " create a second claim for the other subject",
                 field=".tokenSubject",
             ),
         )
@@ -97,7 +98,7 @@ class ClaimSubject(ApiModel):
             raise ValueError("must have one of serviceAccountName, podSelector, tokenSubject")
         if in_kubernetes and self.token_subject is not None:
             raise ValueError(
-                "tokenSubject stands alone: write a second claim for the other subject"
+                "tokenSubject cannot be combined with other fields: create a second claim for the other subject"
             )
         return self
 
@@ -110,13 +111,13 @@ class ProducerClaimSpec(ApiModel):
             rule(
                 "!(has(self.priority) && has(self.defaultPriority)"
                 " && self.defaultPriority > self.priority)",
-                "defaultPriority is above priority, which caps it",
+                "defaultPriority exceeds priority, which is its maximum",
                 field=".defaultPriority",
             ),
             rule(
                 "!has(self.mode) || self.mode == 'Shared'"
                 " || (self.mode == 'ExclusiveWithFencing' ? 'takeover' : 'lead') in self.allow",
-                "mode needs its permission in allow: takeover for ExclusiveWithFencing, else lead",
+                "allow lacks the permission for mode: takeover for ExclusiveWithFencing, lead for other modes",
                 field=".mode",
             ),
         )
@@ -128,7 +129,7 @@ class ProducerClaimSpec(ApiModel):
             json_schema_extra=rules(
                 rule(
                     "self == oldSelf",
-                    "the topic of a ProducerClaim never changes: make another claim",
+                    "the topic of a ProducerClaim cannot change: create another claim",
                     reason="FieldValueForbidden",
                 )
             )
@@ -152,7 +153,7 @@ class ProducerClaimSpec(ApiModel):
             | rules(
                 rule(
                     "!('takeover' in self) || 'lead' in self",
-                    "takeover needs lead as well: allow: [lead, takeover]",
+                    "takeover also needs lead: write allow: [lead, takeover]",
                 )
             ),
         ),
@@ -166,14 +167,16 @@ class ProducerClaimSpec(ApiModel):
         if len(set(allow)) != len(allow):
             raise ValueError("must not name a permission twice")
         if Permission.TAKEOVER in allow and Permission.LEAD not in allow:
-            raise ValueError("takeover needs lead as well: allow: [lead, takeover]")
+            raise ValueError("takeover also needs lead: write allow: [lead, takeover]")
         return allow
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         cap, default = self.priority, self.default_priority
         if cap is not None and default is not None and default > cap:
-            raise ValueError(f"defaultPriority {default} is above priority {cap}, which caps it")
+            raise ValueError(
+                f"defaultPriority {default} exceeds priority {cap}, which is its maximum"
+            )
         needed = _NEEDED.get(self.mode)
         if self.mode is not None and needed is not None and needed not in self.allow:
             raise ValueError(f"mode {MODE_WORDS[self.mode]} needs {needed} in allow")

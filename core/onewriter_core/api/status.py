@@ -90,7 +90,7 @@ class PartitionStatus(ApiModel):
 
 
 class Transition(ApiModel):
-    """A change of hands."""
+    """One change of the holder."""
 
     epoch: Number
     """The topic epoch after the change."""
@@ -172,7 +172,7 @@ class ExclusiveTopicStatus(ApiModel):
             json_schema_extra={"x-kubernetes-list-type": "atomic"},
         ),
     ] = ()
-    """The last changes of hands, newest first."""
+    """The last transitions, newest first."""
     fenced_pods: Annotated[
         ListOf[FencedPod],
         Field(

@@ -213,7 +213,7 @@ class LeaderService(ApiModel):
             rule(
                 "self.ports.size() == 1 || self.ports.all(p, has(p.name) &&"
                 " self.ports.exists_one(q, has(q.name) && q.name == p.name))",
-                "several ports need a name each, and no name twice",
+                "if there are several ports, each needs a different name",
                 field=".ports",
             )
         )
@@ -228,7 +228,7 @@ class LeaderService(ApiModel):
     def _ports_are_told_apart(self) -> Self:
         names = [port.name for port in self.ports]
         if len(names) > 1 and (None in names or len(set(names)) != len(names)):
-            raise ValueError("several ports need a name each, and no name twice")
+            raise ValueError("if there are several ports, each needs a different name")
         return self
 
 
@@ -240,7 +240,7 @@ class ExclusiveTopicSpec(ApiModel):
             rule(
                 "has(self.topic) == has(oldSelf.topic)"
                 " && (!has(self.topic) || self.topic == oldSelf.topic)",
-                "the topic of an ExclusiveTopic never changes: make another object",
+                "the topic of an ExclusiveTopic cannot change: create another object",
                 field=".topic",
                 reason="FieldValueForbidden",
             ),
@@ -248,8 +248,8 @@ class ExclusiveTopicSpec(ApiModel):
                 "!has(self.partitions) || !has(oldSelf.partitions)"
                 " || (self.partitions >= oldSelf.partitions"
                 " && (self.partitions == 0) == (oldSelf.partitions == 0))",
-                "the partitions of a topic may grow and never shrink, and a topic without partitions"
-                " stays without",
+                "the number of partitions can grow but not shrink, and a topic without partitions"
+                " cannot get partitions",
                 field=".partitions",
                 reason="FieldValueForbidden",
             ),
@@ -319,7 +319,7 @@ class ExclusiveTopic(Resource):
         json_schema_extra=rules(
             rule(
                 "has(self.spec.topic) || !self.metadata.name.matches('-partition-(0|[1-9][0-9]{0,4})$')",
-                "metadata.name ends like one partition of a topic: choose another, or set spec.topic",
+                "metadata.name ends like the name of a partition: use another name, or set spec.topic",
             )
         )
     )
@@ -346,7 +346,7 @@ class ExclusiveTopic(Resource):
     def _default_name_is_a_whole_topic(self) -> Self:
         if self.spec.topic is None and self.topic_name.partition is not None:
             raise ValueError(
-                "metadata.name ends like one partition of a topic: choose another, or set spec.topic"
+                "metadata.name ends like the name of a partition: use another name, or set spec.topic"
             )
         return self
 

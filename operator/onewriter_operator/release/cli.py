@@ -33,7 +33,7 @@ configuration_option = click.option(
 kubeconfig_option = click.option(
     "--kubeconfig",
     type=click.Path(exists=True, path_type=Path),
-    help="How to reach the API server; default: as the pod's ServiceAccount.",
+    help="The kubeconfig file; default: the pod's ServiceAccount.",
 )
 
 
@@ -44,13 +44,13 @@ def timeout_option(seconds: float) -> Callable[[Command], Command]:
         type=float,
         default=seconds,
         show_default=True,
-        help="For all of it; then exit code 3.",
+        help="Timeout of the whole command; after it exit code 3.",
     )
 
 
 @click.group()
 def release() -> None:
-    """An installation by the chart as a whole: wait for it, prepare its end."""
+    """Wait for an installation by the chart, or prepare its end."""
 
 
 @release.command()
@@ -84,9 +84,9 @@ def wait(path: Path, kubeconfig: Path | None, timeout_seconds: float) -> None:
     f"{clean_up.UNINSTALL}=true.",
 )
 @click.option(
-    "--helm-revision", type=int, default=1, help="The revision that the release was rendered as."
+    "--helm-revision", type=int, default=1, help="The revision as which the release was rendered."
 )
-@click.option("--confirm", is_flag=True, help="Act without asking whether the installation ends.")
+@click.option("--confirm", is_flag=True, help="Act without checking whether the installation ends.")
 def clean_up_command(
     path: Path,
     kubeconfig: Path | None,
@@ -97,7 +97,7 @@ def clean_up_command(
     delete_objects: bool,
     confirm: bool,
 ) -> None:
-    """Stop the operator and take off what would leave objects stuck without it."""
+    """Stop the operator and remove what would block objects without it."""
     configuration = read(path)
 
     async def work(kube: Kube) -> None:
@@ -117,10 +117,10 @@ def clean_up_command(
     "path",
     type=click.Path(exists=True, path_type=Path),
     required=True,
-    help="The SparkApplication to make.",
+    help="The SparkApplication to create.",
 )
-@click.option("--namespace", required=True, help="Where it runs: the Job's.")
-@click.option("--name", required=True, help="Of this run: the Job's.")
+@click.option("--namespace", required=True, help="Namespace of the application: the Job's.")
+@click.option("--name", required=True, help="Name of this run: the Job's.")
 @click.option("--owner", required=True, help="The Job's uid.")
 @kubeconfig_option
 @timeout_option(21_600)
@@ -132,7 +132,7 @@ def spark_application(
     kubeconfig: Path | None,
     timeout_seconds: float,
 ) -> None:
-    """Run a job of the pipeline by Apache's operator of Spark, and wait for its end."""
+    """Run a job of the pipeline with Apache's Spark operator, and wait for its end."""
     template = yaml.safe_load(path.read_text(encoding="utf-8"))
     document = application.application(template, namespace, name, owner)
     found = application.Outcome.RUNNING

@@ -42,9 +42,9 @@ from onewriter_pipeline.jobs.options import (
 @output_option
 @spark_options
 def command(**options: Any) -> None:
-    """Check that every topic had one writer at a time, from what is stored.
+    """Check with the stored data that every topic had one writer at a time.
 
-    Exit codes: 0 everything holds; 1 an error; 2 something does not hold: each finding says what.
+    Exit codes: 0 all predicates hold; 1 an error; 2 a violation: each finding says which.
     """
     tables = tables_of(options) if options["table"] else None
     job = Audit(access_of(options), selection_of(options), tables)

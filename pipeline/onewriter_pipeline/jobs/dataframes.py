@@ -25,14 +25,15 @@ EPOCH_OPTIONS = (
     click.option(
         "--epoch",
         type=click.IntRange(1),
-        help="The epoch under which another program leads the target; without, this job leads it.",
+        help="The epoch under which another program leads the target; without it, this job "
+        "leads the target.",
     ),
     click.option(
         "--capability",
         default="",
         envvar="ONEWRITER_CAPABILITY",
-        help="What that program passes on to this app (leadership.capability). It is a secret: better"
-        " in the environment, as ONEWRITER_CAPABILITY.",
+        help="The capability that this program passes on to the app (leadership.capability). It "
+        "is a secret: use the environment variable ONEWRITER_CAPABILITY instead.",
     ),
 )
 

@@ -412,10 +412,12 @@ def within_publishes_max(rows: Iterable[SegmentRow]) -> Iterator[SegmentRow]:
     default=BATCH_BYTES // 1024**2,
     show_default=True,
     type=click.IntRange(1),
-    help="What one commit holds at most, about, in MiB of the log.",
+    help="Approximate size of one commit, in MiB of the log.",
 )
 @click.option(
-    "--accept-loss", is_flag=True, help="Go on behind what was trimmed or lost meanwhile."
+    "--accept-loss",
+    is_flag=True,
+    help="Continue after a range that was trimmed or lost before it was offloaded.",
 )
 @click.option("--skip-corrupt", is_flag=True, help="Leave out entries that cannot be read.")
 @click.option(
@@ -427,10 +429,11 @@ def within_publishes_max(rows: Iterable[SegmentRow]) -> Iterator[SegmentRow]:
 )
 @output_option
 def command(**options: Any) -> None:
-    """Copy what topics hold to tables; run it again for what came since.
+    """Copy the messages of topics to tables; run it again for new messages.
 
-    Whole or not at all, batch by batch; it may be killed at any time and run again. Exit codes: 0
-    all that was committed when it began is in the tables; 1 an error: what was committed counts.
+    Each batch is copied completely or not at all. You can kill the command at any time and run it
+    again. Exit codes: 0 all messages from before the start are in the tables; 1 an error: committed
+    batches stay.
     """
     job = Offload(
         access=access_of(options),

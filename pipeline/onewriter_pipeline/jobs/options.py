@@ -47,14 +47,15 @@ access_options = _together(
         show_envvar=True,
         default="http://localhost:8080",
         show_default=True,
-        help="The brokers' HTTP address; several with commas between.",
+        help="The brokers' HTTP addresses, separated by commas.",
     ),
     click.option(
         "--token",
         envvar="ONEWRITER_TOKEN",
         show_envvar=True,
         default="",
-        help="Our token (a JWT). Others see it in the list of processes: better in a file.",
+        help="The client's token (a JWT). Other users can see it in the list of processes: use "
+        "--token-file instead.",
     ),
     click.option(
         "--token-file",
@@ -63,14 +64,12 @@ access_options = _together(
         default="",
         help="The file that holds the token; read for each request.",
     ),
-    click.option(
-        "--ca-file", default="", help="Authorities that are trusted, instead of the system's."
-    ),
+    click.option("--ca-file", default="", help="CA certificates for HTTPS; default: the system's."),
     click.option(
         "--patience",
         default=PATIENCE_SECONDS,
         show_default=True,
-        help="Seconds until brokers count as away.",
+        help="Seconds after which brokers count as unavailable.",
     ),
 )
 """How brokers are reached; see ``access_of``."""
@@ -90,8 +89,8 @@ def _table_options(*, is_required: bool) -> Callable[[Decorated], Decorated]:
             "storage_options",
             multiple=True,
             metavar="NAME=VALUE",
-            help="An option of the object store, as delta-rs names it; may be repeated. Those of the"
-            " environment count, too.",
+            help="An option of the object store, with the name that delta-rs uses; may be "
+            "repeated. Environment variables apply too.",
         ),
         click.option(
             "--table-format",
@@ -120,10 +119,12 @@ topic_options = _together(
 
 spark_options = _together(
     click.option(
-        "--master", default="", help="Spark's master; local[*] unless spark-submit says another."
+        "--master",
+        default="",
+        help="Spark's master; default: local[*], or the one of spark-submit.",
     ),
     click.option(
-        "--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may be repeated."
+        "--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting; may be repeated."
     ),
 )
 
@@ -133,7 +134,7 @@ output_option = click.option(
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="For people, or for scripts: one JSON document.",
+    help="Output format: for people, or one JSON document for scripts.",
 )
 
 

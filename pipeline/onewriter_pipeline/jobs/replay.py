@@ -62,27 +62,33 @@ def chosen(spark: SparkSession, reading: Mapping[str, str], where: str) -> DataF
 @click.command("replay")
 @access_options
 @optional_table_options
-@click.option("--topic", required=True, help="Whose messages: a topic, or one partition.")
+@click.option("--topic", required=True, help="The source: a topic, or one partition.")
 @tier_option
 @click.option("--start", default="", help='{"TOPIC": "<ledger>:<entry>"}, the first message.')
-@click.option("--end", default="", help="The same, behind the last one.")
+@click.option("--end", default="", help="The same for the end of the range, which is not included.")
 @click.option("--start-time", type=click.IntRange(0), help="Publish time, milliseconds since 1970.")
-@click.option("--end-time", type=click.IntRange(0), help="The same, behind the last one.")
-@click.option("--epochs", default="", help="Only of these topic epochs: 3,5.")
-@click.option("--where", default="", help="A condition in SQL over the columns of messages.")
-@click.option("--publish-to", "target", required=True, help="The topic, or one partition of one.")
-@click.option("--app", required=True, help="Who publishes: a name.")
+@click.option(
+    "--end-time",
+    type=click.IntRange(0),
+    help="The same for the end of the range, which is not included.",
+)
+@click.option("--epochs", default="", help="Only messages of these topic epochs: 3,5.")
+@click.option("--where", default="", help="An SQL condition on the columns of messages.")
+@click.option(
+    "--publish-to", "target", required=True, help="The target: a topic, or one partition."
+)
+@click.option("--app", required=True, help="Name of the app that publishes.")
 @click.option(
     "--version",
     required=True,
     type=click.IntRange(0),
-    help="A number that rises with each replay: one version is published once.",
+    help="A number that rises with each replay; each version is published once.",
 )
 @epoch_options
 @output_option
 @spark_options
 def command(**options: Any) -> None:
-    """Publish messages of a topic, or of its table, to a topic: once, however often it is run."""
+    """Publish messages of a topic, or of its table, to a topic: once, however often you run it."""
     reading = read_options(options) | range_options(options) | {"topic": options["topic"]}
     with running("onewriter replay", options["master"], options["conf"]) as spark:
         rows = chosen(spark, reading, options["where"])

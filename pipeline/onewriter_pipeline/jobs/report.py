@@ -157,14 +157,14 @@ def _tenure(row: dict[str, Any]) -> dict[str, Any]:
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("onewriter-report"),
     show_default=True,
-    help="The folder that the page and its pictures are written to.",
+    help="The folder for the page and its pictures.",
 )
 @output_option
 @spark_options
 def command(**options: Any) -> None:
-    """Show who wrote when: one HTML page, and the same pictures as PNG files.
+    """Show who wrote when: one HTML page, and its pictures as PNG files.
 
-    What does not hold is in the page; only the verb audit ends with 2 for it.
+    The page lists violations; only the verb audit exits with 2 for them.
     """
     tables = tables_of(options) if options["table"] else None
     job = Audit(access_of(options), selection_of(options), tables)

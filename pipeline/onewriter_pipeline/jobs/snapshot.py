@@ -158,28 +158,26 @@ def _is_there(place: Place, kind: str) -> bool:
 @click.command("snapshot")
 @access_options
 @optional_table_options
-@click.option("--topic", required=True, help="Whose newest messages; all its partitions.")
+@click.option("--topic", required=True, help="The source topic, with all its partitions.")
 @tier_option
-@click.option("--to", "path", default="", help="The folder or URL that is written.")
+@click.option("--to", "path", default="", help="The folder or URL to write.")
 @click.option(
     "--format",
     "kind",
     type=click.Choice(FORMATS),
     default=PARQUET,
     show_default=True,
-    help="delta: replaced in one commit, on object stores, too.",
+    help="delta: replaced in one commit, also on object stores.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace what is there.")
-@click.option(
-    "--publish-to", "target", default="", help="A topic, or one partition, to publish to."
-)
-@click.option("--app", default="", help="Who publishes: a name.")
+@click.option("--overwrite", is_flag=True, help="Replace existing data.")
+@click.option("--publish-to", "target", default="", help="The target: a topic, or one partition.")
+@click.option("--app", default="", help="Name of the app that publishes.")
 @click.option("--version", type=click.IntRange(0), help="A number that rises with each snapshot.")
 @epoch_options
 @output_option
 @spark_options
 def command(**options: Any) -> None:
-    """Keep the newest message of each key of a topic: as Parquet, as Delta, or in another topic."""
+    """Write the newest message of each key of a topic: as Parquet, as Delta, or to another topic."""
     target = Target(
         path=options["path"],
         kind=options["kind"],

@@ -25,24 +25,24 @@ VACUUM_HOURS_MIN: Final = 24
     default=TARGET_MB,
     show_default=True,
     type=click.IntRange(1),
-    help="How large, in MiB.",
+    help="Target size of files, in MiB.",
 )
 @click.option(
     "--keep-days",
     type=click.IntRange(1),
-    help="Drop the messages that were stored on earlier days.",
+    help="Drop messages that were stored before the last N days.",
 )
 @click.option(
     "--vacuum-hours",
     type=click.IntRange(VACUUM_HOURS_MIN),
-    help="Delete files that no commit of the last hours needs (168 is usual).",
+    help="Delete files that no commit of the last N hours needs (usually 168).",
 )
-@click.option("--dry-run", is_flag=True, help="Say which files --vacuum-hours would delete.")
+@click.option("--dry-run", is_flag=True, help="List the files that --vacuum-hours would delete.")
 @output_option
 def command(**options: Any) -> None:
-    """Show the tables, and keep house in them; any of it may be killed and run again.
+    """Show and maintain the tables. You can kill the command at any time and run it again.
 
-    Foreign files are named and left alone. Exit codes: 0 done, 1 an error.
+    The command lists foreign files, and does not touch them. Exit codes: 0 done, 1 an error.
     """
     if options["dry_run"] and not options["vacuum_hours"]:
         raise Invalid("--dry-run belongs to --vacuum-hours")

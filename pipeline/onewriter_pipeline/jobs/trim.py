@@ -226,16 +226,16 @@ def going(
     "--keep-hours",
     default=0.0,
     show_default=True,
-    help="What was stored in the last so many hours stays.",
+    help="Keep messages of the last N hours.",
 )
 @click.option("--dry-run", is_flag=True, help="Verify only.")
 @output_option
 def command(**options: Any) -> None:
-    """Drop from topics what the tables hold, once that is verified against the files.
+    """Drop from topics what the tables hold, after verifying the files.
 
-    Never past the last commit of the table, the current ledger, or a durable subscription. Exit
-    codes: 0 done (perhaps less than was asked for: it says what kept the rest), 1 an error, 2 the
-    table is not what the log is, and nothing was trimmed.
+    Never trims past the last commit of the table, the current ledger, or a durable subscription. Exit
+    codes: 0 done (perhaps less than requested: the result says what kept the rest), 1 an error, 2 the
+    table differs from the log, and nothing was trimmed.
     """
     is_dry = options["dry_run"]
     job = TrimJob(

@@ -162,12 +162,13 @@ async def test_comments_in_the_file_of_authorities_do_no_harm(other: Other) -> N
     ("body", "reason"),
     [
         (b'{"reason": "no such topic"}', "no such topic"),
+        (b'{"trace": "' + b"x" * 50_000 + b'", "reason": "behind it"}', "behind it"),
         (b"\xff", "\ufffd"),
         (b"[" * 2000, "[" * REASON_LENGTH_MAX),
         (b"x" * (2 * ANSWER_BYTES_MAX), "x" * REASON_LENGTH_MAX),
         (b'{"reason": "' + b"y" * 1000 + b'"}', "y" * REASON_LENGTH_MAX),
     ],
-    ids=["reason", "binary", "deep", "long", "long reason"],
+    ids=["reason", "reason in a later packet", "binary", "deep", "long", "long reason"],
 )
 async def test_a_refusal_is_passed_on_within_bounds(other: Other, body: bytes, reason: str) -> None:
     other.status, other.body = 404, body

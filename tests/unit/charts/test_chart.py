@@ -406,7 +406,7 @@ def test_given_certificates_are_used_as_they_are() -> None:
     assert base64.b64decode(webhook["clientConfig"]["caBundle"]) == b"PEM"
     operator = named(documents, "Deployment", "onewriter-operator")["spec"]["template"]["spec"]
     secrets = [each["secret"]["secretName"] for each in operator["volumes"] if "secret" in each]
-    assert secrets == ["mine", "brokers"]
+    assert secrets == ["onewriter-metrics", "mine", "brokers"]
     assert configuration(documents).brokers.tls.secret_name in secrets
 
 
@@ -501,3 +501,23 @@ def test_helm_test_claims_its_own_topic_over_tls() -> None:
     command = pod["spec"]["containers"][0]["command"]
     assert command[2] == topic["spec"]["topic"]
     assert "--service-url=pulsar+ssl://onewriter-broker.system.svc.cluster.local:6651" in command
+
+
+def test_metrics_of_brokers_and_operator_are_scraped_with_the_token_that_they_ask_for() -> None:
+    documents = rendered({"monitoring": {"podMonitor": {"enabled": True}}})
+    for part in ("broker", "operator"):
+        (endpoint,) = named(documents, "PodMonitor", f"onewriter-{part}")["spec"][
+            "podMetricsEndpoints"
+        ]
+        assert endpoint["authorization"]["credentials"] == {
+            "name": "onewriter-metrics",
+            "key": "token",
+        }
+    pod = named(documents, "Deployment", "onewriter-operator")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    environment = {each["name"]: each.get("value") for each in container["env"]}
+    (mount,) = [each for each in container["volumeMounts"] if each["name"] == "metrics-token"]
+    (volume,) = [each["secret"] for each in pod["volumes"] if each["name"] == "metrics-token"]
+    assert environment["ONEWRITER_OPERATOR_METRICS_TOKEN_FILE"] == f"{mount['mountPath']}/token"
+    assert volume["secretName"] == "onewriter-metrics"
+    assert volume["optional"], "the operator makes it, and must start without it"

@@ -188,7 +188,7 @@ def test_each_mistake_is_said_in_the_words_of_yaml(tmp_path: Path, spec: str, mi
         (HEAD, ", document 1, metadata: is required"),
         (f"{HEAD}metadata: 5\n", ", document 1, metadata: must be a mapping"),
         (f"{HEAD}metadata: {{}}\n", ", document 1, metadata.name: is required"),
-        (topic("orders-partition-1"), ", document 1: metadata.name ends like one partition"),
+        (topic("orders-partition-1"), ", document 1: metadata.name ends like the name of a partition"),
         ("- a\n", ", document 1: must be a mapping with apiVersion, kind, metadata and spec"),
         (topic().replace("v1alpha1", "v2"), ", document 1, apiVersion: must be onewriter.dev/v1alpha1, not onewriter.dev/v2"),
         (topic().replace("kind: ExclusiveTopic", "kind: Topic"), ", document 1, kind: must be ExclusiveTopic or ProducerClaim, not Topic"),
