@@ -35,7 +35,7 @@ class Authenticated:
 
 
 PEER: Final[ContextVar[str]] = ContextVar("PEER", default="")
-"""The address that the proof comes from (``onewriter_http.connections.address_of``); empty: unknown. Whoever
+"""The address that the proof comes from (``onewriter_http.addresses.address_of``); empty: unknown. Whoever
 calls ``authenticate`` sets it, so that judging what one address sends does not keep others waiting."""
 
 

@@ -51,18 +51,18 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
             Panel("With a writer", ((_sum("topics_held"), "held"),), kind="stat", columns=4),
             Panel("Waiting producers", ((_sum("waiters"), "waiting"),), kind="stat", columns=4),
             Panel(
-                "Buckets without service",
+                "Buckets without a broker",
                 ((_sum("buckets_waiting"), "waiting"),),
                 kind="stat",
                 columns=4,
-                text="Buckets that could not be taken: see /readyz of the brokers.",
+                text="Buckets that no broker could take. /readyz of the brokers has the reasons.",
             ),
             Panel(
                 "Lost entries",
                 ((_sum("lost_entries_total"), "lost"),),
                 kind="stat",
                 columns=4,
-                text="Acknowledged entries that the store no longer has. Any is an incident.",
+                text="Acknowledged entries that the store has lost. Each one is an incident.",
             ),
             Panel(
                 "Store is full",
@@ -91,7 +91,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
             Panel(
                 "Fenced",
                 ((_rate("fenced_total", "reason"), "{{reason}}"),),
-                text="Epochs that ended otherwise than by the writer's own leaving.",
+                text="Epochs that ended without a release by the writer.",
             ),
             Panel(
                 "Without a writer, p99",
@@ -101,7 +101,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
         ),
     ),
     (
-        "The path",
+        "Publishing",
         (
             Panel("Published entries", ((_rate("published_entries_total"), "entries/s"),)),
             Panel("Published bytes", ((_rate("published_bytes_total"), "bytes"),), unit="Bps"),
@@ -126,7 +126,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 ((f"sum(onewriter_leader{{{_OPERATOR}}})", "leading"),),
                 kind="stat",
                 columns=4,
-                text="One, or nobody looks after topics just now; writing goes on.",
+                text="Must be 1. Otherwise no operator manages topics; writing continues.",
             ),
             Panel(
                 "Topics not ready",
@@ -143,7 +143,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 columns=4,
             ),
             Panel(
-                "In line",
+                "Queue",
                 ((f"max(onewriter_workqueue_depth{{{_OPERATOR}}})", "objects"),),
                 kind="stat",
                 columns=4,
@@ -167,7 +167,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 columns=12,
             ),
             Panel(
-                "Visits, p99",
+                "Reconciles, p99",
                 (
                     (
                         (

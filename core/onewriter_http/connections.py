@@ -9,7 +9,6 @@ keep others out: an honest request is complete within milliseconds.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 from collections.abc import Iterable
 from typing import Any, Final
@@ -17,6 +16,7 @@ from typing import Any, Final
 from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestHandler
 
+from onewriter_http.addresses import address_of
 from onewriter_http.limits import Limits
 from onewriter_http.logs import RequestLog
 
@@ -211,18 +211,3 @@ class _Unnamed(web.Response):
 async def hide_server(_request: web.Request, response: web.StreamResponse) -> None:
     """Signal on_response_prepare: the library's name and version is nobody's business."""
     response.headers.popall(hdrs.SERVER, None)
-
-
-def address_of(peer: object) -> str:
-    """Who counts as one client: an IPv4 address, an IPv6 /64, or all of a unix socket."""
-    if not isinstance(peer, tuple) or not peer:
-        return ""
-    text = str(peer[0])
-    if ":" not in text:
-        return text
-    try:
-        address = ipaddress.IPv6Address(text.partition("%")[0])
-    except ValueError:
-        return text
-    mapped = address.ipv4_mapped
-    return str(mapped) if mapped is not None else f"{int(address) >> 64:x}"

@@ -23,8 +23,10 @@ class Metrics:
         self.registry = CollectorRegistry()
         labels = ("namespace", "name")
         self.is_leader = self._gauge("onewriter_leader", "1 while this replica leads")
-        self.depth = self._gauge("onewriter_workqueue_depth", "Objects in line for a visit")
-        self.brokers = self._gauge("onewriter_brokers_followed", "Brokers that can be followed")
+        self.depth = self._gauge("onewriter_workqueue_depth", "Objects that wait for a reconcile")
+        self.brokers = self._gauge(
+            "onewriter_brokers_followed", "Brokers that the operator can reach"
+        )
         self.fence_requested = self._gauge(
             "onewriter_fence_annotations", "Topics that carry the annotation onewriter.dev/fence"
         )
@@ -43,13 +45,13 @@ class Metrics:
         )
         self.removed = Counter(
             "onewriter_fenced_pods",
-            "Pods of fenced writers, by what became of them",
+            "Pods of fenced writers, by outcome",
             ("outcome",),
             registry=self.registry,
         )
         self.drift = Counter(
             "onewriter_drift_repaired",
-            "Things changed outside and put right",
+            "Objects that others changed and the operator repaired",
             ("kind",),
             registry=self.registry,
         )
@@ -60,20 +62,20 @@ class Metrics:
         )
         self.failover = Histogram(
             "onewriter_failover_seconds",
-            "Time that a topic had no writer while one was wanted, per change of hands",
+            "Time without a writer while a producer waited, per change of hands",
             buckets=_FAILOVER_BUCKETS,
             registry=self.registry,
         )
         self.reconcile = Histogram(
             "onewriter_reconcile_seconds",
-            "Time of one visit",
+            "Time of a reconcile",
             ("kind", "result"),
             registry=self.registry,
         )
         self._heard: dict[str, float] = {}
         self._watch = self._gauge(
             "onewriter_watch_last_event_seconds",
-            "Seconds since a watch was last known to be whole: an event, or a listing that agreed",
+            "Seconds since the watch was last known to be complete: an event, or a listing that agreed",
             ("kind",),
         )
         self._states: dict[Key, str] = {}
@@ -99,7 +101,7 @@ class Metrics:
         if self._certificate is None:
             self._certificate = self._gauge(
                 "onewriter_tls_certificate_not_after_seconds",
-                "When the webhook's certificate expires, in Unix seconds",
+                "Unix time at which the webhook's certificate expires",
             )
         self._certificate.set(not_after)
 

@@ -33,7 +33,7 @@ from onewriter_core.wire.commands import MESSAGE_LENGTH_MAX, Command
 from onewriter_core.wire.frames import FRAME_LENGTH_MAX
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.server import ServerConnection
-from onewriter_http.connections import address_of
+from onewriter_http.addresses import address_of
 
 SERVER_VERSION = "onewriter 0.1.0"
 

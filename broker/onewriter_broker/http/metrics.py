@@ -143,7 +143,9 @@ class Metrics:
         yield _gauge("buckets_owned", "Buckets that this broker serves.", len(ownership.held()))
         buckets = range(self._clients.settings.buckets)
         waiting = sum(bool(ownership.waiting_reason(bucket)) for bucket in buckets)
-        yield _gauge("buckets_waiting", "Buckets that could not be taken or fully served.", waiting)
+        yield _gauge(
+            "buckets_waiting", "Buckets that this broker could not take or fully serve.", waiting
+        )
 
     async def _topics_counted(self) -> list[Metric]:
         topics, turns = list(self._clients.topics.loaded.values()), Turns(ITEMS_PER_TURN)
@@ -156,22 +158,26 @@ class Metrics:
             await turns.step()
         return [
             _gauge("topics_held", "Of these, topics with an exclusive writer.", held),
-            _gauge("waiters", "Producers in line, over all topics.", waiters),
-            _gauge("producers", "Connected producers, waiting ones included.", producers),
+            _gauge("waiters", "Waiting producers of all topics.", waiters),
+            _gauge("producers", "Connected producers, including waiting ones.", producers),
         ]
 
     def _topics(self) -> Iterator[Metric]:
         loaded = self._clients.topics.loaded
-        yield _gauge("topics_loaded", "Topics served by this broker now.", len(loaded))
+        yield _gauge("topics_loaded", "Topics that this broker serves at present.", len(loaded))
         broken = len(self._clients.topics.broken)
-        yield _gauge("topics_broken", "Topics refused because a key must be repaired.", broken)
+        yield _gauge(
+            "topics_broken", "Topics that are refused because a key must be repaired.", broken
+        )
         unlisted = max(0, len(loaded) - TOPIC_SERIES_MAX)
-        yield _gauge("topics_without_series", "Loaded topics without own series.", unlisted)
+        yield _gauge("topics_without_series", "Loaded topics without their own series.", unlisted)
         epoch = GaugeMetricFamily("onewriter_topic_epoch", "Topic epoch.", labels=["topic"])
-        queue = GaugeMetricFamily("onewriter_topic_waiters", "Producers in line.", labels=["topic"])
+        queue = GaugeMetricFamily(
+            "onewriter_topic_waiters", "Waiting producers of a topic.", labels=["topic"]
+        )
         holder = GaugeMetricFamily(
             "onewriter_topic_holder_info",
-            "Who writes; 1 for each exclusive writer.",
+            "Holder of a topic; 1 for each exclusive writer.",
             labels=["topic", "producer", "claim", "address"],
         )
         for name, topic in islice(loaded.items(), TOPIC_SERIES_MAX):
@@ -187,7 +193,7 @@ class Metrics:
         )
         yield _counters(
             "fenced",
-            "Epochs that ended otherwise than by the writer's own leaving.",
+            "Epochs that ended without a release by the writer.",
             ["reason"],
             (((reason,), count) for reason, count in self.fenced.items()),
         )
@@ -199,7 +205,9 @@ class Metrics:
         for cause, spread in self._leaderless.items():
             leaderless.add_metric([cause], spread.cumulative(), spread.total)
         yield leaderless
-        yield _counter("lost_entries", "Acknowledged entries the store lost.", self._lost_entries)
+        yield _counter(
+            "lost_entries", "Acknowledged entries that the store lost.", self._lost_entries
+        )
 
     def _compacted(self) -> Iterator[Metric]:
         if self._compactions is None:
@@ -211,11 +219,15 @@ class Metrics:
             ["result"],
             ((("success",), totals.succeeded), (("error",), totals.failed)),
         )
-        yield _counter("compacted_out_messages", "Messages left out.", totals.messages_removed)
+        yield _counter(
+            "compacted_out_messages", "Messages that compactions left out.", totals.messages_removed
+        )
         last = totals.last_success_ms / 1000
-        yield _gauge("compaction_last_success_seconds", "When one last ended well, Unix.", last)
+        yield _gauge(
+            "compaction_last_success_seconds", "Unix time of the last successful compaction.", last
+        )
         held_back = self._compactions.held_back
-        text = "Logs that retention does not cut because they could not be compacted."
+        text = "Logs that retention does not trim because they could not be compacted."
         yield _gauge("retention_held_back", text, held_back)
         size = GaugeMetricFamily(
             "onewriter_compacted_bytes", "Bytes in a topic's compacted views.", labels=["topic"]
@@ -236,30 +248,40 @@ class Metrics:
             owned += entry.current(now).is_owned
             await turns.step()
         found = [
-            _gauge("ownerships", "Resources with an owner, of buckets asked for.", owned),
-            _gauge("ownership_records", "Resources ever owned, of the same.", len(entries)),
+            _gauge("ownerships", "Resources with an owner, in loaded buckets.", owned),
+            _gauge("ownership_records", "Ownership records, in loaded buckets.", len(entries)),
         ]
         figures = owning.statistics
         for name, text, label, counted in (
-            ("ownerships_granted", "Resources given.", "cause", figures.granted),
-            ("ownerships_denied", "Resources denied.", "code", figures.denied),
+            ("ownerships_granted", "Ownerships granted.", "cause", figures.granted),
+            ("ownerships_denied", "Ownerships denied.", "code", figures.denied),
         ):
             rows = (((value,), count) for value, count in counted.items())
             found.append(_counters(name, text, [label], rows))
         return [
             *found,
-            _counter("readers_refused", "Consumers of no owner.", figures.readers_refused),
-            _counter("readers_closed", "Consumers of former owners.", figures.readers_closed),
+            _counter(
+                "readers_refused",
+                "Consumers refused because they are not the owner.",
+                figures.readers_refused,
+            ),
+            _counter(
+                "readers_closed",
+                "Consumers closed because their ownership ended.",
+                figures.readers_closed,
+            ),
         ]
 
     def _quotas(self) -> Iterator[Metric]:
         quotas = self._clients.quotas
         self._clients.topics.creations.measure()
         limit = GaugeMetricFamily(
-            "onewriter_quota_limit", "What a quota allows; 0: any number.", labels=["quota"]
+            "onewriter_quota_limit", "Limit of a quota; 0: no limit.", labels=["quota"]
         )
         most = GaugeMetricFamily(
-            "onewriter_quota_used_most", "What the one who uses most of it has.", labels=["quota"]
+            "onewriter_quota_used_most",
+            "Usage of the subject or namespace that uses most of a quota.",
+            labels=["quota"],
         )
         for quota in Quota:
             limit.add_metric([quota.value], quotas.limit(quota))
@@ -269,9 +291,11 @@ class Metrics:
         yield from (limit, most)
         shares = self._clients.topics.shares
         yield _gauge("shares_held", "Shares of the store that are used up.", shares.held)
-        yield _counter("share_refusals", "Producers refused for a share.", shares.refused)
+        yield _counter(
+            "share_refusals", "Producers refused because of a share of the store.", shares.refused
+        )
         stored = GaugeMetricFamily(
-            "onewriter_stored_bytes", "Bytes that logs in use store.", labels=["declared"]
+            "onewriter_stored_bytes", "Bytes that the logs in use store.", labels=["declared"]
         )
         for is_declared in (True, False):
             sizes = [n for whose, n in shares.stored.items() if whose.is_declared is is_declared]
@@ -279,7 +303,7 @@ class Metrics:
         yield stored
         yield _counters(
             "quota_refusals",
-            "Requests that were refused because of a quota.",
+            "Requests refused because of a quota.",
             ["quota"],
             (((quota.value,), quotas.refused[quota]) for quota in Quota),
         )
@@ -297,21 +321,21 @@ class Metrics:
         yield _counter("published_blocks", "Blocks appended.", figures.blocks)
         yield _counters(
             "store_writes",
-            "Decided round trips of the write path.",
+            "Round trips of the write path with a definite result.",
             ["kind"],
             ((("append",), figures.calls), (("fence",), figures.fences)),
         )
         yield _counter(
-            "store_undecided", "Round trips that gave no definite answer.", figures.undecided_calls
+            "store_undecided", "Round trips without a definite result.", figures.undecided_calls
         )
         yield self.histogram(
             "publish_seconds",
-            "From a block's first entry until the block is as durable as promised.",
+            "Time from a block's first entry until the block has the durability of its topic.",
             figures.publish_seconds,
         )
         yield self.histogram(
             "append_seconds",
-            "One append call to the store, retries included.",
+            "Time of an append call to the store, including retries.",
             figures.call_seconds,
         )
         yield self.histogram("block_entries", "Entries in a block.", figures.block_entries)
@@ -321,26 +345,32 @@ class Metrics:
         clients, streams = self._clients, self.block_streams
         yield _gauge("block_streams", "Logs being read as blocks.", streams.open)
         yield _counter("block_stream_bytes", "Bytes of logs sent as blocks.", streams.bytes)
-        text = "Readers of blocks that took nothing for too long."
+        text = "Readers of blocks that were disconnected because they read too slowly."
         yield _counter("block_streams_cut_off", text, streams.cut_off)
         if self._certificate is not None:
             yield _gauge(
                 "tls_certificate_not_after_seconds",
-                "When the certificate that is served expires, in Unix seconds.",
+                "Unix time at which the served certificate expires.",
                 self._certificate.not_after,
             )
         refused = (((right,), count) for right, count in clients.authorization.refusals.items())
-        yield _counters("refusals", "Requests refused for want of a right.", ["right"], refused)
-        yield _gauge("desired_known", "0 while nobody said what is wanted.", int(clients.is_told))
-        yield _gauge("connections", "Client connections.", len(clients.connections))
-        yield _counter("connections_opened", "Client connections ever made.", clients.opened)
+        yield _counters(
+            "refusals", "Requests refused because a right is missing.", ["right"], refused
+        )
         yield _gauge(
-            "pending_bytes", "Bytes sent by clients and not answered yet.", clients.pending_bytes
+            "desired_known",
+            "0 until the broker has received its declarations.",
+            int(clients.is_told),
         )
-        yield _gauge("event_loop_lag_last_seconds", "How late it last was.", self._last_lag)
-        yield self.histogram(
-            "event_loop_lag_seconds", "How late the event loop comes round.", self._lag
+        yield _gauge("connections", "Client connections.", len(clients.connections))
+        yield _counter("connections_opened", "Client connections since the start.", clients.opened)
+        yield _gauge(
+            "pending_bytes", "Bytes from clients without a receipt.", clients.pending_bytes
         )
+        yield _gauge(
+            "event_loop_lag_last_seconds", "Last measured delay of the event loop.", self._last_lag
+        )
+        yield self.histogram("event_loop_lag_seconds", "Delay of the event loop.", self._lag)
 
 
 class _Taken(Collector):

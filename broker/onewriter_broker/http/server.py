@@ -50,11 +50,12 @@ from onewriter_broker.http.site import (
     status_of,
 )
 from onewriter_broker.http.watchers import WATCHERS_MAX
+from onewriter_broker.quotas.book import subject_of
 from onewriter_core.authorization import Role
 from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import Identity
+from onewriter_http.addresses import network_of
 from onewriter_http.browsers import Browsers, is_loopback
-from onewriter_http.connections import address_of
 from onewriter_http.limits import PROBE_LIMITS, Limits
 from onewriter_http.scraping import ScrapeToken
 from onewriter_http.server import Server
@@ -170,7 +171,7 @@ class HttpServer:
 
         async def admitted(request: web.Request) -> web.StreamResponse:
             identity = await self._admit(request, rule)
-            key = identity.subject or f"anonymous at {request.remote}"
+            key = subject_of(identity, f"{request.remote}:0")
             principal = self._site.clients.authorization.principal(identity)
             # A pipeline reads many logs at once, from all executors under one identity.
             is_privileged = principal.is_administrator or (
@@ -231,7 +232,7 @@ class HttpServer:
             raise Refused(ServerError.AUTHENTICATION_ERROR, "only Bearer tokens are known here")
         else:
             method, data = "none", ""
-        PEER.set(address_of((request.remote or "",)))
+        PEER.set(network_of(request.remote or ""))
         authenticator = self._site.clients.authenticator
         proof = await authenticator.authenticate(method, data.encode("utf-8", "replace"))
         if proof.may_only_resume:

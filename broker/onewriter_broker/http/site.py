@@ -210,7 +210,7 @@ EXPIRES: Final[web.RequestKey[float | None]] = web.RequestKey("expires")
 
 def creator_of(request: web.Request) -> str:
     """For whom a topic counts that the request makes."""
-    return subject_of(request[IDENTITY], request.remote or "")
+    return subject_of(request[IDENTITY], f"{request.remote or ''}:0")
 
 
 def namespace_of(request: web.Request) -> str:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from onewriter_core.authorization import Principal
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Identity
+from onewriter_http.addresses import network_of
 
 
 class Quota(enum.StrEnum):
@@ -120,10 +121,13 @@ class QuotaBook:
 
 
 def subject_of(identity: Identity, address: str) -> str:
-    """For whom a connection counts: its subject; without one, the host that it comes from."""
+    """For whom a connection counts: its subject; without one, the host that it comes from.
+
+    ``address`` is ``host:port``. One host has all addresses of an IPv6 /64 network.
+    """
     if not identity.is_anonymous:
         return f"subject {identity.subject}"
-    return f"anonymous client at {address.rpartition(':')[0] or address}"
+    return f"anonymous client at {network_of(address.rpartition(':')[0] or address)}"
 
 
 def connection_parts(identity: Identity, address: str) -> tuple[Part, ...]:

@@ -36,25 +36,25 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
-        self._leading = Gauge(_PREFIX + "leading", "1 while it leads", registry=registry)
+        self._leading = Gauge(_PREFIX + "leading", "1 while the sidecar leads", registry=registry)
         self._connected = Gauge(
-            _PREFIX + "connected", "1 while a broker knows it", registry=registry
+            _PREFIX + "connected", "1 while a broker knows the sidecar", registry=registry
         )
         self._epoch = Gauge(
-            _PREFIX + "latest_epoch", "Newest topic epoch that it heard of", registry=registry
+            _PREFIX + "latest_epoch", "Newest topic epoch that the sidecar knows", registry=registry
         )
-        self._terms = Counter(_PREFIX + "terms", "Times that it came to lead", registry=registry)
+        self._terms = Counter(_PREFIX + "terms", "Number of terms as the leader", registry=registry)
         self.conflicts = Counter(
             _PREFIX + "session_conflicts",
-            "Requests under a session that is over",
+            "Requests with a session that is over",
             registry=registry,
         )
         self._publishes = Counter(
-            _PREFIX + "publishes", "Messages by what became of them", ["outcome"], registry=registry
+            _PREFIX + "publishes", "Messages by outcome", ["outcome"], registry=registry
         )
         self._publish_seconds = Histogram(
             _PREFIX + "publish_seconds",
-            "From the request to the receipt",
+            "Time from the request to the receipt",
             registry=registry,
             buckets=_BUCKETS,
         )
@@ -62,26 +62,28 @@ class Metrics:
             _PREFIX + "pending_messages", "Messages without a receipt", registry=registry
         )
         self._pending_bytes = Gauge(
-            _PREFIX + "pending_bytes", "The same in bytes", registry=registry
+            _PREFIX + "pending_bytes", "Bytes of messages without a receipt", registry=registry
         )
         self.event_streams = Gauge(
             _PREFIX + "event_streams", "Readers of server-sent events", registry=registry
         )
-        self.maps_open = Gauge(_PREFIX + "maps_open", "Shared maps it follows", registry=registry)
+        self.maps_open = Gauge(_PREFIX + "maps_open", "Open shared maps", registry=registry)
         self._map_requests = Counter(
             _PREFIX + "map_requests",
-            "Requests to shared maps by what became of them",
+            "Requests to shared maps by outcome",
             ["operation", "outcome"],
             registry=registry,
         )
         self._map_seconds = Histogram(
             _PREFIX + "map_request_seconds",
-            "From the request to its answer",
+            "Time from the request to the answer",
             ["operation"],
             registry=registry,
             buckets=_BUCKETS,
         )
-        self.ownerships = Gauge(_PREFIX + "ownerships", "What it owns", registry=registry)
+        self.ownerships = Gauge(
+            _PREFIX + "ownerships", "Ownerships of the sidecar", registry=registry
+        )
         self._led_epoch: int | None = None
 
     def stands(self, standing: Standing) -> None:

@@ -78,6 +78,9 @@ def test_anonymous_clients_count_by_their_host() -> None:
     nobody = Identity()
     assert subject_of(nobody, "10.0.0.1:5000") == subject_of(nobody, "10.0.0.1:5001")
     assert subject_of(nobody, "10.0.0.1:5000") != subject_of(nobody, "10.0.0.2:5000")
+    assert subject_of(nobody, "2001:db8::1:5000") == subject_of(nobody, "2001:db8::f00:0:0:2:7")
+    assert subject_of(nobody, "2001:db8::1:5000") != subject_of(nobody, "2001:db8:1::1:5000")
+    assert subject_of(nobody, "::ffff:10.0.0.1:5000") == subject_of(nobody, "10.0.0.1:5000")
     assert subject_of(Identity("a"), "10.0.0.1:5000") == subject_of(Identity("a"), "10.0.0.2:1")
 
 
