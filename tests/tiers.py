@@ -175,6 +175,8 @@ NEWCOMER = (
             (sys.executable, "-m", "tests.prose"),
             tool("mypy", "--cache-dir", str(binaries.cache() / "mypy")),
             tool("pdoc", *REFERENCE, *REFERENCE_OPTIONS),
+            # Compiles these tests once, where no cache has them: each worker of their tier would do it for itself.
+            tool("pytest", "--collect-only", "-qq", "tests/integration"),
         ),
         budget_seconds=75,
         cores=1,
