@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -38,11 +39,19 @@ class Onewriter:
 
     A context manager: entering starts it and returns once it serves; leaving stops it and removes
     its data. ``fsync``: ``always`` (the default), or ``everysec``, where
-    acknowledgements promise nothing. ``environment`` sets further limits (``ONEWRITER_...``).
+    acknowledgements promise nothing. ``environment`` sets further limits (``ONEWRITER_...``), ``arguments``
+    are for ``onewriter up``.
     """
 
-    def __init__(self, *, fsync: str = "always", environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        fsync: str = "always",
+        environment: dict[str, str] | None = None,
+        arguments: Sequence[str] = (),
+    ) -> None:
         self.fsync = fsync
+        self._arguments = arguments
         self._environment = environment or {}
         self.broker_port = free_ports(2)
         self.http_port = self.broker_port + 1
@@ -87,6 +96,7 @@ class Onewriter:
                     *("--port", str(self.broker_port), "--http-port", str(self.http_port)),
                     *("--fsync", self.fsync),
                     *("--minimum-durability", "Local" if self.fsync == "always" else "None"),
+                    *self._arguments,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

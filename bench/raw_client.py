@@ -9,11 +9,13 @@ codec on purpose: a measurement must not lean on the code that it measures.
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -117,6 +119,14 @@ def _send_frame(producer: int, name: str, sequence: int, payload: bytes) -> byte
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How a client comes to a broker with TLS and tokens: whom it trusts, and what it shows."""
+
+    authorities: Path
+    token: str
+
+
 class RawConnection:
     """A connected socket with the frames received on it that nobody looked at yet."""
 
@@ -126,16 +136,21 @@ class RawConnection:
         self._frames: deque[tuple[int, bytes]] = deque()
 
     @classmethod
-    def open(cls, service_url: str) -> Self:
+    def open(cls, service_url: str, login: Login | None = None) -> Self:
         """Connect and shake hands; raises OSError, ConnectionError among them."""
         target = urlsplit(service_url)
         connected = socket.create_connection(
             (target.hostname, target.port or 6650), ANSWER_TIMEOUT_SECONDS
         )
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        fields: list[tuple[int, int | bytes | str]] = [(1, "onewriter-bench"), (4, 20)]
+        if login is not None:
+            context = ssl.create_default_context(cafile=str(login.authorities))
+            connected = context.wrap_socket(connected, server_hostname=target.hostname)
+            fields += [(3, login.token), (5, "token")]
         connection = cls(connected)
         try:
-            connection.ask(CONNECT, [(1, "onewriter-bench"), (4, 20)], answer=CONNECTED)
+            connection.ask(CONNECT, fields, answer=CONNECTED)
         except BaseException:
             connection.close()
             raise
@@ -232,16 +247,16 @@ def _refuse_unexpected(kind: int, command: bytes) -> None:
         raise ConnectionError(f"unexpected command {kind}: {command[:200]!r}")
 
 
-def _connect_to_owner(service_url: str, topic: str) -> RawConnection:
+def _connect_to_owner(service_url: str, topic: str, login: Login | None) -> RawConnection:
     """Connect to the broker that owns the topic, found by lookup as clients do it."""
     url, authoritative = service_url, 0
     for _ in range(LOOKUP_REDIRECTS_MAX):
-        connection = RawConnection.open(url)
+        connection = RawConnection.open(url, login)
         try:
             answer = connection.ask(
                 LOOKUP, [(1, topic), (2, 1), (3, authoritative)], answer=LOOKUP_RESPONSE
             )
-            address = answer.get(1)
+            address = answer.get(1 if login is None else 2)
             if not isinstance(address, bytes) or answer.get(3) == _LOOKUP_FAILED:
                 raise ConnectionError(f"lookup of {topic} failed: {answer}")
         except BaseException:
@@ -252,7 +267,7 @@ def _connect_to_owner(service_url: str, topic: str) -> RawConnection:
             return connection
         connection.close()
         if answer.get(3) == _LOOKUP_CONNECT:
-            return RawConnection.open(owner)
+            return RawConnection.open(owner, login)
         url, authoritative = owner, int(answer.get(5) == 1)
     raise ConnectionError(f"lookup of {topic}: more than {LOOKUP_REDIRECTS_MAX} redirects")
 
@@ -273,6 +288,7 @@ def publish(
     messages: int,
     in_flight: int,
     message_bytes: int = 1024,
+    login: Login | None = None,
 ) -> RawPublish:
     """Publish unbatched messages, at most ``in_flight`` without a receipt at any time.
 
@@ -280,7 +296,7 @@ def publish(
     when the broker answers anything but receipts.
     """
     payload = bytes(message_bytes)
-    with closing(_connect_to_owner(service_url, topic)) as connection:
+    with closing(_connect_to_owner(service_url, topic, login)) as connection:
         name = connection.ask(PRODUCER, [(1, topic), (2, 1), (3, 2)], answer=PRODUCER_SUCCESS)[2]
         assert isinstance(name, bytes)
         frames = [_send_frame(1, name.decode(), number, payload) for number in range(messages)]
@@ -300,12 +316,14 @@ def publish(
         return RawPublish(messages, time.perf_counter() - started, tuple(latencies))
 
 
-def read_from_start(service_url: str, topic: str, *, messages: int) -> float:
+def read_from_start(
+    service_url: str, topic: str, *, messages: int, login: Login | None = None
+) -> float:
     """Seconds in which a reader got the topic's first ``messages`` unbatched messages.
 
     The clock starts with the first permits, after the subscription stands.
     """
-    with closing(_connect_to_owner(service_url, topic)) as connection:
+    with closing(_connect_to_owner(service_url, topic, login)) as connection:
         start = _encode([(1, _EARLIEST), (2, _EARLIEST)])
         connection.ask(
             SUBSCRIBE,

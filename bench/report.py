@@ -17,8 +17,9 @@ OUTPUT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 SDK_HEADING = "## The SDK"
 PIPELINE_HEADING = "## The pipeline"
 OPERATOR_HEADING = "## The operator"
-HEADINGS = (SDK_HEADING, PIPELINE_HEADING, OPERATOR_HEADING)
-"""They begin the second, the third and the fourth division."""
+SECURED_HEADING = "## Tokens, TLS and authorization"
+HEADINGS = (SDK_HEADING, PIPELINE_HEADING, OPERATOR_HEADING, SECURED_HEADING)
+"""They begin the second and the following divisions."""
 
 OTHERS_SHARE_MAX = 0.05
 """Of the processors, that others may use before the page warns of it. Not the load average: that is still
@@ -86,11 +87,12 @@ def halves(page: str) -> tuple[str, str]:
     return _parted(page, OPERATOR_HEADING)
 
 
-def divisions(page: str) -> tuple[str, str, str, str]:
-    """What each of the four commands wrote, in the page's order; empty for one that has not run."""
-    others, operator = halves(page)
+def divisions(page: str) -> tuple[str, str, str, str, str]:
+    """What each of the five commands wrote, in the page's order; empty for one that has not run."""
+    others, secured = _parted(page, SECURED_HEADING)
+    others, operator = halves(others)
     others, pipeline = _parted(others, PIPELINE_HEADING)
-    return *_parted(others, SDK_HEADING), pipeline, operator
+    return *_parted(others, SDK_HEADING), pipeline, operator, secured
 
 
 def _parted(page: str, heading: str) -> tuple[str, str]:
@@ -103,6 +105,12 @@ def put_first_half(path: Path, text: str) -> None:
     """Write what `make bench` says into the page."""
     _, *others = divisions(path.read_text()) if path.exists() else ("",)
     path.write_text(joined(text, *others))
+
+
+def put_secured(path: Path, text: str) -> None:
+    """Write what ``bench.secured`` says into the page."""
+    *others, _ = divisions(path.read_text())
+    path.write_text(joined(*others, f"{SECURED_HEADING}\n\n{text}"))
 
 
 def joined(*texts: str) -> str:

@@ -207,6 +207,7 @@ class Broker:
                 lambda: self.topics.desired,
                 now,
                 lambda: self.desired.is_known,
+                wall_ms,
             ),
             now=now,
             wall_ms=wall_ms,

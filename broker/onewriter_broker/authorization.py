@@ -13,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from onewriter_broker.refusals import TopicRefusals
 from onewriter_broker.settings import Settings
 from onewriter_broker.turns import Turns
 from onewriter_core.api.manifests import DesiredState
@@ -20,6 +21,7 @@ from onewriter_core.authorization import (
     Action,
     AskedProducer,
     Denied,
+    EpochResource,
     Granted,
     NamespaceResource,
     Policy,
@@ -65,9 +67,12 @@ class Authorization:
         desired: Callable[[], DesiredState],
         clock: Callable[[], float] = time.monotonic,
         is_told: Callable[[], bool] = lambda: True,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.refusals: Counter[str] = Counter()
         """Refused requests by the right that was missing."""
+        self.at_topics = TopicRefusals(wall_ms)
+        """Those that were about declared topics, for their owners."""
         self._roles = RoleSubjects(
             subjects_of(settings.admin_subjects),
             subjects_of(settings.observer_subjects),
@@ -154,6 +159,12 @@ class Authorization:
         """Whether every listing shows the caller everything."""
         return self.principal(identity).has(*Role)
 
+    def may_see_refusals(self, identity: Identity, name: TopicName) -> bool:
+        """Whether the caller is told who was refused at a topic: its owner, or an administrator."""
+        return self.allows(identity, Action.OWN, name) or self.allows(
+            identity, Action.ADMINISTER_TOPIC, name
+        )
+
     async def seen(self, identity: Identity, names: Iterable[str]) -> list[str]:
         """Those of the topics that a listing shows to the caller.
 
@@ -174,6 +185,10 @@ class Authorization:
         if not denied.is_a_missing_right:
             return
         self.refusals[denied.right.value] += 1
+        if isinstance(resource, TopicResource | EpochResource):
+            resource = resource.name
+        if isinstance(resource, TopicName) and self._desired().topic(resource.base) is not None:
+            self.at_topics.note(resource, identity, denied.right)
         now = self._clock()
         if now >= self._period_end:
             if self._unwritten:

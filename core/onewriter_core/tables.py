@@ -92,6 +92,7 @@ def status(answer: Json) -> None:
         section("partitions", slots, _slots)
     section("transitions", answer["transitions"], _transitions)
     section("lost entries", answer.get("losses") or [], _losses)
+    section("refused", answer.get("refusals") or [], _refusals)
 
 
 def properties(facts: Iterable[tuple[str, object]]) -> None:
@@ -177,6 +178,13 @@ def _losses(rows: Sequence[Json]) -> None:
     table(
         ("LOG", "ENTRIES", "BEHIND", "UP TO"),
         ((short(row["topic"]), row["entries"], row["after"], row["last"]) for row in rows),
+    )
+
+
+def _refusals(rows: Sequence[Json]) -> None:
+    table(
+        ("SUBJECT", "RIGHT", "TIMES", "LAST"),
+        ((row["subject"] or "anonymous", row["right"], row["count"], row["last"]) for row in rows),
     )
 
 

@@ -70,13 +70,15 @@ def test_hostile_parts_and_publishes_stop_nobody(
 ) -> None:
     """The holder's own registration is shown, so that bodies are read: some are staged, some published."""
     broker = guarded()
-    holder = wire_as(broker, raw, "writer").producer("fuzzed", pb.EXCLUSIVE)
+    holder = wire_as(broker, raw, "writer").producer(http.HELD_TOPIC, pb.EXCLUSIVE)
     host, _, port = broker.http_url.removeprefix("http://").partition(":")
     shown = Shown(token_of("writer"), holder.registration, epoch_of(holder))
     staging = [each for each in routes.listed(broker._broker.http.routes) if STAGED in each[1]]
     asyncio.run(attack_http((host, int(port)), 13, 3 * REQUESTS, staging, shown=shown))
     holder.publish(b"after")
-    segments = http_as(broker, ADMINISTRATOR)("GET", f"{OWN}/fuzzed/segments")[1]["segments"]
+    segments = http_as(broker, ADMINISTRATOR)("GET", f"{OWN}/{http.HELD_TOPIC}/segments")[1][
+        "segments"
+    ]
     assert sum(each["messages"] for each in segments) > 1, "none of its publishes was in order"
     check_log(capfd)
 

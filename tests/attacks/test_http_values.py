@@ -9,7 +9,7 @@ from tests.integration.http_calls import PERSISTENT
 
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-VALUES = ([], {}, [[]], {"a": []}, 10**400, True, None)
+VALUES: tuple[object, ...] = ([], {}, [[]], {"a": []}, 10**400, True, None)
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: str(value)[:20])

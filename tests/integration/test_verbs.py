@@ -149,7 +149,7 @@ def test_adopt_explains_itself_and_asks_for_force(tmp_path: Path) -> None:
     assert both.code == EXIT_USAGE
     elsewhere = onewriter("adopt", "--all", "--force", "--reason", "x", "--data-dir", tmp_path)
     assert elsewhere.code == EXIT_USAGE
-    assert "is no anchor" in elsewhere.err
+    assert "is not an anchor directory" in elsewhere.err
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,11 @@ def _add_topics(router: Routes, site: Site) -> None:
         owner = await wait_for_owner(site.topics, name, 0.5)
         if not site.topics.is_owned(name) and owner is not None and owner != site.addresses:
             raise web.HTTPTemporaryRedirect(site.url_of(request, owner) + str(request.rel_url))
-        return web.json_response(await _status(site, name, entry, is_secure=request.secure))
+        found = await _status(site, name, entry, is_secure=request.secure)
+        authorization = site.clients.authorization
+        if authorization.may_see_refusals(request[IDENTITY], name):
+            found["refusals"] = [views.refusal(each) for each in authorization.at_topics.of(name)]
+        return web.json_response(found)
 
     async def several(request: web.Request) -> web.Response:
         return web.json_response(await _look_up(site, await _names(site, request)))

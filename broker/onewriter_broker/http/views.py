@@ -12,6 +12,7 @@ from typing import Any, Final, assert_never
 from onewriter_broker.http.pulsar_stats import MODE_NAMES, iso
 from onewriter_broker.log.api import Observation
 from onewriter_broker.log.losses import Loss
+from onewriter_broker.refusals import Refusal
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.runner import TopicRunner
@@ -72,6 +73,17 @@ def stored_summary(states: Sequence[Mapping[str, str]]) -> Json:
         "state": "Idle",
         "holder": None,
         "waiting": 0,
+    }
+
+
+def refusal(found: Refusal) -> Json:
+    """Somebody who lacks a right to a topic."""
+    return {
+        "subject": found.subject or None,
+        "podUID": found.pod_uid or None,
+        "right": found.right.value,
+        "count": found.count,
+        "last": iso(found.last_ms),
     }
 
 

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.attacks.fuzzing import routes
+from tests.attacks.fuzzing import http, routes
 from tests.attacks.guarded import ADMINISTRATOR, SECRET, token_of
 from tests.integration.http_calls import epoch_of
 from tests.integration.raw import EXCLUSIVE, RawClient
@@ -52,17 +52,20 @@ BESIDE_SHARE = 5
 CONTROL_SHARE = 5
 """The control run sends this part of what the attack sends: enough latencies for a p99."""
 
-MANIFESTS = """
+MANIFESTS = "---".join(
+    f"""
 apiVersion: onewriter.dev/v1alpha1
 kind: ExclusiveTopic
-metadata: {name: bystander}
-spec: {access: {consumers: {subjects: [bystander]}}}
+metadata: {{name: {topic}}}
+spec: {{access: {{consumers: {{subjects: [{subject}]}}}}}}
 ---
 apiVersion: onewriter.dev/v1alpha1
 kind: ProducerClaim
-metadata: {name: bystander}
-spec: {topicRef: {name: bystander}, subject: {tokenSubject: bystander}}
+metadata: {{name: {topic}}}
+spec: {{topicRef: {{name: {topic}}}, subject: {{tokenSubject: {subject}}}}}
 """
+    for topic, subject in (("bystander", "bystander"), (http.HELD_TOPIC, "fuzz-holder"))
+)
 
 PAUSE_SECONDS = 0.02
 SAMPLE_SECONDS = 0.5
@@ -230,7 +233,7 @@ def measured(
 ) -> tuple[Writer, Writer, int]:
     """Attack one broker while a bystander publishes to one; the bystander, the holder of the attackers' topic."""
     bystander = Writer(bystanders, "bystander", "bystander")
-    holder = Writer(attacked, "fuzz-holder", "fuzzed")
+    holder = Writer(attacked, "fuzz-holder", http.HELD_TOPIC)
     with bystander.running(), holder.running():
         sent = attack(attackers_of(attacked, holder, amount, folder), victims)
     return bystander, holder, sent

@@ -29,6 +29,9 @@ PART_MAGIC = b"OWR1"
 PARTS, ATTEMPTS, STAGED_VERSIONS = ("0", "1", "2"), ("a", "b"), ("1", "2", "3")
 """Few names, so that a publish finds parts that were staged."""
 
+HELD_TOPIC = "staged"
+"""The topic whose registration an attacker may show; nobody else may lead it."""
+
 PUBLISHED_VERSION_MAX = 500
 """A version that was published is not published again: this many are tried."""
 
@@ -86,7 +89,9 @@ def request(random: Random, routes: Sequence[Route], host: str, shown: Shown = N
 def _path(random: Random, template: str) -> str:
     pieces = []
     for piece in template.split("/"):
-        if piece == "{version}" and template.endswith("publish"):
+        if piece == "{topic}" and STAGED in template and random.random() < VALID_SHARE:
+            pieces.append(HELD_TOPIC)
+        elif piece == "{version}" and template.endswith("publish"):
             pieces.append(str(random.randint(1, PUBLISHED_VERSION_MAX)))
         elif "{" in piece:
             usual = VALID.get(piece.strip("{}"), ("3", "fuzzed"))

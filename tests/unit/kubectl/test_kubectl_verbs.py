@@ -166,7 +166,7 @@ def test_events_that_may_not_be_seen_are_left_out(fake: FakeKubectl) -> None:
 def test_why_asks_for_what_it_needs_and_no_more(fake: FakeKubectl) -> None:
     said = run("why", "orders").output
     assert "is written by writer-1 (producer w1)" in said
-    assert "Nothing is in the way." in said
+    assert "Nothing needs attention." in said
     asked = " ".join(fake.calls)
     assert "poddisruptionbudgets" not in asked
     assert "port-forward" not in asked
@@ -194,10 +194,10 @@ def test_why_finds_the_budget_and_the_missing_operator(fake: FakeKubectl) -> Non
     fake.shows("get leases", {"spec": {}})
     said = run("why", "orders").output
     assert "PodDisruptionBudget writers allows 0 disruptions" in said
-    assert "What is shown may be old: no operator leads just now." in said
+    assert "This may be outdated: no operator leads just now." in said
     fake.fails("get poddisruptionbudgets", FORBIDDEN)
     fake.fails("get pods writer", FORBIDDEN)
-    assert "which one you may not see" in run("why", "orders").output
+    assert "you may not see which one" in run("why", "orders").output
 
 
 def test_what_is_wrong_with_the_command_line(fake: FakeKubectl) -> None:

@@ -1,0 +1,69 @@
+"""What was refused at each declared topic, for its owner: by whom, which right, how often, when last.
+
+Everything is bounded, because strangers decide what is refused: the topics (the declared ones alone, so that
+invented names take nothing), the entries of each topic, and the length of every text. The oldest go first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from onewriter_core.authorization import Action
+from onewriter_core.ids import Identity, TopicName, escaped
+
+PER_TOPIC_MAX: Final = 16
+"""Subjects and rights that are kept of one topic; the one that was refused longest ago goes first."""
+
+TOPICS_MAX: Final = 1_000
+"""Topics that entries are kept of: about 10 MB. The one that was refused longest ago goes first."""
+
+TEXT_LENGTH_MAX: Final = 256
+"""Characters of a subject and of a pod's uid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One subject that lacks one right."""
+
+    subject: str
+    """Printable; empty for a client that did not prove who it is."""
+    right: Action
+    count: int
+    last_ms: int
+    pod_uid: str
+    """Of the latest request."""
+
+
+class TopicRefusals:
+    """Those of one broker since it started."""
+
+    def __init__(self, wall_ms: Callable[[], int]) -> None:
+        self._wall_ms = wall_ms
+        self._topics: OrderedDict[str, OrderedDict[tuple[str, Action], Refusal]] = OrderedDict()
+
+    def note(self, topic: TopicName, identity: Identity, right: Action) -> None:
+        """Count one refusal at a declared topic."""
+        name = str(topic.base)
+        found = self._topics.setdefault(name, OrderedDict())
+        self._topics.move_to_end(name)
+        if len(self._topics) > TOPICS_MAX:
+            self._topics.popitem(last=False)
+        subject = _shown(identity.subject)
+        former = found.pop((subject, right), None)
+        count = 1 if former is None else former.count + 1
+        found[subject, right] = Refusal(
+            subject, right, count, self._wall_ms(), _shown(identity.pod_uid)
+        )
+        if len(found) > PER_TOPIC_MAX:
+            found.popitem(last=False)
+
+    def of(self, topic: TopicName) -> Sequence[Refusal]:
+        """The refusals at a topic, the latest first."""
+        return tuple(reversed(self._topics.get(str(topic.base), OrderedDict()).values()))
+
+
+def _shown(text: str) -> str:
+    return escaped(text[:TEXT_LENGTH_MAX])[:TEXT_LENGTH_MAX]
