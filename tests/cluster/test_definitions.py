@@ -223,11 +223,7 @@ CHANGES: dict[str, tuple[Json, Json, str]] = {
         topic({"partitions": 1}),
         "cannot get partitions",
     ),
-    "no partitions any more": (
-        topic({"partitions": 1}),
-        topic({"partitions": 0}),
-        "can grow but not shrink",
-    ),
+    "no partitions any more": (topic({"partitions": 1}), topic({"partitions": 0}), "can grow"),
     "more partitions": (topic({"partitions": 4}), topic({"partitions": 5}), ""),
     "the durability": (topic({}), topic({"durability": "None"}), ""),
     "a claim's topic": (claim(), claim(topicRef={"name": "others"}), "cannot change"),
@@ -324,6 +320,6 @@ def test_kubectl_explains_a_field(api_server: ControlPlane) -> None:
     def is_explained() -> bool:
         """Schemas are published a moment after the kinds are served."""
         said = api_server.kubectl(*explain, check=False).stdout
-        return "What an acknowledgement guarantees" in said
+        return "What an acknowledgement promises" in said
 
     api_server.until(is_explained, "the field is not explained")
