@@ -64,7 +64,7 @@ def test_the_brokers_answer_through_port_forwards(plugin: Plugin, writers: Write
     why = plugin("why", writers.name, "--live")
     assert f"is written by {reign.name}" in why
     assert "1 waits, in this order:" in why
-    assert "What is shown may be old" not in why
+    assert "This may be outdated" not in why
 
 
 def test_orders_through_the_operator_and_past_it(plugin: Plugin, writers: Writers) -> None:

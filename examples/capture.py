@@ -43,7 +43,7 @@ async def wait_and_capture(url: str, topic: str, database: Path, name: str, prio
 
 
 async def capture(leadership: Leadership, database: Path, row: int) -> None:
-    """Copy what stands behind ``row``. Raises Fenced as soon as somebody else leads."""
+    """Copy the rows after ``row``. Raises Fenced as soon as another worker leads."""
     while row < ROWS:
         rows = await asyncio.to_thread(rows_behind, database, row)
         if not rows:

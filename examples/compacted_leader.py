@@ -30,7 +30,9 @@ def main() -> None:
     parser.add_argument("--topic", default="persistent://public/default/assignments")
     parser.add_argument("--name", default=f"leader-{os.getpid()}")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between two changes")
-    parser.add_argument("--changes", type=int, default=0, help="stop after so many; 0: never")
+    parser.add_argument(
+        "--changes", type=int, default=0, help="stop after this number of changes; 0: never"
+    )
     options = parser.parse_args()
 
     client = pulsar.Client(
@@ -45,7 +47,7 @@ def main() -> None:
         access_mode=pulsar.ProducerAccessMode.WaitForExclusive,
         batching_enabled=False,
     )
-    # Nobody else writes from here on: what is replayed now is all there is.
+    # No other producer writes from now on, so the replay is complete.
     state, messages = replay(client, options.topic)
     print(f"{options.name}: leading; {messages} messages gave {len(state)} tasks", flush=True)
     compact(options.admin, options.topic)
@@ -57,7 +59,7 @@ def main() -> None:
         try:
             producer.send(b"%d" % count, partition_key=task)  # ahead,
         except pulsar.ProducerFenced:
-            print(f"{options.name}: fenced, somebody else leads", flush=True)
+            print(f"{options.name}: fenced, another producer leads", flush=True)
             break
         state[task] = b"%d" % count  # and then the state
         print(f"{options.name}: change {change}: {task} {count}", flush=True)
@@ -84,7 +86,7 @@ def replay(client: pulsar.Client, topic: str) -> tuple[dict[str, bytes], int]:
 def compact(admin: str, topic: str) -> None:
     """Have the topic compacted now, so that the next leader reads little.
 
-    A broker does so of its own accord where an ExclusiveTopic enables compaction.
+    A broker compacts automatically if an ExclusiveTopic enables compaction.
     """
     connection = http.client.HTTPConnection(admin.removeprefix("http://"), timeout=10)
     connection.request("PUT", f"/admin/v2/{topic.replace('://', '/')}/compaction")

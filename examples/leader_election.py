@@ -45,7 +45,7 @@ def main() -> None:
         try:
             lead(producer, options.name, options.interval)
         except pulsar.ProducerFenced:
-            print(f"{options.name}: fenced, somebody else leads", flush=True)
+            print(f"{options.name}: fenced, another producer leads", flush=True)
 
 
 def lead(producer: pulsar.Producer, name: str, interval: float) -> None:

@@ -145,13 +145,13 @@ class Writers:
             self._write(self._crash()).close()
 
     def _leave(self, holder: Any) -> Any:
-        """The holder leaves; whoever waits in line goes on."""
+        """The holder leaves; the next waiter continues."""
         next_one = self._ask()
         holder.close()
         return next_one.result(GRANTED_SECONDS)
 
     def _fence_out(self, holder: Any) -> Any:
-        """Somebody takes the topic by force, and the one before tries to go on."""
+        """A producer takes the topic by force, and the former holder tries to write."""
         taker = self._producer(Mode.ExclusiveWithFencing)
         self.stale += 1
         try:
@@ -161,7 +161,7 @@ class Writers:
         return taker
 
     def _crash(self) -> Any:
-        """A process that holds the topic is killed; whoever waits in line goes on."""
+        """A process that holds the topic is killed; the next waiter continues."""
         here, there = _processes.Pipe()
         end = self.sent + self._messages
         words = (self._url, self.topic, self._name(), self.sent, end, there)

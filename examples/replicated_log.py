@@ -40,7 +40,7 @@ class Replica:
         self._news = asyncio.Condition()
 
     async def follow(self, number: int) -> None:
-        """Apply what the log holds, as it comes, until so many commands are applied."""
+        """Apply commands from the log until ``number`` of them are applied."""
         while self.applied < number:
             message = await self._reader.next()
             command = json.loads(message.content)
@@ -64,7 +64,7 @@ class Replica:
 
     async def lead(self, leadership: Leadership) -> None:
         """Append one command after the other; it counts once the log gives it back."""
-        # Nobody else appends any more, so this is where the log ends: the store itself was asked.
+        # No other replica appends any more, so this is the end of the log, as the store reports it.
         await self.caught_up((await leadership.check()).last_message_id)
         print(f"{self.name} leads epoch {leadership.epoch} from {self.applied} on", flush=True)
         while self.applied < COMMANDS:
@@ -88,7 +88,7 @@ async def replicate(url: str, topic: str, name: str) -> None:
 
 async def take_turns(client: Client, topic: str, replica: Replica) -> None:
     while replica.applied < COMMANDS:
-        with contextlib.suppress(Fenced):  # somebody newer leads: follow him, and queue again
+        with contextlib.suppress(Fenced):  # a newer leader: follow it, and queue again
             async with client.lead(topic, identity=replica.name, announce=False) as leadership:
                 await replica.lead(leadership)
 

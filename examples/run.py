@@ -47,7 +47,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "uptime_checkers/demo": (),  # with brokers and topics of its own
 }
-"""What is run, and what each is told."""
+"""The examples, and the arguments of each."""
 
 
 def run(name: str, service_url: str, http_url: str) -> int:

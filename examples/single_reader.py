@@ -24,7 +24,7 @@ FROM_BEGINNING = ConsumerOptions(start=EARLIEST)
 
 
 async def handle(consumer: Consumer, count: int) -> list[int]:
-    """Receive and acknowledge so many messages."""
+    """Receive and acknowledge ``count`` messages."""
     handled = []
     for _ in range(count):
         message = await consumer.receive()

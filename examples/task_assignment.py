@@ -39,7 +39,7 @@ async def work(url: str, topic: str, name: str) -> None:
             mine = {task: owned for task, owned in mine.items() if owned.is_owned}
             others = [task for task in TASKS if task not in mine]
             for task in random.sample(others, len(others)):
-                # Without a generation it takes only what nobody owns.
+                # Without a generation it takes only tasks without an owner.
                 (owned,) = await client.own(topic, [task], identity=name)
                 if owned.is_owned:
                     mine[task] = owned
@@ -49,7 +49,7 @@ async def work(url: str, topic: str, name: str) -> None:
 
 
 async def do(task: Ownership, progress: Guarded, name: str) -> None:
-    """The task itself: it says that it goes on, until it is somebody else's."""
+    """The task itself: it reports progress until another worker owns it."""
     said = {"worker": name, "generation": str(task.generation)}
     with contextlib.suppress(Fenced, Closed):
         while True:
@@ -73,7 +73,7 @@ class Assignment:
                 task, worker = message.key or "", message.properties["worker"]
                 generation = int(message.properties["generation"])
                 latest = self._generations.get(task, 0)
-                assert generation >= latest, f"{worker} did {task} after it was somebody else's"
+                assert generation >= latest, f"{worker} did {task} after another worker owned it"
                 same = generation > latest or worker == self.workers[task]
                 assert same, f"{worker} and {self.workers.get(task)} did {task} at once"
                 self.workers[task], self._generations[task] = worker, generation

@@ -58,7 +58,7 @@ async def live(url: str, topic: str, life: int) -> None:
 
 
 async def is_refused(task: Ownership, consumer: Consumer, message: Message) -> None:
-    """The zombie is awake again, and goes on as if nothing had happened."""
+    """The zombie runs again, and continues as if nothing had happened."""
     try:
         await task.guarded(results_of(task.resource)).send(b"a zombie's result")
         raise AssertionError("the zombie wrote")

@@ -1,4 +1,4 @@
-"""The Grafana dashboard: who writes, how it changes hands, whether the path is well."""
+"""The Grafana dashboard: writers, transitions, and the health of publishing."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "Epochs",
                 ((f"onewriter_topic_epoch{{{_WHERE}}}", "{{topic}}"),),
                 columns=12,
-                text="Each step is a change of hands.",
+                text="Each step is a transition.",
             ),
         ),
     ),
     (
-        "Changes of hands",
+        "Transitions",
         (
             Panel("By cause", ((_rate("transitions_total", "kind, cause"), "{{kind}} {{cause}}"),)),
             Panel(

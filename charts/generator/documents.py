@@ -146,7 +146,7 @@ def _flat(model: BaseModel, prefix: str) -> Iterator[tuple[str, Any, str]]:
 
 
 def _is_repeated(path: str) -> bool:
-    """What all pods have is told once, of the brokers."""
+    """Options of all pods are listed once, for the brokers."""
     section, _, rest = path.partition(".")
     name = re.sub("(?=[A-Z])", "_", rest.partition(".")[0]).lower()
     return section in {"valkey", "operator"} and name in PodOptions.model_fields

@@ -341,13 +341,13 @@ class Leadership(Submitting):
         """Options with which a Spark program writes to this topic under this epoch, as ``app``.
 
         ``df.write.format("onewriter").options(**leadership.spark_options("nightly-load"))``. Raises as
-        ``capability``. Do not log them.
+        ``capability``. Do not log them; Spark hides the value of ``capabilityToken`` in its plans and event logs.
         """
         return {
             "topic": self.topic,
             "txnAppId": app,
             "epoch": str(self.epoch),
-            "capability": self.capability(app, expires_seconds=expires_seconds),
+            "capabilityToken": self.capability(app, expires_seconds=expires_seconds),
         }
 
     # ------------------------------------------------------------ proving it

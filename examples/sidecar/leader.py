@@ -108,7 +108,7 @@ def publish(sidecar: Sidecar, session: str, name: str, number: int) -> bool:
             sidecar.call("PUT", "/resume-info", info, Content_Type="application/json")
             return True
     except (OSError, http.client.HTTPException) as error:
-        print(f"{name}: nobody knows whether {number} is in the log: {error}", flush=True)
+        print(f"{name}: it is unknown whether {number} is in the log: {error}", flush=True)
         return True
     print(f"{name}: {status}, stored: {answer['stored']}: {answer['reason']}", flush=True)
     return answer["stored"] is not False

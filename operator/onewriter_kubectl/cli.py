@@ -122,7 +122,7 @@ def status_command(
 @output_option(TABLE, "json", "yaml")
 @caller_options
 def history_command(topic: str, limit: int, after: str | None, output: str, caller: Caller) -> None:
-    """Show every change of hands of TOPIC that the brokers recorded, newest last."""
+    """Show every transition of TOPIC that the brokers recorded, newest last."""
     found = reading.topic(caller.kubectl, _name(topic))
     with caller.brokers() as brokers:
         path = f"{topic_path(_pulsar_name(found))}/history"

@@ -35,21 +35,21 @@ WAITERS_TOLD_MAX: Final = 20
 FENCED_TOLD_MAX: Final = 8
 
 CAUSES: Final[Mapping[str, str]] = {
-    "Initial": "nobody had written before",
-    "Released": "{former} gave the topic back by itself",
+    "Initial": "the topic had no writer before",
+    "Released": "{former} released the topic",
     "ConnectionLost": "the connection of {former} broke",
     "Silent": "{former} was silent: no byte came from it although it was pinged",
     "ProgressDeadline": "{former} published nothing within its progress deadline",
-    "TakenOver": "it was taken over from {former}, who was told and answered",
-    "Forced": "it was taken over from {former}, who gave no sign of life when told",
-    "Handover": "{former} handed it over, as somebody had asked",
+    "TakenOver": "the topic was taken over from {former}, which was notified and answered",
+    "Forced": "the topic was taken over from {former}, which was notified and did not answer",
+    "Handover": "{former} handed the topic over on request",
     "FencedByAdministrator": "a person fenced {former}",
-    "BrokerChanged": "the topic moved to another broker and {former} did not come back in time",
-    "GrantLost": "the store lost what it knew of the grant to {former}",
+    "BrokerChanged": "the topic moved to another broker and {former} did not resume in time",
+    "GrantLost": "the store lost the record of the grant to {former}",
 }
 """Why the former writer no longer writes, by the transition's cause."""
 
-UNKNOWN_CAUSE: Final = "{former} writes no longer, for a reason that this version does not know"
+UNKNOWN_CAUSE: Final = "{former} lost the topic for a reason that this version does not know"
 
 OPEN: Final = frozenset({"Pending", "BlockedByPDB", "EvictionFailed"})
 """What a fenced pod may still be in for."""
@@ -93,19 +93,21 @@ def _holder(found: Found) -> list[str]:
     active = condition(topic, "WriterActive")
     epoch = shown.get("epoch")
     if not active:
-        return [f"Nobody has looked at {title} yet: its status is empty."]
+        return [f"{title} was not reconciled yet: its status is empty."]
     holder = shown.get("holder") or {}
     if active.get("status") == "Unknown":
-        last = f" The last writer known is {person(holder)}, epoch {epoch}." if holder else ""
-        return [f"Who writes {what} is not known just now: {text(active.get('message'))}.{last}"]
+        last = f" The last known writer is {person(holder)}, epoch {epoch}." if holder else ""
+        return [
+            f"The writer of {what} is unknown at the moment: {text(active.get('message'))}.{last}"
+        ]
     if active.get("reason") == "Shared":
         return [f"{what} is written by shared producers."]
     if active.get("status") == "True" and holder:
         return [f"{what} is written by {_described(holder, found.now)}, under epoch {epoch}."]
     if active.get("reason") == "TakingOver":
-        return [f"{what} is between two writers: the next one is being let in."]
+        return [f"{what} is between two writers: the next one is being granted."]
     last_epoch = f"; its last epoch is {epoch}" if epoch is not None else ""
-    return [f"Nobody writes {what}{last_epoch}."]
+    return [f"{what} has no writer{last_epoch}."]
 
 
 def _described(holder: Document, now: float) -> str:
@@ -125,19 +127,21 @@ def _story(found: Found) -> list[str]:
     """The last change of hands, and what came before it."""
     rows = _transitions(found)
     if not rows:
-        return ["No change of hands is remembered."] if status(found.topic).get("epoch") else []
+        return ["No transition is recorded."] if status(found.topic).get("epoch") else []
     last = rows[0]
     writes = bool(status(found.topic).get("holder"))
-    begins = "It came to that" if writes else "The last change of hands was"
-    now = "writes since" if writes or not last.get("producerName") else "wrote then"
+    begins = "This began" if writes else "The last transition was"
+    now = "has written since" if writes or not last.get("producerName") else "wrote from then on"
     said = [f"{begins} at {text(last['at'])}: {_cause(last, now)}."]
     said += [_gap(last)] if last.get("cause") != "Initial" else []
     if len(rows) > 1:
-        said.append(f"Before that, at {text(rows[1]['at'])}: {_cause(rows[1], 'wrote then')}.")
+        said.append(
+            f"Before that, at {text(rows[1]['at'])}: {_cause(rows[1], 'wrote from then on')}."
+        )
     if len(rows) > 2:
         oldest, title = rows[-1], name(found.topic)
         said.append(
-            f"{len(rows)} changes of hands are remembered since {text(oldest['at'])}"
+            f"{len(rows)} transitions are recorded since {text(oldest['at'])}"
             f" (kubectl onewriter history {metadata(found.topic).get('name')} has all of {title})."
         )
     return said
@@ -170,7 +174,7 @@ def _transitions(found: Found) -> list[Document]:
 def _cause(row: Document, writes: str) -> str:
     cause = str(row.get("cause"))
     words = CAUSES.get(cause, UNKNOWN_CAUSE).format(former=_former(row.get("former") or {}))
-    new = person(row) if row.get("producerName") else "nobody"
+    new = person(row) if row.get("producerName") else "no producer"
     return f"{words} ({text(cause)}); {new} {writes}, epoch {row.get('epoch')}"
 
 
@@ -188,12 +192,12 @@ def _former(found: Document) -> str:
 def _gap(row: Document) -> str:
     gap = row.get("leaderlessMs")
     if not row.get("producerName"):
-        return "Nobody has been let in since."
+        return "No producer was granted the topic since."
     if gap is None:
-        return "For how long nobody could write is not known."
+        return "The time without a writer is unknown."
     if gap == 0:
-        return "There was no gap between the two."
-    return f"Nobody could write for {gap} ms."
+        return "There was no gap between the two writers."
+    return f"The topic had no writer for {gap} ms."
 
 
 # ------------------------------------------------------------ who is next
@@ -202,7 +206,7 @@ def _gap(row: Document) -> str:
 def _queue(found: Found) -> list[str]:
     waiting = int(status(found.topic).get("waiting") or 0)
     if not waiting:
-        return ["Nobody waits."]
+        return ["No producer waits."]
     waiters = _waiters(found)
     said = [f"{waiting} wait{'s' if waiting == 1 else ''}, in this order:"]
     said += [f"  {place}. {words}" for place, words in waiters[:WAITERS_TOLD_MAX]]
@@ -254,17 +258,19 @@ def _fenced_pod(found: Found, pod: Document) -> str:
         case "Evicted":
             became = "it was evicted"
         case "PodGone":
-            became = "it had gone by itself"
+            became = "it ended by itself"
         case "CameBack":
             became = "it registered again and stays"
         case "NotRequested":
-            became = f"it is left alone{message}"
+            became = f"it was not evicted{message}"
         case "BlockedByPDB":
-            became = f"it is still there, because {_budgets(found, pod)}"
+            became = f"it still exists, because {_budgets(found, pod)}"
         case "EvictionFailed":
-            became = f"it is still there, its eviction fails{message}; it is tried each minute"
+            became = (
+                f"it still exists, its eviction fails{message}; the operator retries each minute"
+            )
         case "Pending":
-            became = "it is to be evicted, and has ten seconds to register again first"
+            became = "it will be evicted unless it registers again within ten seconds"
         case _:
             became = text(pod.get("outcome")) + message
     return f"{past}{at}; {became}."
@@ -273,13 +279,13 @@ def _fenced_pod(found: Found, pod: Document) -> str:
 def _budgets(found: Found, pod: Document) -> str:
     """The PodDisruptionBudgets that keep a pod, as far as the caller may see them."""
     if found.budgets is None or found.pods is None:
-        return "a PodDisruptionBudget forbids it (which one you may not see)"
+        return "a PodDisruptionBudget forbids it (you may not see which one)"
     labels = metadata(found.pods.get(str(pod.get("pod"))) or {}).get("labels") or {}
     named = [
         f"PodDisruptionBudget {text(metadata(budget).get('name'))} allows"
         f" {status(budget).get('disruptionsAllowed', 0)} disruptions"
         f" ({status(budget).get('currentHealthy', '?')} pods are healthy,"
-        f" {status(budget).get('desiredHealthy', '?')} have to be)"
+        f" {status(budget).get('desiredHealthy', '?')} must be)"
         for budget in found.budgets
         if selects(spec(budget).get("selector") or {}, labels)
     ]
@@ -295,19 +301,19 @@ def _obstacles(found: Found) -> list[str]:
     if int(status(topic).get("observedGeneration") or -1) < int(
         metadata(topic).get("generation") or 0
     ):
-        said.append("Its newest manifest has not been looked at yet.")
+        said.append("Its newest manifest was not reconciled yet.")
     for claim in found.claims:
         ready = condition(claim, "Ready")
         if ready.get("status") == "False":
             title = text(metadata(claim).get("name"))
             said.append(
-                f"Claim {title} lets nobody in ({ready.get('reason')}): {text(ready.get('message'))}."
+                f"Claim {title} admits no producer ({ready.get('reason')}): {text(ready.get('message'))}."
             )
     if found.operator:
         said.append(
-            f"What is shown may be old: {text(found.operator)}. Writing and fencing go on without it."
+            f"This may be outdated: {text(found.operator)}. Writing and fencing continue without it."
         )
-    return said or ["Nothing is in the way."]
+    return said or ["Nothing needs attention."]
 
 
 def _conditions(topic: Document) -> list[str]:
@@ -322,8 +328,8 @@ def _conditions(topic: Document) -> list[str]:
             said.append(f"{words}{doubt} ({now.get('reason')}): {text(now.get('message'))}.")
     for kind, words in (
         ("Conflict", "Another object has the topic"),
-        ("Stalled", "It cannot go on before a person changes something"),
-        ("Drifted", "Somebody else changed what the operator keeps"),
+        ("Stalled", "It cannot continue until a user changes something"),
+        ("Drifted", "An object that the operator manages was changed"),
     ):
         now = condition(topic, kind)
         if now.get("status") == "True":

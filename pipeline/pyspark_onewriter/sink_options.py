@@ -23,13 +23,16 @@ from onewriter_pipeline.publishing.writing import EXACTLY_ONCE, GUARANTEES, Targ
 from onewriter_pipeline.schema import TOPIC
 from pyspark_onewriter.options import ACCESS_OPTIONS, Given, access_of, service_url_of
 
+CAPABILITY_OPTION: Final = "capabilityToken"
+"""Has "token" in its name, so Spark hides its value in plans and event logs (``spark.redaction.regex``)."""
+
 WRITE_OPTIONS: Final = (
     *ACCESS_OPTIONS,
     "topic",
     "txnAppId",
     "txnVersion",
     "epoch",
-    "capability",
+    CAPABILITY_OPTION,
     "accessMode",
     "leaderIdleTime",
     "deliveryGuarantee",
@@ -128,7 +131,9 @@ def _target(given: Given, columns: Sequence[str]) -> Target:
         )
     capabilities = _capabilities(given, topic)
     if capabilities.keys() - epochs.keys():
-        raise Invalid("capability without epoch: leadership.spark_options(app) gives both")
+        raise Invalid(
+            f"{CAPABILITY_OPTION} without epoch: leadership.spark_options(app) gives both"
+        )
     return Target(
         access_of(given),
         topic,
@@ -161,7 +166,7 @@ def _epochs(given: Given, topic: str) -> dict[str, int]:
         said = None
     if not isinstance(said, dict) or not all(map(_is_epoch, said.values())):
         raise Invalid(
-            f"epoch: {text[:60]!r} is no topic epoch"
+            f"epoch: {text[:60]!r} is not a topic epoch"
             + ("" if topic else ', of each topic that rows name: {"orders": 7}')
         )
     return {str(log_name(name).base): epoch for name, epoch in said.items()}
@@ -169,7 +174,7 @@ def _epochs(given: Given, topic: str) -> dict[str, int]:
 
 def _capabilities(given: Given, topic: str) -> dict[str, str]:
     """What proves the right to write under each topic's epoch. Raises Invalid, which shows none of them."""
-    text = given.text("capability")
+    text = given.text(CAPABILITY_OPTION)
     if not text:
         return {}
     if topic and not text.startswith("{"):
@@ -180,7 +185,7 @@ def _capabilities(given: Given, topic: str) -> dict[str, str]:
         said = None
     if not isinstance(said, dict) or not all(isinstance(each, str) for each in said.values()):
         raise Invalid(
-            'capability is a text, or of each topic that rows name one: {"orders": "..."}'
+            f'{CAPABILITY_OPTION} is a text, or of each topic that rows name one: {{"orders": "..."}}'
         )
     return {str(log_name(name).base): each for name, each in said.items()}
 

@@ -24,6 +24,8 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 FRAMES = 1_500
 REQUESTS = 250
+ATTACKS_MAX = 40
+"""An attack aborts what a busy broker does not answer within 50 ms, so one may be too short to publish anything."""
 
 
 DEFECTS = ("Traceback", "http.defect", "connection.failed")
@@ -74,12 +76,15 @@ def test_hostile_parts_and_publishes_stop_nobody(
     host, _, port = broker.http_url.removeprefix("http://").partition(":")
     shown = Shown(token_of("writer"), holder.registration, epoch_of(holder))
     staging = [each for each in routes.listed(broker._broker.http.routes) if STAGED in each[1]]
-    asyncio.run(attack_http((host, int(port)), 13, 3 * REQUESTS, staging, shown=shown))
+    published = 0
+    for attack in range(ATTACKS_MAX):
+        asyncio.run(attack_http((host, int(port)), attack, REQUESTS, staging, shown=shown))
+        segments = http_as(broker, ADMINISTRATOR)("GET", f"{OWN}/{http.HELD_TOPIC}/segments")[1]
+        published = sum(each["messages"] for each in segments["segments"])
+        if published and attack >= 2:
+            break
+    assert published, "none of its publishes was in order"
     holder.publish(b"after")
-    segments = http_as(broker, ADMINISTRATOR)("GET", f"{OWN}/{http.HELD_TOPIC}/segments")[1][
-        "segments"
-    ]
-    assert sum(each["messages"] for each in segments) > 1, "none of its publishes was in order"
     check_log(capfd)
 
 

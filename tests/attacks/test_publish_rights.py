@@ -29,6 +29,9 @@ from onewriter_broker.topic.staged_rows import MAGIC
 from onewriter_core.publish_rights import capability_of
 from onewriter_core.wire.messages import build_batch
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.brokers.frames import BlockFrame
 
 TOPIC = "payments"
 APP = "nightly"
@@ -186,6 +189,16 @@ def test_the_audit_says_who_published_by_which_right(payments: Payments) -> None
         (APP, payments.epoch, "held", WRITER, WRITER),
         (APP, payments.epoch, "capability", "spark", WRITER),
     ]
+
+
+def test_whoever_reads_blocks_may_ask_who_published(payments: Payments) -> None:
+    holder = payments.holder()
+    assert holder.publish(staged_by_holder(payments))[0] == 200
+    access = Access(payments.broker.http_url, token=token_of(ADMINISTRATOR))
+    with Broker(access) as broker:
+        for publishers, by in ((True, f'{{"subject":"{WRITER}"}}'), (False, None)):
+            frames = list(broker.frames(TOPIC, publishers=publishers))
+            assert [each.by for each in frames if isinstance(each, BlockFrame)] == [by]
 
 
 def test_the_registration_is_the_same_after_a_resume(payments: Payments) -> None:

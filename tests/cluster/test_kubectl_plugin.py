@@ -275,7 +275,7 @@ def test_who_status_and_why_need_no_more_than_to_view(stage: Stage, play: Play) 
     why = stage("why", play.name, user="viewer")
     assert f"is written by {pod} (producer one), claim {play.name}" in why.out
     assert f"  1. {play.pods['two'].name} (producer two), claim {play.name}" in why.out
-    assert "Nothing is in the way." in why.out
+    assert "Nothing needs attention." in why.out
     objects = json.loads(stage("status", play.name, "-o", "json", user="viewer").out)
     assert objects["topic"]["metadata"]["name"] == play.name
     assert [each["metadata"]["name"] for each in objects["claims"]] == [play.name]
@@ -365,14 +365,14 @@ def test_an_editor_hands_over(stage: Stage, play: Play) -> None:
     epoch = stage.status(play.name)["epoch"]
     nobody = stage("handover", play.name, "--yes", "--to", "three", *IN_TIME, user="editor")
     assert nobody.code == EXIT_REFUSED
-    assert "nobody named 'three' is waiting" in nobody.err
+    assert "no producer 'three' is waiting" in nobody.err
     done = stage("handover", play.name, "--yes", "--to", "two", *IN_TIME, user="editor")
     assert done.code == 0, done.err
     assert f"{play.pods['two'].name} (producer two) writes, epoch" in done.out
     assert stage.status(play.name)["epoch"] > epoch
     why = stage("why", play.name, user="viewer").out
-    assert "handed it over, as somebody had asked (Handover)" in why
-    assert "There was no gap between the two." in why
+    assert "handed the topic over on request (Handover)" in why
+    assert "There was no gap between the two writers." in why
 
 
 def test_a_broker_can_be_told_directly(stage: Stage, play: Play) -> None:
@@ -426,10 +426,10 @@ def test_without_an_operator_an_order_waits_and_why_says_so(stage: Stage, play: 
     try:
         late = stage("fence", play.name, "-y", "--timeout-seconds", "2", user="editor")
         assert late.code == EXIT_UNKNOWN
-        assert "nothing is known of it after 2 s" in late.err
+        assert "result unknown after 2 s" in late.err
         why = stage("why", play.name)
         assert "is ordered to be fenced (annotation) and has not been." in why.out
-        assert "What is shown may be old: no operator leads just now." in why.out
+        assert "This may be outdated: no operator leads just now." in why.out
     finally:
         stage.operator.start()
     wait_until(lambda: stage.has_writer(play.name, "two"), explain=lambda: stage.status(play.name))

@@ -323,7 +323,7 @@ def test_readers_that_stop_slow_nobody_and_are_let_in_in_bounds(
         stalled.append(stalled_reader(broker, topic))
         status, said = Http(broker.http_url)("GET", f"{OWN}/{topic}/blocks")
         assert status == 429
-        assert "come again" in said["reason"]
+        assert "retry later" in said["reason"]
         assert f"onewriter_block_streams {STREAMS_MAX}.0" in metrics(broker)
         assert sum(each.entries for each in pipeline.segments(topic).segments) == 150
     finally:

@@ -229,7 +229,7 @@ def a_part_is_lost(log: Log) -> None:
 def an_epoch_is_over(log: Log) -> None:
     """Nothing is published under it, though nobody else holds the topic just now."""
     with program(log.broker.service_url, log.name, APP) as grant:
-        driver = log.driver(1, epoch=grant.epoch, capability=grant.capability)
+        driver = log.driver(1, epoch=grant.epoch, capabilityToken=grant.capability)
         holder(log.client, log.name).close()
     with expected(Conflict):
         driver.commit([driver.write(0, rows(0, 10))])
@@ -239,12 +239,12 @@ def an_epoch_is_over(log: Log) -> None:
 def an_epoch_passes_on(log: Log) -> None:
     """Its driver publishes while its holder has the topic, then the driver of the next one."""
     with program(log.broker.service_url, log.name, APP) as old:
-        driver = log.driver(1, epoch=old.epoch, capability=old.capability)
+        driver = log.driver(1, epoch=old.epoch, capabilityToken=old.capability)
         driver.commit([driver.write(0, rows(0, 10))])
         with program(log.broker.service_url, log.name, APP) as new:
-            successor = log.driver(2, epoch=new.epoch, capability=new.capability)
+            successor = log.driver(2, epoch=new.epoch, capabilityToken=new.capability)
             successor.commit([successor.write(0, rows(10, 10))])
-            stale = log.driver(3, epoch=old.epoch, capability=old.capability)
+            stale = log.driver(3, epoch=old.epoch, capabilityToken=old.capability)
             with expected(Conflict):
                 stale.commit([stale.write(0, rows(90, 10))])
     assert log.stored() == list(range(20))

@@ -112,7 +112,7 @@ def test_the_leader_is_frozen_and_wakes_up(
     eventually(lambda: other.is_leading)
     wrote = leader.wrote
     leader.signal(signal.SIGCONT)
-    eventually(lambda: "fenced, somebody else leads" in leader.said)
+    eventually(lambda: "fenced, another producer leads" in leader.said)
     time.sleep(0.3)
     stored = [text.decode() for text in contents_of(attentive.address(), topic)]
     of_leader = [int(text.split()[1]) for text in stored if text.startswith("ada ")]

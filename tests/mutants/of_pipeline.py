@@ -53,6 +53,15 @@ MUTANTS = (
         (UNIT, "tests/integration/test_sink_attempts.py", "tests/spark/test_spark_sink.py"),
     ),
     Mutant(
+        "the-audit-ignores-who-published",
+        ("S15",),
+        "onewriter_pipeline.auditing.observer:Observer._note_publisher",
+        "The pipeline's audit does not look at whom blocks name as their publisher.",
+        "if named == self._named:",
+        "if True:",
+        ("tests/unit/pipeline/test_audit_observer.py", "tests/spark/test_spark_audit_mutants.py"),
+    ),
+    Mutant(
         "a-superseded-driver-goes-on",
         ("S15",),
         "onewriter_pipeline.leading.topics:Topics.begin",

@@ -267,6 +267,12 @@ def test_what_was_tampered_with_is_found_by_both(
     grants = [key for key, fields in records.items() if fields[b"kind"] == b"grant"]
     assert valkey.command("XDEL", keys.audit(keys.bucket(name)), grants[1]) == 1
     assert violated(audit.live(spark)) == {"S4"} == verified(valkey.url, "orders", stored.buckets)
+    (publisher,) = [key for key, fields in records.items() if fields[b"kind"] == b"publisher"]
+    assert valkey.command("XDEL", keys.audit(keys.bucket(name)), publisher) == 1
+    both = violated(audit.live(spark)), verified(valkey.url, "orders", stored.buckets)
+    assert both == ({"S4"}, {"S4"}), (
+        "whoever is not named needs no record where no broker writes any"
+    )
 
 
 @pytest.mark.full  # the tests of the audit itself, here, and of the command's words in tests/unit/pipeline

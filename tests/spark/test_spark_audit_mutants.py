@@ -5,7 +5,7 @@ All mutants are judged at once, each under a name and a bucket of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,18 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.contents import stored_in
 from tests.unit.broker.test_verify_mutants import BUCKET, MUTANTS, Stored, report_of
-from tests.unit.broker.verify_histories import BUCKETS, TOPIC, an_eventful_life
+from tests.unit.broker.test_verify_publishers import MUTANTS as PUBLISHERS
+from tests.unit.broker.test_verify_publishers import names_no_publisher
+from tests.unit.broker.verify_histories import (
+    BUCKETS,
+    TOPIC,
+    Story,
+    a_life_with_publishers,
+    an_eventful_life,
+)
 
 from onewriter_broker.http.bulk import _record, _stored_state
-from onewriter_broker.log.api import Marker, StoredBlock
+from onewriter_broker.log.api import LogStore, Marker, StoredBlock
 from onewriter_broker.log.fake.server import FakeServer
 from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_pipeline.auditing import facts
@@ -43,6 +51,7 @@ def frame_of(block: StoredBlock) -> BlockFrame | MarkerFrame:
         *(block.position, block.time_ms, lengths, counts, block.publish, block.chain),
         memoryview(block.payload),
         bool(block.commits),
+        block.by,
     )
 
 
@@ -71,16 +80,27 @@ class Case:
     state: dict[str, object]
 
 
-async def case(name: str, mutate: Callable[[Stored], None], bucket: int) -> Case:
+Life = Callable[[LogStore], Awaitable[Story]]
+
+
+async def case(
+    name: str, mutate: Callable[[Stored], None], bucket: int, live: Life = an_eventful_life
+) -> Case:
     server = FakeServer()
     store = FakeLogStore(server.resolve, buckets=BUCKETS)
-    await an_eventful_life(store)
+    await live(store)
     stored = Stored(stored_in(server.primary))
     mutate(stored)
     report = await report_of(store)
     log = f"{TOPIC}-{name}"
     renamed = [
-        _record(record_id, {**fields, "topic": f"{fields['topic']}-{name}"})
+        _record(
+            record_id,
+            {
+                field: f"{text}-{name}" if field in {"topic", "log"} else text
+                for field, text in fields.items()
+            },
+        )
         for record_id, fields in stored.audit
     ]
     told = await _stored_state(store, TOPIC, BUCKET)
@@ -118,6 +138,12 @@ async def test_the_audit_and_verify_say_the_same_of_every_mutant(spark: SparkSes
     cases = [await case("whole", lambda _: None, 0)]
     for mutate, _ in MUTANTS:
         cases.append(await case(mutate.__name__, mutate, len(cases)))
+    cases.append(await case("whole_publishers", lambda _: None, len(cases), a_life_with_publishers))
+    cases.append(
+        await case("no_publishers", names_no_publisher, len(cases), a_life_with_publishers)
+    )
+    for mutate in PUBLISHERS:
+        cases.append(await case(mutate.__name__, mutate, len(cases), a_life_with_publishers))
     findings = judge(spark, cases)
     said = {
         each.log: {finding.predicate for finding in findings if finding.log == each.log}

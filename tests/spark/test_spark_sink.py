@@ -99,6 +99,35 @@ def test_a_batch_that_is_written_at_least_once_needs_no_version(
     assert stored(spark, broker, topic) == 2 * list(range(10))
 
 
+def plans(spark: SparkSession) -> str:
+    """What Spark's UI and event logs show of all queries until now."""
+    store = spark._jsparkSession.sharedState().statusStore()
+    shown = store.executionsList()
+    return "\n".join(
+        shown.apply(number).physicalPlanDescription() for number in range(shown.size())
+    )
+
+
+def test_plans_and_event_logs_show_no_capability(
+    spark: SparkSession, broker: LocalBrokers, topic: str
+) -> None:
+    spark.conf.set("spark.sql.ui.explainMode", "extended")  # with the options of reads and writes
+    try:
+        with (
+            onewriter.sync.Client(broker.service_url) as client,
+            client.lead(topic, announce=False) as leadership,
+        ):
+            options = leadership.spark_options("job")
+            write(rows(spark, 10), broker, topic, 1, **options)
+    finally:
+        spark.conf.unset("spark.sql.ui.explainMode")
+    (secret,) = [value for name, value in options.items() if name.startswith("capability")]
+    shown = plans(spark)
+    assert f"epoch={options['epoch']}" in shown
+    assert "capabilityToken=" in shown
+    assert secret not in shown
+
+
 def test_nothing_is_written_under_an_epoch_that_is_over(
     spark: SparkSession, broker: LocalBrokers, topic: str
 ) -> None:

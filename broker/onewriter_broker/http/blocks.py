@@ -20,7 +20,7 @@ from onewriter_broker.http import packed, positions
 from onewriter_broker.http.bulk import TOPIC_PATH, one_log
 from onewriter_broker.http.metrics import BlockStreams
 from onewriter_broker.http.routes import Routes, on_topic
-from onewriter_broker.http.site import EXPIRES, Refusal, Site
+from onewriter_broker.http.site import EXPIRES, Refusal, Site, flag
 from onewriter_broker.log.blocks import MalformedBlock
 from onewriter_broker.log.ranges import Missing, Range, first_block, lacks, trimmed_of
 from onewriter_broker.log.topic_log import TopicLog
@@ -52,6 +52,7 @@ def add_routes(router: Routes, site: Site) -> None:
                 topic_log, _, _ = await one_log(site, request)
                 start, end = _asked(request)
                 payload = request.query.get("payload", "").lower() != "false"
+                publishers = flag(request, "publishers")
                 gone = await _gone(topic_log, start)
                 if gone is not None:
                     return gone.answer()
@@ -59,7 +60,11 @@ def add_routes(router: Routes, site: Site) -> None:
             response = web.StreamResponse(
                 headers={"Content-Type": "application/octet-stream", "Cache-Control": "no-store"}
             )
-            stream = Stream(topic_log, response, request.get(EXPIRES), figures, payload=payload)
+            stream = Stream(
+                *(topic_log, response, request.get(EXPIRES), figures),
+                payload=payload,
+                publishers=publishers,
+            )
             try:
                 await response.prepare(request)
                 await stream.run(Range(topic_log, start, end))
@@ -79,7 +84,9 @@ def add_routes(router: Routes, site: Site) -> None:
 def one_more(streams: BlockStreams) -> Iterator[None]:
     """Inside there is one more; raises Refusal where that would be too many."""
     if streams.open >= STREAMS_MAX:
-        raise Refusal(429, f"{STREAMS_MAX} are reading logs already: come again")
+        raise Refusal(
+            429, f"{STREAMS_MAX} block streams are open, which is the maximum; retry later"
+        )
     streams.open += 1
     try:
         yield
@@ -91,7 +98,7 @@ def _asked(request: web.Request) -> tuple[Position | None, Position | None]:
     start, end = positions.asked(request, "from"), positions.asked(request, "to")
     if start is not None and end is not None and end < start:
         raise Refusal(
-            400, "to lies in front of from: a range goes from a position up to a later one"
+            400, "to is before from: a range starts at a position and ends at a later one"
         )
     return start, end
 
@@ -110,7 +117,7 @@ class Gone:
         why = "was trimmed" if asked < trimmed else "is not in the store any more"
         self.reason = (
             f"{positions.shown(asked)} of {topic_log.name} {why}:"
-            f" what is kept begins at {positions.shown(first)}"
+            f" the log begins at {positions.shown(first)}"
         )
 
     def answer(self) -> web.Response:
@@ -136,7 +143,7 @@ async def _gone(topic_log: TopicLog, asked: Position | None) -> Gone | None:
 class Stream:
     """One reader's stream. ``expires_at``: when its proof of identity ends, in Unix seconds.
 
-    ``payload``: whether the entries' bytes are sent, too.
+    ``payload``: whether the entries' bytes are sent, too; ``publishers``: whether who published is.
     """
 
     def __init__(
@@ -148,6 +155,7 @@ class Stream:
         write_seconds: float = WRITE_SECONDS,
         *,
         payload: bool = True,
+        publishers: bool = False,
     ) -> None:
         self._log = topic_log
         self._response = response
@@ -155,6 +163,7 @@ class Stream:
         self._figures = figures
         self._write_seconds = write_seconds
         self._payload = payload
+        self._publishers = publishers
 
     async def run(self, blocks: Range) -> None:
         """Send the range; what goes wrong with reading it is the stream's last frame.
@@ -190,7 +199,7 @@ class Stream:
             raise _Ended(Gone(self._log, at, first).frame())
         if self._expires_at is not None and time.time_ns() / 1e9 >= self._expires_at:
             raise _Ended(packed.pack_error(401, "the token has expired"))
-        return packed.pack(found, payload=self._payload)
+        return packed.pack(found, payload=self._payload, publishers=self._publishers)
 
     async def _write(self, data: bytes) -> None:
         async with asyncio.timeout(self._write_seconds):

@@ -34,34 +34,41 @@ ENDS_PUBLISH: Final = 4
 NO_PAYLOAD: Final = 8
 """Flag: the entries' bytes were not asked for, and are left out."""
 
+NAMES_PUBLISHER: Final = 16
+"""Flag: the publisher's name, as the block has it, follows the name of the atomic publish; it may be empty."""
+
 _BLOCK = struct.Struct("<IBQQQIB16s")
 _HEAD = struct.Struct("<IB")
 _MARKER = struct.Struct("<IBQ")
 _END = struct.Struct("<IBQQ")
 _NAME_LENGTH = struct.Struct("<H")
+_NAME_BYTES_MAX: Final = 0xFFFF
 _LENGTH_BYTES: Final = 4
 """The length at the beginning of a frame does not count itself."""
 
 
-def pack(blocks: Iterable[StoredBlock], *, payload: bool = True) -> bytes:
-    """Frames of blocks and markers, one behind the other; ``payload``: with the entries' bytes."""
+def pack(blocks: Iterable[StoredBlock], *, payload: bool = True, publishers: bool = False) -> bytes:
+    """Frames of blocks and markers, one behind the other.
+
+    ``payload``: with the entries' bytes; ``publishers``: with who published, of atomic publishes.
+    """
     parts: list[bytes] = []
     for block in blocks:
         if isinstance(block, Marker):
             parts += _marker(block)
         else:
-            parts += _block(block, payload=payload)
+            parts += _block(block, payload=payload, publishers=publishers)
     return b"".join(parts)
 
 
-def _block(block: Block, *, payload: bool) -> tuple[bytes, ...]:
+def _block(block: Block, *, payload: bool, publishers: bool) -> tuple[bytes, ...]:
     lengths = pack_u32(block.lengths)
     counts = b"" if block.counts is None else pack_u32(block.counts)
     name = b""
     if block.publish:
-        name = block.publish.encode()
-        name = _NAME_LENGTH.pack(len(name)) + name
+        name = _name(block.publish) + (_name(block.by) if publishers else b"")
     flags = (HAS_COUNTS if counts else 0) | (IS_ATOMIC if name else 0)
+    flags |= NAMES_PUBLISHER if name and publishers else 0
     flags |= (ENDS_PUBLISH if block.commits else 0) | (0 if payload else NO_PAYLOAD)
     content = block.payload if payload else b""
     size = _BLOCK.size - _LENGTH_BYTES + len(lengths) + len(counts) + len(name) + len(content)
@@ -70,6 +77,12 @@ def _block(block: Block, *, payload: bool) -> tuple[bytes, ...]:
         size, BLOCK, ledger, first, block.time_ms, len(block.lengths), flags, block.chain
     )
     return head, lengths, counts, name, content
+
+
+def _name(text: str) -> bytes:
+    """A name behind its length; what no broker stores is cut off."""
+    name = text.encode()[:_NAME_BYTES_MAX]
+    return _NAME_LENGTH.pack(len(name)) + name
 
 
 def _marker(marker: Marker) -> tuple[bytes, bytes]:

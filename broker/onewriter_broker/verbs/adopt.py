@@ -26,12 +26,12 @@ from onewriter_core.errors import ConfigurationError
 REASON_LENGTH_MAX = 500
 
 EXPLANATION = """\
-A broker refuses a bucket when the store does not hold what the anchor says it must: data was lost,
+A broker refuses a bucket when the store lacks data that the anchor requires: data was lost,
 or this is another dataset. `onewriter status` shows the reason as "not served".
 
-adopt makes what the store holds NOW the truth for such a bucket. Messages that are missing stay
-missing; every producer of its topics must be created anew; no earlier epoch ever comes back. It
-does nothing to a bucket that brokers can take as it is. Stop the brokers first if you can.
+adopt makes the PRESENT data of the store valid for such a bucket. Missing messages stay missing,
+every producer of its topics must be created again, and no earlier epoch ever returns. It does
+nothing to a bucket that brokers can take as it is. Stop the brokers first if you can.
 
 To do it:  onewriter adopt --all --force --reason "why"     (or --bucket N)"""
 
@@ -87,7 +87,7 @@ def adopt(
         raise ConfigurationError(f"--bucket: there are {settings.buckets} buckets, from 0")
     anchor_directory = settings.data_dir / "anchor"
     if settings.anchor == "file" and not anchor_directory.is_dir():
-        raise ConfigurationError(f"--data-dir: {anchor_directory} is no anchor")
+        raise ConfigurationError(f"--data-dir: {anchor_directory} is not an anchor directory")
     buckets = range(settings.buckets) if bucket is None else [bucket]
     results = asyncio.run(_adopt(settings, list(buckets), reason.strip()))
     forced = [result for result in results if not result.problem]

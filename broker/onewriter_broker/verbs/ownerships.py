@@ -67,7 +67,7 @@ def ownerships(
 
 
 def _each(urls: list[str], reach: Reach, ask: Callable[[Broker], Json]) -> tuple[list[Json], bool]:
-    """What the brokers say, and whether all have; those that do not are told of.
+    """The answers of the brokers, and whether all answered; a warning names those that did not.
 
     Raises what the first one to answer refuses with: then nothing was done, and the others will say the same.
     """

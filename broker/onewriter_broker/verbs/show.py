@@ -54,7 +54,7 @@ def _pages(broker: Broker, namespace: str | None) -> list[dict[str, Any]]:
 @click.argument("topic")
 @broker_options
 def status(topic: str, reach: Reach, output: str) -> None:
-    """Show the writer of TOPIC, its queue, and the last changes of hands."""
+    """Show the writer of TOPIC, its queue, and the last transitions."""
     answer = reach.broker().get(topic_path(topic))
     if output == "json":
         tables.as_json(answer)
@@ -74,7 +74,7 @@ def status(topic: str, reach: Reach, output: str) -> None:
 @click.option("--after", help="Continue after the record with this id.")
 @broker_options
 def history(topic: str, limit: int, after: str | None, reach: Reach, output: str) -> None:
-    """Show every change of hands of TOPIC that the brokers recorded, newest last."""
+    """Show every transition of TOPIC that the brokers recorded, newest last."""
     path = topic_path(topic) + "/history"
     answer = reach.broker().get(path, limit=limit, after=after)
     if output == "json":

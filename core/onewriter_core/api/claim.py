@@ -85,7 +85,8 @@ class ClaimSubject(ApiModel):
     )
 
     service_account_name: ResourceName | None = None
-    """A ServiceAccount of the claim's namespace, or the bare subject of a static token."""
+    """A ServiceAccount of the claim's namespace. Brokers that do not use TokenReview also accept a token whose
+    subject is the name alone."""
     pod_selector: LabelSelector | None = None
     """Restricts the claim to some pods of its namespace; only in Kubernetes."""
     token_subject: Annotated[str, Field(pattern=PRINTABLE, max_length=253)] | None = None

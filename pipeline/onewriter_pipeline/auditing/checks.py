@@ -39,7 +39,7 @@ STANDS: Final = f"""
             count_if(kind = 'cut') OVER (PARTITION BY log ORDER BY ordinal) AS era
         FROM along
     )"""
-"""A log from its beginning to its end, each row with what stands in front of it; the view ``stands``."""
+"""A log from its beginning to its end, each row with what is before it; the view ``stands``."""
 
 ORDER: Final = """
     SELECT predicate, log, place, sentence FROM (
@@ -60,11 +60,11 @@ ORDER: Final = """
             CASE
                 WHEN kind = 'marker' THEN concat('a marker follows on ledger ', top DIV 2)
                 WHEN ledger < top DIV 2 THEN concat('entries of ledger ', ledger,
-                    ' stand behind the marker of ledger ', top DIV 2)
+                    ' are after the marker of ledger ', top DIV 2)
                 WHEN ledger > top DIV 2
                     THEN concat('ledger ', ledger, ' begins without its marker')
                 WHEN first <= behind THEN concat('entry ', first, ' follows on entry ', behind)
-                ELSE concat(first - behind - 1, ' entries are missing in front of ', ledger, '-',
+                ELSE concat(first - behind - 1, ' entries are missing before ', ledger, '-',
                     first)
             END AS sentence
         FROM stands WHERE top IS NOT NULL AND kind <> 'cut'
@@ -367,6 +367,62 @@ UNREMEMBERED: Final = """
         SELECT 1 FROM forgets r WHERE r.log = p.log AND r.app = p.producer
     )"""
 
+_WHO: Final = """CASE WHEN {of}.subject = '' THEN 'anonymous' WHEN {of}.pod_uid = '' THEN {of}.subject
+    ELSE concat({of}.subject, ' (pod ', {of}.pod_uid, ')') END"""
+
+_FIRST_EPOCHS: Final = """(
+        SELECT log, min_by(epoch, ordinal) AS epoch FROM fence_records
+        WHERE is_first OR changes_hands GROUP BY log
+    )"""
+"""The epoch of each log's first fence that is kept: the audit has all grants since then."""
+
+PUBLISHERS: Final = f"""
+    SELECT 'S15' AS predicate, p.log, concat(p.ledger, '-', p.first) AS place,
+        concat('publish ', p.uuid, if(p.epoch IS NULL,
+            concat(' by ', p.who, ' stands in ledger ', p.ledger, ', which nobody held'),
+            concat(' is by ', p.who, ', but the audit has no record that it published ', p.producer,
+                ' under epoch ', p.epoch))) AS sentence
+    FROM (
+        SELECT p.*, {_WHO.format(of="p")} AS who, l.bucket, coalesce(m.owner, f.broker) AS owner,
+            CASE
+                WHEN m.log IS NOT NULL AND m.producer IS NOT NULL THEN m.epoch
+                WHEN m.log IS NULL AND f.producer <> '' THEN f.epoch
+            END AS epoch
+        FROM publishers p
+        JOIN logs l ON l.log = p.log
+        LEFT JOIN markers m ON m.log = p.log AND m.ledger = p.ledger
+        LEFT JOIN first_fences f ON f.log = p.log AND f.ledger = p.ledger
+            AND (f.changes_hands OR f.is_first)
+    ) p
+    LEFT JOIN {_FIRST_EPOCHS} o ON o.log = p.log
+    LEFT JOIN first_fences g ON g.log = p.log AND g.ledger = p.epoch
+    LEFT JOIN (SELECT DISTINCT bucket, broker FROM recorded) b
+        ON b.bucket = p.bucket AND b.broker = p.owner
+    LEFT ANTI JOIN recorded r ON r.log = p.log AND r.epoch = p.epoch AND r.app = p.producer
+        AND r.subject = p.subject AND (r.pod_uid = p.pod_uid OR r.pod_uid = '*' AND r.subject <> '')
+    WHERE p.owner IS NOT NULL AND (p.subject <> '' OR b.broker IS NOT NULL)
+        AND (p.epoch IS NULL OR g.log IS NOT NULL OR coalesce(o.epoch < p.epoch, false))"""
+
+PASSED_ON: Final = f"""
+    SELECT 'S15' AS predicate, log, place, sentence FROM (
+        SELECT r.log, concat(coalesce(concat('audit ', g.id, ','), ''), 'audit ', r.id) AS place,
+            CASE
+                WHEN g.log IS NULL AND (h.log IS NOT NULL OR o.epoch < r.epoch)
+                    THEN concat({_WHO.format(of="r")}, ' published ', r.app, ' under epoch ',
+                        r.epoch, ', which was not granted')
+                WHEN r.granted_to <> if(g.producer <> '', g.subject, 'nobody')
+                    THEN concat(r.app, ' was published under epoch ', r.epoch, ' of ', r.granted_to,
+                        ', but that was granted to ', if(g.producer <> '', g.subject, 'nobody'))
+                WHEN NOT r.is_passed_on AND {_WHO.format(of="r")} <> g.subject
+                    THEN concat({_WHO.format(of="r")}, ' published ', r.app,
+                        ' as the holder of epoch ', r.epoch, ', but that was granted to ', g.subject)
+            END AS sentence
+        FROM recorded r
+        LEFT JOIN first_fences g ON g.log = r.log AND g.ledger = r.epoch AND g.changes_hands
+        LEFT JOIN first_fences h ON h.log = r.log AND h.ledger = r.epoch
+        LEFT JOIN {_FIRST_EPOCHS} o ON o.log = r.log
+    ) WHERE sentence IS NOT NULL"""
+
 KEPT: Final = """
     SELECT 'S5' AS predicate, log, concat(ledger, '-', first) AS place,
         concat('messages of entry ', ledger, '-', first, ' stand twice in the table') AS sentence
@@ -410,5 +466,7 @@ CHECKS: Final = (
     Check(SEQUENCES, ("writers", "held")),
     Check(PUBLISHES, ("publishes",)),
     Check(UNREMEMBERED, ("publishes", "remembered")),
+    Check(PUBLISHERS, ("publishers",)),
+    Check(PASSED_ON, ("recorded",)),
     Check(KEPT, ("kept",)),
 )

@@ -41,6 +41,10 @@ PRINT: Final = "print"
 PUBLISH: Final = "publish"
 """Atomic publishes of the app ``producer``, from version ``sequence`` to ``last_sequence``, which rise."""
 
+PUBLISHER: Final = "publisher"
+"""Who published the atomic publish ``uuid`` of the app ``producer``, as its blocks say: ``subject`` and ``pod_uid``,
+both empty where they name nobody. Later publishes of that app and ledger are by the same one, up to the next fact."""
+
 CUT: Final = "cut"
 """The log goes on at ``first`` for whom reads it now: what stood before was trimmed, or is damaged."""
 
@@ -61,6 +65,7 @@ FACTS: Final = pa.schema(
         ("epoch", pa.int64()),
         ("producer", pa.string()),
         ("subject", pa.string()),
+        ("pod_uid", pa.string()),
         ("owner", pa.string()),
         ("time_ms", pa.int64()),
         ("entries", pa.int64()),

@@ -28,6 +28,7 @@ _OF_FACTS: Final = {
     "writers": ((facts.WRITER,), (*_PLACE, *_WRITER)),
     "wrongs": ((facts.FALL, facts.TORN), ("kind", *_PLACE, *_WRITER)),
     "publishes": ((facts.PUBLISH,), (*_PLACE, "producer", "sequence", "last_sequence")),
+    "publishers": ((facts.PUBLISHER,), (*_PLACE, "producer", "uuid", "subject", "pod_uid")),
     "kept": ((facts.KEPT,), (*_PLACE, "chunk", "last_chunk")),
 }
 """The kinds of facts that a table is made of, and its columns."""
@@ -37,6 +38,7 @@ _OF_RECORDS: Final = {
     "resumes": "resumed",
     "losses": "loss",
     "forgets": "forget",
+    "recorded": "publisher",
     "ready": "ready",
 }
 """The kind of records that a table is made of."""

@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.publishers import decode_publisher
 from onewriter_pipeline.auditing import facts
 from onewriter_pipeline.auditing.names import names_of
 from onewriter_pipeline.binaries import Bools, Signed
@@ -25,6 +26,9 @@ from onewriter_pipeline.tables.publishes import publish_of
 
 ORDINALS: Final = 1 << 40
 """Ordinals of one task: more than it can read blocks."""
+
+TEXT_SHOWN_MAX: Final = 200
+"""Characters of a damaged name of a publisher that a sentence quotes."""
 
 _CHAIN_START: Final = bytes(16)
 _CHAIN_HEAD: Final = struct.Struct("<QQ")
@@ -92,6 +96,7 @@ class Observer:
         self._next = 0
         self._chain: bytes | None = None
         self._open: _Open | None = None
+        self._named: tuple[int, str, str] | None = None
 
     # ------------------------------------------------------------ feeding
 
@@ -184,6 +189,7 @@ class Observer:
             self._torn(block.first)
         if not block.publish:
             return
+        self._note_publisher(block)
         since = block.first if self._open is None else self._open.since
         self._open = _Open(block.publish, since)
         if block.ends_publish:
@@ -198,11 +204,36 @@ class Observer:
                 last_sequence=version,
             )
 
+    def _note_publisher(self, block: BlockFrame) -> None:
+        """Who published a block, where that is another one than before."""
+        app, _ = publish_of(block.publish)
+        named = None if block.by is None else (block.first.ledger, app, block.by)
+        if named == self._named:
+            return
+        self._named = named
+        if block.by is None:
+            return
+        publisher = decode_publisher(block.by)
+        if publisher is None:
+            text = f"{block.by[:TEXT_SHOWN_MAX]!r}"
+            sentence = f"publish {block.publish} names a publisher that cannot be read: {text}"
+            self.fault("S15", sentence, block.first)
+            return
+        self._add(
+            facts.PUBLISHER,
+            ledger=block.first.ledger,
+            first=block.first.entry,
+            producer=app,
+            uuid=block.publish,
+            subject=publisher.subject,
+            pod_uid=publisher.pod_uid,
+        )
+
     def _torn(self, position: Position) -> None:
         if self._open is not None:
             self.fault(
                 "S15",
-                f"only a part of publish {self._open.name} stands in front of {position}",
+                f"only a part of publish {self._open.name} is before {position}",
                 self._open.since,
                 position,
             )

@@ -12,6 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from onewriter_core.ids import InvalidTopicName, Position, TopicName
+from onewriter_core.publishers import CAPABILITY, PUBLISHER
 from onewriter_core.topic.model import WHOLE, Purpose
 
 FENCES: Final = frozenset(each.value for each in Purpose)
@@ -53,9 +54,12 @@ RECORDS: Final = pa.schema(
         ("last_ledger", pa.int64()),
         ("last_entry", pa.int64()),
         ("app", pa.string()),
+        ("pod_uid", pa.string()),
+        ("granted_to", pa.string()),
+        ("is_passed_on", pa.bool_()),
     ]
 )
-"""``kind``: a fence's is ``fenced``, ``fence_kind`` says which of FENCES; others ``resumed``, ``loss``, ``forget``, ``ready``. ``after_*`` and
+"""``kind``: a fence's is ``fenced``, ``fence_kind`` says which of FENCES; others ``resumed``, ``loss``, ``forget``, ``publisher``, ``ready``. ``after_*`` and
 ``last_*``: what a fence's record says was acknowledged (``last_*``), or what was lost."""
 
 
@@ -90,6 +94,14 @@ def _rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [common | {"kind": "loss", "log": record["log"]} | _span(after, last)]
     if kind == "forget":
         return [common | {"kind": "forget", "log": record["log"], "app": record["app"]}]
+    if kind == PUBLISHER:
+        return [
+            common
+            | {"kind": kind, "log": record["log"], "app": record["app"]}
+            | {"epoch": int(record["epoch"]), "broker": record["broker"]}
+            | {"subject": record.get("subject", ""), "pod_uid": record.get("podUID", "")}
+            | {"granted_to": record["holder"], "is_passed_on": record["right"] == CAPABILITY}
+        ]
     if kind == "ready":
         return [
             common

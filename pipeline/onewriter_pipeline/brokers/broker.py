@@ -152,12 +152,13 @@ class Broker:
         end: Position | None = None,
         *,
         payload: bool = True,
+        publishers: bool = False,
     ) -> Generator[BlockFrame | MarkerFrame, None, None]:
         """The blocks and markers of [start, end), whole as they are stored, in order, each once.
 
         ``start`` None: from the first that is kept; ``end`` None: up to what is committed now;
-        ``payload`` False: blocks come without the entries' bytes. The
-        first block may begin in front of the range, the last one end behind it. A stream that breaks is
+        ``payload`` False: blocks come without the entries' bytes; ``publishers``: with who published, where
+        the broker's release tells it. The first block may begin in front of the range, the last one end behind it. A stream that breaks is
         taken up again behind the last whole block. Raises Trimmed, LogEnds, Damaged, Away and others;
         what was given until then is right.
         """
@@ -166,7 +167,7 @@ class Broker:
         while True:
             with patience.trying():
                 last: EndFrame | None = None
-                for frame in self._attempt(name, at, end, payload=payload):
+                for frame in self._attempt(name, at, end, payload=payload, publishers=publishers):
                     if isinstance(frame, ErrorFrame):
                         raise _broken_off(frame)
                     if isinstance(frame, EndFrame):
@@ -181,11 +182,18 @@ class Broker:
                 return
 
     def _attempt(
-        self, name: TopicName, start: Position | None, end: Position | None, *, payload: bool
+        self,
+        name: TopicName,
+        start: Position | None,
+        end: Position | None,
+        *,
+        payload: bool,
+        publishers: bool,
     ) -> Iterator[BlockFrame | MarkerFrame | EndFrame | ErrorFrame]:
         """One stream, until it breaks; raises Broken, PipelineError."""
         query = {"from": start and shown(start), "to": end and shown(end)}
         query["payload"] = None if payload else "false"
+        query["publishers"] = "true" if publishers else None
         path, owner, frames = f"{topic_path(name)}/blocks", str(name.base), Frames()
         try:
             for data in self._connection.stream(path, owner=owner, query=query):
@@ -295,8 +303,8 @@ def _broken_off(frame: ErrorFrame) -> PipelineError | Broken:
 def _check_end(name: TopicName, frame: EndFrame, end: Position | None) -> None:
     if end is not None and frame.end < end:
         raise LogEnds(
-            f"{name} ends at {shown(frame.end)}, in front of {shown(end)}: its tail was lost,"
-            " or nobody has written it yet",
+            f"{name} ends at {shown(frame.end)}, before {shown(end)}: its tail was lost,"
+            " or it is not written yet",
             frame.end,
         )
 

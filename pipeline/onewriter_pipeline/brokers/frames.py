@@ -38,6 +38,7 @@ _HAS_COUNTS: Final = 1
 _IS_ATOMIC: Final = 2
 _ENDS_PUBLISH: Final = 4
 _NO_PAYLOAD: Final = 8
+_NAMES_PUBLISHER: Final = 16
 
 _LENGTH = struct.Struct("<I")
 _BLOCK_HEAD = struct.Struct("<QQQIB16s")
@@ -97,7 +98,8 @@ class BlockFrame:
 
     ``chain`` is the hash over the block and all before it in its ledger (docs/log-format.md).
     ``publish``: ``app/version`` of the atomic publish that it is a part of, empty: of none;
-    ``ends_publish``: it is the last block of that. ``payload`` is empty where it was not asked for.
+    ``ends_publish``: it is the last block of that. ``by``: who published it, as the block names it; None:
+    the broker did not say. ``payload`` is empty where it was not asked for.
     """
 
     first: Position
@@ -108,6 +110,7 @@ class BlockFrame:
     chain: bytes
     payload: memoryview
     ends_publish: bool = False
+    by: str | None = None
 
     @property
     def last(self) -> Position:
@@ -167,7 +170,7 @@ class Frames:
                 self._rest = data
                 return
             if not data.startswith(HEAD):
-                raise ProtocolError("that is no stream of blocks, or of another version")
+                raise ProtocolError("not a stream of blocks, or of another version")
             self._has_begun, at = True, len(HEAD)
         view = memoryview(data)
         while len(data) - at >= _LENGTH.size:
@@ -209,11 +212,13 @@ def _block(body: memoryview) -> BlockFrame:
     if flags & _HAS_COUNTS:
         counts = np.frombuffer(body, "<u4", entries, at)
         at += counts.nbytes
-    publish = ""
+    publish, by = "", None
     if flags & _IS_ATOMIC:
-        (size,) = _NAME_LENGTH.unpack_from(body, at)
-        at += _NAME_LENGTH.size + size
-        publish = bytes(body[at - size : at]).decode()
+        name, at = _name(body, at)
+        publish = name.decode()
+    if flags & _NAMES_PUBLISHER:
+        name, at = _name(body, at)
+        by = name.decode(errors="replace")
     payload = body[at:]
     size = 0 if flags & _NO_PAYLOAD else int(lengths.sum(dtype=np.int64))
     if entries == 0 or size != len(payload):
@@ -227,7 +232,15 @@ def _block(body: memoryview) -> BlockFrame:
         chain,
         payload,
         bool(flags & _ENDS_PUBLISH),
+        by,
     )
+
+
+def _name(body: memoryview, at: int) -> tuple[bytes, int]:
+    """A name that stands behind its length, and where it ends."""
+    (size,) = _NAME_LENGTH.unpack_from(body, at)
+    at += _NAME_LENGTH.size + size
+    return bytes(body[at - size : at]), at
 
 
 class Gatherer:

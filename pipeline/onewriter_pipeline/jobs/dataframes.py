@@ -101,7 +101,7 @@ def publish(
     if epoch is not None:
         named["epoch"] = str(epoch)
         if capability:
-            named["capability"] = capability
+            named["capabilityToken"] = capability
     with Broker(access) as broker:
         before = _versions(broker, topic, app)
         rows.write.format("onewriter").options(**named).mode("append").save()

@@ -150,6 +150,13 @@ def a_record_passes_on_what_a_stranger_held(stored: Stored) -> None:
     name(stored, "other/1", MALLORY)
 
 
+def names_no_publisher(stored: Stored) -> None:
+    """As release 0.1.0 wrote it, which is no corruption."""
+    all_records_are_removed(stored)
+    for publish in ("app/1", "app/2", "app/3", "other/1", "app/4", "app/5"):
+        name(stored, publish, "")
+
+
 MUTANTS: list[Callable[[Stored], None]] = [
     a_stranger_is_named,
     one_block_names_a_stranger,
@@ -221,9 +228,7 @@ async def test_a_publish_is_reported_once() -> None:
 async def test_logs_of_brokers_that_record_nothing_hold_as_before() -> None:
     """Release 0.1.0 names no publisher, neither in blocks nor in the audit."""
     store, _, stored = await begun()
-    all_records_are_removed(stored)
-    for publish in ("app/1", "app/2", "app/3", "other/1", "app/4", "app/5"):
-        name(stored, publish, "")
+    names_no_publisher(stored)
     report = await report_of(store)
     assert (report.findings.violations, report.findings.notes) == ([], [])
 

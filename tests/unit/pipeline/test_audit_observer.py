@@ -181,3 +181,39 @@ def test_names_of_equal_and_different_lengths() -> None:
     starts, stops = np.array([0, 2, 4, 6, 8, 0]), np.array([2, 4, 6, 8, 10, 0])
     codes, names = names_of(data, starts, stops, np.arange(6))
     assert [names[code] for code in codes] == ["ab", "cd", "ab", "xy", "ab", ""]
+
+
+def publishers(*frames: BlockFrame) -> list[tuple[Any, ...]]:
+    rows = of(observed(Observer(LOG, 0, {}), *frames), facts.PUBLISHER)
+    return [tuple(row[name] for name in ("first", "uuid", "subject", "pod_uid")) for row in rows]
+
+
+def published(first: int, version: int, by: str | None, app: str = "app") -> BlockFrame:
+    part = block(5, first, entry(app, version), publish=f"{app}/{version}", ends=True)
+    return replace(part, by=by)
+
+
+def test_whom_blocks_name_as_their_publisher_is_noted_where_it_changes() -> None:
+    alice, spark = '{"subject":"alice"}', '{"subject":"spark","podUID":"p"}'
+    frames = [
+        *(published(1, 1, alice), published(2, 2, alice), published(3, 3, spark)),
+        *(published(4, 1, spark, "other"), published(5, 4, "")),
+    ]
+    assert publishers(*frames) == [
+        (1, "app/1", "alice", ""),
+        (3, "app/3", "spark", "p"),
+        (4, "other/1", "spark", "p"),
+        (5, "app/4", "", ""),
+    ]
+
+
+def test_a_broker_that_does_not_say_who_published_is_not_taken_for_nobody() -> None:
+    assert publishers(published(1, 1, None)) == []
+
+
+def test_a_damaged_name_of_a_publisher_is_a_fault() -> None:
+    rows = observed(Observer(LOG, 0, {}), published(1, 1, "alice"))
+    (fault,) = of(rows, facts.FAULT)
+    assert (fault["predicate"], fault["place"]) == ("S15", "5-1")
+    assert fault["sentence"] == "publish app/1 names a publisher that cannot be read: 'alice'"
+    assert of(rows, facts.PUBLISHER) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -115,6 +116,33 @@ def test_a_part_of_an_atomic_publish_is_told_to_be_one() -> None:
     assert (frame.publish, frame.ends_publish) == ("app/7", False)
     assert (last.publish, last.ends_publish) == ("app/7", True)
     assert bytes(frame.payload) == stored.payload
+
+
+@pytest.mark.parametrize("payload", [True, False])
+def test_who_published_is_told_to_those_who_ask(*, payload: bool) -> None:
+    plain, by = block(5, 1, 3), '{"subject":"ä"}'
+    blocks = [
+        replace(plain, publish="app/7", by=by),
+        replace(plain, publish="app/8", commits=True),
+        replace(plain, publish="app/9", by="x" * 70_000),
+        plain,
+    ]
+    asked = taken(packed.HEAD + packed.pack(blocks, payload=payload, publishers=True))
+    assert [each.by for each in asked if isinstance(each, BlockFrame)] == [
+        by,
+        "",
+        "x" * 65_535,
+        None,
+    ]
+    assert [each.publish for each in asked if isinstance(each, BlockFrame)][1:] == [
+        *("app/8", "app/9", "")
+    ]
+    others = taken(packed.HEAD + packed.pack(blocks, payload=payload))
+    assert [each.by for each in others if isinstance(each, BlockFrame)] == [None] * 4
+    for before, after in zip(asked, others, strict=True):
+        assert isinstance(before, BlockFrame)
+        assert isinstance(after, BlockFrame)
+        assert bytes(before.payload) == bytes(after.payload)
 
 
 def test_an_error_says_what_a_request_would_have_been_answered() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import pytest
 
@@ -12,7 +13,13 @@ from onewriter_pipeline.publishing.driving import IDLE_SECONDS
 from onewriter_pipeline.publishing.hashing import JAVA, MURMUR
 from onewriter_pipeline.publishing.staging import Part
 from onewriter_pipeline.publishing.writing import AT_LEAST_ONCE, EXACTLY_ONCE, StagedLog, publish
-from pyspark_onewriter.sink_options import APP_DEFAULT, WriteOptions, write_options
+from pyspark_onewriter.sink_options import (
+    APP_DEFAULT,
+    CAPABILITY_OPTION,
+    WRITE_OPTIONS,
+    WriteOptions,
+    write_options,
+)
 
 ORDERS = "persistent://public/default/orders"
 GIVEN = {"admin.url": "http://localhost:1", "topic": "orders"}
@@ -97,34 +104,45 @@ def test_the_epoch_of_a_topic_is_that_of_its_partitions() -> None:
 
 
 def test_what_a_program_passes_on_comes_beside_the_epoch() -> None:
-    assert batch(epoch="7", capability="c").target.grants == {ORDERS: Grant(7, "c")}
-    both = batch(epoch='{"orders": 7, "more": 9}', capability='{"more": "m"}').target
+    assert batch(epoch="7", capabilityToken="c").target.grants == {ORDERS: Grant(7, "c")}
+    both = batch(epoch='{"orders": 7, "more": 9}', capabilityToken='{"more": "m"}').target
     assert [both.grants[ORDERS].capability, both.grant("more")] == ["", Grant(9, "m")]
-    assert "secret" not in repr(batch(epoch="7", capability="secret"))
+    assert "secret" not in repr(batch(epoch="7", capabilityToken="secret"))
+
+
+def test_spark_redacts_the_options_that_are_secrets() -> None:
+    """Plans, the UI and event logs show all others (the default of spark.redaction.regex)."""
+    redacted = re.compile("(?i)secret|password|token|access[.]?key")
+    secrets = {name for name in WRITE_OPTIONS if redacted.search(name)}
+    assert secrets >= {CAPABILITY_OPTION, "authToken"}
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"topic": ""}, "topic is missing: name the topic"),
-        ({"topic": "non-persistent://public/default/x"}, "no persistent topic"),
+        ({"topic": "non-persistent://public/default/x"}, "not a persistent topic"),
         ({"txnVersion": ""}, "txnAppId and txnVersion are missing"),
-        ({"txnAppId": "a b"}, "is no app"),
-        ({"txnAppId": "a" * 195, "deliveryGuarantee": "at-least-once", "txnVersion": ""}, "no app"),
-        ({"txnVersion": "9" * 16}, "is no version"),
+        ({"txnAppId": "a b"}, "not a valid app"),
+        (
+            {"txnAppId": "a" * 195, "deliveryGuarantee": "at-least-once", "txnVersion": ""},
+            "not a valid app",
+        ),
+        ({"txnVersion": "9" * 16}, "not a valid version"),
         ({"deliveryGuarantee": "at-most-once"}, "none of exactly-once, at-least-once"),
         ({"deliveryGuarantee": "at-least-once"}, "txnVersion: at least once"),
         ({"accessMode": "shared"}, "none of exclusive, exclusive-with-fencing, wait-for-exclusive"),
         ({"accessMode": "exclusive", "epoch": "7"}, "epoch and accessMode: give one"),
         ({"leaderIdleTime": "1m", "epoch": "7"}, "epoch and leaderIdleTime: give one"),
         ({"leaderIdleTime": "soon"}, "no time such as"),
-        ({"capability": "c"}, "capability without epoch"),
-        ({"capability": '{"orders": 1}', "epoch": "7"}, "capability is a text"),
+        ({"capabilityToken": "c"}, "capabilityToken without epoch"),
+        ({"capability": "c", "epoch": "7"}, "no option 'capability': 'capabilityToken'"),
+        ({"capabilityToken": '{"orders": 1}', "epoch": "7"}, "capabilityToken is a text"),
         ({"hashingScheme": "BoostHash"}, "none of JavaStringHash, Murmur3_32Hash"),
-        ({"epoch": "x"}, "epoch: 'x' is no whole number"),
-        ({"epoch": "0"}, "epoch: '0' is no whole number"),
-        ({"epoch": '{"orders": "7"}'}, "is no topic epoch"),
-        ({"epoch": '{"orders": 0}'}, "is no topic epoch"),
+        ({"epoch": "x"}, "epoch: 'x' is not a whole number"),
+        ({"epoch": "0"}, "epoch: '0' is not a whole number"),
+        ({"epoch": '{"orders": "7"}'}, "is not a topic epoch"),
+        ({"epoch": '{"orders": 0}'}, "is not a topic epoch"),
         ({"acessMode": "exclusive"}, "'accessMode'"),
     ],
     ids=str,
