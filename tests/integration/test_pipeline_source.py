@@ -45,14 +45,21 @@ Values = Callable[..., list[bytes]]
 
 @pytest.fixture
 def fill(broker: LocalBrokers, stock: StockClients) -> Fill:
-    """Sends messages: ``fill(topic, values, **options of the producer)``."""
+    """Sends messages: ``fill(topic, values, **options of the producer)``.
+
+    With ``together=N`` no block of the log has more than N of them: it waits for the receipts of each N.
+    """
     client = stock(broker.service_url)
 
-    def send(topic: str, values: Iterable[bytes], **options: Any) -> None:
+    def send(
+        topic: str, values: Iterable[bytes], *, together: int = 100_000, **options: Any
+    ) -> None:
         options.setdefault("batching_enabled", False)
         producer = client.create_producer(topic, block_if_queue_full=True, **options)
-        for value in values:
+        for number, value in enumerate(values, 1):
             producer.send_async(value, None)
+            if number % together == 0:
+                producer.flush()
         producer.flush()
         producer.close()
 
@@ -290,7 +297,7 @@ def test_epochs_that_were_trimmed_are_an_error_unless_loss_is_accepted(
     topic: str, fill: Fill, values: Values, access: Access
 ) -> None:
     exclusive = {"access_mode": pulsar.ProducerAccessMode.Exclusive}
-    fill(topic, numbered(0, 600), **exclusive)
+    fill(topic, numbered(0, 600), together=200, **exclusive)  # blocks are trimmed as a whole
     fill(topic, numbered(600, 700), **exclusive)
     with Broker(access) as broker:
         held = broker.segments(topic)

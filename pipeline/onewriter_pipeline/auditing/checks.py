@@ -379,7 +379,7 @@ _FIRST_EPOCHS: Final = """(
 PUBLISHERS: Final = f"""
     SELECT 'S15' AS predicate, p.log, concat(p.ledger, '-', p.first) AS place,
         concat('publish ', p.uuid, if(p.epoch IS NULL,
-            concat(' by ', p.who, ' stands in ledger ', p.ledger, ', which nobody held'),
+            concat(' by ', p.who, ' is in ledger ', p.ledger, ', which no producer held'),
             concat(' is by ', p.who, ', but the audit has no record that it published ', p.producer,
                 ' under epoch ', p.epoch))) AS sentence
     FROM (

@@ -134,7 +134,7 @@ def test_spark_redacts_the_options_that_are_secrets() -> None:
         ({"accessMode": "shared"}, "none of exclusive, exclusive-with-fencing, wait-for-exclusive"),
         ({"accessMode": "exclusive", "epoch": "7"}, "epoch and accessMode: give one"),
         ({"leaderIdleTime": "1m", "epoch": "7"}, "epoch and leaderIdleTime: give one"),
-        ({"leaderIdleTime": "soon"}, "no time such as"),
+        ({"leaderIdleTime": "soon"}, "not a time such as"),
         ({"capabilityToken": "c"}, "capabilityToken without epoch"),
         ({"capability": "c", "epoch": "7"}, "no option 'capability': 'capabilityToken'"),
         ({"capabilityToken": '{"orders": 1}', "epoch": "7"}, "capabilityToken is a text"),
