@@ -96,7 +96,7 @@ def divisions(page: str) -> tuple[str, str, str, str, str]:
 
 
 def _parted(page: str, heading: str) -> tuple[str, str]:
-    """What stands in front of a division, and the division with its heading."""
+    """What is before a division, and the division with its heading."""
     before, found, after = f"\n{page}".partition(f"\n{heading}\n")
     return before.removeprefix("\n"), f"{found}{after}".removeprefix("\n")
 

@@ -6,7 +6,12 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tests.servers import SERVER_KINDS, SERVER_PROGRAMS, StoreServer, running_server
+
+# A busy machine generates examples slowly; that says nothing about the code under test.
+settings.register_profile("any-speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-speed")
 
 
 def pytest_report_header() -> str:

@@ -78,7 +78,9 @@ def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
     text = crash.message if crash is not None else str(report.longrepr)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     # Without a crash entry the text is a traceback as it is printed: its last line says what happened.
-    reason = "" if not lines else lines[0] if crash is not None else lines[-1]
+    reason = (
+        "" if not lines else lines[0] if crash is not None else lines[-1].removeprefix("E ").strip()
+    )
     if report.when in {"setup", "teardown"}:
         reason = f"in {report.when}: {reason}"
     return reason[:REASON_CHARACTERS_MAX]

@@ -48,7 +48,7 @@ NAMES_PER_TURN: Final = 200
 RESOURCE_LENGTH_MAX: Final = 256
 """Characters of a resource's name in a log line."""
 
-UNKNOWN: Final = "this broker has not been told yet what is wanted of its topics"
+UNKNOWN: Final = "this broker has not received the desired state of its topics yet; retry later"
 """Until then no topic looks declared, and what its declaration forbids would be allowed."""
 
 log = structlog.get_logger(__name__)

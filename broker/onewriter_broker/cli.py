@@ -43,7 +43,7 @@ def _memory_size(
     try:
         size = TypeAdapter(ByteSize).validate_python(value)
     except ValidationError:
-        message = f"{value!r} is no size; write it as 512MiB or 4GiB"
+        message = f"{value!r} is not a size; write it as 512MiB or 4GiB"
         raise click.BadParameter(message, context, parameter) from None
     if size < STORE_MEMORY_BYTES_MIN:
         least = ByteSize(STORE_MEMORY_BYTES_MIN).human_readable()

@@ -189,7 +189,7 @@ class InProcessBroker:
             runner = await self._runner(topic)
             peers = {producer.request.address for producer in runner.producers.values()}
             if not peers:
-                raise Unavailable(f"nobody writes {topic} or waits for it")
+                raise Unavailable(f"no producer holds {topic} or waits for it")
         for gate in self._gates:
             if gate.peer in peers and not gate.line.is_cut:
                 gate.line.cut()

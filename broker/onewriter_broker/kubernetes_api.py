@@ -94,7 +94,7 @@ def in_cluster(environment: Mapping[str, str], directory: Path = ACCOUNT_DIRECTO
     )
     if not host:
         raise ConfigurationError(
-            "KUBERNETES_SERVICE_HOST is not set: this process runs in no pod; name the API server"
+            "KUBERNETES_SERVICE_HOST is not set: this process does not run in a pod; name the API server"
             " by kubernetes_url, kubernetes_ca_file, kubernetes_token_file and kubernetes_namespace"
         )
     try:
@@ -170,7 +170,7 @@ class KubernetesApi:
         if answer.status in _OVERLOADED and retry_after.isdecimal():
             self._not_before = self._now() + min(float(retry_after), PAUSE_SECONDS_MAX)
         if answer.status in _OVERLOADED or answer.status >= _SERVER_ERRORS:
-            raise Unavailable(f"the API server is not well: {answer.status}, {answer.reason}")
+            raise Unavailable(f"Kubernetes API server error {answer.status}: {answer.reason}")
         return answer
 
     def _connected(self) -> aiohttp.ClientSession:

@@ -8,6 +8,7 @@ not: clients (use a stock one), and stores other than the embedded one (give the
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -153,7 +154,7 @@ class LocalBrokers:
         Raises Unavailable with the log.
         """
         deadline = time.monotonic() + START_SECONDS_MAX
-        topics = {bucket_of(TopicName.parse(f"t-{n}"), self.buckets): f"t-{n}" for n in range(2000)}
+        topics = self._topic_of_each_bucket()
         for number in numbers or range(len(self.names)):
             while True:
                 with contextlib.suppress(OSError):
@@ -164,6 +165,16 @@ class LocalBrokers:
                 if ended or time.monotonic() > deadline:
                     raise Unavailable(f"{self.names[number]} does not answer:\n{self.log_end()}")
                 time.sleep(POLL_SECONDS)
+
+    def _topic_of_each_bucket(self) -> dict[int, str]:
+        """For each bucket, a topic that belongs to it."""
+        buckets = self.buckets
+        topics: dict[int, str] = {}
+        names = (f"t-{number}" for number in itertools.count())
+        while len(topics) < buckets:
+            name = next(names)
+            topics.setdefault(bucket_of(TopicName.parse(name), buckets), name)
+        return topics
 
     def stop(self) -> int:
         """Stop cleanly, as Ctrl-C does; the exit code (of the last one that had another than 0)."""

@@ -131,7 +131,7 @@ class Checks:
         if connection.extensions_version == 0:
             raise Refused(
                 ServerError.UNSUPPORTED_VERSION_ERROR,
-                f"the broker at {connection.address} is no onewriter: it cannot be asked for proof",
+                f"the broker at {connection.address} is not a onewriter broker: it cannot prove leadership",
             )
         self._connections[topic] = connection
         if len(self._connections) > CONNECTIONS_REMEMBERED_MAX:

@@ -48,7 +48,7 @@ def parse_service_url(url: str) -> tuple[Address, ...]:
     scheme, separator, rest = url.strip().partition("://")
     if not separator or scheme not in {"pulsar", "pulsar+ssl"} or not rest.strip("/"):
         raise ConfigurationError(
-            f"{url!r} is no service URL: write pulsar://HOST:PORT or pulsar+ssl://HOST:PORT"
+            f"{url!r} is not a service URL: write pulsar://HOST:PORT or pulsar+ssl://HOST:PORT"
         )
     is_tls = scheme == "pulsar+ssl"
     return tuple(_address(part, url, is_tls=is_tls) for part in rest.rstrip("/").split(","))

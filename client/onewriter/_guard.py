@@ -203,7 +203,7 @@ class Guarded(Submitting):
                     producer.abandon()
                     raise Refused(
                         ServerError.UNSUPPORTED_VERSION_ERROR,
-                        f"the broker of {self.topic} is no onewriter: it compares no guards",
+                        f"the broker of {self.topic} is not a onewriter broker: it does not support guards",
                     )
                 self._producer = producer
             return self._producer

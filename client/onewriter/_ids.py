@@ -39,7 +39,7 @@ class MessageId(NamedTuple):
             numbers = []
         if not 2 <= len(numbers) <= 4:
             raise ConfigurationError(
-                f"{text!r} is no message id: write LEDGER:ENTRY[:PARTITION[:BATCH_INDEX]]"
+                f"{text!r} is not a message id: write LEDGER:ENTRY[:PARTITION[:BATCH_INDEX]]"
             )
         return cls(*numbers)
 

@@ -357,7 +357,7 @@ class Owners:
         if connection.extensions_version == 0:
             raise Refused(
                 ServerError.UNSUPPORTED_VERSION_ERROR,
-                f"the broker at {connection.address} is no onewriter: it knows no ownerships",
+                f"the broker at {connection.address} is not a onewriter broker: it does not support ownership of resources",
             )
         return connection
 

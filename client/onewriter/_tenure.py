@@ -126,7 +126,7 @@ class ProducerOptions:
 def _checked_delay(seconds: float) -> float:
     """What the application gave. Raises TypeError and ValueError for what is no time to wait."""
     if not 0 <= seconds < math.inf:  # neither is true of nan
-        raise ValueError(f"{seconds!r} is no time to wait")
+        raise ValueError(f"{seconds!r} is not a timeout in seconds")
     return float(seconds)
 
 

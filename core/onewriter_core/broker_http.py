@@ -43,7 +43,7 @@ class Broker:
         ca_file: Path | None = None,
     ) -> None:
         if urlsplit(url).scheme not in {"http", "https"}:
-            raise ConfigurationError(f"--http-url: {url!r} is no http:// or https:// address")
+            raise ConfigurationError(f"--http-url: {url!r} is not an http:// or https:// address")
         self.url = url.rstrip("/")
         self._token = token
         self._route = route
@@ -136,7 +136,7 @@ def _judged(status: int, text: str) -> dict[str, Any]:
     if status < 300 and isinstance(answer, dict):
         return answer
     if not isinstance(answer, dict) or (status >= 300 and "reason" not in answer):
-        raise Unavailable(f"that is no onewriter broker: it answers HTTP {status}")
+        raise Unavailable(f"this is not a onewriter broker: it answers HTTP {status}")
     reason = str(answer["reason"])
     match status:
         case 400:

@@ -117,7 +117,9 @@ def _load(entry_point: metadata.EntryPoint) -> click.Command:
         raise VerbUnavailable(f"{entry_point.name} cannot start: {error}") from error
     verb = getattr(module, entry_point.attr, None)
     if not isinstance(verb, click.Command):
-        raise VerbUnavailable(f"{entry_point.name} cannot start: {entry_point.value} is no command")
+        raise VerbUnavailable(
+            f"{entry_point.name} cannot start: {entry_point.value} is not a command"
+        )
     return verb
 
 

@@ -21,9 +21,9 @@ class Callers(StrEnum):
     """Who may call a route of a server that proves no identities."""
 
     EVERYBODY = "everybody who reaches the port"
-    SCRAPER = "whoever shows the token of metrics_token_file; everybody without such a file"
+    SCRAPER = "clients with the token of metrics_token_file; all clients if there is no such file"
     POD = "the containers of the same pod"
-    API_SERVER = "the Kubernetes API server, and whoever reaches the port like it"
+    API_SERVER = "the Kubernetes API server, and clients that reach the same port"
 
 
 @dataclass(frozen=True, slots=True)

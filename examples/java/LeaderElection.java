@@ -33,7 +33,7 @@ public final class LeaderElection {
                     lead(name, producer);
                 } catch (PulsarClientException.ProducerFencedException fenced) {
                     // Definite for every send that began after the fence. Queue for another turn.
-                    System.out.println(name + ": fenced, somebody else leads");
+                    System.out.println(name + ": fenced, another instance leads");
                 }
             }
         }

@@ -38,7 +38,7 @@ while true; do
         200) echo "$NAME: wrote $count" ;;
         409) echo "$NAME: not our turn any more, $count is not in the log"; break ;;
         503 | 429) echo "$NAME: $count is not in the log, trying again"; count=$((count - 1)) ;;
-        *) echo "$NAME: nobody knows whether $count is in the log: $answer" ;;
+        *) echo "$NAME: unknown whether $count is in the log: $answer" ;;
         esac
         sleep "$INTERVAL"
     done

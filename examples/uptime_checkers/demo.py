@@ -176,7 +176,10 @@ def main() -> None:
             stage.start(f"standby-{number}", number, standby=True)
         first = stage.load()
         if first != Counter({"host-0": options.endpoints}):
-            raise SystemExit("a holder keeps its topic: the first host should have all endpoints")
+            raise SystemExit(
+                "a holder keeps its topic: the first host should have all endpoints, but"
+                f" {dict(first)} have them"
+            )
         print(f"{'the first one took them all':32} host-0 {first['host-0']}", flush=True)
         for number in range(options.hosts - 1):
             stage.kill(f"host-{number}")

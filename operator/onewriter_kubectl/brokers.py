@@ -137,6 +137,8 @@ class Brokers:
             return url  # of the tunnel that it came through
         pod = (parts.hostname or "").partition(".")[0]
         if pod not in self._ports:
-            raise Unavailable(f"the topic is served at {parts.netloc}, which is no broker's pod")
+            raise Unavailable(
+                f"the topic is served at {parts.netloc}, which is not the pod of a broker"
+            )
         here = urlsplit(self._reached(pod))
         return urlunsplit((here.scheme, here.netloc, parts.path, parts.query, ""))

@@ -81,7 +81,7 @@ def judged(kind: Kind, topic: Json, if_epoch: int | None, to: str = "") -> Order
     if if_epoch is not None and if_epoch != current:
         raise _refused(f"the epoch of {name(topic)} is {current}, not {if_epoch}")
     if kind is HANDING_OVER and not found.get("waiting"):
-        raise _refused(f"nobody waits for {name(topic)}")
+        raise _refused(f"no producer waits for {name(topic)}")
     return Order(kind, topic, current, to)
 
 
@@ -91,7 +91,7 @@ def question(order: Order) -> str:
     who = person(found["holder"])
     waiting = int(found.get("waiting") or 0)
     if order.kind is FENCING:
-        after = "the first of them writes next" if waiting else "nobody writes after that"
+        after = "the first of them is next" if waiting else "no producer writes after that"
         return (
             f"Fence {who}, epoch {order.epoch} of {name(order.topic)}? {waiting} waiting: {after}"
         )
@@ -131,9 +131,9 @@ def _awaited(kubectl: Kubectl, order: Order, timeout_seconds: float) -> str:
                 return done
         if elapsed > timeout_seconds:
             raise Undecided(
-                f"nothing is known of it after {timeout_seconds:g} s. The annotation"
-                f" {order.kind.annotation} stays: an operator that comes carries it out if epoch"
-                f" {order.epoch} still lasts. --direct tells the broker instead"
+                f"result unknown after {timeout_seconds:g} s. The annotation"
+                f" {order.kind.annotation} stays: the operator executes the order later if epoch"
+                f" {order.epoch} is still current. --direct sends the order to the broker instead"
             )
         time.sleep(LOOK_SECONDS)
 

@@ -254,7 +254,7 @@ class Brokers(PodOptions):
         for name in settings:
             if not re.fullmatch("[a-z][a-zA-Z0-9]*", name):
                 raise ValueError(
-                    f"{name!r} is no setting: they are written like silentAfterSeconds"
+                    f"unknown setting {name!r}: settings are written like silentAfterSeconds"
                 )
             if name in MANAGED_SETTINGS:
                 raise ValueError(f"{name} follows from the rest of the configuration")

@@ -308,7 +308,7 @@ class Declarations:
         if is_going(document) and spec_of(document).get("deletionPolicy", "Retain") != "Retain":
             return Standing("Closing", "it is being deleted together with its log", read.topic)
         if is_kept:
-            message = f"{read.problem}; brokers go on with what they have of it"
+            message = f"{read.problem}; brokers continue with the previous spec"
             return Standing("Invalid", message, read.topic, is_kept=True)
         return Standing("Accepted", "", read.topic)
 

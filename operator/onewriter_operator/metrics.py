@@ -62,7 +62,7 @@ class Metrics:
         )
         self.failover = Histogram(
             "onewriter_failover_seconds",
-            "Time without a writer while a producer waited, per change of hands",
+            "Time without a writer while a producer waited, per transition",
             buckets=_FAILOVER_BUCKETS,
             registry=self.registry,
         )

@@ -124,7 +124,7 @@ class Backlog:
 def _is_empty(log: str, begin: Position, end: Position, *, fail_on_loss: bool) -> bool:
     if end < begin and fail_on_loss:
         raise LogEnds(
-            f"{log} ends at {shown(end)}, in front of {shown(begin)}, which was read:"
+            f"{log} ends at {shown(end)}, before {shown(begin)}, which was read:"
             " its tail was lost (failOnDataLoss=false waits until it is there again)",
             end,
         )

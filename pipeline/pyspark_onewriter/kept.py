@@ -141,9 +141,7 @@ class Kept:
             case Kind.POSITIONS:
                 asked = bound.positions[log]
                 if asked > end:
-                    raise Invalid(
-                        f"{log}: the table ends at {shown(end)}, in front of {shown(asked)}"
-                    )
+                    raise Invalid(f"{log}: the table ends at {shown(end)}, before {shown(asked)}")
                 return (self.first(log) or asked) if asked == EARLIEST else asked
             case Kind.TIME:
                 found = self._position_at(log, bound.time_ms)

@@ -168,7 +168,7 @@ class Given:
         if value is None:
             return None
         if not (value.isascii() and value.isdecimal()) or int(value) < least:
-            raise Invalid(f"{name}: {value[:60]!r} is no whole number from {least} on")
+            raise Invalid(f"{name}: {value[:60]!r} is not a whole number of at least {least}")
         return int(value)
 
     def seconds(self, name: str, default: float) -> float:
@@ -182,7 +182,7 @@ class Given:
             return float(digits) * _UNITS[unit]
         except (ValueError, KeyError):
             raise Invalid(
-                f"{name}: {value[:60]!r} is no time such as 500ms, 30s, 15m, 1h"
+                f"{name}: {value[:60]!r} is not a time such as 500ms, 30s, 15m, 1h"
             ) from None
 
 
@@ -322,7 +322,7 @@ def _selection(given: Given, begins: Kind) -> Selection:
     if ending.kind is Kind.EARLIEST:
         raise Invalid("endingOffsets: nothing ends at 'earliest'")
     if starting.kind is ending.kind is Kind.TIME and ending.time_ms < starting.time_ms:
-        raise Invalid("endingTimestamp lies in front of startingTimestamp")
+        raise Invalid("endingTimestamp is before startingTimestamp")
     if epochs is not None:
         both = given.named("startingOffsets", "startingTimestamp")
         if both:
@@ -370,12 +370,12 @@ def _epochs(given: Given) -> Epochs | None:
             raise Invalid("epochs and startingEpoch or endingEpoch: give one of them")
         parts = [each.strip() for each in listed.split(",")]
         if not all(each.isascii() and each.isdecimal() for each in parts):
-            raise Invalid(f"epochs: {listed[:60]!r} is no list such as 3,5")
+            raise Invalid(f"epochs: {listed[:60]!r} is not a list such as 3,5")
         return Epochs(frozenset(map(int, parts)))
     if first is None and last is None:
         return None
     if first is not None and last is not None and last < first:
-        raise Invalid("endingEpoch lies in front of startingEpoch")
+        raise Invalid("endingEpoch is before startingEpoch")
     return Epochs(first=first, last=last)
 
 

@@ -166,7 +166,7 @@ def _epochs(given: Given, topic: str) -> dict[str, int]:
         said = None
     if not isinstance(said, dict) or not all(map(_is_epoch, said.values())):
         raise Invalid(
-            f"epoch: {text[:60]!r} is no topic epoch"
+            f"epoch: {text[:60]!r} is not a topic epoch"
             + ("" if topic else ', of each topic that rows name: {"orders": 7}')
         )
     return {str(log_name(name).base): epoch for name, epoch in said.items()}

@@ -90,9 +90,7 @@ def _with_log(options: ReadOptions, kept: Kept, broker: Broker, logs: Iterable[S
         start = kept.bound_with_log(broker, held, selection.starting)
         end = kept.bound_with_log(broker, held, selection.ending)
         if end < start:
-            raise Invalid(
-                f"{log}: the range ends at {shown(end)}, in front of its start {shown(start)}"
-            )
+            raise Invalid(f"{log}: the range ends at {shown(end)}, before its start {shown(start)}")
         if log in kept.offsets:
             plan.cold += kept.pieces(log, start, min(end, cut))
         begins = max(start, cut)

@@ -198,7 +198,10 @@ def test_who_may_write_and_what_is_seen_of_them(lab: Lab) -> None:
     early = lab.connect(pod_token(lab.cluster, "shop", first))
     assert ServerError(early.lookup(TOPIC).error) is ServerError.METADATA_ERROR
     untold = refusal(lambda: early.producer(TOPIC, EXCLUSIVE))
-    assert (untold.code, "not been told" in untold.text) == (ServerError.SERVICE_NOT_READY, True)
+    assert (untold.code, "not received the desired state" in untold.text) == (
+        ServerError.SERVICE_NOT_READY,
+        True,
+    )
 
     lab.push(BY_ACCOUNT)
     eventually(lab.is_ready, WAIT_SECONDS)
@@ -281,7 +284,7 @@ def test_without_the_api_server_writing_and_taking_over_go_on(lab: Lab) -> None:
     ):
         answered = refusal(attempt)
         assert answered.code is ServerError.SERVICE_NOT_READY
-        assert "cannot be confirmed" in answered.text
+        assert "cannot be verified" in answered.text
     thief = refusal(
         lambda: lab.connect(tokens[3]).producer(TOPIC, EXCLUSIVE, name="w1", epoch=epoch)
     )

@@ -223,7 +223,7 @@ CHANGES: dict[str, tuple[Json, Json, str]] = {
         topic({"partitions": 1}),
         "cannot get partitions",
     ),
-    "no partitions any more": (topic({"partitions": 1}), topic({"partitions": 0}), "may grow"),
+    "no partitions any more": (topic({"partitions": 1}), topic({"partitions": 0}), "can grow"),
     "more partitions": (topic({"partitions": 4}), topic({"partitions": 5}), ""),
     "the durability": (topic({}), topic({"durability": "None"}), ""),
     "a claim's topic": (claim(), claim(topicRef={"name": "others"}), "cannot change"),

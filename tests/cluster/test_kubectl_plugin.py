@@ -365,7 +365,7 @@ def test_an_editor_hands_over(stage: Stage, play: Play) -> None:
     epoch = stage.status(play.name)["epoch"]
     nobody = stage("handover", play.name, "--yes", "--to", "three", *IN_TIME, user="editor")
     assert nobody.code == EXIT_REFUSED
-    assert "nobody named 'three' is waiting" in nobody.err
+    assert "no producer 'three' is waiting" in nobody.err
     done = stage("handover", play.name, "--yes", "--to", "two", *IN_TIME, user="editor")
     assert done.code == 0, done.err
     assert f"{play.pods['two'].name} (producer two) writes, epoch" in done.out
@@ -426,7 +426,7 @@ def test_without_an_operator_an_order_waits_and_why_says_so(stage: Stage, play: 
     try:
         late = stage("fence", play.name, "-y", "--timeout-seconds", "2", user="editor")
         assert late.code == EXIT_UNKNOWN
-        assert "nothing is known of it after 2 s" in late.err
+        assert "result unknown after 2 s" in late.err
         why = stage("why", play.name)
         assert "is ordered to be fenced (annotation) and has not been." in why.out
         assert "This may be outdated: no operator leads just now." in why.out

@@ -258,7 +258,7 @@ def test_an_order_that_is_refused_again_is_answered_again_at_once(world: World) 
         world.noticed(handover=None)
     (event,) = refusals(world)
     assert event["type"] == "Warning"
-    assert "(annotation): nobody is waiting" in event["note"]
+    assert "(annotation): no producer is waiting" in event["note"]
 
 
 def said_times(events: list[Json]) -> int:
@@ -277,7 +277,7 @@ def test_an_order_with_a_mark_is_a_new_one_and_its_answer_names_it(world: World)
 
     for mark in ("a", "b", "c"):
         world.annotate(f"onewriter.dev/handover=3#{mark} w2")  # right over the one before
-        told = f"Epoch 3 was to be handed over to w2 (annotation #{mark}): nobody is waiting"
+        told = f"Epoch 3 was to be handed over to w2 (annotation #{mark}): no producer is waiting"
         wait_until(
             partial(is_told, told),
             explain=lambda: refusals(world),

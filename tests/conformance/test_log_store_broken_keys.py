@@ -1,4 +1,4 @@
-"""The contract of LogStore where somebody else wrote to one of its keys: nobody else suffers."""
+"""The contract of LogStore where another process wrote to one of its keys: nobody else suffers."""
 
 from __future__ import annotations
 

@@ -403,7 +403,7 @@ async def test_a_demoted_primary_is_left_for_the_new_one(server_kind: str) -> No
         stale = dataclasses.replace(mine.binding, replid=primary.replid())
         with pytest.raises(Undecided, match="READONLY"):
             await store.stamp(stale)
-        with pytest.raises(Undecided, match="no primary"):
+        with pytest.raises(Undecided, match="not a primary"):
             await store.observe([0])
         pair.fail_over()
         assert await store.append([append]) == [Outcome.REFENCE]

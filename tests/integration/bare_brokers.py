@@ -24,7 +24,7 @@ def bare_broker(url: str, **options: Any) -> Iterator[LocalBrokers]:
 def settle(writer: ContinuousWriter, brokers: list[LocalBrokers], url: str) -> int:
     """Stop the writer and compare; how many values the brokers reported lost."""
     writer.stop()
-    found = story_of(url, writer.topic)
+    found = story_of(url, writer.topic, buckets=brokers[0].buckets)
     return check(writer, found, reported_losses(brokers, writer.topic))
 
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
@@ -13,12 +14,13 @@ import pulsar
 import pytest
 from bench.machine import LabUnavailable
 from bench.pulsar_lab import PulsarStandalone
+from tests.integration.forked_brokers import forked_brokers
 from tests.integration.offloading import EXCLUSIVE, Fill
 from tests.integration.raw import RawClient
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
 
-from onewriter_broker.testing import RUNNING, LocalBrokers, running_brokers
+from onewriter_broker.testing import RUNNING, LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
 
 ROUNDS = int(os.environ.get("ONEWRITER_ROUNDS", "2"))
@@ -49,6 +51,57 @@ FILES_WITH_PULSAR = (
 """Those that ask for ``standalone``: one worker gets them all, so that it starts once."""
 
 
+LONG_FILES = (
+    "test_broker_loss.py",
+    "test_sidecar.py",
+    "test_publish_standstill.py",
+    "test_store_trouble.py",
+    "test_desired_state.py",
+    "test_store_failures.py",
+    "test_pressure.py",
+    "test_compaction_memory.py",
+    "test_shared_state.py",
+    "test_documented_programs.py",
+    "test_atomic_publish.py",
+    "test_tls_serving.py",
+    "test_examples.py",
+    "test_sdk_transactions.py",
+    "test_own_failures.py",
+    "test_lead_command.py",
+    "test_sdk_chunking.py",
+    "test_http_readers.py",
+    "test_broker_command.py",
+    "test_map_command.py",
+    "test_http_bulk.py",
+    "test_watch.py",
+    "test_compaction_failures.py",
+    "test_manifests_up.py",
+    "test_store_durability.py",
+    "test_anchor_away.py",
+    "test_checks_replicated.py",
+    "test_example_uptime_checkers.py",
+    "test_resends.py",
+    "test_valkey_script.py",
+    "test_verbs.py",
+    "test_own_dropping.py",
+    "test_testing_fixture.py",
+    "test_serving_alone.py",
+    "test_guard_sidecar.py",
+    "test_example_compacted_leader.py",
+    "test_token_refresh.py",
+)
+"""Files that take long, though they have few tests: they begin first, so that no worker is left with one at the end."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On workers, put the files that take long first, and then those with many tests."""
+    if hasattr(config, "workerinput"):
+        tests = Counter(item.path.name for item in items)
+        long = {name: place for place, name in enumerate(LONG_FILES)}
+        items.sort(key=lambda item: (long.get(item.path.name, len(long)), -tests[item.path.name]))
+
+
 class ByFile(LoadFileScheduling):  # type: ignore[misc]  # it comes without types
     """Which tests stay together: those of a file, and all that need a real Pulsar."""
 
@@ -58,7 +111,10 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]  # it comes without type
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
-    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+    if config.getoption("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # the order of the items counts
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -76,7 +132,7 @@ def pytest_runtest_makereport(
 @pytest.fixture(scope="session")
 def broker() -> Iterator[LocalBrokers]:
     """One broker with its Valkey, shared by all stories that do not hurt it."""
-    with running_brokers() as brokers:
+    with forked_brokers() as brokers:
         yield brokers
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast
 
 _context: ForkServerContext = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([__name__, "onewriter_broker.process", "onewriter.sidecar.cli"])
+_context.set_forkserver_preload([__name__, "tests.integration.preloaded"])
 
 
 def fork(

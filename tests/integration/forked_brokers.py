@@ -14,6 +14,9 @@ from tests.servers import running_server
 from onewriter_broker import process
 from onewriter_broker.testing import LocalBrokers
 
+BUCKETS = 8
+"""How many buckets such brokers share: taking the usual 64 would be two thirds of the work of a start."""
+
 
 class ForkedBrokers(LocalBrokers):
     """LocalBrokers without a supervisor whose processes are forked."""
@@ -35,7 +38,10 @@ def forked_brokers(
     redis_url: str = "",
     settings: Mapping[str, object] | None = None,
 ) -> Iterator[ForkedBrokers]:
-    """Forked brokers in a folder of their own, on a store of their own unless ``redis_url`` names one."""
+    """Forked brokers in a folder of their own, on a store of their own unless ``redis_url`` names one.
+
+    Unless ``settings`` say otherwise, they share ``BUCKETS`` buckets.
+    """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="onewriter-"))
         forked = ForkedBrokers(
@@ -44,7 +50,7 @@ def forked_brokers(
             manifests=manifests,
             redis_url=redis_url or stack.enter_context(running_server()).url,
             supervised=False,
-            settings=settings,
+            settings={"buckets": BUCKETS} | dict(settings or {}),
         )
         try:
             forked.start()

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.bare_brokers import bare_broker
 from tests.integration.conftest import StockClients
-from tests.integration.forked_brokers import forked_brokers
+from tests.integration.forked_brokers import BUCKETS, forked_brokers
 from tests.integration.http_calls import OWN, Http
 from tests.integration.leaders import granted, program
 from tests.servers import running_server
@@ -373,7 +373,7 @@ class Story:
         self.brokers = brokers
         self._number = number
         self.topic = topic
-        self._keys = Keys()
+        self._keys = Keys(BUCKETS)
         self._name = TopicName.parse(topic)
         self._store = redis.Redis.from_url(store_url, protocol=2)
 
@@ -432,7 +432,9 @@ def test_a_broker_dies_in_it_and_all_rows_are_there_once(
         publish(brokers.http_url, topic, 3, rows(ROWS + 5, 5))
         assert Reader(client, topic).numbers() == list(range(ROWS + 10))
         assert story.state("open") is None
-        checked = CliRunner().invoke(verify_command, [topic, "--redis-url", server.url])
+        checked = CliRunner().invoke(
+            verify_command, [topic, "--redis-url", server.url, "--buckets", str(BUCKETS)]
+        )
         assert checked.exit_code == 0, checked.output
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pulsar
 import pytest
 from tests.integration.conftest import RawClients, StockClients
-from tests.integration.forked_brokers import forked_brokers
+from tests.integration.forked_brokers import BUCKETS, forked_brokers
 from tests.integration.http_calls import OWN, Http, epoch_of
 from tests.integration.raw import (
     EXCLUSIVE,
@@ -33,7 +33,7 @@ from onewriter_broker.testing import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import TopicName
 
-KEYS = Keys()
+KEYS = Keys(BUCKETS)
 _stories = itertools.count(1)
 
 

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import pytest
 from tests.integration.bare_brokers import bare_broker
 from tests.integration.conftest import RawClients
+from tests.integration.forked_brokers import BUCKETS
 from tests.integration.http_calls import OWN, PERSISTENT, Http
 from tests.integration.raw import EXCLUSIVE, RefusedByBroker
 from tests.servers import running_server
@@ -53,7 +54,7 @@ def test_a_name_in_braces_is_reached_over_http(
 
 def test_a_topic_of_a_version_without_hash_tags_does_not_begin_anew(raw: RawClients) -> None:
     name = TopicName.parse("{orders}-audit")
-    keys = Keys()
+    keys = Keys(BUCKETS)
     former = bucket_without_tags(name, keys.buckets)
     assert former != keys.bucket(name)
     with running_server() as server, bare_broker(server.url) as brokers:

@@ -16,7 +16,7 @@ import pytest
 import redis
 from tests.integration.conftest import RawClients
 from tests.integration.following import placed, topic_of
-from tests.integration.forked_brokers import forked_brokers
+from tests.integration.forked_brokers import BUCKETS, forked_brokers
 from tests.integration.http_calls import OWN, PERSISTENT, Http, epoch_of
 from tests.integration.raw import EXCLUSIVE, FENCING, RawProducer, eventually, full
 from tests.integration.test_http_own_api import guarded, token
@@ -45,7 +45,7 @@ __all__ = ["guarded"]
 LARGE = 200_000
 """Bytes of an entry, so that a topic of a hundred is more than sockets keep."""
 
-KEYS = Keys()
+KEYS = Keys(BUCKETS)
 
 
 @pytest.fixture
@@ -323,7 +323,7 @@ def test_readers_that_stop_slow_nobody_and_are_let_in_in_bounds(
         stalled.append(stalled_reader(broker, topic))
         status, said = Http(broker.http_url)("GET", f"{OWN}/{topic}/blocks")
         assert status == 429
-        assert "come again" in said["reason"]
+        assert "retry later" in said["reason"]
         assert f"onewriter_block_streams {STREAMS_MAX}.0" in metrics(broker)
         assert sum(each.entries for each in pipeline.segments(topic).segments) == 150
     finally:

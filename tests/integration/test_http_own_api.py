@@ -94,7 +94,7 @@ def test_a_handover_goes_to_whom_it_names_and_leaves_no_gap(
     broker: LocalBrokers, http: Http, topic: str, raw: RawClients
 ) -> None:
     holder = raw(broker.address()).producer(topic, EXCLUSIVE, name="holder")
-    assert http("POST", f"{OWN}/{topic}/handover") == (409, {"reason": "nobody is waiting"})
+    assert http("POST", f"{OWN}/{topic}/handover") == (409, {"reason": "no producer is waiting"})
     assert http("POST", f"{OWN}/{topic}/handover", {"ifEpoch": "1"})[0] == 400
     other = {"ifEpoch": epoch_of(holder) + 1}
     assert http("POST", f"{OWN}/{topic}/handover", other)[0] == 412

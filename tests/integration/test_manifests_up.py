@@ -13,7 +13,7 @@ from tests.integration.raw import EXCLUSIVE, SHARED, RefusedByBroker
 from tests.servers import DEBIAN_REDIS, StoreServer, running_server
 
 from onewriter_broker.local.ports import free_ports
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing import LocalBrokers, running_brokers
 from onewriter_core.command import EXIT_USAGE
 from onewriter_core.errors import ServerError
 
@@ -52,10 +52,9 @@ def test_a_wrong_manifest_is_refused_by_file_document_and_field(tmp_path: Path) 
         assert word in said, said
 
 
-def test_a_second_start_on_the_same_data_directory_is_refused(
-    broker: LocalBrokers, tmp_path: Path
-) -> None:
-    said = refused(tmp_path, GOOD, "--data-dir", str(broker.data_directory))
+def test_a_second_start_on_the_same_data_directory_is_refused(tmp_path: Path) -> None:
+    with running_brokers() as brokers:
+        said = refused(tmp_path, GOOD, "--data-dir", str(brokers.data_directory))
     assert "in use" in said
 
 

@@ -67,7 +67,7 @@ def test_conditions(broker: LocalBrokers, topic: str) -> None:
 def test_what_is_wrong_is_said(broker: LocalBrokers, topic: str) -> None:
     wrong = run(broker, "put", topic, "k", "text", "--values", "int")
     assert wrong.returncode == 2
-    assert "is no int" in wrong.stderr
+    assert "is not a valid int" in wrong.stderr
     said(broker, "put", topic, "k", "v")
     other = run(broker, "get", topic, "k", "--format", "sample")
     assert other.returncode != 0

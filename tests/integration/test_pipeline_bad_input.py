@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 from tests.integration.conftest import RawClients
-from tests.integration.forked_brokers import forked_brokers
+from tests.integration.forked_brokers import BUCKETS, forked_brokers
 from tests.integration.raw import EXCLUSIVE, FENCING
 from tests.integration.test_http_own_api import guarded, token
 from tests.servers import running_server
@@ -83,7 +83,7 @@ def test_a_corrupt_block_is_named(raw: RawClients, read: Any) -> None:
             producer.publish(b"%d" % number)
         with Broker(Access(brokers.http_url)) as client:
             ledger = client.segments("damaged").ledger
-        key = Keys().of(TopicName.parse("damaged"))[0]
+        key = Keys(BUCKETS).of(TopicName.parse("damaged"))[0]
         with redis.Redis.from_url(store.url, protocol=2) as direct:
             direct.xadd(key, {"who": "somebody"}, id=f"{ledger}-6")
         raw(brokers.address()).producer("damaged", FENCING).publish(b"later")

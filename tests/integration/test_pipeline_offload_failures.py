@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 from tests.integration.conftest import RawClients
-from tests.integration.forked_brokers import forked_brokers
+from tests.integration.forked_brokers import BUCKETS, forked_brokers
 from tests.integration.offloading import Fill, numbered, offload, rows, stored, trim, values
 from tests.integration.raw import EXCLUSIVE, FENCING, RawProducer
 from tests.servers import running_server
@@ -138,7 +138,7 @@ def test_a_block_that_no_broker_wrote(raw: RawClients, tmp_path: Path) -> None:
         access, tables = Access(brokers.http_url), Tables(str(tmp_path))
         producer = raw(brokers.address()).producer("damaged", EXCLUSIVE)
         ledger = producer.publish(b"first").ledger
-        key = Keys().of(TopicName.parse("damaged"))[0]
+        key = Keys(BUCKETS).of(TopicName.parse("damaged"))[0]
         with redis.Redis.from_url(store.url, protocol=2) as direct:
             direct.xadd(key, {"who": "somebody"}, id=f"{ledger}-6")
             raw(brokers.address()).producer("damaged", FENCING).publish(b"later")

@@ -194,7 +194,7 @@ def test_while_the_store_may_take_it_yet_nobody_is_told_that_it_did_not(
         try:
             for by in (epoch, epoch, epoch + 1):
                 status, answer = http("POST", path, {"epoch": by, "parts": parts}, **proof)
-                assert (status, "nobody can tell" in answer["reason"]) == (504, True)
+                assert (status, "unknown yet" in answer["reason"]) == (504, True)
             assert http("DELETE", known)[0] == 503
         finally:
             store.client_unpause()

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from click.testing import CliRunner
-from tests.integration.forked_brokers import forked_brokers
+from tests.integration.forked_brokers import BUCKETS, forked_brokers
 from tests.integration.patience import LASTING, PATIENT
 from tests.integration.raw import contents_of
 from tests.integration.test_guards import FENCING, beside, elsewhere, guarded_producer
@@ -306,7 +306,7 @@ async def test_refused_blocks_leave_no_hole_that_verify_would_find(
                 transaction.send(b"own")
                 transaction.send(b"audit", topic=audit)
         for name in (topic, audit):
-            words = [name, "--redis-url", valkey.url]
+            words = [name, "--redis-url", valkey.url, "--buckets", str(BUCKETS)]
             result = await asyncio.to_thread(CliRunner().invoke, verify_command, words)
             assert result.exit_code == 0, result.output
             assert "holds" in result.output

@@ -20,7 +20,7 @@ import pytest
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import ATTENTIVE, ROUNDS, RawClients, StockClients
 from tests.integration.following import settled
-from tests.integration.forked_brokers import forked_brokers
+from tests.integration.forked_brokers import BUCKETS, forked_brokers
 from tests.integration.raw import EXCLUSIVE, FENCING, contents_of, entries_of, eventually
 from tests.integration.sidecars import Events, Sidecar, sidecars
 from tests.servers import running_server
@@ -45,7 +45,10 @@ def verified() -> Iterator[tuple[LocalBrokers, Callable[[str], None]]]:
         def verify(topic: str) -> None:
             program = "from onewriter_broker.verify.cli import verify_command; verify_command()"
             run = subprocess.run(
-                [sys.executable, "-c", program, topic, "--redis-url", store.url],
+                [
+                    *(sys.executable, "-c", program, topic),
+                    *("--redis-url", store.url, "--buckets", str(BUCKETS)),
+                ],
                 capture_output=True,
                 text=True,
                 check=False,

@@ -244,10 +244,14 @@ def test_the_embedded_server_is_killed_under_a_writer(topic: str) -> None:
 # ---- Emptied by mistake ---------------------------------------------------------------------------
 
 
+ADOPTED = {"buckets": 64}
+"""As many as ``onewriter adopt`` assumes of a store."""
+
+
 def test_flushall_is_refused_until_a_person_decides(topic: str) -> None:
     with (
         running_server() as server,
-        bare_broker(server.url) as brokers,
+        bare_broker(server.url, settings=ADOPTED) as brokers,
         ContinuousWriter(topic, brokers) as writer,
     ):
         writer.has_acked(50)

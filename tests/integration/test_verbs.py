@@ -89,7 +89,7 @@ def test_fence_and_handover_say_what_they_did_or_why_not(
 ) -> None:
     holder = raw(broker.address()).producer(topic, EXCLUSIVE, name="one")
     alone = onewriter("handover", topic, *at(broker))
-    assert (alone.code, alone.err) == (EXIT_REFUSED, "onewriter: nobody is waiting\n")
+    assert (alone.code, alone.err) == (EXIT_REFUSED, "onewriter: no producer is waiting\n")
     waiter = raw(broker.address()).waiter(topic, name="two")
     over = onewriter("handover", topic, "--if-epoch", epoch_of(holder) + 1, *at(broker))
     assert (over.code, over.out) == (EXIT_REFUSED, "")

@@ -113,7 +113,7 @@ def test_a_range_is_replayed_once_and_in_order(
     assert [bytes(row["value"]) for row in found] == chosen
     assert 0 < len(chosen) < len(sent)
     assert chosen == sent[-len(chosen) :]
-    with pytest.raises(Invalid, match="no condition in SQL"):
+    with pytest.raises(Invalid, match="not a condition in SQL"):
         replay.chosen(spark, reading(broker, topic), "what is")
 
 

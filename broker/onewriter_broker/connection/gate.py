@@ -16,7 +16,7 @@ from onewriter_core.wire import replies
 from onewriter_core.wire.commands import Command
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-UNCONFIRMED = "the identity cannot be confirmed now: only a resume is possible"
+UNCONFIRMED = "the identity cannot be verified now: a producer can only resume"
 
 
 def not_now(command: Command, *, is_told: bool, may_only_resume: bool) -> bytes | None:

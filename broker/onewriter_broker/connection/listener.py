@@ -290,7 +290,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             return
         except Unavailable as unavailable:
             self.write(self._wire.refuse(ServerError.SERVICE_NOT_READY, str(unavailable)))
-            self.close("nobody can authenticate now")
+            self.close("authentication is not available now; retry later")
             return
         if self._is_closing:
             return
@@ -385,7 +385,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         finally:
             self._is_refreshing = False
         if self._session is None or proof.identity != self._session.identity:
-            self.close("the new token names somebody else")
+            self.close("the new token is for another subject")
             return
         self._proved(proof)
 

@@ -91,9 +91,9 @@ def check_bucket(topics: Sequence[TopicName], buckets: int) -> None:
         if bucket_of(name, buckets) != bucket_of(first, buckets):
             raise Refused(
                 ServerError.NOT_ALLOWED_ERROR,
-                f"{name} and {first} lie in different buckets, so nothing can be published to both"
+                f"{name} and {first} are in different buckets, so one publish cannot write to both"
                 f" together; a name with a hash tag, as {{{first.base.local}}}-{bare},"
-                f" lies in the bucket of {first.base.local}",
+                f" is in the bucket of {first.base.local}",
             )
 
 

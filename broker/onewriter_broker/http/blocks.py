@@ -84,7 +84,9 @@ def add_routes(router: Routes, site: Site) -> None:
 def one_more(streams: BlockStreams) -> Iterator[None]:
     """Inside there is one more; raises Refusal where that would be too many."""
     if streams.open >= STREAMS_MAX:
-        raise Refusal(429, f"{STREAMS_MAX} are reading logs already: come again")
+        raise Refusal(
+            429, f"{STREAMS_MAX} block streams are open, which is the maximum; retry later"
+        )
     streams.open += 1
     try:
         yield
@@ -96,7 +98,7 @@ def _asked(request: web.Request) -> tuple[Position | None, Position | None]:
     start, end = positions.asked(request, "from"), positions.asked(request, "to")
     if start is not None and end is not None and end < start:
         raise Refusal(
-            400, "to lies in front of from: a range goes from a position up to a later one"
+            400, "to is before from: a range starts at a position and ends at a later one"
         )
     return start, end
 
@@ -115,7 +117,7 @@ class Gone:
         why = "was trimmed" if asked < trimmed else "is not in the store any more"
         self.reason = (
             f"{positions.shown(asked)} of {topic_log.name} {why}:"
-            f" what is kept begins at {positions.shown(first)}"
+            f" the log begins at {positions.shown(first)}"
         )
 
     def answer(self) -> web.Response:

@@ -66,7 +66,7 @@ def add_routes(router: Routes, site: Site, metrics_page: MetricsPage | None = No
             problems.append("the broker does not listen yet")
         if not site.desired.is_known:
             problems.append(
-                "nobody has said yet what is wanted of topics (PUT /onewriter/v1/desired)"
+                "the broker has no desired state of topics yet (PUT /onewriter/v1/desired)"
             )
         if site.membership.view() is None:
             problems.append("the store does not answer")

@@ -188,9 +188,7 @@ class Metrics:
                 first = state.holders[0]
                 holder.add_metric([name, first.producer_name, first.claim, first.address], 1)
         yield from (epoch, queue, holder)
-        yield _counters(
-            "transitions", "Changes of hands.", ["kind", "cause"], self._transitions.items()
-        )
+        yield _counters("transitions", "Transitions.", ["kind", "cause"], self._transitions.items())
         yield _counters(
             "fenced",
             "Epochs that ended without a release by the writer.",

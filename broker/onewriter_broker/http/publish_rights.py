@@ -60,7 +60,7 @@ def under_epoch(
     resource = EpochResource(name, app, named, holder, proof)
     site.clients.authorization.require(request[IDENTITY], action, resource)
     if named is None or holder is None:  # no proof can be given of it
-        raise Unavailable(f"nobody holds {name}")
+        raise Unavailable(f"no producer holds {name}")
     passed_on = proof is Proof.CAPABILITY
     return Right(named, holder, is_passed_on=passed_on, owner=owner_of(site, holder))
 

@@ -108,7 +108,7 @@ def _posted(body: Mapping[str, object]) -> Schema:
     """Pulsar's PostSchemaPayload; raises Refusal."""
     kind, text, properties = body.get("type"), body.get("schema", ""), body.get("properties") or {}
     if not isinstance(kind, str) or kind not in pb.Schema.Type.keys():  # noqa: SIM118 - no mapping
-        raise Refusal(422, f"{kind} is no type of schema")
+        raise Refusal(422, f"unknown schema type {kind}")
     if kind == "KEY_VALUE":
         raise Refusal(422, "a schema of key and value is brought by a client, not over HTTP")
     if not isinstance(text, str) or not isinstance(properties, dict):

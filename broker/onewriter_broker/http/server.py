@@ -236,7 +236,7 @@ class HttpServer:
         authenticator = self._site.clients.authenticator
         proof = await authenticator.authenticate(method, data.encode("utf-8", "replace"))
         if proof.may_only_resume:
-            raise Unavailable("the identity cannot be confirmed now: come again")
+            raise Unavailable("the identity cannot be verified now; retry later")
         request[IDENTITY], request[EXPIRES] = proof.identity, proof.expires_at
         if rule is not None:
             check(rule, request, proof.identity, self._site.clients.authorization)

@@ -304,7 +304,7 @@ class EmbeddedServer:
         if (self._directory / "dataset-id").exists() and not self._has_data():
             raise ConfigurationError(
                 f"{self._directory} held a dataset, and its append-only files are gone. Bring"
-                " appendonlydir back from a backup; or, to go on without those messages, remove"
+                " appendonlydir back from a backup; or, to continue without those messages, remove"
                 " the file dataset-id there and then run `onewriter adopt --force`"
             )
 

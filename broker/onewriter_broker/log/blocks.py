@@ -111,7 +111,7 @@ def check_append(item: Append) -> None:
     block = item.block
     check_block(block, item.token)
     if not block.publish and (block.commits or item.opens or block.by):
-        raise ValueError(f"block {block.position} is no part of a publish")
+        raise ValueError(f"block {block.position} is not part of a publish")
     if block.publish and _PUBLISH.fullmatch(block.publish) is None:
         raise ValueError(f"block {block.position}: {block.publish!r} names no publish")
     if item.opens and (

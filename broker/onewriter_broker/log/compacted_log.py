@@ -103,7 +103,7 @@ class CompactedLog:
         if self._checked != (binding, text):
             text = await self._check(binding, text)
             if self.log.binding != binding:
-                raise Undecided(f"{self.log.name} is being bound to the store anew")
+                raise Undecided(f"{self.log.name} is reconnecting to the store")
             self._checked = (binding, text)
         return view_of(self.log.state)
 

@@ -207,7 +207,7 @@ class Publish:
     def given_up(self, block: Block, *, is_definite: bool) -> None:
         """A block of it is certainly not in the log that counts, or nobody can say."""
         if block.commits and not is_definite:
-            self.fail(Undecided("nobody can tell any more whether this is published: ask again"))
+            self.fail(Undecided("unknown whether this was published: ask for its status"))
         elif block.commits or not self.is_formed:
             self.cut_short()
 
@@ -374,7 +374,7 @@ def abandon(
         if topic_log.publishes is not None:
             topic_log.publishes.forget_held(leaves_hole=True)
         return False
-    publish.fail(StoodStill(f"{why}; nothing was published: come again"))
+    publish.fail(StoodStill(f"{why}; nothing was published; retry later"))
     if not publish.has_begun:
         return False
     topic_log.undecided[:] = [each for each in topic_log.undecided if each.publish is not publish]

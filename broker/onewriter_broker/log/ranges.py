@@ -40,7 +40,7 @@ class Missing(Undecided):
     """
 
     def __init__(self, asked: Position, found: Position) -> None:
-        super().__init__(f"there is nothing at {asked}: the log goes on at {found}")
+        super().__init__(f"there is no entry at {asked}: the log continues at {found}")
         self.asked = asked
         self.found = found
 

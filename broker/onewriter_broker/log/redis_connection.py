@@ -134,7 +134,7 @@ class RedisConnection(asyncio.Protocol):
 
     def _answer(self, reply: Reply) -> None:
         if not self._awaited:
-            raise hiredis.ProtocolError("a reply that nobody asked for")
+            raise hiredis.ProtocolError("a reply without a command")
         future = self._awaited.popleft()
         if not future.done():
             future.set_result(reply)

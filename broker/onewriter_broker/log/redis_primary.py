@@ -210,7 +210,7 @@ async def handshake(
     server = parse_info(await _ask(connection, ["INFO", "server"]))
     replication = parse_info(await _ask(connection, ["INFO", "replication"]))
     if replication.get("role") != "master":
-        raise Undecided(f"the store at {endpoint} is no primary: {replication.get('role')!r}")
+        raise Undecided(f"the store at {endpoint} is not a primary: {replication.get('role')!r}")
     if replaces is not None and replaces.run_id == server.get("run_id"):
         await _ask(connection, ["CLIENT", "KILL", "ID", replaces.client_id])
     client_id = await _ask(connection, ["CLIENT", "ID"])

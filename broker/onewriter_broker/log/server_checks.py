@@ -93,7 +93,7 @@ def judge(facts: ServerFacts, minimum: Durability, *, replicas: int = 0) -> Verd
     warnings = []
     if facts.replicas and facts.replicas_min_to_write == 0:
         warnings.append(
-            "min-replicas-to-write is 0: a primary cut off from its replicas goes on taking writes "
+            "min-replicas-to-write is 0: a primary without connection to its replicas continues to accept writes "
             "that a failover loses; set it to 1"
         )
     return Verdict(promises, tuple(refusals), tuple(warnings))

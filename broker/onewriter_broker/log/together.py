@@ -124,7 +124,7 @@ class Together:
         if len(positions) == len(self.parts):
             self.done.set_result(positions)
         elif positions or any(part.is_unknown for part in self.parts):
-            self.give_up(Undecided("nobody can tell any more whether these messages are stored"))
+            self.give_up(Undecided("unknown whether these messages are stored"))
         elif Outcome.STALE in self._outcomes:
             self.give_up(Fenced("a guard of these messages is over"))
         else:

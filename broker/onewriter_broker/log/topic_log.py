@@ -193,7 +193,7 @@ class TopicLog:
         Raises Refused, Unavailable.
         """
         if not self.is_writable:
-            raise Unavailable(f"{self.name} is changing hands")
+            raise Unavailable(f"the holder of {self.name} is changing")
         self.publishes = self.publishes or Publishes()
         self.publishes.add(publish, self)
 
@@ -430,7 +430,7 @@ class TopicLog:
                 return
             if (binding, ledger) == (self.binding, self.ledger):
                 if outcome is Outcome.REFENCE:  # whoever follows the store binds the bucket anew
-                    raise Undecided(f"{self.name} is being bound to the store anew")
+                    raise Undecided(f"{self.name} is reconnecting to the store")
                 raise Unavailable(f"{self.name} has moved on: {outcome.value}")
 
     # ------------------------------------------------------------ reading

@@ -265,7 +265,7 @@ async def adopt_force(
     desired = forced(current.record, bucket, node, owner=operator)
     version = await anchor.compare_and_set(bucket, current.version, desired)
     if version is None:
-        return _problem(unchanged, "somebody else changed the record meanwhile; look again")
+        return _problem(unchanged, "another process changed the record meanwhile; check again")
     done = Forced(bucket, desired.generation, desired.replid)
     binding = Binding(bucket, desired.replid, desired.generation, operator, version)
     outcome = await store.stamp(binding, birthmark=node.units.get(bucket, Unit()).birthmark)

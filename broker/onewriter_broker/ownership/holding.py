@@ -167,7 +167,7 @@ class HeldBucket:
                 current = await self._anchor.read(self.bucket)
                 if not self.names(current.record):
                     if self.is_own(current.record):
-                        raise Unavailable(f"bucket {self.bucket} is being registered anew")
+                        raise Unavailable(f"bucket {self.bucket} is being registered again")
                     raise BucketTaken(f"bucket {self.bucket} was taken by {current.record.owner!r}")
                 self.version, self._record = current.version, current.record
                 self._is_stale = False

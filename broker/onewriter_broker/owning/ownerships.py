@@ -187,7 +187,7 @@ class Ownerships:
         room = await self.room(self._topics.bucket_of(topic))
         if GENERATION_PROPERTY in properties and _covering(room, topic, subscription) is None:
             self.statistics.readers_refused += 1
-            text = f"group {subscription} never owned {topic}, so nobody is its single reader"
+            text = f"group {subscription} never owned {topic}, so no consumer is its single reader"
             raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
         self.check_reader_now(topic, subscription, properties, end)
 

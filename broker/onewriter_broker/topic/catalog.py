@@ -196,7 +196,7 @@ def _namespace_of(base: str) -> str:
 def existing(known: CatalogEntry | None) -> CatalogEntry:
     """The entry as it is, of a topic that is served. Raises Unavailable when it was deleted meanwhile."""
     if known is None:
-        raise Unavailable("the topic was deleted meanwhile: come again")
+        raise Unavailable("the topic was deleted meanwhile; retry")
     return known
 
 
@@ -397,6 +397,6 @@ class Catalogs:
         if str(base) in await self.bucket(former, None):
             raise Refused(
                 ServerError.NOT_ALLOWED_ERROR,
-                f"{base} lies in bucket {former}, where a version that knew no hash tags put it:"
+                f"{base} is in bucket {former}, where a version without hash tags placed it:"
                 " use another name, and copy its messages with that version",
             )

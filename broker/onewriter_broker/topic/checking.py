@@ -73,5 +73,5 @@ async def _owned(
         if is_refused and (binding, ledger) != (topic_log.binding, topic_log.ledger):
             continue
         if answer is Outcome.REFENCE:  # whoever follows the store binds the bucket anew
-            raise Undecided(f"{topic_log.name} is being bound to the store anew")
+            raise Undecided(f"{topic_log.name} is reconnecting to the store")
         return binding, answer

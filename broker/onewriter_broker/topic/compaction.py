@@ -421,7 +421,7 @@ async def guarded(topic_log: TopicLog, write: Callable[[Binding, str], Awaitable
         if outcome is Outcome.DONE:
             return
         if outcome is Outcome.REFENCE:
-            raise Undecided(f"{topic_log.name} is being bound to the store anew")
+            raise Undecided(f"{topic_log.name} is reconnecting to the store")
         if outcome is not Outcome.FENCED:
             break
         await asyncio.sleep(ROLL_LOOK_SECONDS)

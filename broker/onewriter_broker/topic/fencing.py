@@ -293,7 +293,7 @@ class Fencing:
                 _keep(topic_log.state, name, value)
 
     async def remember_end(self, topic_log: TopicLog) -> None:
-        """Note what stands in front of the first marker here: it counts as acknowledged.
+        """Note what is before the first marker here: it counts as acknowledged.
 
         Should the store lose it later, this broker can tell. Raises Undecided.
         """

@@ -24,12 +24,12 @@ def check_epoch(topic: Topic, slot: int, epoch: int) -> None:
     Raises Unavailable where that cannot be told here: the topic moves, or changes hands.
     """
     if topic.is_closed:
-        raise Unavailable("the topic moves to another broker: come again")
+        raise Unavailable("the topic is moving to another broker; retry later")
     if leads(topic, slot, epoch):
         return
     found = topic.slot(slot)
     if found is not None and is_changing_hands(topic, found):
-        raise Unavailable("the topic is changing hands: come again")
+        raise Unavailable("the holder of the topic is changing; retry later")
     current = 0 if found is None else found.epoch
     text = (
         f"epoch {epoch} does not lead the topic, whose newest is {current}; nothing was published"

@@ -96,13 +96,13 @@ class Publishing:
         topic_log = topic.runner.logs[slot]
         if (topic_log, asked.app) in self._kept_still:
             text = f"what {name} knows of {asked.app} is being changed; nothing was published"
-            raise Unavailable(f"{text}: come again")
+            raise Unavailable(f"{text}; retry later")
         requests = self._requests.setdefault(topic_log, [])
         request = next((each for each in requests if each.asked.is_same(asked)), None)
         is_counted = request is not None and not request.askers  # somebody went, and comes again
         count = sum(max(1, each.askers) for each in requests)
         if count >= PUBLISHES_WAITING_MAX and not is_counted:
-            text = f"{PUBLISHES_WAITING_MAX} requests to publish to {name} wait already: come again"
+            text = f"{PUBLISHES_WAITING_MAX} publish requests for {name} are waiting, which is the maximum; retry later"
             raise Refused(ServerError.TOO_MANY_REQUESTS, text)
         if request is None:
             request = PublishRequest(asked)
@@ -124,7 +124,7 @@ class Publishing:
             for each in requests
         ):
             raise Undecided(
-                f"nobody can tell yet whether version {version} of {app} is published: ask again"
+                f"unknown yet whether version {version} of {app} is published: ask for its status again"
             )
 
     @contextlib.contextmanager
@@ -137,7 +137,7 @@ class Publishing:
         publishes, requests = topic_log.publishes, self._requests.get(topic_log, ())
         may_count = publishes is not None and publishes.may_count(app, 0)
         if may_count or key in self._kept_still or any(each.asked.app == app for each in requests):
-            text = f"{topic_log.name} is being published to under {app}, or may be: come again"
+            text = f"{topic_log.name} may have a publish of {app} in progress; retry later"
             raise Unavailable(text)
         self._kept_still.add(key)
         try:
@@ -171,7 +171,7 @@ class Publishing:
                 del self._requests[topic_log]
             if not done.done():
                 done.set_exception(
-                    Undecided("nobody can tell whether this is published: ask again")
+                    Undecided("unknown whether this was published: ask for its status")
                 )
                 done.exception()
 
@@ -199,7 +199,7 @@ class Publishing:
         publishes = topic_log.publishes
         if publishes is not None and publishes.may_count(asked.app, asked.version):
             text = f"whether version {asked.version} of {asked.app} is published"
-            raise Undecided(f"nobody can tell yet {text}: ask again")
+            raise Undecided(f"unknown yet {text}: ask for its status")
 
     async def _perform(self, runner: TopicRunner, slot: int, request: PublishRequest) -> Answer:
         topic_log, asked = runner.logs[slot], request.asked
@@ -269,7 +269,7 @@ class Publishing:
                 return await self._publishers.record(runner, topic_log, asked)
         except TimeoutError:
             why = f"the store has taken nothing for {self._standstill_seconds:g} s"
-            raise StoodStill(f"{why}; nothing was published: come again") from None
+            raise StoodStill(f"{why}; nothing was published; retry later") from None
 
     async def _check_epoch(self, runner: TopicRunner, slot: int, asked: Asked) -> None:
         await check_leads(runner, slot, asked.epoch, self._appender.prove)
@@ -300,7 +300,7 @@ class Publishing:
         except Unavailable as error:  # it is known, perhaps elsewhere
             raise Undecided(f"{error}: ask again") from error
         if topic_log.binding != binding:
-            raise Undecided(f"{topic_log.name} was bound to the store anew: ask again")
+            raise Undecided(f"{topic_log.name} was reconnected to the store: ask for its status")
         return held
 
     async def held_version(self, topic_log: TopicLog, app: str) -> int:
@@ -393,7 +393,7 @@ class Publishing:
         if self._appender.abandon(topic_log, publish, why):
             runner.dataset_changed()
         if not publish.done.done():
-            text = f"{why}; nobody can tell yet whether this is published: ask again"
+            text = f"{why}; unknown yet whether this is published: ask for its status"
             raise Undecided(text)
 
 

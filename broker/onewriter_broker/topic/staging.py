@@ -208,7 +208,7 @@ class Staging:
             with _taken(self._loaded_bytes, topic, size):
                 yield
         else:
-            text = "other publishes fill the memory that there is for them: come again"
+            text = "other publishes use all memory for publishes; retry later"
             raise Refused(ServerError.TOO_MANY_REQUESTS, text)
 
     async def load(self, topic: TopicName, part: Claimed) -> bytes:
@@ -309,7 +309,7 @@ class Staging:
 
 def _not_the_stager(key: str) -> Refused:
     text = (
-        f"the staged part {key[:KEY_CHARACTERS_SHOWN]} was staged by somebody else: its stager, the"
+        f"the staged part {key[:KEY_CHARACTERS_SHOWN]} was staged by another subject: that subject, the"
         " topic's holder, or an administrator may replace or drop it"
     )
     return Refused(ServerError.AUTHORIZATION_ERROR, text)

@@ -88,7 +88,7 @@ async def _check_whole(store: LogStore, name: TopicName, view: View) -> None:
     entries = 0
     async for position, _ in _entries_of(store, name, view):
         if position > view.horizon:
-            raise _Differs(f"the compacted entry {position} lies behind the horizon {view.horizon}")
+            raise _Differs(f"the compacted entry {position} is after the horizon {view.horizon}")
         entries += 1
     if entries != view.entries:
         raise _Differs(f"the compacted view has {entries} entries instead of {view.entries}")
@@ -120,12 +120,14 @@ async def _check_fold(store: LogStore, name: TopicName, view: View) -> None:
         found = await _next(there)
         if found != (position, expected):
             raise _Differs(
-                f"the log's newest messages go on with {position}, "
-                f"the compacted view with {found[0] if found else 'nothing'}"
+                f"the next newest message of the log is {position}, "
+                f"that of the compacted view is {found[0] if found else 'nothing'}"
             )
     found = await _next(there)
     if found is not None:
-        raise _Differs(f"the compacted view has {found[0]}, which is no newest message of the log")
+        raise _Differs(
+            f"the compacted view has {found[0]}, which is not a newest message of the log"
+        )
 
 
 async def _next(

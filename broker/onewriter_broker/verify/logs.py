@@ -245,7 +245,7 @@ class LogChecker:
             yield self._violation(
                 "S4" if is_early else "S1",
                 block.position,
-                f"entries of ledger {ledger} stand behind the marker of ledger {self._ledger}",
+                f"entries of ledger {ledger} are after the marker of ledger {self._ledger}",
             )
             return
         if ledger > self._ledger:
@@ -291,7 +291,7 @@ class LogChecker:
                 "S5",
                 self.log,
                 (f"{block.position.ledger}-{self._next}", str(block.position)),
-                f"{entry - self._next} entries are missing in front of {block.position}",
+                f"{entry - self._next} entries are missing before {block.position}",
             )
         elif self._chain is not None:
             expected = chain(self._chain, block.position, block.lengths, block.payload)
@@ -329,7 +329,7 @@ class LogChecker:
             )
         if self.sequences.forgotten:
             self._note(
-                f"{self.sequences.forgotten} times a Shared producer was silent for so long that"
+                f"{self.sequences.forgotten} times a Shared producer was silent for such a long time that"
                 " its later entries were not compared with its earlier ones"
             )
 

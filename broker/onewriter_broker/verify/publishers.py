@@ -60,7 +60,7 @@ class PublisherChecker:
                 f" {block.by[:TEXT_SHOWN_MAX]!r}"
             )
         if epoch is None:
-            return f"publish {block.publish} by {publisher} stands in ledger {ledger}, which nobody held"
+            return f"publish {block.publish} by {publisher} is in ledger {ledger}, which no producer held"
         app, _ = publish_of(block.publish)
         log = self.audit.logs.get(self.log, LogAudit())
         known = log.publishers.get((epoch, app), ())

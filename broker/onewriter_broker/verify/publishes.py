@@ -69,7 +69,7 @@ class PublishChecker:
         if self.open:
             yield self._violation(
                 (str(self._since), str(position)),
-                f"only a part of publish {self.open} stands in front of {position}",
+                f"only a part of publish {self.open} is before {position}",
             )
             self.open = ""
 

@@ -158,7 +158,7 @@ async def _read_log(
             blocks = await _patiently(partial(store.read_blocks, name, start, end, count=count))
         except MalformedBlock as malformed:
             if count > 1:
-                count = 1  # check all that stands in front of it
+                count = 1  # check all that is before it
                 continue
             report.findings.add(iter([_unreadable(report.log, malformed)]))
             report.findings.note(Note(report.log, f"nothing behind {checker.last} was checked"))
@@ -169,7 +169,7 @@ async def _read_log(
             checker.cut()
             report.findings.note(
                 Note(
-                    report.log, f"trimmed while it was read: checked anew from {blocks[0].position}"
+                    report.log, f"trimmed during the check: checked again from {blocks[0].position}"
                 )
             )
         for block in blocks:

@@ -146,7 +146,7 @@ class Candidate:
             raise Failure(428, "no-session", "say under which session: GET /leadership gives it")
         found = _SESSION.fullmatch(session)
         if found is None:
-            raise Failure(400, "bad-session", f"{session[:100]!r} is no session")
+            raise Failure(400, "bad-session", f"invalid session {session[:100]!r}")
         term = self.candidacy.term
         if term is not None and term.session == session:
             return term

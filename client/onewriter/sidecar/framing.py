@@ -120,14 +120,14 @@ def _content(field: str, value: object) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise _bad(f"contentBase64 is no base64: {error}") from error
+        raise _bad(f"contentBase64 is not base64: {error}") from error
 
 
 def _json(text: str | bytes, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _bad(f"{where} is no JSON: {error}") from error
+        raise _bad(f"{where} is not JSON: {error}") from error
 
 
 def _properties(value: object) -> Mapping[str, str]:

@@ -177,7 +177,7 @@ class HttpServer:
         try:
             info.as_metadata()
         except (ValueError, RecursionError) as error:
-            raise Failure(400, "bad-resume-info", f"it is no JSON: {error}") from error
+            raise Failure(400, "bad-resume-info", f"the body is not JSON: {error}") from error
         session = request.headers.get(SESSION_HEADER)
         message_id = await self._candidate.put_resume_info(info, session)
         answer: dict[str, Any] = {"published": None}
@@ -189,7 +189,7 @@ class HttpServer:
         del request
         info = self._candidate.resume_info
         if info is None:
-            raise Failure(404, "no-resume-info", "nobody has PUT any")
+            raise Failure(404, "no-resume-info", "no resume info was stored (PUT /resume-info)")
         return web.Response(body=info.content, content_type=info.content_type)
 
     async def _release(self, request: web.Request) -> web.Response:

@@ -273,9 +273,9 @@ async def _body(request: web.Request) -> dict[str, Any]:
     try:
         body = await request.json()
     except (ValueError, RecursionError) as error:
-        raise Failure(400, "bad-request", "the body is no JSON") from error
+        raise Failure(400, "bad-request", "the body is not JSON") from error
     if not isinstance(body, dict):
-        raise Failure(400, "bad-request", "the body is no JSON object")
+        raise Failure(400, "bad-request", "the body is not a JSON object")
     return body
 
 

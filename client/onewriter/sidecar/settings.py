@@ -34,7 +34,9 @@ class Endpoint(BaseSettings):
     def _is_loopback(cls, host: str) -> str:
         # The API has no credentials of its own: whoever reaches it may publish.
         if host != "localhost" and not _is_loopback_address(host):
-            raise ValueError(f"{host} is no loopback address; probes and metrics: health_port")
+            raise ValueError(
+                f"{host} is not a loopback address; use health_port for probes and metrics"
+            )
         return host
 
 
@@ -61,7 +63,7 @@ class Settings(Endpoint):
     )
 
     # How it proves itself
-    token_file: Path | None = Field(None, description="read anew whenever a token is needed")
+    token_file: Path | None = Field(None, description="read again for each use")
     tls_ca_file: Path | None = Field(None, description="authorities; none: the system's")
     tls_certificate_file: Path | None = Field(None, description="our own, if brokers ask for one")
     tls_key_file: Path | None = Field(None, description="the key of that certificate")
@@ -92,7 +94,7 @@ class Settings(Endpoint):
     @model_validator(mode="after")
     def _is_reachable(self) -> Settings:
         if self.port == 0 and self.socket is None:
-            raise ValueError("neither a port nor a socket: nobody could reach the sidecar")
+            raise ValueError("neither a port nor a socket: the sidecar could not be reached")
         return self
 
     @property

@@ -149,7 +149,7 @@ class Sharing:
         try:
             json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise Failure(406, "not-json", "the value is no JSON") from error
+            raise Failure(406, "not-json", "the value is not JSON") from error
         return web.Response(body=value, content_type=JSON, headers=headers)
 
     # ------------------------------------------------------------ writing
@@ -302,7 +302,7 @@ def _value(body: bytes, content_type: str) -> bytes:
     try:
         return _JSON.dump(json.loads(body))
     except (ValueError, RecursionError, WrongType) as error:
-        raise Failure(400, "not-json", f"the body is no JSON: {error}") from error
+        raise Failure(400, "not-json", f"the body is not JSON: {error}") from error
 
 
 def _page(content: MapContent, after: bytes, limit: int, has_values: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ APPLIED    it is the next one: its writes are applied, all or none, and the vers
 KNOWN      its position was folded already, or it is a resend of an entry that was
 VOID       it was decided on a state that was not there: an entry of the same grant in front of
            it was refused, or another came before it. Nobody applies it
-GAP        entries are missing in front of it (``GapFound``)
+GAP        entries are missing before it (``GapFound``)
 REWRITTEN  the log lost entries that were applied here, or the entry is void: folding the whole
            log anew tells which (``HistoryRewritten``)
 =========  ==============================================================================

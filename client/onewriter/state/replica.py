@@ -118,7 +118,9 @@ class Replica(Generic[S, Op]):
     def suspect(self) -> None:
         """The log ends in front of what was folded: it lost entries, so fold it anew."""
         if self._following is not None and not self._is_suspect:
-            log.warning("%s: the log lost entries; folding it anew", self._source.name)
+            log.warning(
+                "%s: the log lost entries; reading it again from the start", self._source.name
+            )
             self._is_suspect = True
             if self.is_complete:
                 self._shown = self.fold.state
@@ -145,7 +147,7 @@ class Replica(Generic[S, Op]):
 
     async def _refit(self, error: StateError) -> None:
         """Fold anew what does not fit the log: from a checkpoint, then from its beginning."""
-        log.warning("%s: %s; folding it anew", self._source.name, error)
+        log.warning("%s: %s; reading it again from the start", self._source.name, error)
         self._misfits += 1
         self._misfit = max(self._misfit, error.position)
         if self._misfits > FOLDS_MAX:

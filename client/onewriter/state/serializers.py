@@ -31,7 +31,7 @@ def _dump_string(value: str) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        raise WrongType(f"text that is no Unicode: {error}") from error
+        raise WrongType(f"text that is not Unicode: {error}") from error
 
 
 def _dump_bytes(value: bytes) -> bytes:
@@ -69,7 +69,7 @@ def _dump_json(value: Any) -> bytes:
             value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True
         ).encode()
     except (TypeError, ValueError) as error:
-        raise WrongType(f"this is no JSON: {error}") from error
+        raise WrongType(f"this is not JSON: {error}") from error
 
 
 def json_values() -> Serializer[Any]:

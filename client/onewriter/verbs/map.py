@@ -116,7 +116,7 @@ def _of(kind: str, text: str) -> Any:
     try:
         return _READ[kind](text)
     except ValueError as error:
-        raise click.BadParameter(f"{text!r} is no {kind}: {error}") from error
+        raise click.BadParameter(f"{text!r} is not a valid {kind}: {error}") from error
 
 
 @map_verb.command()

@@ -484,7 +484,7 @@ def _reset(principal: Principal, topic: TopicResource) -> Granted | Denied:
         principal,
         Action.RESET_OWNERSHIP,
         topic,
-        "no ProducerClaim that matches allows resetOwnership, and it is no administrator",
+        "no matching ProducerClaim allows resetOwnership, and the client is not an administrator",
     )
 
 

@@ -95,7 +95,7 @@ def _join(topic: Topic, slot: Slot, request: Request) -> Step | None:
             Tenure(slot.epoch, holder.producer_name, holder.identity), holder.group
         ):
             if is_changing_hands(topic, slot):
-                text = "a change of hands is in progress"
+                text = "the holder of the topic is changing"
                 return topic, (not_ready(request.registration, text),)
             joined = replace(holder, members=(*holder.members, member))
             grant = Grant(member.registration, slot.number, holder.producer_name, slot.epoch)

@@ -88,7 +88,7 @@ def writers(topic: Topic, slot: Slot) -> list[str]:
 def holder_of(topic: Topic, group: str) -> Contender:
     holder = topic.holder(group)
     if holder is None:
-        raise ImpossibleStep(f"a slot is held by {group}, whom nobody knows")
+        raise ImpossibleStep(f"a slot is held by {group}, which is unknown")
     return holder
 
 

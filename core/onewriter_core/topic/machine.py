@@ -181,7 +181,7 @@ def _returned(topic: Topic, slot: Slot, request: Request, epoch: int, now: float
         )
     tenure = Tenure(epoch, request.producer_name, request.identity)
     if is_changing_hands(topic, slot):
-        return topic, (not_ready(registration, "a change of hands is in progress"),)
+        return topic, (not_ready(registration, "the holder of the topic is changing"),)
     match slot.ownership:
         case Held(held, group) if held == tenure and not slot.grants_lost:
             return _replaced(topic, slot, group, request)
@@ -344,7 +344,7 @@ def _handed_over(topic: Topic, identifier: str, to: str, if_epoch: int | None) -
                 Departure.HANDED_OVER,
                 answers=identifier,
             )
-    refusal = f"nobody named {to!r} is waiting" if to else "nobody is waiting"
+    refusal = f"no producer {to!r} is waiting" if to else "no producer is waiting"
     return topic, (Answer(identifier, topic.epoch, refusal),)
 
 
@@ -360,7 +360,7 @@ def _fenced(topic: Topic, identifier: str, if_epoch: int | None) -> Step:
 def _no_order_now(topic: Topic, if_epoch: int | None) -> str:
     """Why an administrator's order, about ``if_epoch`` if that is given, comes to nothing."""
     if topic.claim is not None or topic.is_closed:
-        return "a change of hands is in progress"
+        return "the holder of the topic is changing"
     if if_epoch is not None and if_epoch != topic.epoch:
         return f"the topic epoch is {topic.epoch}, not {if_epoch}"
     return ""

@@ -191,7 +191,7 @@ def defer(topic: Topic, contender: Contender | None, request: Request) -> Step:
     topic = replace(topic, deferred=deferred)
     if len(deferred) >= DEFERRED_MAX or len(others) > 1:
         everybody = [m.registration for m in others] or [request.registration]
-        text = "a change of hands is in progress"
+        text = "the holder of the topic is changing"
         return topic, effects + tuple(not_ready(r, text) for r in everybody)
     return replace(topic, deferred=(*deferred, request)), effects
 

@@ -178,7 +178,7 @@ def decode_by_protobuf(data: bytes) -> Command:
     try:
         base = pb.BaseCommand.FromString(data)
     except DecodeError as error:
-        raise ProtocolError("bytes that are no command") from error
+        raise ProtocolError("bytes that are not a command") from error
     # An unknown type reads as the first one, CONNECT: ask whether it is there at all.
     if not base.HasField("type"):
         unknown = [field.data for field in _unknown_fields(base) if field.field_number == 1]

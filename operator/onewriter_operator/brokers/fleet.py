@@ -227,7 +227,9 @@ class Fleet:
         """
         found = await self._ask(topic, lambda client: client.topic(topic))
         if found is not None and not found.get("served", True):
-            raise BrokerUnreachable(str(found.get("waitingReason") or "nobody serves it just now"))
+            raise BrokerUnreachable(
+                str(found.get("waitingReason") or "no broker serves it at present")
+            )
         return found
 
     def _synced_clients(self) -> list[BrokerClient]:

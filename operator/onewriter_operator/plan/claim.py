@@ -140,7 +140,9 @@ def _producer(
 
 def _verdicts(facts: ClaimFacts, producers: list[Json]) -> list[Verdict]:
     if is_set(facts.document, UNMANAGED):
-        message = "annotation onewriter.dev/unmanaged: brokers keep what they were told last"
+        message = (
+            "annotation onewriter.dev/unmanaged: brokers keep the last spec that they received"
+        )
         return [
             unknown("Ready", "Unmanaged", message),
             unknown("Granted", "Unmanaged", message),

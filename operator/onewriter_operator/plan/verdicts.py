@@ -54,7 +54,7 @@ def verdicts(
 
 def unmanaged(facts: TopicFacts) -> list[Verdict]:
     """What is said of an object that the operator was told to leave alone."""
-    message = "annotation onewriter.dev/unmanaged: brokers keep what they were told last"
+    message = "annotation onewriter.dev/unmanaged: brokers keep the last spec that they received"
     return [
         unknown("Ready", "Unmanaged", message),
         unknown("Serving", "Unmanaged", message),
@@ -87,7 +87,7 @@ def _serving(facts: TopicFacts) -> Verdict:
     if _is_obstructed(facts):
         return no("Serving", standing.word, standing.message)
     if is_going(facts.document):
-        return no("Serving", "Deleting", "nobody is let in any more")
+        return no("Serving", "Deleting", "the topic is being deleted and admits no producer")
     if facts.applied.refusal:
         return no("Serving", "RefusedByBroker", facts.applied.refusal)
     if view is not None and (view.get("waitingReason") or not view.get("served", True)):
@@ -100,8 +100,8 @@ def _serving(facts: TopicFacts) -> Verdict:
     if not facts.is_unserved:
         return unknown("Serving", "BrokersUnreachable", unreachable(facts.brokers))
     if not facts.applied.is_everywhere:
-        return unknown("Serving", "Pending", "no broker has been told of it yet")
-    return yes("Serving", "Idle", "nobody uses it; its broker loads it for the first who asks")
+        return unknown("Serving", "Pending", "no broker has received it yet")
+    return yes("Serving", "Idle", "no client uses it; its broker loads it for the first client")
 
 
 def _writer(facts: TopicFacts, serving: Verdict) -> Verdict:
@@ -122,7 +122,9 @@ def _writer(facts: TopicFacts, serving: Verdict) -> Verdict:
         return yes("WriterActive", "Shared", "shared producers write")
     if state in TAKING_OVER:
         return no("WriterActive", "TakingOver", "the next writer is being let in")
-    return no("WriterActive", "Vacant", f"nobody writes; {view.get('waiting', 0)} wait")
+    return no(
+        "WriterActive", "Vacant", f"no producer holds the topic; {view.get('waiting', 0)} wait"
+    )
 
 
 def _is_obstructed(facts: TopicFacts) -> bool:
@@ -175,7 +177,7 @@ def is_undivided(facts: TopicFacts) -> bool:
 def _undivided(facts: TopicFacts) -> str:
     wanted = spec_of(facts.document)["partitions"]
     return (
-        f"the topic was there before without partitions, and goes on so: it gets {wanted} once it is"
+        f"the topic exists without partitions and stays so: it gets {wanted} once it is"
         " deleted, with its messages, by its administrator; or declare another one"
     )
 

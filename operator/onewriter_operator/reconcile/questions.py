@@ -75,7 +75,7 @@ class Questions:
                 namespace = str(metadata(document)["namespace"])
                 memory.deletion = (await self._delete(action, namespace), now())
             case _:
-                raise AssertionError(f"{action} is no question")
+                raise AssertionError(f"{action} is not a question")
 
     async def _pod(self, namespace: str, name: str, uid: str) -> PodFacts:
         """A pod; without the right to read it, no more than that it may be there."""
@@ -117,5 +117,5 @@ async def _ordered(what: str, call: Awaitable[None]) -> Ordered:
     except BrokerRefused as refused:
         return Ordered(what, "; ".join(refused.errors), is_news=True)
     except BrokerUnreachable as error:
-        return Ordered(what, f"nobody knows yet: {error}", is_news=True, is_open=True)
+        return Ordered(what, f"unknown yet: {error}", is_news=True, is_open=True)
     return Ordered(what, is_news=True)

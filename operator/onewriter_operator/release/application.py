@@ -39,7 +39,7 @@ class Outcome(Enum):
 def application(template: Mapping[str, Any], namespace: str, name: str, owner: str) -> Json:
     """The object of one run. ``owner``: the Job's uid, with which the object goes."""
     if template.get("kind") != APPLICATION.kind or not isinstance(template.get("spec"), dict):
-        raise ConfigurationError(f"the template is no {APPLICATION.kind}")
+        raise ConfigurationError(f"the template is not a {APPLICATION.kind}")
     job = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": owner}
     about = {**template.get("metadata", {}), "name": name, "namespace": namespace}
     return {

@@ -241,7 +241,7 @@ def judge(
     report.leaderless = history.leaderless(report.timeline)
     report.holders = history.holders(load)
     if len(found) > FINDINGS_MAX:
-        report.notes.append(f"there are more findings than the {FINDINGS_MAX} that are told")
+        report.notes.append(f"there are more findings than the {FINDINGS_MAX} that are listed")
     report.findings += found[:FINDINGS_MAX]
     report.losses = [
         _loss(row) for row in records.rows if row["kind"] == "loss" and row["log"] in wanted

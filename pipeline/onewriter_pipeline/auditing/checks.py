@@ -39,7 +39,7 @@ STANDS: Final = f"""
             count_if(kind = 'cut') OVER (PARTITION BY log ORDER BY ordinal) AS era
         FROM along
     )"""
-"""A log from its beginning to its end, each row with what stands in front of it; the view ``stands``."""
+"""A log from its beginning to its end, each row with what is before it; the view ``stands``."""
 
 ORDER: Final = """
     SELECT predicate, log, place, sentence FROM (
@@ -60,11 +60,11 @@ ORDER: Final = """
             CASE
                 WHEN kind = 'marker' THEN concat('a marker follows on ledger ', top DIV 2)
                 WHEN ledger < top DIV 2 THEN concat('entries of ledger ', ledger,
-                    ' stand behind the marker of ledger ', top DIV 2)
+                    ' are after the marker of ledger ', top DIV 2)
                 WHEN ledger > top DIV 2
                     THEN concat('ledger ', ledger, ' begins without its marker')
                 WHEN first <= behind THEN concat('entry ', first, ' follows on entry ', behind)
-                ELSE concat(first - behind - 1, ' entries are missing in front of ', ledger, '-',
+                ELSE concat(first - behind - 1, ' entries are missing before ', ledger, '-',
                     first)
             END AS sentence
         FROM stands WHERE top IS NOT NULL AND kind <> 'cut'
@@ -379,7 +379,7 @@ _FIRST_EPOCHS: Final = """(
 PUBLISHERS: Final = f"""
     SELECT 'S15' AS predicate, p.log, concat(p.ledger, '-', p.first) AS place,
         concat('publish ', p.uuid, if(p.epoch IS NULL,
-            concat(' by ', p.who, ' stands in ledger ', p.ledger, ', which nobody held'),
+            concat(' by ', p.who, ' is in ledger ', p.ledger, ', which no producer held'),
             concat(' is by ', p.who, ', but the audit has no record that it published ', p.producer,
                 ' under epoch ', p.epoch))) AS sentence
     FROM (

@@ -86,9 +86,7 @@ def publish_facts(
         following = end + (ends.get(log, EARLIEST) > Position(ledger, end))
         for each in torn(runs, following):
             here, first = Position(ledger, each.end), Position(ledger, each.first)
-            sentence = (
-                f"only a part of publish {each.app}/{each.last_version} stands in front of {here}"
-            )
+            sentence = f"only a part of publish {each.app}/{each.last_version} is before {here}"
             yield {
                 "log": log,
                 "kind": facts.FAULT,

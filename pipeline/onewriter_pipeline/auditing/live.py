@@ -102,7 +102,7 @@ def _segments(broker: Broker, log: str, notes: list[str]) -> Segments:
     try:
         return broker.segments(log)
     except (Away, Damaged) as error:
-        notes.append(f"{log}: its segments cannot be told ({error}); it was read in one go")
+        notes.append(f"{log}: its segments are unknown ({error}); it was read in one piece")
         return Segments(log, 0, 0, EARLIEST, END_OF_LOG, ())
 
 
@@ -171,7 +171,7 @@ def observe(access: Access, part: LogPart) -> Iterator[pa.RecordBatch]:
                 observer.fault("S7", f"a block cannot be read: {damaged}", at or part.start)
                 break
         else:
-            text = f"there are more than {HOLES_MAX} holes: what is behind was not looked at"
+            text = f"there are more than {HOLES_MAX} holes: later entries were not checked"
             observer.fault("S5", text, at or part.start)
     yield from observer.due()
 

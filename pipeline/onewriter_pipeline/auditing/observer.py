@@ -233,7 +233,7 @@ class Observer:
         if self._open is not None:
             self.fault(
                 "S15",
-                f"only a part of publish {self._open.name} stands in front of {position}",
+                f"only a part of publish {self._open.name} is before {position}",
                 self._open.since,
                 position,
             )

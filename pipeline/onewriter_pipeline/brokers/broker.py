@@ -303,8 +303,8 @@ def _broken_off(frame: ErrorFrame) -> PipelineError | Broken:
 def _check_end(name: TopicName, frame: EndFrame, end: Position | None) -> None:
     if end is not None and frame.end < end:
         raise LogEnds(
-            f"{name} ends at {shown(frame.end)}, in front of {shown(end)}: its tail was lost,"
-            " or nobody has written it yet",
+            f"{name} ends at {shown(frame.end)}, before {shown(end)}: its tail was lost,"
+            " or it is not written yet",
             frame.end,
         )
 

@@ -90,7 +90,7 @@ class Access:
         found = [each.strip().rstrip("/") for each in self.url.split(",") if each.strip()]
         for each in found:
             if urlsplit(each).scheme not in {"http", "https"} or not urlsplit(each).netloc:
-                raise Invalid(f"{each!r} is no http:// or https:// address of a broker")
+                raise Invalid(f"{each!r} is not an http:// or https:// address of a broker")
         if not found:
             raise Invalid("no address of a broker is given")
         return found
@@ -234,8 +234,8 @@ class Connection:
             answer.release_conn()
             url = urljoin(url, answer.headers.get("Location", ""))
             if urlsplit(url).scheme not in {"http", "https"}:
-                raise Broken(f"{_host(base)} sends to what is no http address")
-        raise Broken(f"{_host(base)} sends to another broker, and that to the next")
+                raise Broken(f"{_host(base)} redirects to an address that is not http")
+        raise Broken(f"{_host(base)} redirects to another broker, which redirects again")
 
     def _asked_first(self, owner: str) -> str:
         """Who is asked next, before redirects."""
@@ -337,7 +337,7 @@ def _judged(status: int, text: bytes, url: str) -> dict[str, Any]:
     if not isinstance(answer, dict) or "reason" not in answer:
         if status in _AGAIN:
             raise Broken(f"{_host(url)} answers HTTP {status}")
-        raise Damaged(f"{_host(url)} is no onewriter broker: it answers HTTP {status}")
+        raise Damaged(f"{_host(url)} is not a onewriter broker: it answers HTTP {status}")
     raise failure(status, str(answer["reason"]), answer)
 
 

@@ -170,7 +170,7 @@ class Frames:
                 self._rest = data
                 return
             if not data.startswith(HEAD):
-                raise ProtocolError("that is no stream of blocks, or of another version")
+                raise ProtocolError("not a stream of blocks, or of another version")
             self._has_begun, at = True, len(HEAD)
         view = memoryview(data)
         while len(data) - at >= _LENGTH.size:

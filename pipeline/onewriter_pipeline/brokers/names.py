@@ -15,7 +15,7 @@ def log_name(text: str) -> TopicName:
     except InvalidTopicName as error:
         raise Invalid(str(error)) from error
     if name.domain != "persistent":
-        raise Invalid(f"{name} is no persistent topic, and only those are kept")
+        raise Invalid(f"{name} is not a persistent topic; only persistent topics are supported")
     return name
 
 

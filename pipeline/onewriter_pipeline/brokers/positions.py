@@ -10,7 +10,7 @@ def position_of(text: str) -> Position:
     """A position as it is written; raises Invalid."""
     ledger, _, entry = text.partition(":")
     if not (ledger.isascii() and ledger.isdecimal() and entry.isascii() and entry.isdecimal()):
-        raise Invalid(f"{text[:60]!r} is no position: they are written <ledger>:<entry>")
+        raise Invalid(f"{text[:60]!r} is not a position: write <ledger>:<entry>")
     return Position(int(ledger), int(entry))
 
 

@@ -101,9 +101,9 @@ DAMAGES: Final = {
     Damage.ENCRYPTED: "it is encrypted",
     Damage.CONTENT: "its content cannot be uncompressed",
     Damage.BATCH: "its batch is damaged",
-    Damage.CHUNKS: "the chunks in front of it are missing",
-    Damage.KEY: "a key of it is no base64",
-    Damage.TEXT: "a text of it is not UTF-8",
+    Damage.CHUNKS: "the chunks before it are missing",
+    Damage.KEY: "one of its keys is not base64",
+    Damage.TEXT: "one of its texts is not UTF-8",
 }
 
 

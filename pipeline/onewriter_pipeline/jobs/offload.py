@@ -237,8 +237,8 @@ class Offload:
             if self.accept_loss:
                 return target, None
             raise LogEnds(
-                f"{log} ends at {shown(target)}, in front of {shown(start)}, which is in the table: its"
-                " tail was lost, or it was deleted and made again (--accept-loss goes on with it)",
+                f"{log} ends at {shown(target)}, before {shown(start)}, which is in the table: its"
+                " tail was lost, or it was deleted and created again (--accept-loss continues with it)",
                 target,
             )
         try:
@@ -248,7 +248,7 @@ class Offload:
                 return held.first, start
             raise Trimmed(
                 f"{log} was trimmed before it was offloaded: it begins at {shown(held.first)}, and"
-                f" the table ends at {shown(start)} (--accept-loss goes on there)",
+                f" the table ends at {shown(start)} (--accept-loss continues there)",
                 error.first,
                 error.trimmed,
             ) from None

@@ -55,7 +55,7 @@ def chosen(spark: SparkSession, reading: Mapping[str, str], where: str) -> DataF
             messages = messages.filter(where)
         except AnalysisException as error:
             why = str(error).partition(" SQLSTATE")[0].splitlines()[0]
-            raise Invalid(f"--where {where!r} is no condition in SQL: {why}") from error
+            raise Invalid(f"--where {where!r} is not a condition in SQL: {why}") from error
     return messages.select(VALUE, KEY, EVENT_TIME, PROPERTIES)
 
 

@@ -61,7 +61,7 @@ def _page(report: Report, drawn: dict[str, bytes], now: datetime) -> str:
     source = "live logs" if report.tier == LIVE else "tables"
     lead = (
         f"From {source}, {now.strftime('%Y-%m-%d %H:%M:%S')} UTC: {len(report.topics):,} topics,"
-        f" {len(report.timeline):,} changes of hands, {report.records:,} audit records"
+        f" {len(report.timeline):,} transitions, {report.records:,} audit records"
     )
     return page.page("Who wrote, and when", lead, len(report.findings), _sections(report, drawn))
 
@@ -120,7 +120,7 @@ def _sections(report: Report, drawn: dict[str, bytes]) -> Iterator[str]:
         ("seconds", "Seconds"),
         ("cause", "After"),
         ("ended_by", "Ended by"),
-        ("leaderless_ms", "Nobody before, ms"),
+        ("leaderless_ms", "No producer before, ms"),
     ]
     yield section("Tenures", table(tenures, map(_tenure, report.timeline)))
 

@@ -124,7 +124,7 @@ class _Pieces:
 
 
 def _head_of_keys(batch: pa.RecordBatch) -> tuple[_Pieces, Signed]:
-    """What stands in front of the value's size in the metadata, and how many bytes that is."""
+    """What is before the value's size in the metadata, and how many bytes that is."""
     found, sizes = _Pieces(), np.zeros(batch.num_rows, np.int64)
     properties = _properties(batch)
     if properties is not None:

@@ -44,7 +44,7 @@ LABEL_BYTES: Final = 8
 """Random bytes in the name of an attempt."""
 
 OVERTAKEN: Final = (
-    "Another driver has gone on, or this one began anew or from an older checkpoint: then let it write as"
+    "Another driver has continued, or this one started again or from an older checkpoint: then let it write as"
     " another app (txnAppId), or have the old one forgotten"
 )
 """What to do where a later version of an app is published."""
@@ -97,13 +97,13 @@ class Publication:
 def check_app(app: str) -> None:
     """Raises Invalid for a name under which nobody publishes."""
     if not _APP.fullmatch(app):
-        raise Invalid(f"{app[:60]!r} is no app: these are 1 to 200 letters, digits, or . _ : -")
+        raise Invalid(f"{app[:60]!r} is not a valid app: use 1 to 200 letters, digits, or . _ : -")
 
 
 def check_version(version: int) -> None:
     """Raises Invalid for a version that is too high."""
     if not 0 <= version < VERSION_MAX:
-        raise Invalid(f"{version} is no version: these are whole numbers below {VERSION_MAX}")
+        raise Invalid(f"{version} is not a valid version: use a whole number below {VERSION_MAX}")
 
 
 def staged_path(name: TopicName, app: str, version: int) -> str:

@@ -93,7 +93,7 @@ def matching(names: Iterable[str], pattern: str) -> list[str]:
     try:
         wanted = re.compile(pattern)
     except re.error as error:
-        raise Invalid(f"topicsPattern: {pattern!r} is no regular expression: {error}") from None
+        raise Invalid(f"topicsPattern: {pattern!r} is not a regular expression: {error}") from None
     found = [
         name
         for name in sorted(names)
@@ -151,9 +151,7 @@ def parts_of(
         start = resolved(broker, held, selection.starting)
         end = resolved(broker, held, selection.ending)
         if end < start and Kind.POSITIONS in {selection.starting.kind, selection.ending.kind}:
-            raise Invalid(
-                f"{log}: the range ends at {shown(end)}, in front of its start {shown(start)}"
-            )
+            raise Invalid(f"{log}: the range ends at {shown(end)}, before its start {shown(start)}")
         if fail_on_loss:
             check_kept(broker, held, start)
             check_epochs(broker, held, selection.epochs)
@@ -199,7 +197,7 @@ def _within(held: Segments, position: Position) -> Position:
     if position == EARLIEST:
         return held.first
     if position > held.end:
-        raise Invalid(f"{held.log} ends at {shown(held.end)}, in front of {shown(position)}")
+        raise Invalid(f"{held.log} ends at {shown(held.end)}, before {shown(position)}")
     return position
 
 
@@ -230,7 +228,7 @@ def check_epochs(broker: Broker, held: Segments, epochs: Epochs | None) -> None:
     wanted = next((segment for segment in known if segment.epoch in (epochs or ())), None)
     if wanted is not None and wanted.first is not None and wanted.first.entry > 1:
         raise Trimmed(
-            f"{held.log} was trimmed: of epoch {wanted.epoch} it has what is behind"
+            f"{held.log} was trimmed: of epoch {wanted.epoch} it has entries after"
             f" {shown(wanted.first)} (failOnDataLoss=false begins there)",
             wanted.first,
             None,

@@ -202,7 +202,7 @@ def leaderless(tenures: Sequence[Row]) -> bytes:
     with mpl.rc_context(_STYLE):
         measured = [row for row in tenures if row["leaderless_ms"] is not None]
         figure, axes = _figure(4.2)
-        axes.set_title("How long nobody could write")
+        axes.set_title("How long no producer could write")
         axes.set_ylabel("windows")
         if not measured:
             _nothing(axes, "no window was measured")
@@ -290,7 +290,7 @@ def balance(led: Balance, now_ms: int) -> bytes:
         figure, axes = _figure(4.2)
         axes.set_title("Topics led by each host")
         if not led.times_ms:
-            _nothing(axes, "nobody led anything")
+            _nothing(axes, "no host led a topic")
             return _png(figure)
         days = [_day(time) for time in (*led.times_ms, max(now_ms, led.times_ms[-1]))]
         hosts = sorted(led.led, key=lambda host: (-max(led.led[host]), host))

@@ -53,7 +53,7 @@ def guarded(place: Place, what: Callable[[], T]) -> T:
     except CommitFailedError as error:
         if "transaction" in str(error).lower() or "concurrent" in str(error).lower():
             raise Overtaken(
-                f"somebody else wrote to {place.location} at the same time: nothing was committed;"
+                f"another process wrote to {place.location} at the same time: nothing was committed;"
                 " run it again"
             ) from error
         raise TableError(f"{place.location} could not be written: {line(error)}") from error
@@ -180,7 +180,7 @@ class DeltaLog:
         done = State(state.next_batch, dict(offsets))
         if self.state().batch != state.batch:
             raise Overtaken(
-                f"somebody else wrote to {self.place.location} at the same time: nothing was"
+                f"another process wrote to {self.place.location} at the same time: nothing was"
                 " committed; run it again"
             )
         metadata = {

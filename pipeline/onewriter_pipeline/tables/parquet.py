@@ -142,7 +142,7 @@ class ParquetLog:
             synced_file(self._folder)
         except FileExistsError:
             raise Overtaken(
-                f"somebody else wrote to {self.place.location} at the same time: nothing was"
+                f"another process wrote to {self.place.location} at the same time: nothing was"
                 " committed; run it again"
             ) from None
         except OSError as error:

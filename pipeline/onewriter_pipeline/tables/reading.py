@@ -48,7 +48,7 @@ def pieces(log: str, files: Iterable[TableFile], start: Position, end: Position)
 
 
 def lowest_of(bounds: Bounds) -> Position:
-    """No message of what has these bounds stands in front of this one."""
+    """No message of what has these bounds is before this one."""
     return Position(bounds.get(LEDGER, _UNKNOWN)[0], bounds.get(ENTRY, _UNKNOWN)[0])
 
 

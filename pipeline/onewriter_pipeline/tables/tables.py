@@ -41,7 +41,7 @@ class Tables:
     ) -> None:
         self.place = place_of(location, options)
         if kind not in FORMATS:
-            raise Invalid(f"{kind!r} is no format of tables: {', '.join(FORMATS)}")
+            raise Invalid(f"unknown table format {kind!r}; use one of {', '.join(FORMATS)}")
         if kind == PARQUET and not self.place.is_local:
             raise Invalid("tables without a Delta log are kept on local disks only")
         self._kind = kind

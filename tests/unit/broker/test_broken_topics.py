@@ -1,4 +1,4 @@
-"""A key of one topic that somebody else wrote to: its topic is closed, all others go on."""
+"""A key of one topic that another process wrote to: its topic is closed, all others go on."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ async def test_a_topic_that_lies_where_braces_did_not_count_does_not_begin_anew(
     await world.made_without_tags(BESIDE, CatalogEntry(slots=(-1,), is_deleted=is_deleted))
     catalogs = Catalogs(world.store, BUCKETS)
     binding = await world.binding(bucket_of(BESIDE, BUCKETS))
-    with pytest.raises(Refused, match="no hash tags") as refused:
+    with pytest.raises(Refused, match="without hash tags") as refused:
         await catalogs.change(binding, BESIDE, lambda _: CatalogEntry(slots=(-1,)))
     assert refused.value.code is ServerError.NOT_ALLOWED_ERROR
     assert await catalogs.entry(BESIDE, binding) is None

@@ -100,7 +100,7 @@ async def test_a_cut_off_store_reaches_nothing_and_an_unknown_primary_is_none() 
         await nowhere.observe([])
     replica = server.add_replica("node-1")
     misled = FakeLogStore(lambda: replica)
-    with pytest.raises(Undecided, match="no primary"):
+    with pytest.raises(Undecided, match="not a primary"):
         await misled.observe([])
 
 

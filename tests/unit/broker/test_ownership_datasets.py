@@ -128,7 +128,7 @@ async def test_force_that_loses_a_race_says_so(
         return None
 
     monkeypatch.setattr(world.anchor, "compare_and_set", lost)
-    assert "somebody else" in (await force(world)).problem
+    assert "another process" in (await force(world)).problem
 
 
 async def test_a_store_of_another_anchor_is_not_registered(world: World) -> None:

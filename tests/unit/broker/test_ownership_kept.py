@@ -137,7 +137,7 @@ async def test_a_registration_under_way_is_not_taken_for_a_takeover(
         await asyncio.sleep(1)
         assert (await world.record()).generation == old.generation + 1
         await broker.place_once(tasks)
-        with pytest.raises(Unavailable, match="registered anew"):
+        with pytest.raises(Unavailable, match="registered again"):
             await broker.record_grant(0, ledger + 1)
         assert 0 in broker.held()
         may_stamp.set()

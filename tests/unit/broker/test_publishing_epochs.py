@@ -150,7 +150,7 @@ async def test_while_one_is_published_its_app_is_not_forgotten() -> None:
         await asyncio.sleep(0)
         assert topic_log.publishes is None  # the log does not know of it yet
         with (
-            pytest.raises(Unavailable, match="being published to under job"),
+            pytest.raises(Unavailable, match="may have a publish of job in progress"),
             room.publishing.keeping_still(topic_log, APP),
         ):
             pass
@@ -163,7 +163,7 @@ async def test_while_an_app_is_forgotten_nothing_of_it_is_published() -> None:
         room = await room_of(world)
         parts, topic_log = await room.staged(), room.runner.logs[WHOLE]
         with room.publishing.keeping_still(topic_log, APP):
-            with pytest.raises(Unavailable, match="nothing was published: come again"):
+            with pytest.raises(Unavailable, match="nothing was published; retry later"):
                 await room.publish(parts)
             with pytest.raises(Unavailable), room.publishing.keeping_still(topic_log, APP):
                 pass

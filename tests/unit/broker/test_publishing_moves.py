@@ -170,7 +170,7 @@ async def test_without_its_replicas_it_is_given_up_and_asked_again_when_they_are
             return are_back.is_set() and await commit(Durability.LOCAL, replid=replid)
 
         monkeypatch.setattr(world.store, "commit", committed)
-        with pytest.raises(Undecided, match="ask again"):
+        with pytest.raises(Undecided, match="ask for its status"):
             await room.publish(parts, epoch=epoch)
         kept = [each.block.commits for each in log.undecided]
         assert kept == [True], "of it only what tells its end is kept in memory"
@@ -200,7 +200,7 @@ async def test_requests_that_wait_are_bounded_and_the_same_ones_share_an_end() -
         for _ in range(5):
             await asyncio.sleep(0)
         for version in (1, 2):
-            with pytest.raises(Refused, match="come again"):
+            with pytest.raises(Refused, match="retry later"):
                 await room.publish(parts, version=version, epoch=epoch)
         gone = asking.pop()
         gone.cancel()

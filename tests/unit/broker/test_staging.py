@@ -420,7 +420,7 @@ def test_publishes_share_the_memory_for_them() -> None:
     with ExitStack() as stack:
         stack.enter_context(world.staging.loading(TOPIC, half))
         stack.enter_context(world.staging.loading(TOPIC, half))
-        with pytest.raises(Refused, match="come again"):
+        with pytest.raises(Refused, match="retry later"):
             stack.enter_context(world.staging.loading(TOPIC, half))
         with pytest.raises(TooLarge, match="as a whole"):
             stack.enter_context(world.staging.loading(TOPIC, 3 * half))
@@ -433,7 +433,7 @@ def test_the_largest_publish_of_the_most_entries_fits() -> None:
     parts = [Claimed(KEY, 10 * PUBLISH_ENTRIES_MAX, PUBLISH_BYTES_MAX, "")]
     with ExitStack() as stack:
         stack.enter_context(world.staging.loading(TOPIC, parts))
-        with pytest.raises(Refused, match="come again"):
+        with pytest.raises(Refused, match="retry later"):
             stack.enter_context(world.staging.loading(OTHER, parts))
 
 
@@ -446,7 +446,7 @@ def test_topics_whose_publishes_do_not_end_leave_others_room() -> None:
         for _ in range(100):  # all that this topic gets
             with suppress(Refused):
                 stack.enter_context(world.staging.loading(TOPIC, small))
-        with pytest.raises(Refused, match="come again"):
+        with pytest.raises(Refused, match="retry later"):
             stack.enter_context(world.staging.loading(TOPIC, small))
         with world.staging.loading(OTHER, small):
             pass

@@ -237,7 +237,7 @@ async def test_a_trim_that_overtakes_the_reader_is_no_hole(
     store.faults.hook = trim_behind_the_first_block
     (report,) = await verify(store, [TOPIC], BUCKETS, lambda _log, _entries: None)
     assert report.findings.violations == []
-    assert "trimmed while it was read: checked anew from 6-1" in notes(report)
+    assert "trimmed during the check: checked again from 6-1" in notes(report)
 
 
 async def test_what_is_fenced_and_appended_meanwhile_does_not_confuse_it(
@@ -300,7 +300,7 @@ async def test_bounds_are_named_when_they_are_reached(
     assert len(report.findings.violations) == 1
     assert report.findings.further >= 1
     assert "the audit was looked at up to its 7th record only" in notes(report)
-    assert any("Shared producer was silent for so long" in note for note in notes(report))
+    assert any("Shared producer was silent for such a long time" in note for note in notes(report))
 
 
 async def test_a_program_without_a_store_checks_a_stream_of_its_own(

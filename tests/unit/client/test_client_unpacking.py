@@ -195,7 +195,7 @@ def test_a_message_id_is_read_as_it_is_written() -> None:
         assert MessageId.parse(str(message_id)) == message_id
     assert MessageId.parse("7:12") == MessageId(7, 12)
     for text in ("", "7", "7:x", "1:2:3:4:5"):
-        with pytest.raises(ConfigurationError, match="no message id"):
+        with pytest.raises(ConfigurationError, match="not a message id"):
             MessageId.parse(text)
 
 

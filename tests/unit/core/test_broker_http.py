@@ -133,7 +133,7 @@ def test_something_that_is_no_broker_is_told_so(
 ) -> None:
     url, handler = server
     handler.script[:] = [(404, {}, answer)]
-    with pytest.raises(Unavailable, match="no onewriter broker"):
+    with pytest.raises(Unavailable, match="not a onewriter broker"):
         Broker(url).get("/x")
 
 

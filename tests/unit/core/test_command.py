@@ -118,8 +118,8 @@ def test_help_lists_every_verb_with_what_it_does_or_lacks(
         (None, "part_gone:run", "there is no module part_gone"),
         ("import not_there_at_all", "part_x:run", "there is no module not_there_at_all"),
         ("from os import no_such_name", "part_x:run", "cannot import name 'no_such_name'"),
-        ("run = 5", "part_x:run", "part_x:run is no command"),
-        ("", "part_x:run", "part_x:run is no command"),
+        ("run = 5", "part_x:run", "part_x:run is not a command"),
+        ("", "part_x:run", "part_x:run is not a command"),
     ],
 )
 def test_a_broken_verb_is_one_clear_line(

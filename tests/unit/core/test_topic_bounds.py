@@ -95,7 +95,7 @@ def test_one_request_too_many_for_the_claim_in_progress() -> None:
         assert full.deferred == topic.deferred
         assert [type(e) for e in effects] == [Reject]
         assert effects[0] == Reject(
-            "B", ServerError.SERVICE_NOT_READY, "a change of hands is in progress"
+            "B", ServerError.SERVICE_NOT_READY, "the holder of the topic is changing"
         )
 
 

@@ -63,7 +63,7 @@ def test_a_fence_of_a_partition_that_there_is_not(purpose: Purpose) -> None:
 
 def test_a_holder_whom_nobody_knows() -> None:
     held, _ = step(CLAIMED, FenceStored(1, 1, 0.0))
-    with pytest.raises(ImpossibleStep, match="held by A, whom nobody knows"):
+    with pytest.raises(ImpossibleStep, match="held by A, which is unknown"):
         step(replace(held, holders=()), ProducerGone("A", Departure.CLOSED, 0.0))
 
 

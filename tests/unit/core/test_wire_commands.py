@@ -123,15 +123,15 @@ def test_every_type_has_a_message_of_its_number_and_name() -> None:
         ("0809 4a06 0802 1202 0807", "MESSAGE lacks message_id.entry_id"),
         ("0807 3a02 0802", "SEND_RECEIPT lacks sequence_id"),
         ("080b 5a02 0802", "FLOW lacks message_permits"),
-        ("0806 32ff", "bytes that are no command"),
-        ("080a 520b 0802 1000 1a03 080710 4005", "bytes that are no command"),
-        ("0807 3a03 0802 10", "bytes that are no command"),
-        ("0809 4a03 0802 12", "bytes that are no command"),
-        ("080a 5203 0802 10", "bytes that are no command"),
-        ("080b 5a03 0802 10", "bytes that are no command"),
+        ("0806 32ff", "bytes that are not a command"),
+        ("080a 520b 0802 1000 1a03 080710 4005", "bytes that are not a command"),
+        ("0807 3a03 0802 10", "bytes that are not a command"),
+        ("0809 4a03 0802 12", "bytes that are not a command"),
+        ("080a 5203 0802 10", "bytes that are not a command"),
+        ("080b 5a03 0802 10", "bytes that are not a command"),
         # The length's first byte alone would fit, but it goes on in the next.
-        ("0806 3285 0801 1005 188001" + "1801" * 63, "bytes that are no command"),
-        ("ffffffffffffffffffffffffffff", "bytes that are no command"),
+        ("0806 3285 0801 1005 188001" + "1801" * 63, "bytes that are not a command"),
+        ("ffffffffffffffffffffffffffff", "bytes that are not a command"),
     ],
 )
 def test_what_is_no_command_is_refused(written: str, complaint: str) -> None:

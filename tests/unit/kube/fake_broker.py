@@ -303,7 +303,7 @@ class FakeBroker:
         if body.get("ifEpoch") not in {None, current}:
             return web.json_response({"reason": f"the epoch is {current}"}, status=412)
         if not self.served[name]["waiters"]:
-            return web.json_response({"reason": "nobody is waiting"}, status=409)
+            return web.json_response({"reason": "no producer is waiting"}, status=409)
         return web.json_response({"topic": name, "oldEpoch": current, "epoch": current + 1})
 
     async def _stats(self, request: web.Request) -> web.Response:

@@ -21,7 +21,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "a setting of ours": ({"brokers": {"settings": {"redisUrl": "x"}}}, "follows from the rest"),
     "a setting in another style": (
         {"brokers": {"settings": {"roll_bytes": 1}}},
-        "'roll_bytes' is no setting",
+        "unknown setting 'roll_bytes'",
     ),
     "a directive of ours": (
         {"valkey": {"settings": {"appendonly": "no"}}},

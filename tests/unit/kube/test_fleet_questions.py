@@ -44,7 +44,7 @@ async def test_a_handover_names_epoch_and_successor() -> None:
             await world.fleet.hand_over(TOPIC, 4, "")
         assert refused.value.status == 412
         two.served[TOPIC] = status(5)
-        with pytest.raises(BrokerRefused, match="nobody is waiting"):
+        with pytest.raises(BrokerRefused, match="no producer is waiting"):
             await world.fleet.hand_over(TOPIC, 5, "")
 
 

@@ -62,7 +62,7 @@ def test_the_object_is_called_like_its_job_and_goes_with_it() -> None:
     assert found["metadata"]["labels"] == {"team": "data"}
     (owner,) = found["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["uid"]) == ("Job", "offload-1", "uid-1")
-    with pytest.raises(ConfigurationError, match="no SparkApplication"):
+    with pytest.raises(ConfigurationError, match="not a SparkApplication"):
         application.application({"kind": "Pod"}, "system", "offload-1", "uid-1")
 
 

@@ -274,7 +274,7 @@ def test_a_token_goes_to_nobody_but_brokers(
     fake.has("get pods", *pods("onewriter-broker-0"))
     fake.answers("create token", "a.b.c\n")
     fake.answers("port-forward", forwards(port), stays=True)
-    with pytest.raises(Unavailable, match=r"evil.example, which is no broker's pod"):
+    with pytest.raises(Unavailable, match=r"evil.example, which is not the pod of a broker"):
         brokers.get("/elsewhere")
 
 

@@ -238,7 +238,7 @@ def test_a_fence_is_asked_about_and_names_the_epoch(fake: FakeKubectl) -> None:
     no = run("fence", "orders", stdin="n\n")
     assert no.exit_code == 1
     assert "Fence writer-1 (producer w1), epoch 7 of shop/orders?" in no.output
-    assert "the first of them writes next" in no.output
+    assert "the first of them is next" in no.output
     assert not any("annotate" in call for call in fake.calls)
 
 
@@ -264,13 +264,13 @@ def test_an_order_that_is_refused_says_why(fake: FakeKubectl) -> None:
     told = {
         "type": "Warning",
         "reason": "FencedByOrder",
-        "message": "Epoch 7 was to be fenced (annotation #5eed): a change of hands is in progress",
+        "message": "Epoch 7 was to be fenced (annotation #5eed): the holder of the topic is changing",
     }
     fake.has("get events", told)
     fake.has("get events", once=True)
     fake.answers("annotate")
     fake.fails("patch", "error: it is another order now\n")
-    with pytest.raises(Refused, match="a change of hands is in progress"):
+    with pytest.raises(Refused, match="the holder of the topic is changing"):
         run("fence", "orders", "-y")
 
 
@@ -281,7 +281,7 @@ def test_a_refusal_of_an_earlier_order_is_no_answer_to_the_same_one_given_again(
     told = {
         "type": "Warning",
         "reason": "HandedOverByOrder",
-        "message": f"Epoch 7 was to be handed over to w2 ({source}): nobody named 'w2' is waiting",
+        "message": f"Epoch 7 was to be handed over to w2 ({source}): no producer 'w2' is waiting",
     }
     fake.has("get events", told)
     fake.answers("annotate")
@@ -309,7 +309,7 @@ def test_an_order_that_nobody_carries_out_stays(fake: FakeKubectl) -> None:
     }
     fake.has("get events", old)
     fake.answers("annotate")
-    with pytest.raises(Undecided, match=r"nothing is known of it after 1 s.* stays"):
+    with pytest.raises(Undecided, match=r"result unknown after 1 s.* stays"):
         run("fence", "orders", "-y", "--timeout-seconds", "1")
     assert not any("patch " in call for call in fake.calls)
     fake.fails("annotate", AWAY)
@@ -321,7 +321,7 @@ def test_orders_that_come_to_nothing_are_not_given(fake: FakeKubectl) -> None:
     with pytest.raises(Refused, match="the epoch of shop/orders is 7, not 6"):
         run("fence", "orders", "--if-epoch", "6")
     fake.shows("orders --output", topic(waiting=0))
-    with pytest.raises(Refused, match="nobody waits"):
+    with pytest.raises(Refused, match="no producer waits"):
         run("handover", "orders")
     fake.shows("orders --output", topic(holder=None))
     with pytest.raises(Refused, match="no writer to fence"):

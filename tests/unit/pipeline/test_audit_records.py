@@ -240,7 +240,7 @@ def test_publishes_of_segments_are_put_together_and_those_cut_short_are_named() 
     )  # it may go on
     _, fault = kept_segments.publish_facts([rows[0], rows[2]], end)
     assert (fault["predicate"], fault["place"]) == ("S15", "5-3,5-11")
-    assert fault["sentence"] == "only a part of publish app/4 stands in front of 5-11"
+    assert fault["sentence"] == "only a part of publish app/4 is before 5-11"
 
 
 def test_publishes_that_nobody_noted_are_told() -> None:
@@ -275,7 +275,7 @@ def test_a_part_of_too_many_holes_is_not_left_without_a_word(
     (found,) = live.observe(Access("http://127.0.0.1:1"), part)
     fault = found.to_pylist()[-1]
     assert (fault["predicate"], fault["place"]) == ("S5", "5-7")
-    assert "was not looked at" in fault["sentence"]
+    assert "were not checked" in fault["sentence"]
 
 
 def test_an_audit_of_tables_that_nobody_named_begins_with_nothing() -> None:

@@ -275,7 +275,7 @@ def test_chunks_that_lie_in_front_of_what_is_read_are_looked_up() -> None:
     decoder = Decoder(TOPIC, earlier=earlier)
     assert values(decoder, chunk_of(entries[3:], first=4)) == [b"abc"]
     assert asked == [((7, 4), 64), ((7, 4), 1024)]
-    with pytest.raises(CorruptEntry, match="chunks in front of it are missing"):
+    with pytest.raises(CorruptEntry, match="chunks before it are missing"):
         values(Decoder(TOPIC, earlier=lambda *_: []), chunk_of(entries[3:], first=4))
 
 

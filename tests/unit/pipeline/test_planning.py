@@ -36,7 +36,7 @@ def test_each_topic_that_is_named_has_to_be_there() -> None:
 
 
 def test_a_pattern_that_is_none_and_a_name_that_is_none() -> None:
-    with pytest.raises(Invalid, match="is no regular expression"):
+    with pytest.raises(Invalid, match="is not a regular expression"):
         selected(Selection(pattern="orders("), LOGS)
     with pytest.raises(Invalid, match="not a topic name"):
         selected(Selection(("a/b",)), LOGS)

@@ -184,7 +184,7 @@ def test_each_topic_is_asked_for_once() -> None:
         ({"__topic": pa.nulls(2)}, "a row names no topic"),
         ({}, "a row names no topic"),
         ({"__topic": [1, 2]}, "__topic is a string, not int64"),
-        ({"__topic": ["a", "non-persistent://public/default/b"]}, "no persistent topic"),
+        ({"__topic": ["a", "non-persistent://public/default/b"]}, "not a persistent topic"),
         ({"__topic": ["a", ""]}, "not a topic name"),
     ],
     ids=["one of two", "nulls", "no column", "numbers", "not persistent", "empty"],

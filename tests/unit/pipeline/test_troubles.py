@@ -133,7 +133,7 @@ def test_what_is_no_broker_is_named() -> None:
     with (
         scripted_broker(lambda _: Answer(404, "not found")) as served,
         Broker(Access(served.url)) as broker,
-        pytest.raises(Damaged, match="is no onewriter broker: it answers HTTP 404"),
+        pytest.raises(Damaged, match="is not a onewriter broker: it answers HTTP 404"),
     ):
         broker.segments("orders")
 

@@ -1,0 +1,11 @@
+"""What processes that are forked for tests find imported already."""
+
+from __future__ import annotations
+
+import gc
+
+import onewriter.sidecar.cli  # noqa: F401
+import onewriter_broker.process  # noqa: F401
+
+gc.collect()
+gc.freeze()  # a collection in a forked process need not touch, and so copy, what was here before
