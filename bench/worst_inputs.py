@@ -1,10 +1,12 @@
-"""Searches for the single inputs of a wire peer that hold a broker's event loop longest.
+"""Searches for the single inputs of a peer, by wire or HTTP, that hold a broker's event loop longest.
 
 A broker runs in this process, over a store in memory. Every callback of its event loop is timed, in processor
 time of its thread. Inputs are made from the protocol's description: each command of a client, each of its
 fields filled until the command is as large as it may be (and once more than that), besides lists of ids in
 several orders, schemas of several shapes, messages with large metadata, and reads that are full of one small
-command. Each size that takes longer than the one before is followed until it may not grow any more.
+command. Each size that takes longer than the one before is followed until it may not grow any more. Every HTTP route
+that takes a body gets JSON of several shapes, as large as the route allows; staging, publishing, schemas and the desired
+state also get bodies that are in order.
 
 ``make worst-inputs`` prints the ten worst and fails if one of them takes GOAL_SECONDS or more.
 """
@@ -17,11 +19,13 @@ import contextlib
 import gc
 import json
 import logging
+import re
 import socket
 import struct
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +35,13 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from onewriter_broker.desired import BODY_BYTES_MAX as DESIRED_BYTES_MAX
+from onewriter_broker.http.publish_body import PARTS_MAX
+from onewriter_broker.http.site import BODY_BYTES_MAX
+from onewriter_broker.http.staging import PUBLISH_BODY_BYTES_MAX
 from onewriter_broker.in_process import InProcessBroker, in_process_broker
+from onewriter_broker.topic.staged_rows import MAGIC, PART_FRAMES_MAX
+from onewriter_broker.topic.staging import PART_BYTES_MAX
 from onewriter_core.errors import ProtocolError
 from onewriter_core.wire.client import ClientConnection
 from onewriter_core.wire.command_limits import HANDSHAKE_LENGTH_MAX, LENGTHS_MAX
@@ -39,7 +49,7 @@ from onewriter_core.wire.commands import class_of, encode_command, type_name
 from onewriter_core.wire.connection import FROM_CLIENT
 from onewriter_core.wire.encoding import encode_ack, encode_flow, encode_send_header, encode_varint
 from onewriter_core.wire.frames import COMMAND_LENGTH_MAX, SLAB_LENGTH_MAX
-from onewriter_core.wire.messages import build_entry
+from onewriter_core.wire.messages import build_batch, build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import MessageId
 
@@ -373,6 +383,135 @@ def messages() -> Iterator[Input]:
     yield Input("SEND with content", content, 5 * 1024 * 1024 - 1024)
 
 
+# ------------------------------------------------------------ HTTP bodies
+
+
+@dataclass(frozen=True)
+class Body:
+    """``make`` gives a request's body for a size in bytes; ``{variables}`` of the path are filled."""
+
+    method: str
+    path: str
+    shape: str
+    make: Callable[[int], bytes]
+    most: int
+    headers: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.path}: {self.shape}"
+
+
+def _rows(size: int) -> bytes:
+    """A staged part full of the smallest rows that protobuf has to read."""
+    row = (pb.SingleMessageMetadata(properties=[pb.KeyValue(key="k", value="v")] * 3), b"")
+    messages = build_batch([row] * ROWS_PER_FRAME)
+    frame = struct.pack("<II", 4 + len(messages), ROWS_PER_FRAME) + messages
+    return MAGIC + frame * max(1, (size - len(MAGIC)) // len(frame))
+
+
+def _frames(size: int) -> bytes:
+    """A staged part full of frames of one row."""
+    messages = build_batch([(pb.SingleMessageMetadata(), b"")])
+    frame = struct.pack("<II", 4 + len(messages), 1) + messages
+    return MAGIC + frame * min(PART_FRAMES_MAX, max(1, (size - len(MAGIC)) // len(frame)))
+
+
+def _parts(size: int) -> bytes:
+    """A publish that names as many parts as fit."""
+    count = max(1, min(PARTS_MAX, size // 110))
+    parts = [
+        {"key": f"app/1/{number}/a", "rows": 1, "bytes": 20, "checksum": "0" * 32}
+        for number in range(count)
+    ]
+    return json.dumps({"epoch": 1, "parts": parts}).encode()
+
+
+def _desired(size: int) -> bytes:
+    """As many topics with claims as fit."""
+    count = max(1, size // 420)
+    topics = [
+        {
+            "apiVersion": "onewriter.dev/v1alpha1",
+            "kind": "ExclusiveTopic",
+            "metadata": {"name": f"t{number}", "namespace": "default"},
+            "spec": {"access": {"consumers": {"subjects": ["reader"]}}},
+        }
+        for number in range(count)
+    ]
+    claims = [
+        {
+            "apiVersion": "onewriter.dev/v1alpha1",
+            "kind": "ProducerClaim",
+            "metadata": {"name": f"t{number}", "namespace": "default"},
+            "spec": {"topicRef": {"name": f"t{number}"}, "subject": {"tokenSubject": "w"}},
+        }
+        for number in range(count)
+    ]
+    return json.dumps({"topics": topics, "claims": claims}).encode()
+
+
+def _schema(size: int) -> bytes:
+    fields = [{"name": f"f{number}", "type": ["null", "int"]} for number in range(size // 70)]
+    text = json.dumps({"type": "record", "name": "r", "fields": fields})
+    return json.dumps({"type": "AVRO", "schema": text, "properties": {}}).encode()
+
+
+def _keys(size: int) -> bytes:
+    return json.dumps({f"k{number}": [] for number in range(size // 14)}).encode()
+
+
+SHAPES: tuple[tuple[str, Callable[[int], bytes]], ...] = (
+    ("one text", lambda size: b'"' + b"x" * (size - 2) + b'"'),
+    ("escapes", lambda size: b'"' + b"\\u00e9" * ((size - 2) // 6) + b'"'),
+    ("one number", lambda size: b"1" * size),
+    ("a list of lists", lambda size: b"[" + b"[]," * ((size - 4) // 3) + b"[]]"),
+    ("lists in lists", lambda size: b"[" * (size // 2) + b"]" * (size // 2)),
+    ("many keys", _keys),
+    ("a list of texts", lambda size: b"[" + b'"a",' * ((size - 5) // 4) + b'"a"]'),
+    ("topics", lambda size: json.dumps({"topics": ["a"] * (size // 6)}).encode()),
+)
+"""Of JSON."""
+
+_STAGED = "/onewriter/v1/topics/{tenant}/{namespace}/{topic}/staged/{app}/{version}"
+
+
+def bodies(broker: InProcessBroker) -> Iterator[Body]:
+    """For each route that takes a body the largest ones."""
+    routes = {
+        (route.method, route.resource.canonical)
+        for route, _ in broker._broker.http.routes  # noqa: SLF001
+        if route.resource is not None and route.method in {"POST", "PUT"}
+    }
+    for method, path in sorted(routes):
+        for shape, make in SHAPES:
+            yield Body(method, path, shape, make, BODY_BYTES_MAX)
+    part = f"{_STAGED}/{{part}}/{{attempt}}"
+    yield Body("PUT", part, "rows", _rows, PART_BYTES_MAX)
+    yield Body("PUT", part, "frames", _frames, PART_BYTES_MAX)
+    yield Body("POST", f"{_STAGED}/publish", "parts", _parts, PUBLISH_BODY_BYTES_MAX)
+    yield Body("POST", f"{_STAGED}/discard", "parts", _parts, PUBLISH_BODY_BYTES_MAX)
+    for shape, make in SHAPES:
+        yield Body("POST", f"{_STAGED}/publish", f"large, {shape}", make, PUBLISH_BODY_BYTES_MAX)
+        yield Body("PUT", DESIRED_PATH, f"large, {shape}", make, DESIRED_BYTES_MAX)
+    for schemas in ("/admin/v2/schemas/{tenant}/{namespace}/{topic}/schema",):
+        yield Body("POST", schemas, "a record", _schema, SCHEMA_BODY_BYTES)
+    yield Body("PUT", DESIRED_PATH, "topics and claims", _desired, DESIRED_BYTES_MAX)
+
+
+DESIRED_PATH = "/onewriter/v1/desired"
+ROWS_PER_FRAME = 1_000
+SCHEMA_BODY_BYTES = 60 * 1024
+"""With a definition as large as one may be."""
+FILLED = {
+    "app": "app",
+    "tenant": "public",
+    "namespace": "default",
+    "topic": "bodies",
+    "version": "1",
+}
+
+
 # ------------------------------------------------------------ the search
 
 
@@ -382,6 +521,8 @@ class Search:
     def __init__(self, broker: InProcessBroker, meter: Meter) -> None:
         host, _, port = broker.service_url.removeprefix("pulsar://").partition(":")
         self._address = (host, int(port))
+        self._http_address = (host, int(broker.http_url.rpartition(":")[2]))
+        self.answers: Counter[str] = Counter()
         self._meter = meter
         self.found: list[Found] = []
         self.tried = 0
@@ -396,6 +537,30 @@ class Search:
             self.found.append(Found(seconds, each.name, size, callback))
             if seconds > GOAL_SECONDS / 3:
                 print(f"{seconds * 1000:8.1f} ms  {each.name}", file=sys.stderr, flush=True)
+
+    def ask(self, each: Body) -> None:
+        """One request with the largest body."""
+        path = re.sub(r"\{(\w+)\}", lambda found: FILLED.get(found[1], "a1"), each.path)
+        content = each.make(each.most)
+        lines = [f"{each.method} {path} HTTP/1.1", "Host: 127.0.0.1", "Connection: close"]
+        lines += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
+        data = "\r\n".join([*lines, *each.headers, "", ""]).encode() + content
+        self._meter.reset()
+        answer = b""
+        with contextlib.closing(socket.create_connection(self._http_address)) as connected:
+            connected.settimeout(ANSWER_SECONDS_MAX)
+            with contextlib.suppress(OSError):  # refused while it was still being sent
+                connected.sendall(data)
+            with contextlib.suppress(OSError):
+                while more := connected.recv(1 << 20):
+                    answer = answer or more[:12]
+        time.sleep(0.02)  # for what runs beside the connection
+        self.tried += 1
+        self.answers[answer[9:12].decode("ascii", "replace")] += 1
+        name = f"{each.name} ({answer[9:12].decode('ascii', 'replace')})"
+        self.found.append(Found(self._meter.longest, name, len(content), self._meter.callback))
+        if self._meter.longest > GOAL_SECONDS / 3:
+            print(f"{self._meter.longest * 1000:8.1f} ms  {name}", file=sys.stderr, flush=True)
 
     def measure(self, each: Input, size: int) -> tuple[float, str]:
         with contextlib.closing(socket.create_connection(self._address)) as connected:
@@ -501,7 +666,12 @@ def main() -> int:
             for each in maker:
                 if options.only in each.name:
                     search.run(each, is_quick=options.quick)
+        for body in bodies(broker):
+            if options.only in body.name:
+                search.ask(body)
     worst = sorted(search.found, reverse=True)[:SHOWN]
+    answers = ", ".join(f"{count} times {status}" for status, count in search.answers.most_common())
+    print(f"HTTP answered {answers or 'nothing'}")
     print(f"{search.tried} inputs; the {len(worst)} that held the event loop longest (CPU time):")
     for found in worst:
         print(f"{found.seconds * 1000:8.1f} ms  {found.size:>9} bytes  {found.name}")

@@ -36,6 +36,9 @@ from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 
+CONTAINERS_MAX: Final = 8_192
+"""Objects and lists in a body of JSON, brackets in texts among them: what is made of many takes long."""
+
 BODY_BYTES_MAX: Final = 256 * 1024
 """A request's body."""
 
@@ -249,11 +252,14 @@ async def json_body(request: web.Request) -> object:
     text = await request.read()
     if not text.strip():
         return None
+    containers = text.count(b"[") + text.count(b"{")
+    if containers > CONTAINERS_MAX:
+        raise Refusal(400, f"the body has more than {CONTAINERS_MAX} objects and lists")
     try:
         value: object = msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Refusal(400, f"the body is not JSON: {error}") from None
-    if text.count(b"[") + text.count(b"{") > DEPTH_MAX and _is_deep(value):
+    if containers > DEPTH_MAX and _is_deep(value):
         raise Refusal(400, f"the body is nested deeper than {DEPTH_MAX} levels")
     return value
 
