@@ -185,7 +185,7 @@ class Row:
             "with a proof": is_proved,
             "with a proof, or as the holder's subject": is_proved or situation.has_it == subject,
             "if the installation is open": situation.is_open,
-            "if nobody else has it": situation.has_it in {None, subject},
+            "if no other subject has it": situation.has_it in {None, subject},
             "if its claim has `allow: [resetOwnership]`": situation.may_reset,
         }[text]
 
