@@ -178,6 +178,22 @@ def test_by_name_a_single_partition_is_competed_for(
     assert len({producer.ready().epoch for producer in waiting.values()}) == 1
 
 
+def test_a_connection_that_named_a_partition_competes_for_the_whole_topic_later(
+    partitioned: LocalBrokers, stock: StockClients
+) -> None:
+    client = stock(partitioned.service_url)
+    partition = full("group-6-partition-1")
+    alone = client.create_producer(partition, access_mode=Mode.Exclusive)
+    alone.send(b"only this one")
+    alone.close()
+    reader = client.create_reader(partition, pulsar.MessageId.earliest)
+    assert reader.read_next(60_000).data() == b"only this one"
+    for _ in range(2):
+        whole = client.create_producer("group-6", access_mode=Mode.Exclusive)
+        whole.send(b"to any of them")
+        whole.close()
+
+
 def test_partitions_added_while_the_topic_is_held_belong_to_the_holder(
     partitioned: LocalBrokers, raw: RawClients
 ) -> None:

@@ -16,6 +16,7 @@ import structlog
 
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.guards import AskedGuard, Guards, asked_guard, guarding_topic
+from onewriter_broker.connection.named_partitions import NamedPartitions
 from onewriter_broker.connection.properties import (
     HOST_PROPERTY,
     AskedPriority,
@@ -57,9 +58,6 @@ CLOSED_PRODUCERS_MAX = 10_000
 DEPARTURES_PER_TURN = 64
 """Waiters of a lost connection that leave their queues before others get a turn of the loop."""
 
-NAMED_PARTITIONS_MAX = 10_000
-"""Partitions that a connection asked for by name, remembered so that they compete alone."""
-
 PRODUCER_NAME_LENGTH_MAX = 512
 """In characters: markers and snapshots in the store hold the names."""
 
@@ -100,7 +98,7 @@ class Producing:
         self._topics_of: dict[int, LoadedTopic] = {}
         self._schema_versions: dict[int, bytes] = {}
         self._closed_producers: dict[int, None] = {}
-        self._named_partitions: dict[str, None] = {}
+        self.named_partitions = NamedPartitions()
         self._registrations = 0
         self._exclusive = 0
         self._arrived_bytes = 0
@@ -284,7 +282,8 @@ class Producing:
             producer_name=command.producer_name or f"{INVENTED_PREFIX}{registration}",
             mode=mode,
             slot=slot,
-            alone=topic.entry.partitions == 0 or str(name) in self._named_partitions,
+            alone=topic.entry.partitions == 0
+            or self.named_partitions.competes_alone(command.producer_id, name),
             name_given=bool(command.producer_name) and command.user_provided_producer_name,
             identity=self._identity,
             priority=admission.priority,
@@ -501,15 +500,6 @@ class Producing:
             topic.runner.gone(producer, departure)
         if len(waiting) > DEPARTURES_PER_TURN:
             self._link.spawn(_depart_later(waiting[DEPARTURES_PER_TURN:], departure))
-
-    def remember_partition(self, topic: str) -> None:
-        """Clients ask for the metadata of what the user named, not of a topic's own partitions."""
-        try:
-            name = TopicName.parse(topic)
-        except InvalidTopicName:
-            return  # answered by the look-up itself
-        if name.partition is not None and len(self._named_partitions) < NAMED_PARTITIONS_MAX:
-            self._named_partitions[str(name)] = None
 
     def lost(self) -> None:
         """The connection is closed."""

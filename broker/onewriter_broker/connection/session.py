@@ -153,6 +153,7 @@ class Session:
             case pb.CommandCloseProducer():
                 self._producing.close(command)
             case pb.CommandSubscribe():
+                self._producing.named_partitions.consumer_opened(command.topic)
                 self._consuming.open(command)
             case pb.CommandCloseConsumer():
                 self._consuming.close(command)
@@ -167,7 +168,7 @@ class Session:
             case pb.CommandConsumerStats():
                 self._consuming.stats(command)
             case pb.CommandPartitionedMetadata():
-                self._producing.remember_partition(command.topic)
+                self._producing.named_partitions.asked(command.topic)
                 self._requests.beside(self._lookups.partitions(command, self._link.write))
             case pb.CommandLookup():
                 self._requests.beside(self._lookups.lookup(command, self._link.write))
