@@ -30,6 +30,9 @@ from onewriter_core.errors import Unavailable, Undecided
 CLAIM_ATTEMPTS_MAX = 5
 """Rounds of read, observe, compare-and-set in one claim before it is put off."""
 
+FORCE_ATTEMPTS_MAX = 5
+"""Rounds of read, observe, compare-and-set before ``adopt`` gives a bucket up."""
+
 BACKOFF_SECONDS = 0.02
 BACKOFF_SECONDS_MAX = 5.0
 """Between attempts: doubling from the first to the second, each with jitter."""
@@ -245,27 +248,31 @@ async def adopt_force(
     bucket's audit stream. Afterwards nobody owns the bucket, brokers take it as usual, and no
     earlier epoch resumes. Raises Undecided or Unavailable; calling it again is safe.
     """
-    current = await anchor.read(bucket)
-    node = await store.observe([bucket])
-    verdict = judge(
-        current.record,
-        bucket,
-        node,
-        records_every_grant=anchor.records_every_grant,
-        single_node=single_node,
-    )
-    unchanged = Forced(bucket, current.record.generation, current.record.replid)
-    if not isinstance(verdict, Refuse):
-        return _problem(unchanged, "nothing to force: brokers can take this bucket as it is")
-    if node.is_primary and is_unborn(node, bucket):  # whatever is missing is given up
-        await store.bear(bucket, operator)
+    for _ in range(FORCE_ATTEMPTS_MAX):
+        current = await anchor.read(bucket)
         node = await store.observe([bucket])
-    if not node.is_primary:
-        return _problem(unchanged, "the store at hand is not a primary")
-    desired = forced(current.record, bucket, node, owner=operator)
-    version = await anchor.compare_and_set(bucket, current.version, desired)
-    if version is None:
-        return _problem(unchanged, "another process changed the record meanwhile; check again")
+        verdict = judge(
+            current.record,
+            bucket,
+            node,
+            records_every_grant=anchor.records_every_grant,
+            single_node=single_node,
+        )
+        unchanged = Forced(bucket, current.record.generation, current.record.replid)
+        if not isinstance(verdict, Refuse):
+            return _problem(unchanged, "nothing to force: brokers can take this bucket as it is")
+        if not node.is_primary:
+            return _problem(unchanged, "the store at hand is not a primary")
+        if is_unborn(node, bucket):  # whatever is missing is given up
+            await store.bear(bucket, operator)
+            node = await store.observe([bucket])
+        desired = forced(current.record, bucket, node, owner=operator)
+        # A broker that takes the bucket between both readings looks like a loss: judge again.
+        version = await anchor.compare_and_set(bucket, current.version, desired)
+        if version is not None:
+            break
+    else:
+        return _problem(unchanged, "other processes keep changing the record; run adopt again")
     done = Forced(bucket, desired.generation, desired.replid)
     binding = Binding(bucket, desired.replid, desired.generation, operator, version)
     outcome = await store.stamp(binding, birthmark=node.units.get(bucket, Unit()).birthmark)

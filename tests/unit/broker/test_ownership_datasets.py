@@ -128,7 +128,24 @@ async def test_force_that_loses_a_race_says_so(
         return None
 
     monkeypatch.setattr(world.anchor, "compare_and_set", lost)
-    assert "another process" in (await force(world)).problem
+    assert "other processes keep changing the record" in (await force(world)).problem
+
+
+async def test_force_judges_again_after_the_record_changed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.grant(await acquired(world))
+    world.server.primary = world.server.add_primary("stranger")
+    compare_and_set = world.anchor.compare_and_set
+
+    async def first_lost(bucket: int, version: int, record: Record) -> int | None:
+        """Another operator is first."""
+        monkeypatch.setattr(world.anchor, "compare_and_set", compare_and_set)
+        assert (await force(world)).problem == ""
+        return await compare_and_set(bucket, version, record)
+
+    monkeypatch.setattr(world.anchor, "compare_and_set", first_lost)
+    assert "nothing to force" in (await force(world)).problem
 
 
 async def test_a_store_of_another_anchor_is_not_registered(world: World) -> None:
