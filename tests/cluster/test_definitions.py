@@ -320,6 +320,6 @@ def test_kubectl_explains_a_field(api_server: ControlPlane) -> None:
     def is_explained() -> bool:
         """Schemas are published a moment after the kinds are served."""
         said = api_server.kubectl(*explain, check=False).stdout
-        return "What an acknowledgement promises" in said
+        return "What an acknowledgement guarantees" in said
 
     api_server.until(is_explained, "the field is not explained")
