@@ -31,6 +31,7 @@ RETRY_SECONDS = 0.5
 TOO_BUSY = frozenset({429, 500, 502, 503, 504})
 
 _GROUPS = {
+    "configmaps": "api/v1",
     "nodes": "api/v1",
     "pods": "api/v1",
     "secrets": "api/v1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,8 @@ RELEASE = "onewriter"
 NAMESPACE = "onewriter"
 OPERATOR = f"{RELEASE}-operator"
 """The operator's Deployment, and its Lease."""
+
+POLL_SECONDS = 0.5
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 COMPONENT = "app.kubernetes.io/component"
@@ -72,8 +75,6 @@ class Installation:
             "brokers": {
                 "replicas": 2,
                 "resources": {"requests": {"cpu": "50m"}},
-                # Writers and benchmarks connect to the plain ports.
-                "tls": {"plain": True},
             },
             "valkey": {
                 "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}},
@@ -188,6 +189,15 @@ class Installation:
 
     def _scale_operator(self, replicas: int) -> None:
         self.api.patch("deployments", NAMESPACE, OPERATOR, {"spec": {"replicas": replicas}})
+
+    def authority(self) -> str:
+        """The authority of the brokers' certificate, as the operator publishes it for clients."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while (found := self.api.get("configmaps", NAMESPACE, f"{RELEASE}-broker-ca")) is None:
+            if time.monotonic() > deadline:
+                raise ClusterError(f"no authority was published\n{self.story()}")
+            time.sleep(POLL_SECONDS)
+        return str(found["data"]["ca.crt"])
 
     def readiness(self, broker: str) -> Json:
         """What a broker pod answers at ``/readyz``, ready or not."""

@@ -12,6 +12,7 @@ Json = dict[str, Any]
 API = "onewriter.dev/v1alpha1"
 ACCOUNT = "writer"
 PROGRAMS = Path(__file__).parent / "programs"
+AUTHORITY = "ca.crt"
 PORT = 8080
 """Where every writer says who it is."""
 
@@ -30,14 +31,14 @@ def account() -> Json:
     return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT}}
 
 
-def programs() -> Json:
-    """The writers' programs, for their pods to mount."""
+def programs(authority: str) -> Json:
+    """The writers' programs, for their pods to mount, and the authority of the brokers' certificate."""
     files = {path.name: path.read_text() for path in PROGRAMS.glob("*_writer.py")}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "programs"},
-        "data": files,
+        "data": files | {AUTHORITY: authority},
     }
 
 
@@ -132,6 +133,7 @@ def _template(
             "TOPIC": topic,
             "SERVICE_URL": service_url,
             "TOKEN_FILE": "/run/identity/token",
+            "CA_FILE": f"/programs/{AUTHORITY}",
         }
     else:
         labels["onewriter.dev/inject"] = "true"

@@ -89,7 +89,8 @@ def rival(world: World) -> Iterator[Team]:
     namespace = f"rival-{uuid.uuid4().hex[:5]}"
     about = {"name": namespace, "labels": RESTRICTED}
     world.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": about})
-    world.cluster.apply(manifests.account(), manifests.programs(), namespace=namespace)
+    programs = manifests.programs(world.installation.authority())
+    world.cluster.apply(manifests.account(), programs, namespace=namespace)
     try:
         yield Team(world, namespace)
     finally:

@@ -17,7 +17,7 @@ from e2e.writers import Writers
 
 Json = dict[str, Any]
 
-SERVICE_URL = f"pulsar://{RELEASE}-broker.{NAMESPACE}.svc.cluster.local:6650"
+SERVICE_URL = f"pulsar+ssl://{RELEASE}-broker.{NAMESPACE}.svc.cluster.local:6651"
 
 
 class World:
@@ -37,7 +37,7 @@ class World:
     def __enter__(self) -> Self:
         about = {"name": self.namespace, "labels": RESTRICTED}
         self.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": about})
-        self.apply(manifests.account(), manifests.programs())
+        self.apply(manifests.account(), manifests.programs(self.installation.authority()))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -20,6 +20,8 @@ SECONDS_MAX = 60
 def main() -> None:
     client = pulsar.Client(
         os.environ["SERVICE_URL"],
+        tls_trust_certs_file_path=os.environ["CA_FILE"],
+        tls_validate_hostname=True,
         authentication=pulsar.AuthenticationToken(Path(os.environ["TOKEN_FILE"]).read_text),
         operation_timeout_seconds=SECONDS_MAX,
         logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Warn),

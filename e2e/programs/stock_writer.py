@@ -41,6 +41,8 @@ class Writer:
         self.producer: pulsar.Producer | None = None
         self.client = pulsar.Client(
             os.environ["SERVICE_URL"],
+            tls_trust_certs_file_path=os.environ["CA_FILE"],
+            tls_validate_hostname=True,
             authentication=pulsar.AuthenticationToken(Path(os.environ["TOKEN_FILE"]).read_text),
             operation_timeout_seconds=FOR_EVER_SECONDS,
             logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Warn),

@@ -9,6 +9,7 @@ error of the stock client. It is run in a pod of the topic's own namespace, and 
 import http.client
 import json
 import os
+import ssl
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +22,8 @@ import pulsar
 TOPIC, *VERBS = sys.argv[1:]
 TOKEN = Path(os.environ["TOKEN_FILE"]).read_text()
 SERVICE_URL = os.environ["SERVICE_URL"]
-HTTP_URL = f"http://{urlsplit(SERVICE_URL).hostname}:8080"
+HTTP_URL = f"https://{urlsplit(SERVICE_URL).hostname}:8443"
+TRUST = ssl.create_default_context(cafile=os.environ["CA_FILE"])
 
 NAME = TOPIC.removeprefix("persistent://")
 OWN = f"/onewriter/v1/topics/{NAME}"
@@ -36,7 +38,7 @@ def http_status(method: str, path: str, body: Any = None) -> int:
     url = HTTP_URL + path
     for _ in range(REDIRECTS_MAX):
         where = urlsplit(url)
-        connection = http.client.HTTPConnection(where.netloc, timeout=SECONDS)
+        connection = http.client.HTTPSConnection(where.netloc, timeout=SECONDS, context=TRUST)
         headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
         content = None if body is None else json.dumps(body)
         connection.request(method, f"{where.path}?{where.query}", content, headers)
@@ -70,6 +72,8 @@ class Tenant:
     def __init__(self) -> None:
         self.client = pulsar.Client(
             SERVICE_URL,
+            tls_trust_certs_file_path=os.environ["CA_FILE"],
+            tls_validate_hostname=True,
             authentication=pulsar.AuthenticationToken(TOKEN),
             operation_timeout_seconds=SECONDS,
             logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),

@@ -104,9 +104,10 @@ class Stage:
     def _status(self, endpoint: int) -> Any:
         path = f"/onewriter/v1/topics/public/default/check-{endpoint}"
         found = self._ask(self._http_url + path)
-        if not found["served"]:  # by the broker that was asked: its owner knows who waits
-            found = self._ask(found["owner"]["httpUrl"] + path)
-        return found
+        if found["served"]:
+            return found
+        owner = found["owner"]  # it knows who waits; None while the topic moves to another broker
+        return {} if owner is None else self._ask(owner["httpUrl"] + path)
 
     @staticmethod
     def _ask(address: str) -> Any:
