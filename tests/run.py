@@ -262,7 +262,7 @@ def print_changes(runs: Sequence[Run], over: threading.Event) -> None:
             return
 
 
-def show_summary(runs: Sequence[Run], console: Console) -> None:
+def show_summary(runs: Sequence[Run], console: Console, seconds: float) -> None:
     for run in runs:
         if run.failures and run.log.exists():
             lines = run.log.read_text(errors="replace").splitlines()
@@ -273,7 +273,7 @@ def show_summary(runs: Sequence[Run], console: Console) -> None:
         print(f"  {line}")
     step("summary")
     console.print(progress_table(runs))
-    print(total_line(runs))
+    print(total_line(runs, seconds))
     print("\n".join(failure_lines(runs)), flush=True)
 
 
@@ -312,15 +312,15 @@ def failure_lines(runs: Iterable[Run]) -> list[str]:
     return [*lines[:room], *more, *commands]
 
 
-def total_line(runs: Iterable[Run]) -> str:
-    """One line for all: tests, and commands that are no tests, each counted once."""
+def total_line(runs: Iterable[Run], seconds: float) -> str:
+    """One line for all: tests, and commands that are no tests, each counted once, and the wall time."""
     passed = failed = skipped = 0
     for run in runs:
         counts = run.counts()
         passed += counts.passed if counts.total else run.steps_done - len(run.failures)
         failed += counts.failed if counts.total else len(run.failures)
         skipped += sum(counts.skipped.values())
-    return f"{max(passed, 0)} passed, {failed} failed, {skipped} skipped"
+    return f"{max(passed, 0)} passed, {failed} failed, {skipped} skipped in {minutes(seconds)}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -349,10 +349,11 @@ def main(arguments: Sequence[str]) -> int:
             f"the budgets of make test exceed {minutes(tiers.RUN_SECONDS)} minutes by"
             f" {tiers.overspent_seconds():.0f} s: lower one in tests/tiers.py, or move tests to make test-all"
         )
+    started_at = time.monotonic()
     prepare(chosen)
     console = Console()
     runs = run_tiers(chosen, console)
-    show_summary(runs, console)
+    show_summary(runs, console, time.monotonic() - started_at)
     return 1 if any(run.failures for run in runs) else 0
 
 

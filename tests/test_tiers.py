@@ -252,4 +252,4 @@ def test_the_total_counts_tests_and_commands() -> None:
         steps_done=1,
         failures=["false ended with 1"],
     )
-    assert run.total_line([passed, failed]) == "2 passed, 1 failed, 0 skipped"
+    assert run.total_line([passed, failed], 125.0) == "2 passed, 1 failed, 0 skipped in 2:05"
