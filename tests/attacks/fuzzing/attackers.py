@@ -27,6 +27,8 @@ from tests.attacks.fuzzing.routes import Route
 
 AT_ONCE = 8
 CONNECTION_SECONDS = 10.0
+ANSWER_SECONDS = 0.05
+"""How long an attacker waits for the answer to what it sent, unless it is told another time."""
 FRAMES_PER_CONNECTION = (3, 40)
 READ_BYTES = 65_536
 
@@ -70,8 +72,9 @@ async def attack_http(
     *,
     shown: Shown = NOTHING,
     ssl_context: ssl.SSLContext | None = None,
+    answer_seconds: float = ANSWER_SECONDS,
 ) -> Sent:
-    """Send so many requests, each over a connection of its own."""
+    """Send so many requests, each over a connection of its own. Without an answer in time it is aborted."""
     random = Random(seed)
     host = f"{address[0]}:{address[1]}"
     sent = 0
@@ -79,7 +82,11 @@ async def attack_http(
     async def one(chosen: Random) -> int:
         piece = http.request(chosen, routes, host, shown)
         return await _converse(
-            address, [piece], reads=chosen.random() < 0.95, ssl_context=ssl_context
+            address,
+            [piece],
+            reads=chosen.random() < 0.95,
+            ssl_context=ssl_context,
+            answer_seconds=answer_seconds,
         )
 
     for start in range(0, requests, AT_ONCE):
@@ -95,13 +102,18 @@ async def _converse(
     *,
     reads: bool,
     ssl_context: ssl.SSLContext | None,
+    answer_seconds: float = 0.0,
 ) -> int:
-    """Send the pieces over one connection; how many were sent before the peer closed it."""
+    """Send the pieces over one connection; how many were sent before the peer closed it.
+
+    With ``answer_seconds`` the connection ends with the first byte of an answer, otherwise a moment after the last piece.
+    """
     sent = 0
+    answered = asyncio.Event()
     with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
         async with asyncio.timeout(CONNECTION_SECONDS):
             reader, writer = await asyncio.open_connection(*address, ssl=ssl_context)
-            reading = asyncio.create_task(_drain(reader)) if reads else None  # noqa: TID251 - ended below
+            reading = asyncio.create_task(_drain(reader, answered)) if reads else None  # noqa: TID251 - ended below
             try:
                 for piece in pieces:
                     if writer.is_closing() or (reading is not None and reading.done()):
@@ -111,7 +123,10 @@ async def _converse(
                     await asyncio.wait_for(writer.drain(), 1.0)
                 if reading is not None:
                     with contextlib.suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(asyncio.shield(reading), 0.05)
+                        if answer_seconds:
+                            await asyncio.wait_for(answered.wait(), answer_seconds)
+                        else:
+                            await asyncio.wait_for(asyncio.shield(reading), ANSWER_SECONDS)
             finally:
                 if reading is not None:
                     reading.cancel()
@@ -120,10 +135,11 @@ async def _converse(
     return sent
 
 
-async def _drain(reader: asyncio.StreamReader) -> None:
+async def _drain(reader: asyncio.StreamReader, answered: asyncio.Event) -> None:
     with contextlib.suppress(OSError):
         while await reader.read(READ_BYTES):
-            pass
+            answered.set()
+    answered.set()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -138,6 +154,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--registration", default="")
     parser.add_argument("--epoch", type=int, default=1)
     parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--answer-seconds", type=float, default=ANSWER_SECONDS)
     asked = parser.parse_args(arguments)
     address = (asked.host, asked.port)
     if asked.kind == "wire":
@@ -150,7 +167,13 @@ def main(arguments: Sequence[str]) -> int:
         shown = Shown(asked.token, asked.registration, asked.epoch)
         routes = [(method, path) for method, path in json.loads(asked.routes.read_text())]
         attack = attack_http(
-            address, asked.seed, asked.number, routes, shown=shown, ssl_context=context
+            address,
+            asked.seed,
+            asked.number,
+            routes,
+            shown=shown,
+            ssl_context=context,
+            answer_seconds=asked.answer_seconds,
         )
         sent = asyncio.run(attack)
     print(json.dumps({"connections": sent.connections, "pieces": sent.pieces}))

@@ -3,13 +3,13 @@
     python -m tests.attacks.fuzzing.campaign [--frames 250000] [--requests 50000] [--seed 1]
 
 Two brokers run, each with a Valkey of its own; they ask for tokens, and topics are declared. A bystander publishes to
-the first one, a message each 20 ms. In the control run the attackers attack the second broker, in the attack the first
-one: the machine is as busy in both, so the ratio of the bystander's latencies is what the attack itself costs.
-Attackers have a token and hold topics of their own; one of them stages and publishes rows with the registration of its
+the first one, a message each 20 ms. The campaign has ``ROUNDS`` rounds. Each begins with a control run, in which the
+attackers attack the second broker; then they attack the first one. The machine is as busy in both, so the ratio of the
+bystander's latencies is what the attack itself costs. Attackers have a token and hold topics of their own; one of them stages and publishes rows with the registration of its
 topic. Afterwards an administrator's token attacks the broker's HTTP, and sidecar and webhook are attacked.
 
 The run fails if a process was killed or restarted, wrote a traceback, or held more than ``MEMORY_RATIO_MAX`` of its
-idle memory, if the bystander lost a message or its p99 rose above ``LATENCY_RATIO_MAX`` of the control run, or if
+idle memory (measured after a few requests, which load code and fill pools), if the bystander lost a message or its p99 rose above ``LATENCY_RATIO_MAX`` of the control run, or if
 no hostile publish was in order.
 """
 
@@ -46,11 +46,20 @@ WIRE_SHARE = 3
 STAGING_SHARE = 5
 """One request in so many stages, publishes or discards rows."""
 
+PUBLISH_SECONDS = 0.5
+"""How long the attacker that publishes waits for an answer: the store must have it before."""
+
 BESIDE_SHARE = 5
 """Sidecar and webhook get this part of the requests each, and so does the broker from its administrator."""
 
+ROUNDS = 10
+"""Control run and attack alternate: other work on the machine must not meet one of them alone."""
+
 CONTROL_SHARE = 5
-"""The control run sends this part of what the attack sends: enough latencies for a p99."""
+"""A control run sends this part of what the attack sends: enough latencies for a p99."""
+
+WARM_UP_SHARE = 50
+"""This part of the requests is sent before the idle memory is measured."""
 
 MANIFESTS = "---".join(
     f"""
@@ -80,8 +89,10 @@ class Amount:
     requests: int
     seed: int
 
-    def share(self, part: int) -> Amount:
-        return Amount(self.frames // part, self.requests // part, self.seed)
+    def share(self, part: int, seed: int | None = None) -> Amount:
+        """A part of it, from another seed if one is given."""
+        seed = self.seed if seed is None else seed
+        return Amount(self.frames // part, self.requests // part, seed)
 
 
 @dataclass(slots=True)
@@ -123,6 +134,23 @@ class Writer:
         finally:
             self._over.set()
             thread.join()
+
+
+@dataclass(slots=True)
+class Measured:
+    """The runs of one kind: control, or attack."""
+
+    latencies_seconds: list[float] = field(default_factory=list)
+    sent: int = 0
+    failures: list[str] = field(default_factory=list)
+    receipts_of_holders: int = 0
+
+    def add(self, bystander: Writer, holder: Writer, sent: int) -> None:
+        self.latencies_seconds += bystander.latencies_seconds
+        self.sent += sent
+        self.receipts_of_holders += len(holder.latencies_seconds)
+        named = {"bystander": bystander, "holder of the attackers' topic": holder}
+        self.failures += [f"{name}: {each.failure}" for name, each in named.items() if each.failure]
 
     def p99_ms(self) -> float:
         ordered = sorted(self.latencies_seconds)
@@ -193,6 +221,7 @@ def attackers_of(
     shown = (
         *("--token", token_of(holder.subject), "--registration", holder.registration),
         *("--epoch", str(holder.epoch)),
+        *("--answer-seconds", str(PUBLISH_SECONDS)),
     )
     return [
         *(
@@ -283,37 +312,37 @@ def campaign(amount: Amount) -> list[str]:
         ]
         for victim, port in zip(victims[1:], (sidecar_port, webhook_port), strict=True):
             _wait_listening(port, victim)
+        targets: list[tuple[str, int, tuple[str, ...]]] = [
+            ("sidecar", sidecar_port, ()),
+            ("webhook", webhook_port, ("--tls",)),
+            ("broker", http_port_of(first), ("--token", token_of(ADMINISTRATOR))),
+        ]
+        warm_up = amount.share(WARM_UP_SHARE, amount.seed + ROUNDS)
+        measured(first, first, warm_up, folder, ())
+        attack(beside(targets, warm_up, folder), ())
+        for victim in victims:
             victim.rest()
-        pid = first.pid()
-        control, _, sent = measured(first, second, amount.share(CONTROL_SHARE), folder, ())
-        report("control", control, sent)
-        attacked, holder, sent = measured(first, first, amount, folder, victims)
-        report("attack", attacked, sent)
-        stored = http_messages(first, holder)
-        print(f"staged and published: {stored - len(holder.latencies_seconds)} messages")
-        http_port = first.http_url.rpartition(":")[2]
-        beside = attack(
-            [
-                (
-                    *("http", "127.0.0.1", port, str(amount.seed)),
-                    str(amount.requests // BESIDE_SHARE),
-                    *("--routes", str(folder / f"{kind}.json"), *options),
-                )
-                for kind, port, options in (
-                    ("sidecar", str(sidecar_port), ()),
-                    ("webhook", str(webhook_port), ("--tls",)),
-                    ("broker", http_port, ("--token", token_of(ADMINISTRATOR))),
-                )
-            ],
-            victims,
-        )
-        print(f"sidecar, webhook, and the broker as its administrator: {beside} requests")
+        pid, before = first.pid(), http_messages(first, http.HELD_TOPIC)
+        control, attacked = Measured(), Measured()
+        for number in range(ROUNDS):
+            part = amount.share(ROUNDS, amount.seed + number)
+            control.add(*measured(first, second, part.share(CONTROL_SHARE), folder, ()))
+            attacked.add(*measured(first, first, part, folder, victims))
+            print(
+                f"round {number + 1} of {ROUNDS}: p99 so far {_p99s(control, attacked)}", flush=True
+            )
+        report("control", control)
+        report("attack", attacked)
+        staged = http_messages(first, http.HELD_TOPIC) - before - attacked.receipts_of_holders
+        print(f"staged and published: {staged} messages")
+        sent = attack(beside(targets, amount.share(BESIDE_SHARE), folder), victims)
+        print(f"sidecar, webhook, and the broker as its administrator: {sent} requests")
         complaints = [each for victim in victims for each in victim.complaints()]
         if first.pid() != pid:
             complaints.append(f"broker: process {pid} was replaced by {first.pid()}")
-        writers = {"control": control, "attack": attacked, "holder of the attackers' topic": holder}
-        complaints += [f"{name}: {each.failure}" for name, each in writers.items() if each.failure]
-        if stored <= len(holder.latencies_seconds):
+        complaints += [f"control: {each}" for each in control.failures]
+        complaints += [f"attack: {each}" for each in attacked.failures]
+        if not staged:
             complaints.append("staging: none of the publishes was in order")
         ratio = attacked.p99_ms() / control.p99_ms()
         print(f"bystander's p99: {ratio:.2f} times the control run")
@@ -327,11 +356,32 @@ def campaign(amount: Amount) -> list[str]:
         return complaints
 
 
-def http_messages(broker: LocalBrokers, writer: Writer) -> int:
-    """How many messages a writer's topic holds."""
+def beside(
+    targets: Sequence[tuple[str, int, tuple[str, ...]]], amount: Amount, folder: Path
+) -> list[tuple[str, ...]]:
+    """The attackers of sidecar, webhook and the broker's administration."""
+    return [
+        (
+            *("http", "127.0.0.1", str(port), str(amount.seed), str(amount.requests)),
+            *("--routes", str(folder / f"{kind}.json"), *options),
+        )
+        for kind, port, options in targets
+    ]
+
+
+def http_port_of(broker: LocalBrokers) -> int:
+    return int(broker.http_url.rpartition(":")[2])
+
+
+def http_messages(broker: LocalBrokers, topic: str) -> int:
+    """How many messages a topic holds."""
     boss = Http(broker.http_url, token_of(ADMINISTRATOR))
-    _, answer = boss("GET", f"{OWN}/{writer.topic}/segments")
+    _, answer = boss("GET", f"{OWN}/{topic}/segments")
     return sum(each["messages"] for each in answer["segments"])
+
+
+def _p99s(control: Measured, attacked: Measured) -> str:
+    return f"{control.p99_ms():.1f} ms (control), {attacked.p99_ms():.1f} ms (attack)"
 
 
 def _wait_listening(port: int, victim: Victim, seconds: float = 120.0) -> None:
@@ -345,10 +395,10 @@ def _wait_listening(port: int, victim: Victim, seconds: float = 120.0) -> None:
         time.sleep(0.1)
 
 
-def report(name: str, bystander: Writer, sent: int) -> None:
-    number = len(bystander.latencies_seconds)
+def report(name: str, runs: Measured) -> None:
+    number = len(runs.latencies_seconds)
     print(
-        f"{name}: {sent} frames and requests; bystander: {number} receipts, p99 {bystander.p99_ms():.1f} ms"
+        f"{name}: {runs.sent} frames and requests; bystander: {number} receipts, p99 {runs.p99_ms():.1f} ms"
     )
 
 
