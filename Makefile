@@ -18,8 +18,8 @@ help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "onewriter needs Python 3.11 or later (set PYTHON=)"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "onewriter needs Python 3.11 or later (set PYTHON=)"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
 
 # pip checks the hash of every file that it installs (requirements/README.md). Build backends come from the same
 # lists, so nothing is built in an environment that pip fills by itself.

@@ -262,7 +262,7 @@ def test_a_stream_that_begins_anew_under_an_old_name_fails(
         pytest.param({"topic": ""}, "topic is missing", marks=pytest.mark.full),
         pytest.param({"txnAppID2": "x"}, "txnAppId", marks=pytest.mark.full),
         pytest.param({"deliveryGuarantee": "at-most-once"}, "exactly-once", marks=pytest.mark.full),
-        pytest.param({"txnAppId": "a b"}, "no app", marks=pytest.mark.full),
+        pytest.param({"txnAppId": "a b"}, "not a valid app", marks=pytest.mark.full),
         pytest.param({"rowsPerEntry": 0}, "rowsPerEntry", marks=pytest.mark.full),
     ],
     ids=str,
