@@ -363,7 +363,9 @@ def unpack(target: Path, image: Image = ONEWRITER) -> Path:
         for layer in _layers(whole):
             content = whole.extractfile(layer)
             with tarfile.open(fileobj=content) as files:
-                files.extractall(target, filter="tar")
+                # As an argument, Python 3.11.3 and earlier do not know it.
+                files.extraction_filter = getattr(tarfile, "tar_filter", None)
+                files.extractall(target)  # noqa: S202 - an image that was built here
     target.chmod(0o755)  # it is everybody's root directory
     return target
 

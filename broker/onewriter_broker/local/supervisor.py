@@ -268,6 +268,7 @@ class Supervisor:
         return 0
 
     async def _run_children(self) -> None:
+        refusal: Exception | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 keepers = [tasks.create_task(self._keep(child)) for child in self._children()]
@@ -277,7 +278,9 @@ class Supervisor:
                 for keeper in keepers:
                     keeper.cancel()
         except* ConfigurationError as errors:
-            raise errors.exceptions[0] from None
+            refusal = errors.exceptions[0]
+        if refusal is not None:
+            raise refusal  # raised in the clause above, some releases of Python put it into another group
 
     async def _keep(self, child: ChildSpec) -> None:
         """Run one child, again and again; cancelled: stop it cleanly."""

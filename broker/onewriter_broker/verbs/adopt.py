@@ -105,7 +105,7 @@ def adopt(
 
 
 async def _adopt(settings: Settings, buckets: list[int], reason: str) -> list[Forced]:
-    operator = f"adopt:{getpass.getuser()}:{uuid.uuid4().hex[:8]}"
+    operator = f"adopt:{_user()}:{uuid.uuid4().hex[:8]}"
     async with reachable(settings) as found:
         anchor = open_anchor(found, api_of(found, os.environ))
         store = RedisLogStore(redis_settings(found))
@@ -125,3 +125,11 @@ async def _adopt(settings: Settings, buckets: list[int], reason: str) -> list[Fo
         finally:
             await store.close()
             await anchor.close()
+
+
+def _user() -> str:
+    """The name of who runs this, or the number: containers run under users without a name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
