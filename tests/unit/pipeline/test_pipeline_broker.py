@@ -377,7 +377,24 @@ def test_a_stream_that_breaks_is_taken_up_behind_the_last_whole_block(
     assert blocks == [Position(5, 1), Position(5, 4), Position(7, 1), Position(7, 3)]
 
 
-def test_a_stream_that_makes_progress_is_waited_for_as_long_as_it_takes(access: Any) -> None:
+class Pauses:
+    """Time that passes in pauses alone, however busy the machine is."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_stream_that_makes_progress_is_waited_for_as_long_as_it_takes(
+    access: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = Pauses()
+    monkeypatch.setattr(connection_module, "time", pauses)
     one_each = [
         stream(packed.pack([block(5, 1 + index, 1)]), packed.pack_error(503, "again"))
         for index in range(60)
@@ -385,10 +402,11 @@ def test_a_stream_that_makes_progress_is_waited_for_as_long_as_it_takes(access: 
     script = answers(*one_each, stream(packed.pack_end(Position(5, 61))))
     with (
         scripted_broker(script) as served,
-        Broker(access(served.url, patience_seconds=0.05)) as broker,
+        Broker(access(served.url, patience_seconds=0.01)) as broker,
     ):
         (chunk,) = broker.read("orders", Position(5, 1), Position(5, 61))
     assert chunk.entry.tolist() == list(range(1, 61))
+    assert pauses.now > 0.05, "longer than its patience"
 
 
 @pytest.mark.parametrize(
