@@ -44,7 +44,7 @@ $(STAMP): pyproject.toml requirements/test.txt requirements/build.txt | $(BIN)/p
 run: $(RUN_STAMP)  ## Start Valkey and a broker on this machine and apply examples/*.yaml
 	$(BIN)/onewriter up --data-dir $(DATA) -f examples
 
-test: $(STAMP)  ## The tests that need Python alone, about 13 minutes (TIERS=core,spark runs a part)
+test: $(STAMP)  ## The tests that need Python alone, about 10 minutes (TIERS=core,spark runs a part)
 	@$(BIN)/python tests/run.py
 
 test-rest: $(STAMP)  ## The tests that make test leaves out: clusters, nodes, e2e, other stores, Java clients
