@@ -36,6 +36,7 @@ class Authority:
         builder = self._builder(self._name, self._key).add_extension(
             x509.BasicConstraints(ca=True, path_length=0), critical=True
         )
+        builder = builder.add_extension(_usage_of_authority(), critical=True)
         self._write("ca", builder.sign(self._key, hashes.SHA256()), self._key)
 
     @property
@@ -106,6 +107,9 @@ class Authority:
         builder = self._builder(subject, key, life).add_extension(
             x509.ExtendedKeyUsage([usage]), critical=False
         )
+        # Python 3.13 and later refuse a certificate without it.
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        builder = builder.add_extension(issuer, critical=False)
         if hosts:
             builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         self._write(name, builder.sign(self._key, hashes.SHA256()), key)
@@ -122,12 +126,29 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - dt.timedelta(minutes=5))
             .not_valid_after(now + life)
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+            )
         )
 
     def _write(self, name: str, certificate: x509.Certificate, key: Key) -> None:
         path = self.directory / f"{name}.crt"
         path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         (self.directory / f"{name}.key").write_bytes(_private(key))
+
+
+def _usage_of_authority() -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _name(common: str, group: str = "") -> x509.Name:
