@@ -93,7 +93,7 @@ def installation(
     """Start one; ``checkout``: another source tree, whose dependencies must be those of this one."""
     manifests = folder / "topics.yaml"
     documents = [_TOPIC.format(number=number) for number in range(topics)]
-    if not is_secured:  # nobody proves who they are, so no claim matches
+    if not is_secured:  # clients are anonymous, so no claim matches
         documents = [each.partition("---")[0] for each in documents]
         documents = [
             each.replace("modes: [Shared]", "modes: [Shared], requireClaim: false")

@@ -35,12 +35,12 @@ class Authenticated:
 
 
 PEER: Final[ContextVar[str]] = ContextVar("PEER", default="")
-"""The address that the proof comes from (``onewriter_http.addresses.address_of``); empty: unknown. Whoever
-calls ``authenticate`` sets it, so that judging what one address sends does not keep others waiting."""
+"""The address of the client (``onewriter_http.addresses.address_of``); empty if unknown. The caller of
+``authenticate`` sets it: reviews of tokens are limited per address, so one address cannot delay the others."""
 
 
 class RefusedByIssuer(Refused):
-    """The token was refused by who would have issued it: nobody else is asked."""
+    """The issuer that the token names refused it, so no other authenticator is asked."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(ServerError.AUTHENTICATION_ERROR, reason)

@@ -160,7 +160,7 @@ class Authorization:
         return self.principal(identity).has(*Role)
 
     def may_see_refusals(self, identity: Identity, name: TopicName) -> bool:
-        """Whether the caller is told who was refused at a topic: its owner, or an administrator."""
+        """Whether the caller may see the refusals at a topic: its owner, or an administrator."""
         return self.allows(identity, Action.OWN, name) or self.allows(
             identity, Action.ADMINISTER_TOPIC, name
         )

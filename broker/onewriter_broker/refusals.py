@@ -1,7 +1,7 @@
-"""What was refused at each declared topic, for its owner: by whom, which right, how often, when last.
+"""Refused requests of each declared topic, for its owner: subject, missing right, count and last time.
 
-Everything is bounded, because strangers decide what is refused: the topics (the declared ones alone, so that
-invented names take nothing), the entries of each topic, and the length of every text. The oldest go first.
+Strangers decide what is refused, so everything is bounded: the topics (only declared ones, so invented names
+use no memory), the entries of each topic, and the length of each text. The oldest are dropped first.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from onewriter_core.authorization import Action
 from onewriter_core.ids import Identity, TopicName, escaped
 
 PER_TOPIC_MAX: Final = 16
-"""Subjects and rights that are kept of one topic; the one that was refused longest ago goes first."""
+"""Pairs of subject and right that are kept for one topic. The least recently refused is dropped first."""
 
 TOPICS_MAX: Final = 1_000
-"""Topics that entries are kept of: about 10 MB. The one that was refused longest ago goes first."""
+"""Topics whose refusals are kept: about 10 MB. The least recently refused is dropped first."""
 
 TEXT_LENGTH_MAX: Final = 256
 """Characters of a subject and of a pod's uid."""
@@ -38,7 +38,7 @@ class Refusal:
 
 
 class TopicRefusals:
-    """Those of one broker since it started."""
+    """The refusals of one broker since it started."""
 
     def __init__(self, wall_ms: Callable[[], int]) -> None:
         self._wall_ms = wall_ms

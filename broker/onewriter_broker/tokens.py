@@ -230,7 +230,7 @@ def signed_payload(
 
 
 def unverified(token: bytes) -> tuple[Mapping[str, object], Mapping[str, object]]:
-    """Header and payload of a token, whose signature nobody has checked. Raises Refused for what is none."""
+    """Header and payload of a token; the signature is not checked. Raises Refused if it is not a JWT."""
     text = "not a token (a signed JWT is expected)"
     if len(token) > TOKEN_BYTES_MAX or not token.isascii() or token.count(b".") != 2:
         raise refused(text)

@@ -43,8 +43,8 @@ RUN_SECONDS_MAX = 600.0
 """For a program, on a machine that has other things to do; alone it takes half a minute."""
 
 
-def run_java(program: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run one of the programs to its end."""
+def java_command(program: Path) -> list[str]:
+    """The command that runs one of the programs, with the jars of the stock client."""
     java = shutil.which("java")
     if java is None:
         pytest.fail("Java is missing: apt-get install openjdk-17-jdk-headless")
@@ -53,7 +53,12 @@ def run_java(program: Path, *words: str) -> subprocess.CompletedProcess[str]:
     except LabUnavailable as missing:
         pytest.fail(str(missing))
     silence = ("-Dpulsar.log.root.level=OFF", "-Dpulsar.log.level=OFF")
-    command = [java, *silence, "-cp", f"{jars}/*", str(program), *words]
+    return [java, *silence, "-cp", f"{jars}/*", str(program)]
+
+
+def run_java(program: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run one of the programs to its end."""
+    command = [*java_command(program), *words]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=RUN_SECONDS_MAX, check=False
     )

@@ -6,7 +6,6 @@ The Python client shows it in ``make test``; the same programs in Java and Go ru
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -15,8 +14,6 @@ from typing import Any
 
 import pulsar
 import pytest
-from bench.machine import LabUnavailable
-from bench.pulsar_lab import fetch_jars
 from pulsar import ConsumerType, InitialPosition, MessageId
 from pulsar.schema import AvroSchema, Integer, Record, String
 from tests.cluster.binaries import CannotBuild
@@ -30,6 +27,7 @@ from tests.integration.secured import (
     Secured,
     secured_broker,
 )
+from tests.integration.test_clients_java import java_command
 
 CASES = 6
 """In each of the programs."""
@@ -168,15 +166,7 @@ def outcomes(secured: Secured, command: list[str], topic: str) -> list[str]:
 @pytest.mark.full  # needs Java; the Python client keeps the proof
 @pytest.mark.timeout(900)
 def test_java_works_unchanged(secured: Secured) -> None:
-    java = shutil.which("java")
-    if java is None:
-        pytest.fail("Java is missing: apt-get install openjdk-17-jdk-headless")
-    try:
-        jars = fetch_jars()
-    except LabUnavailable as missing:
-        pytest.fail(str(missing))
-    silence = ("-Dpulsar.log.root.level=OFF", "-Dpulsar.log.level=OFF")
-    found = outcomes(secured, [java, *silence, "-cp", f"{jars}/*", str(JAVA_PROGRAM)], "java")
+    found = outcomes(secured, java_command(JAVA_PROGRAM), "java")
     assert [line for line in found if line.startswith("FAIL")] == []
     assert len(found) == CASES
 

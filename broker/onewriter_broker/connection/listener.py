@@ -366,7 +366,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
     async def _refresh(self, command: pb.CommandAuthResponse) -> None:
         """A fresh token in answer to the challenge: the same identity, or the connection ends.
 
-        While nobody can judge it the connection goes on as it is, until its token expires, and is asked again.
+        If no authenticator can check the new token now, the connection stays open until the present token expires,
+        and the broker sends another challenge.
         """
         try:
             proof = await self._authenticate(

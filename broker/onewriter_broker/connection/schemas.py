@@ -24,8 +24,8 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 _VERSION = struct.Struct(">Q")
 """Clients expect eight bytes in a schema version."""
 
-NOBODY = ""
-"""Of the broker itself, which compares no schemas."""
+BROKER_SUBJECT = ""
+"""The broker itself, which compares no schemas."""
 
 SLOTS_LOOKED_AT_MAX = 64
 """Logs of a topic that is served elsewhere which are looked through for its schemas."""
@@ -143,7 +143,7 @@ async def kept_of(clients: Clients, base: TopicName) -> list[KeptSchema]:
     topics = clients.topics
     topic = topics.loaded.get(str(base))
     if topic is not None:
-        return schemas_of(clients, topic, NOBODY).kept
+        return schemas_of(clients, topic, BROKER_SUBJECT).kept
     entry = await topics.entry_of(base)
     for name in [] if entry is None else entry.log_names(base)[:SLOTS_LOOKED_AT_MAX]:
         kept = kept_in(await clients.store.read_state(name))

@@ -66,7 +66,7 @@ def no_room(name: TopicName) -> Refused:
 
 
 async def reserve_floor(topic_log: TopicLog, guard: Guard, subject: str) -> None:
-    """Note for whom the floor counts that appends under this guard will leave, if nobody has one yet.
+    """Record the subject whose quota counts the floor of this guard, unless the floor exists already.
 
     Raises Refused where the log, or the subject, has too many; Unavailable, Undecided.
     """
@@ -83,7 +83,9 @@ async def reserve_floor(topic_log: TopicLog, guard: Guard, subject: str) -> None
             f" subject has at most {FLOORS_PER_SUBJECT_MAX}"
         )
         raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
-    state[guard.guardian_field] = whose  # whoever comes while it is being written counts it
+    state[guard.guardian_field] = (
+        whose  # a concurrent guard must count it while it is being written
+    )
     await topic_log.save_state({guard.guardian_field: whose})
 
 

@@ -132,7 +132,7 @@ class Range:
     async def read(self) -> list[StoredBlock]:
         """The next blocks, whole as they are stored; empty: there are no more.
 
-        The first one may begin in front of the range, the last one end behind it. Raises Missing,
+        The first one may begin before the range, and the last one may end after it. Raises Missing,
         MalformedBlock (all in front of that block was given), Unavailable when the log is no longer
         served here, Undecided when the store does not answer.
         """

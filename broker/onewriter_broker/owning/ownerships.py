@@ -58,7 +58,8 @@ class GuardStanding(NamedTuple):
     """The number under which guarded writes count now, and the highest one that is over or current.
 
     Without a record of an ownership the former is 0, and the latter its floor: its owner is one no more.
-    ``first_subject``: who owned the resource first and has not released it; None: nobody, or it is a topic.
+    ``first_subject``: the subject that owned the resource first and has not released it; None if there is no such
+    subject, or if the resource is a topic.
     """
 
     current: int

@@ -272,7 +272,7 @@ class Catalogs:
         return sum(usage.namespaces[namespace] for usage in self._usages())
 
     def made_by(self, creator: str) -> int:
-        """How many logs in the buckets that were looked at somebody made."""
+        """Number of logs that ``creator`` made, in the buckets whose catalogs were read."""
         return sum(usage.makers[creator] for usage in self._usages())
 
     def usage(self) -> tuple[Counter[str], Counter[str]]:

@@ -1,7 +1,7 @@
 """Who publishes under an epoch, in the bucket's audit: written before the first publish is.
 
-A block names its publisher, but whoever can write to the log can write a name. The audit record says
-the same a second time, and by which right it published: ``onewriter verify`` compares both. One
+A block names its publisher, but a process that can write to the log can write any name. The audit record
+repeats the name and adds the right under which it published; ``onewriter verify`` compares both. One
 record per log, epoch, app and publisher is enough, so a broker remembers what it wrote. A broker that
 takes the topic over writes the record again before its own first publish.
 """
@@ -55,8 +55,8 @@ class Publishers:
     async def record(self, runner: TopicRunner, topic_log: TopicLog, asked: Asked) -> Binding:
         """Return once the audit names who asks, with the binding under which it was written.
 
-        Only a block that is appended under that binding is known to stand behind the record. Raises
-        Unavailable where the record is not written, or nobody can tell; Refused where there are too many.
+        Only a block that is appended under that binding certainly follows the record. Raises Unavailable if
+        the store did not confirm the record, and Refused if there are too many.
         """
         right = asked.right
         if right is None:

@@ -43,7 +43,7 @@ class Sizes:
         summed: Callable[[Counter[ShareOf]], None],
         staged: Callable[[], Mapping[TopicName, int]],
     ) -> None:
-        """``summed`` is told the sums, each time anew. ``staged``: bytes of staged parts, by topic."""
+        """``summed`` receives the sums of each sweep. ``staged`` returns the bytes of staged parts by topic."""
         self._topics = topics
         self._staged = staged
         self._summed = summed

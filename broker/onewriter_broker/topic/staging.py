@@ -266,7 +266,7 @@ class Staging:
         return len(parts)
 
     def _count(self, bucket: int, name: str, size: int) -> None:
-        """So many bytes more are staged under that name. The next sweep counts them all anew."""
+        """Add staged bytes of a name to the sum. The next sweep computes all sums again."""
         sizes = self._sizes.get(bucket)
         if sizes is not None:
             sizes[_topic(name)] += size

@@ -159,7 +159,7 @@ class Story:
     async def attest(self, binding: Binding, fields: dict[str, str]) -> None:
         """Write an audit record without which nothing further may happen; return once it is stored.
 
-        Raises Unavailable: it is not stored, or nobody can tell. A record may be stored twice.
+        Raises Unavailable if the store did not confirm the record. A record may be stored twice.
         """
         record = self._record(fields)
         try:

@@ -241,7 +241,7 @@ def _resume(record: ResumeRecord, audit: BucketAudit) -> Iterator[Violation]:
 
 
 def _publisher(record: PublisherRecord, audit: BucketAudit) -> Iterator[Violation]:
-    """Whoever publishes under an epoch is its holder, or has the right from the holder."""
+    """A publisher under an epoch is its holder, or received the right from the holder."""
     log = audit.log(record.log)
     audit.recorders.add(record.broker)
     log.publishers.setdefault((record.epoch, record.app), set()).add(record.publisher)

@@ -78,7 +78,7 @@ class LogChecker:
     _epoch: int = 0
     _holder: tuple[int, str, str] | None = None
     _of_ledger: tuple[int | None, str] = (None, "")
-    """Under which epoch the ledger's entries stand (None: of nobody), and the broker that wrote them."""
+    """The epoch of the ledger's entries (None: no producer held the topic), and the broker that wrote them."""
 
     def __post_init__(self) -> None:
         self.sequences = SequenceChecker(self.log)

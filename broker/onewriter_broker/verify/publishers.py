@@ -1,8 +1,8 @@
 """Who published, as blocks say it and as the audit says it.
 
-A broker writes the audit record before it appends a block that names the publisher. So a block without
-such a record was changed, or its record was. Brokers of release 0.1.0 write neither; those blocks are
-told by the ledger's owner, of which there is no such record at all.
+A broker writes the audit record before it appends a block that names the publisher. So if a block has no
+such record, the block or its record was changed. Brokers of release 0.1.0 write neither: a ledger's owner
+that wrote no such record at all is taken for one of these.
 """
 
 from __future__ import annotations

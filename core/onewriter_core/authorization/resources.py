@@ -46,8 +46,8 @@ class Policy:
     consumers_default: ConsumersDefault = ConsumersDefault.EVERYONE
     undeclared: UndeclaredTopics = UndeclaredTopics()
     with_bare_account_names: bool = True
-    """Whether a claim's ServiceAccount is also whoever has its name alone as a subject. That name says
-    nothing of the namespace: only where no subject of a ServiceAccount is proved may it stand for one."""
+    """Whether a subject that is only the name of a claim's ServiceAccount matches the claim. Such a name has no
+    namespace, so it matches only if the installation does not check tokens of ServiceAccounts."""
 
 
 def _kubernetes_namespace(tenant: str) -> str:

@@ -42,8 +42,8 @@ PUBLISH: Final = "publish"
 """Atomic publishes of the app ``producer``, from version ``sequence`` to ``last_sequence``, which rise."""
 
 PUBLISHER: Final = "publisher"
-"""Who published the atomic publish ``uuid`` of the app ``producer``, as its blocks say: ``subject`` and ``pod_uid``,
-both empty where they name nobody. Later publishes of that app and ledger are by the same one, up to the next fact."""
+"""The publisher of the atomic publish ``uuid`` of the app ``producer``, from its blocks: ``subject`` and ``pod_uid``,
+both empty if the blocks name none. It also applies to later publishes of that app and ledger, up to the next fact."""
 
 CUT: Final = "cut"
 """The log goes on at ``first`` for whom reads it now: what stood before was trimmed, or is damaged."""

@@ -157,10 +157,10 @@ class Broker:
         """The blocks and markers of [start, end), whole as they are stored, in order, each once.
 
         ``start`` None: from the first that is kept; ``end`` None: up to what is committed now;
-        ``payload`` False: blocks come without the entries' bytes; ``publishers``: with who published, where
-        the broker's release tells it. The first block may begin in front of the range, the last one end behind it. A stream that breaks is
-        taken up again behind the last whole block. Raises Trimmed, LogEnds, Damaged, Away and others;
-        what was given until then is right.
+        ``payload`` False: blocks come without the entries' bytes; ``publishers``: with their publishers, if the
+        broker's release returns them. The first block may begin before the range, and the last one may end
+        after it. A broken stream is resumed after the last whole block. Raises Trimmed, LogEnds, Damaged,
+        Away and others; the frames before the error are correct.
         """
         name = log_name(log)
         at, patience = start, Patience(self._access.patience_seconds)
