@@ -109,11 +109,15 @@ class Secured:
 
     @contextlib.contextmanager
     def few_refusals(self, attempts: int) -> Iterator[None]:
-        """Inside, clients are refused so often, and ask no more than a few times for each attempt."""
+        """Inside, the broker refuses requests, and no more than a few for each attempt of a client.
+
+        Fewer than ``attempts`` are possible: a client may answer a second attempt from the refused look-up of
+        the first, which Java's does when the two follow each other closely. The caller checks each attempt.
+        """
         before = sum(self.refusals().values())
         yield
         found = sum(self.refusals().values()) - before
-        assert attempts <= found <= attempts * REQUESTS_PER_ATTEMPT, self.refusals()
+        assert 1 <= found <= attempts * REQUESTS_PER_ATTEMPT, self.refusals()
 
 
 REQUESTS_PER_ATTEMPT = 3
