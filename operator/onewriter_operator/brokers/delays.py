@@ -20,7 +20,7 @@ GATHER_SHARE: Final = 4.0
 """In a burst the pause before the next telling is so many times as long as the last one took."""
 
 
-class Pause:
+class Backoff:
     """A growing, jittered pause."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Pause:
         self._seconds = RETRY_SECONDS_MIN
 
 
-class Gathering:
+class Debounce:
     """When the desired state is put together anew: soon after a rest, seldom in a burst.
 
     Every telling is of the whole state, and costs the operator and each broker accordingly.

@@ -24,12 +24,12 @@ from onewriter_operator.plan.actions import (
     LookUpTopic,
     RemovePod,
 )
-from onewriter_operator.plan.facts import Attempt, Deletion, Ordered, PodFacts
+from onewriter_operator.plan.facts import DeletionResult, OrderResult, PodFacts, RemovalAttempt
 from onewriter_operator.plan.fenced import came_back
 from onewriter_operator.reconcile import removal
-from onewriter_operator.reconcile.calls import asked
-from onewriter_operator.reconcile.memory import Memory
-from onewriter_operator.reconcile.surroundings import Surroundings
+from onewriter_operator.reconcile.api_calls import api_answer
+from onewriter_operator.reconcile.cache import TopicCache
+from onewriter_operator.reconcile.context import ReconcileContext
 
 UNCONFIRMED_SECONDS: Final = 5.0
 """No broker could say whether a fenced pod is registered again: they are asked after so long."""
@@ -37,85 +37,85 @@ UNCONFIRMED_SECONDS: Final = 5.0
 log = structlog.get_logger(__name__)
 
 
-def is_question(action: Action) -> bool:
+def has_answer(action: Action) -> bool:
     """Whether the plan that asks for it waits for an answer."""
     kinds = LookUpTopic | LookUpPod | Fence | HandOver | DeleteLog | RemovePod
     return isinstance(action, kinds)
 
 
-class Questions:
-    """Asks them, and keeps the answers in the topic's memory."""
+class AnsweredActions:
+    """Asks them, and keeps the answers in the topic's cache."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._around = surroundings
+    def __init__(self, context: ReconcileContext) -> None:
+        self._context = context
 
-    async def ask(self, document: Json, topic: str, memory: Memory, action: Action) -> None:
+    async def perform(self, document: Json, topic: str, cache: TopicCache, action: Action) -> None:
         """Perform an action of an ExclusiveTopic for ``topic``. Raises RetryLater."""
         now = asyncio.get_running_loop().time
         match action:
             case LookUpTopic(topic):
-                memory.stored = await self._around.fleet.stored(topic)
-                if memory.stored.is_known:
-                    self._around.note_declared_by(topic, memory.stored.declared_by)
-                    self._around.declarations.admit(document)
-                    self._around.fleet.declare()
+                cache.stored = await self._context.fleet.stored(topic)
+                if cache.stored.is_known:
+                    self._context.note_declared_by(topic, cache.stored.declared_by)
+                    self._context.declarations.admit(document)
+                    self._context.fleet.declare()
             case LookUpPod(namespace, name, uid):
-                memory.remember_pod(uid, await self._pod(namespace, name, uid), now())
+                cache.remember_pod(uid, await self._pod(namespace, name, uid), now())
             case RemovePod():
-                former = memory.attempts.get(action.fence)
+                former = cache.attempts.get(action.fence)
                 count = 0 if former is None else former[0].count
                 attempt = await self._remove(topic, action, count)
-                memory.attempts[action.fence] = (attempt, now())
+                cache.attempts[action.fence] = (attempt, now())
             case Fence(topic, epoch, order):
-                memory.fence = await _ordered(order, self._around.fleet.fence(topic, epoch))
+                cache.fence = await _ordered(order, self._context.fleet.fence(topic, epoch))
             case HandOver(topic, epoch, to, order):
-                handing = self._around.fleet.hand_over(topic, epoch, to)
-                memory.handover = await _ordered(order, handing)
+                handing = self._context.fleet.hand_over(topic, epoch, to)
+                cache.handover = await _ordered(order, handing)
             case DeleteLog():
                 namespace = str(metadata(document)["namespace"])
-                memory.deletion = (await self._delete(action, namespace), now())
+                cache.deletion = (await self._delete(action, namespace), now())
             case _:
                 raise AssertionError(f"{action} is not a question")
 
     async def _pod(self, namespace: str, name: str, uid: str) -> PodFacts:
         """A pod; without the right to read it, no more than that it may be there."""
         try:
-            return await asked(removal.look_up(self._around.kube, namespace, name, uid))
+            return await api_answer(removal.look_up(self._context.kube, namespace, name, uid))
         except ApiRefused as refused:
             log.warning("pod.unreadable", namespace=namespace, pod=name, reason=str(refused))
             return PodFacts()
 
-    async def _remove(self, topic: str, action: RemovePod, count: int) -> Attempt:
+    async def _remove(self, topic: str, action: RemovePod, count: int) -> RemovalAttempt:
         """Remove a pod, unless it has come back: its broker is asked, because its stream may be late.
 
         ``count``: attempts that the API server has answered.
         """
         try:
-            view = await self._around.fleet.confirm(topic)
+            view = await self._context.fleet.confirm(topic)
         except (BrokerRefused, BrokerUnreachable) as error:
             log.info("eviction.unconfirmed", pod=action.name, reason=str(error))
-            return Attempt("Unconfirmed", count, retry_after_seconds=UNCONFIRMED_SECONDS)
+            return RemovalAttempt("Unconfirmed", count, retry_after_seconds=UNCONFIRMED_SECONDS)
         uid, _, epoch = action.fence.rpartition("@")
         if came_back(view, {"podUID": uid, "epoch": int(epoch)}):
-            return Attempt("CameBack", count)
-        return await removal.remove(self._around.kube, action, count + 1)
+            return RemovalAttempt("CameBack", count)
+        return await removal.remove(self._context.kube, action, count + 1)
 
-    async def _delete(self, action: DeleteLog, namespace: str) -> Deletion:
+    async def _delete(self, action: DeleteLog, namespace: str) -> DeletionResult:
         try:
-            is_gone = await self._around.fleet.delete(
+            is_gone = await self._context.fleet.delete(
                 action.topic, only_if_empty=action.only_if_empty, declared_by=namespace
             )
         except (BrokerRefused, BrokerUnreachable) as error:
-            return Deletion("Failed", str(error))
-        return Deletion("Deleted" if is_gone else "NotEmpty")
+            return DeletionResult("Failed", str(error))
+        return DeletionResult("Deleted" if is_gone else "NotEmpty")
 
 
-async def _ordered(what: str, call: Awaitable[None]) -> Ordered:
+async def _ordered(what: str, call: Awaitable[None]) -> OrderResult:
     """What came of an order."""
     try:
         await call
     except BrokerRefused as refused:
-        return Ordered(what, "; ".join(refused.errors), is_news=True)
+        return OrderResult(what, "; ".join(refused.errors), is_news=True)
     except BrokerUnreachable as error:
-        return Ordered(what, f"unknown yet: {error}", is_news=True, is_open=True)
-    return Ordered(what, is_news=True)
+        return OrderResult(what, f"unknown yet: {error}", is_news=True, is_open=True)
+    return OrderResult(what, is_news=True)

@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from onewriter_operator.documents import Json
-from onewriter_operator.plan.facts import Attempt, Deletion, Ordered, PodFacts, Stored
+from onewriter_operator.plan.facts import (
+    DeletionResult,
+    OrderResult,
+    PodFacts,
+    RemovalAttempt,
+    StoredTopic,
+)
 
 POD_SECONDS: Final = 60.0
 """A pod that is not watched is read anew after so long."""
@@ -31,7 +37,7 @@ class Obstacle:
 
 
 @dataclass(slots=True)
-class Recollection:
+class ObjectCache:
     """Of any object, by uid. Times are the loop's.
 
     ``piece``: what the brokers are meant to have of it, and since when; ``editor``: who else had
@@ -49,21 +55,21 @@ class Recollection:
 
 
 @dataclass(slots=True)
-class Memory(Recollection):
+class TopicCache(ObjectCache):
     """Of an ExclusiveTopic."""
 
-    stored: Stored | None = None
+    stored: StoredTopic | None = None
     epoch_seen: int = 0
     pods: dict[str, tuple[PodFacts, float]] = field(default_factory=dict)
     fenced_since: dict[str, float] = field(default_factory=dict)
-    attempts: dict[str, tuple[Attempt, float]] = field(default_factory=dict)
+    attempts: dict[str, tuple[RemovalAttempt, float]] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
     obstacles: dict[str, Obstacle] = field(default_factory=dict)
     fenced_pods: tuple[Json, ...] | None = None
     ahead_since: float | None = None
-    fence: Ordered | None = None
-    handover: Ordered | None = None
-    deletion: tuple[Deletion, float] | None = None
+    fence: OrderResult | None = None
+    handover: OrderResult | None = None
+    deletion: tuple[DeletionResult, float] | None = None
     drift: tuple[str, ...] = ()
     reconcile_at: str = ""
 

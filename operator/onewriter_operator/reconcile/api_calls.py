@@ -23,7 +23,7 @@ class ApiFails(RetryLater):
     """The API server failed at it, or does not accept what it was given."""
 
 
-async def asked(answer: Awaitable[_Answer]) -> _Answer:
+async def api_answer(answer: Awaitable[_Answer]) -> _Answer:
     """The answer to a call.
 
     Raises RetryLater for what may pass (ApiFails where nothing tells that it will), ApiRefused for
@@ -80,4 +80,4 @@ async def unless_gone(answer: Awaitable[object]) -> None:
             if refused.status not in {404, 409}:
                 raise
 
-    await asked(tried())
+    await api_answer(tried())

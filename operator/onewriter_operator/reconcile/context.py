@@ -14,13 +14,13 @@ from onewriter_operator.documents import TOPIC, Json, key_of, status_editor
 from onewriter_operator.events import Recorder
 from onewriter_operator.kube import Kube
 from onewriter_operator.metrics import Metrics
+from onewriter_operator.reconcile.cache import ObjectCache
 from onewriter_operator.reconcile.followed_pods import FollowedPods
-from onewriter_operator.reconcile.memory import Recollection
 from onewriter_operator.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ReconcileContext:
     """The parts of the operator that a visit needs. ``wall_clock``: Unix time."""
 
     kube: Kube
@@ -41,7 +41,7 @@ class Surroundings:
             self.fleet.declare()
             self.changed(topic)
 
-    def facts(self, document: Json, memory: Recollection, fields: Container[str]) -> dict[str, Any]:
+    def facts(self, document: Json, cache: ObjectCache, fields: Container[str]) -> dict[str, Any]:
         """The fields of ``plan.facts.Facts``; nobody else may write these ``fields`` of the status."""
         key = key_of(document)
         standing = self.declarations.standing(key)
@@ -66,6 +66,6 @@ class Surroundings:
             "view_age_seconds": self.fleet.age_seconds(standing.topic),
             "bucket_waiting": waiting,
             "is_lost": self.fleet.is_lost(standing.topic),
-            "pending_seconds": memory.pending_seconds(piece, asyncio.get_running_loop().time()),
-            "status_editor": editor[0] if editor != memory.editor else "",
+            "pending_seconds": cache.pending_seconds(piece, asyncio.get_running_loop().time()),
+            "status_editor": editor[0] if editor != cache.editor else "",
         }
