@@ -36,7 +36,7 @@ from onewriter import (
 from onewriter_core.ids import TopicName
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Away, Conflict, Invalid, NotAllowed, NotFound, PipelineError
-from onewriter_pipeline.leading.requests import (
+from onewriter_pipeline.lead.requests import (
     BEGIN,
     EXCLUSIVE,
     EXCLUSIVE_WITH_FENCING,

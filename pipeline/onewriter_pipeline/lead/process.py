@@ -1,6 +1,6 @@
 """The leader process of one driver: it leads topics for the driver's queries, and ends with the driver.
 
-``python -m onewriter_pipeline.leading FOLDER PID STARTED`` listens on FOLDER/socket, which only this user can
+``python -m onewriter_pipeline.lead FOLDER PID STARTED`` listens on FOLDER/socket, which only this user can
 reach, and writes a line to stdout once it does. It ends when the driver has ended, or after a minute without
 anything to lead.
 """
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from onewriter_pipeline.errors import Damaged, PipelineError
-from onewriter_pipeline.leading.driver import Process
-from onewriter_pipeline.leading.requests import (
+from onewriter_pipeline.lead.driver import Process
+from onewriter_pipeline.lead.requests import (
     BEGIN,
     END,
     LEAD,
@@ -32,7 +32,7 @@ from onewriter_pipeline.leading.requests import (
     failed,
     told,
 )
-from onewriter_pipeline.leading.topics import Topics
+from onewriter_pipeline.lead.topics import Topics
 
 LOOK_SECONDS: Final = 0.5
 """Pause between two looks at the driver and at what is over."""

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from onewriter_core.ids import NUMBER_MAX, Position
-from onewriter_pipeline.auditing import facts
-from onewriter_pipeline.auditing.records import Records
+from onewriter_pipeline.audit import facts
+from onewriter_pipeline.audit.records import Records
 from onewriter_pipeline.binaries import Signed
 from onewriter_pipeline.errors import TableError
 from onewriter_pipeline.schema import BATCH_INDEX, ENTRY, LEDGER, PRODUCER, PUBLISH_TIME, SEQUENCE

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.publishers import decode_publisher
-from onewriter_pipeline.auditing import facts
-from onewriter_pipeline.auditing.names import names_of
+from onewriter_pipeline.audit import facts
+from onewriter_pipeline.audit.names import names_of
 from onewriter_pipeline.binaries import Bools, Signed
 from onewriter_pipeline.brokers.frames import BlockFrame, Chunk, Gatherer, MarkerFrame
 from onewriter_pipeline.decode.entries import Damage, Entries, Metadata, read_entries

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from onewriter_pipeline.auditing import facts
+from onewriter_pipeline.audit import facts
 from onewriter_pipeline.engine import Runner, in_process, on_spark
 from onewriter_pipeline.errors import PipelineError
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from onewriter_pipeline.errors import Away, Invalid
-from onewriter_pipeline.leading.driver import Process, driver_of
-from onewriter_pipeline.leading.requests import (
+from onewriter_pipeline.lead.driver import Process, driver_of
+from onewriter_pipeline.lead.requests import (
     LINE_BYTES_MAX,
     READY,
     SOCKET,
@@ -140,7 +140,7 @@ class Leader:
     def _start(self) -> None:
         """Start the process and wait until it listens. Raises Away."""
         path = os.pathsep.join(each for each in sys.path if each)
-        command = [sys.executable, "-m", "onewriter_pipeline.leading", str(self._folder)]
+        command = [sys.executable, "-m", "onewriter_pipeline.lead", str(self._folder)]
         (self._folder / SOCKET).unlink(missing_ok=True)
         with (self._folder / "log").open("ab") as errors:
             process = subprocess.Popen(  # noqa: S603 - our own module

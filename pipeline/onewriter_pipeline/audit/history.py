@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onewriter_core.ids import Position
-from onewriter_pipeline.auditing import facts
+from onewriter_pipeline.audit import facts
 
 TIMELINE: Final = """
     SELECT f.log AS topic, f.ledger AS epoch, f.producer, f.subject, f.host, f.cause, f.time_ms AS since_ms,

@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from onewriter_pipeline.reporting.balance import Balance
+from onewriter_pipeline.report.balance import Balance
 
 TOPICS_MAX: Final = 40
 """Topics of the timeline; those with the most tenures are shown."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onewriter_pipeline.auditing import facts
-from onewriter_pipeline.auditing.checks import CHECKS, LOGS, PRINTS, STANDS
-from onewriter_pipeline.auditing.inputs import NAMES, tables_of
+from onewriter_pipeline.audit import facts
+from onewriter_pipeline.audit.checks import CHECKS, LOGS, PRINTS, STANDS
+from onewriter_pipeline.audit.inputs import NAMES, tables_of
 from onewriter_pipeline.engine import active
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from onewriter_pipeline.binaries import (
     varint_sizes,
 )
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.publishing.keys import key_texts
+from onewriter_pipeline.publish.keys import key_texts
 from onewriter_pipeline.schema import EVENT_TIME, KEY, PROPERTIES, TOPIC, VALUE
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onewriter_pipeline.auditing import facts
+from onewriter_pipeline.audit import facts
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access, understood
 from onewriter_pipeline.brokers.names import log_name
 from onewriter_pipeline.errors import Conflict, PipelineError
-from onewriter_pipeline.leading.asking import Leader
-from onewriter_pipeline.leading.requests import (
+from onewriter_pipeline.lead.asking import Leader
+from onewriter_pipeline.lead.requests import (
     BEGIN,
     END,
     EXCLUSIVE,
@@ -21,10 +21,10 @@ from onewriter_pipeline.leading.requests import (
     Asking,
     Grant,
 )
-from onewriter_pipeline.publishing import writing
-from onewriter_pipeline.publishing.routing import check_topics
-from onewriter_pipeline.publishing.staging import Publication
-from onewriter_pipeline.publishing.writing import StagedLog, Target
+from onewriter_pipeline.publish import writing
+from onewriter_pipeline.publish.routing import check_topics
+from onewriter_pipeline.publish.staging import Publication
+from onewriter_pipeline.publish.writing import StagedLog, Target
 
 WAIT_SECONDS: Final = 600.0
 """How long ``wait-for-exclusive`` waits for a topic."""

@@ -15,7 +15,7 @@ from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.frames import Chunk
 from onewriter_pipeline.decode.decoder import LOOK_BACK_ENTRIES, Decoder, whole_before
 from onewriter_pipeline.errors import EntriesLost, LogEnds, Trimmed
-from onewriter_pipeline.reading.offsets import Run, Span, runs_between
+from onewriter_pipeline.read.offsets import Run, Span, runs_between
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,15 +9,15 @@ from typing import Any, Final
 import pyarrow as pa
 
 from onewriter_core.ids import EARLIEST, Position, TopicName, bucket_of
-from onewriter_pipeline.auditing.observer import Observer
-from onewriter_pipeline.auditing.records import Records
-from onewriter_pipeline.auditing.repeats import Doubtful
+from onewriter_pipeline.audit.observer import Observer
+from onewriter_pipeline.audit.records import Records
+from onewriter_pipeline.audit.repeats import Doubtful
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.brokers.frames import MarkerFrame
 from onewriter_pipeline.brokers.segments import LogState, Segment, Segments
 from onewriter_pipeline.errors import Away, Damaged, LogEnds, Trimmed
-from onewriter_pipeline.reading.offsets import END_OF_LOG, divided, runs_between, tasks_for
+from onewriter_pipeline.read.offsets import END_OF_LOG, divided, runs_between, tasks_for
 
 HOLES_MAX: Final = 1_000
 """Places of one task at which a log goes on behind a hole."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onewriter_core.ids import Position
-from onewriter_pipeline.reading.offsets import Run, limited, messages_of
+from onewriter_pipeline.read.offsets import Run, limited, messages_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onewriter_pipeline.auditing import facts, history, kept, kept_segments, live
-from onewriter_pipeline.auditing.gathering import gathered, printed
-from onewriter_pipeline.auditing.judging import FINDINGS_MAX, Finding, Judge, small
-from onewriter_pipeline.auditing.records import Records
-from onewriter_pipeline.auditing.repeats import doubtful
+from onewriter_pipeline.audit import facts, history, kept, kept_segments, live
+from onewriter_pipeline.audit.gathering import gathered, printed
+from onewriter_pipeline.audit.judging import FINDINGS_MAX, Finding, Judge, small
+from onewriter_pipeline.audit.records import Records
+from onewriter_pipeline.audit.repeats import doubtful
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.brokers.positions import position_of
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.engine import cores_of
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.reading.planning import Selection, logs_of, selected
+from onewriter_pipeline.read.planning import Selection, logs_of, selected
 from onewriter_pipeline.tables.layout import MESSAGES, SegmentRow
 from onewriter_pipeline.tables.tables import Tables
 
@@ -41,7 +41,7 @@ UNREADABLE_SHOWN: Final = 5
 
 @dataclass(slots=True)
 class Report:
-    """What an audit of one tier found. Rows are those of the queries in ``auditing.history``."""
+    """What an audit of one tier found. Rows are those of the queries in ``audit.history``."""
 
     tier: str
     findings: list[Finding] = field(default_factory=list)

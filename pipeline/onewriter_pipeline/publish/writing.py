@@ -18,11 +18,11 @@ from onewriter_core.ids import TopicName
 from onewriter_pipeline.brokers.connection import Access, Connection, understood
 from onewriter_pipeline.brokers.names import log_name
 from onewriter_pipeline.errors import Away, Conflict, Invalid, MissingPart
-from onewriter_pipeline.leading.requests import Grant
-from onewriter_pipeline.publishing.hashing import JAVA
-from onewriter_pipeline.publishing.packing import ENTRY_HEAD_BYTES, FRAME_ROWS
-from onewriter_pipeline.publishing.routing import LOGS_MAX, Router, check_topics
-from onewriter_pipeline.publishing.staging import (
+from onewriter_pipeline.lead.requests import Grant
+from onewriter_pipeline.publish.hashing import JAVA
+from onewriter_pipeline.publish.packing import ENTRY_HEAD_BYTES, FRAME_ROWS
+from onewriter_pipeline.publish.routing import LOGS_MAX, Router, check_topics
+from onewriter_pipeline.publish.staging import (
     OVERTAKEN,
     VERSION_MAX,
     Part,

@@ -28,8 +28,8 @@ from onewriter_pipeline.errors import (
     PipelineError,
     Trimmed,
 )
-from onewriter_pipeline.leading.requests import Grant
-from onewriter_pipeline.publishing.packing import FRAME_ROWS, PackedPart, Packer
+from onewriter_pipeline.lead.requests import Grant
+from onewriter_pipeline.publish.packing import FRAME_ROWS, PackedPart, Packer
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,7 +17,7 @@ from onewriter_pipeline.brokers.names import log_name
 from onewriter_pipeline.brokers.positions import shown
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import Invalid, NotFound, Trimmed
-from onewriter_pipeline.reading.offsets import Run, of_epochs, runs_between
+from onewriter_pipeline.read.offsets import Run, of_epochs, runs_between
 
 PATTERN_TOPICS_MAX: Final = 10_000
 """Topics that one pattern may name."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.publishing.messages import encoded_with_keys
+from onewriter_pipeline.publish.messages import encoded_with_keys
 
 if TYPE_CHECKING:
     import pyarrow as pa
