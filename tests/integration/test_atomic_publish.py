@@ -28,7 +28,7 @@ from tests.servers import running_server
 
 import onewriter.sync
 from onewriter_broker.log.keys import Keys
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_broker.verify.cli import verify_command
 from onewriter_core.ids import TopicName
 from onewriter_pipeline.brokers.connection import Access

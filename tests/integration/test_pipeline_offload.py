@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from tests.integration.offloading import FULL, Fill, numbered, offload, rows, stored, trim, values
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access

@@ -15,7 +15,7 @@ from tests.integration.conftest import StockClients
 from tests.integration.http_calls import PERSISTENT, Http
 from tests.integration.offloading import Fill, filled, numbered, offload, rows, trim, values
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import Position
 from onewriter_pipeline import cli
 from onewriter_pipeline.brokers.connection import Access

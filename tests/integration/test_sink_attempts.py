@@ -28,7 +28,7 @@ from tests.integration.leaders import program
 from tests.integration.sinks import full
 from tests.integration.test_atomic_publish import Reader, holder, rows
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.errors import Conflict, MissingPart, PipelineError
 from onewriter_pipeline.lead.asking import Leader
 from onewriter_pipeline.publish import staging

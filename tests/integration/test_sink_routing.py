@@ -35,7 +35,7 @@ from tests.integration.sinks import (
 )
 from tests.integration.test_atomic_publish import Reader, epoch_of, holder, number_of
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.binaries import binaries
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Conflict, Invalid, PipelineError

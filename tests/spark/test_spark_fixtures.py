@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.compatibility.test_fixtures import NAMES, unpacked
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.audit.audit import Audit
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.read.planning import Selection

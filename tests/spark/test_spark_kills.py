@@ -26,7 +26,7 @@ from tests.spark.copying_stream import ENTRIES_PER_BATCH
 from tests.spark.standalone import Standalone, is_gone, kill_all, standalone, wait_until
 from tests.spark.stored import Rows, faults
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.lead.requests import WAIT_FOR_EXCLUSIVE
 from onewriter_pipeline.publish.staging import Staging

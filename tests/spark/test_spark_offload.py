@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 from tests.spark.conftest import Fill
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.cli import run
 from onewriter_pipeline.engine import cores_of, on_spark

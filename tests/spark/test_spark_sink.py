@@ -14,7 +14,7 @@ from tests.integration.http_calls import Http
 from tests.spark.queries import through
 
 import onewriter.sync
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.lead.asking import Leader
 from onewriter_pipeline.publish.driving import Driving

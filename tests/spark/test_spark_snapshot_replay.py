@@ -13,7 +13,7 @@ from tests.integration.conftest import StockClients
 from tests.integration.http_calls import PERSISTENT, Http
 from tests.spark.conftest import Fill
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.engine import active, in_process
 from onewriter_pipeline.errors import Invalid

@@ -204,8 +204,8 @@ def test_too_many_topics_are_refused(monkeypatch: pytest.MonkeyPatch, *, at_once
 
 
 def test_former_module_name_still_offers_the_choice_of_a_partition() -> None:
-    from onewriter_pipeline.publish import hashing  # noqa: PLC0415
-    from onewriter_pipeline.publishing import hashing as former  # noqa: PLC0415
+    from onewriter_pipeline.publish import hashing
+    from onewriter_pipeline.publishing import hashing as former
 
     assert former.partition_of is hashing.partition_of
     assert former.partitions_of is hashing.partitions_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from onewriter_broker.authentication import Authenticator
+from onewriter_broker.auth.authentication import Authenticator
 from onewriter_broker.settings import Settings
 from onewriter_core.errors import ConfigurationError
 
@@ -29,7 +29,7 @@ def authenticator(settings: Settings) -> Authenticator | None:
             "token_public_key_file needs token_audience: without it, tokens that the key's owner"
             " issued for other services would be accepted"
         )
-    from onewriter_broker import tokens  # noqa: PLC0415 - see above
+    from onewriter_broker.auth import tokens  # noqa: PLC0415 - see above
 
     return tokens.StaticTokenAuthenticator(
         tokens.load_keys(secrets, publics),

@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from onewriter_broker.refusals import TopicRefusals
+from onewriter_broker.auth.refusals import TopicRefusals
 from onewriter_broker.settings import Settings
 from onewriter_broker.turns import Turns
 from onewriter_core.api.manifests import DesiredState

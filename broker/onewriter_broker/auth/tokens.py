@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurv
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from onewriter_broker.authentication import (
+from onewriter_broker.auth.authentication import (
     Authenticated,
     RefusedByIssuer,
     refused,

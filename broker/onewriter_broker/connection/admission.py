@@ -7,7 +7,7 @@ nothing. Both are answered so that clients come again.
 
 from __future__ import annotations
 
-from onewriter_broker.authorization import UNKNOWN
+from onewriter_broker.auth.authorization import UNKNOWN
 from onewriter_broker.connection.lookups import NO_OWNER
 from onewriter_broker.connection.rights import refused
 from onewriter_core.errors import Refused, ServerError

@@ -33,14 +33,13 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
-from onewriter_broker.authentication import (
+from onewriter_broker.auth.authentication import (
     PEER,
     Authenticated,
     refused,
     shows_token,
 )
-from onewriter_broker.kubernetes_api import KubernetesApi
-from onewriter_broker.tokens import (
+from onewriter_broker.auth.tokens import (
     CLOCK_SKEW_SECONDS,
     TOKEN_BYTES_MAX,
     VerificationKey,
@@ -49,6 +48,7 @@ from onewriter_broker.tokens import (
     time_in,
     unverified,
 )
+from onewriter_broker.kubernetes_api import KubernetesApi
 from onewriter_core.errors import Refused, Unavailable
 from onewriter_core.ids import Identity
 

@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from onewriter_broker.local.ports import free_ports
 from onewriter_broker.ownership.placement import rendezvous
 from onewriter_broker.settings import Settings
+from onewriter_broker.testing.ports import free_ports
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.wire.client import ClientConnection

@@ -17,14 +17,14 @@ from typing import TypeVar
 
 from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.app import Broker, Parts
-from onewriter_broker.authentication import AnonymousAuthenticator
-from onewriter_broker.authenticators import authenticator
-from onewriter_broker.connection.gates import Gate
+from onewriter_broker.auth.authentication import AnonymousAuthenticator
+from onewriter_broker.auth.authenticators import authenticator
 from onewriter_broker.desired import Initial
-from onewriter_broker.local.ports import free_ports
 from onewriter_broker.log.fake.server import FakeServer
 from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.settings import Settings
+from onewriter_broker.testing.network import Gate
+from onewriter_broker.testing.ports import free_ports
 from onewriter_broker.tls import certificate_of
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.api.manifests import combine, parse
