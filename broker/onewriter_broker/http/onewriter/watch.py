@@ -16,9 +16,9 @@ from typing import Any, Final
 import structlog
 from aiohttp import web
 
+from onewriter_broker.http.onewriter.status import served_status
 from onewriter_broker.http.routes import Routes, on_installation
 from onewriter_broker.http.site import EXPIRES, Refusal, Site
-from onewriter_broker.http.status import served_status
 from onewriter_broker.http.watchers import WATCHERS_MAX, Watcher
 from onewriter_core.authorization import Action
 

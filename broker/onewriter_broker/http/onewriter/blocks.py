@@ -16,9 +16,9 @@ from typing import Final
 import structlog
 from aiohttp import web
 
-from onewriter_broker.http import packed, positions
-from onewriter_broker.http.bulk import TOPIC_PATH, one_log
 from onewriter_broker.http.metrics import BlockStreams
+from onewriter_broker.http.onewriter import packed, positions
+from onewriter_broker.http.onewriter.bulk import TOPIC_PATH, one_log
 from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import EXPIRES, Refusal, Site, flag
 from onewriter_broker.log.blocks import MalformedBlock

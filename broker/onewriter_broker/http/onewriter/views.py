@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, assert_never
 
 from onewriter_broker.auth.refusals import Refusal
-from onewriter_broker.http.pulsar_stats import MODE_NAMES, iso
+from onewriter_broker.http.pulsar.stats import MODE_NAMES, iso
 from onewriter_broker.log.api import Observation
 from onewriter_broker.log.losses import Loss
 from onewriter_broker.topic.catalog import CatalogEntry

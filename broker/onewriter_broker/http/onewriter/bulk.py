@@ -10,9 +10,9 @@ import msgspec
 from aiohttp import web
 
 from onewriter_broker.connection.lookups import wait_for_bucket
-from onewriter_broker.http import history, positions
-from onewriter_broker.http.ownerships import shows_owned
-from onewriter_broker.http.pulsar_topics import served
+from onewriter_broker.http.onewriter import history, positions
+from onewriter_broker.http.onewriter.ownerships import shows_owned
+from onewriter_broker.http.pulsar.topics import served
 from onewriter_broker.http.routes import Filtered, Routes, on_topic
 from onewriter_broker.http.site import Refusal, Site, flag, listing, number, object_body
 from onewriter_broker.log.api import VERSION_PREFIX, LogStore, Unit

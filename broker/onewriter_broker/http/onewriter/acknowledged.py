@@ -10,8 +10,8 @@ from typing import Final
 
 from aiohttp import web
 
-from onewriter_broker.http import positions
-from onewriter_broker.http.bulk import TOPIC_PATH, one_log
+from onewriter_broker.http.onewriter import positions
+from onewriter_broker.http.onewriter.bulk import TOPIC_PATH, one_log
 from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import Site, object_body, topic_of
 from onewriter_core.authorization import Action

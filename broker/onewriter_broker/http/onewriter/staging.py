@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from onewriter_broker.http.publish_body import LABEL, NUMBER, epoch_of, read_body
-from onewriter_broker.http.publish_rights import (
+from onewriter_broker.http.onewriter.publish_body import LABEL, NUMBER, epoch_of, read_body
+from onewriter_broker.http.onewriter.publish_rights import (
     changer_of,
     may_ask_of_ended,
     owner_of,

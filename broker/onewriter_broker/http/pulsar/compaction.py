@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from onewriter_broker.http.pulsar_topics import PATH, served, slots_of
+from onewriter_broker.http.pulsar.topics import PATH, served, slots_of
 from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import NO_CONTENT, Refusal, Site
 from onewriter_broker.topic.compacting import Progress, Story

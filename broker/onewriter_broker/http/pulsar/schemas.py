@@ -9,7 +9,7 @@ from typing import Final
 from aiohttp import web
 
 from onewriter_broker.connection.schemas import kept_of, schemas_of
-from onewriter_broker.http.pulsar_topics import checked, existing
+from onewriter_broker.http.pulsar.topics import checked, existing
 from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import Refusal, Site, creator_of, flag, object_body
 from onewriter_broker.topic.schema_rules import KeptSchema, Schema, parts

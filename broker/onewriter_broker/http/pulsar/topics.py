@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from onewriter_broker.http.pulsar_namespaces import log_names
-from onewriter_broker.http.pulsar_stats import (
+from onewriter_broker.http.pulsar.namespaces import log_names
+from onewriter_broker.http.pulsar.stats import (
     compacted_ledger,
     compaction_stats,
     consumers_of,

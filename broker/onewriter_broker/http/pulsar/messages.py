@@ -11,8 +11,8 @@ from aiohttp import web
 
 from onewriter_broker.dispatch.finding import message_id_of, position_before_time
 from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.http.pulsar_subscriptions import SUBSCRIPTION_PATH
-from onewriter_broker.http.pulsar_topics import (
+from onewriter_broker.http.pulsar.subscriptions import SUBSCRIPTION_PATH
+from onewriter_broker.http.pulsar.topics import (
     PATH,
     existing,
     served,

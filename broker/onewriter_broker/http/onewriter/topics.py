@@ -12,7 +12,7 @@ import structlog
 from aiohttp import web
 
 from onewriter_broker.connection.lookups import wait_for_owner
-from onewriter_broker.http import history, status, views
+from onewriter_broker.http.onewriter import history, status, views
 from onewriter_broker.http.routes import LISTED, AnyIdentity, Routes, on_installation, on_topic
 from onewriter_broker.http.site import (
     IDENTITY,

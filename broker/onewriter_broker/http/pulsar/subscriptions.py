@@ -10,7 +10,7 @@ from aiohttp import web
 
 from onewriter_broker.dispatch.api import SeekToId, SeekToTime
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.http.pulsar_topics import PATH, checked, served, slots_of
+from onewriter_broker.http.pulsar.topics import PATH, checked, served, slots_of
 from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import Refusal, Site, creator_of, done, flag, json_body
 from onewriter_broker.namespaces import Conflict

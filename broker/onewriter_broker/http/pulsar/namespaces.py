@@ -8,7 +8,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from onewriter_broker.connection.lookups import wait_for_owner, why_not_served
-from onewriter_broker.http.policy_table import (
+from onewriter_broker.http.pulsar.policy_table import (
     NAMESPACE_POLICIES,
     NO_EFFECT,
     PERMISSION,

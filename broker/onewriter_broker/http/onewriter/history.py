@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from onewriter_broker.http.pulsar_stats import iso
+from onewriter_broker.http.pulsar.stats import iso
 from onewriter_broker.log.api import LogStore
 from onewriter_broker.topic.transitions import LEADERLESS_MS, READY
 from onewriter_broker.turns import Turns

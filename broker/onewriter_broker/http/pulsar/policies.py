@@ -12,7 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
-from onewriter_broker.http.policy_table import (
+from onewriter_broker.http.pulsar.policy_table import (
     NAMESPACE_POLICIES,
     NO_EFFECT,
     NOT_OFFERED,
@@ -24,7 +24,7 @@ from onewriter_broker.http.policy_table import (
     inherited,
     under,
 )
-from onewriter_broker.http.pulsar_topics import PATH, existing, not_found, properties_of
+from onewriter_broker.http.pulsar.topics import PATH, existing, not_found, properties_of
 from onewriter_broker.http.routes import Routes, on_namespace, on_topic
 from onewriter_broker.http.site import (
     NO_CONTENT,
