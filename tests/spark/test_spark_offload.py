@@ -26,7 +26,7 @@ from onewriter_pipeline.engine import cores_of, on_spark
 from onewriter_pipeline.jobs.offload import Offload, Report
 from onewriter_pipeline.jobs.options import EXIT_OK
 from onewriter_pipeline.jobs.trim import TrimJob
-from onewriter_pipeline.reading.planning import Selection
+from onewriter_pipeline.read.planning import Selection
 from onewriter_pipeline.tables.layout import MESSAGES
 from onewriter_pipeline.tables.tables import Tables
 

@@ -20,7 +20,7 @@ from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.jobs import replay, snapshot
 from onewriter_pipeline.jobs.dataframes import publish
 from onewriter_pipeline.jobs.offload import Offload
-from onewriter_pipeline.reading.planning import Selection
+from onewriter_pipeline.read.planning import Selection
 from onewriter_pipeline.schema import FORMATS, PARQUET
 from onewriter_pipeline.tables.tables import Tables
 
