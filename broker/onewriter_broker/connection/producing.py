@@ -18,7 +18,6 @@ from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.guards import AskedGuard, Guards, asked_guard, guarding_topic
 from onewriter_broker.connection.named_partitions import NamedPartitions
 from onewriter_broker.connection.properties import (
-    HOST_PROPERTY,
     AskedPriority,
     if_epoch_of,
     mode_of,
@@ -41,6 +40,7 @@ from onewriter_broker.topic.producer import Producer
 from onewriter_core.authorization import Action, AskedProducer, Granted
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
+from onewriter_core.property_names import HOST_PROPERTY
 from onewriter_core.topic.model import AccessMode, Departure, Request
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import queue_priority
