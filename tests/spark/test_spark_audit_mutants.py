@@ -25,7 +25,7 @@ from tests.unit.broker.verify_histories import (
     an_eventful_life,
 )
 
-from onewriter_broker.http.bulk import _record, _stored_state
+from onewriter_broker.http.onewriter.bulk import _record, _stored_state
 from onewriter_broker.log.api import LogStore, Marker, StoredBlock
 from onewriter_broker.log.fake.server import FakeServer
 from onewriter_broker.log.fake.store import FakeLogStore

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from onewriter_broker.http import packed, publish_body
-from onewriter_broker.http import staging as http_staging
+from onewriter_broker.http.onewriter import packed, publish_body
+from onewriter_broker.http.onewriter import staging as http_staging
 from onewriter_broker.log import blocks as log_blocks
 from onewriter_broker.log import publishing
 from onewriter_broker.log.api import Block
