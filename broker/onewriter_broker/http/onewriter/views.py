@@ -89,7 +89,7 @@ def refusal(found: Refusal) -> Json:
 
 def state_of(topic: Topic) -> str:
     """The topic in a word; for a partitioned one, of its first partition."""
-    if topic.claim is not None and topic.claim.group is not None:
+    if topic.pending_fence is not None and topic.pending_fence.group is not None:
         return "ChangingHands"
     return _state_word(topic.slots[0]) if topic.slots else "Idle"
 
@@ -226,13 +226,13 @@ def _shared(runner: TopicRunner) -> list[Json]:
 
 
 def _claim(topic: Topic) -> Json | None:
-    claim = topic.claim
-    if claim is None:
+    pending = topic.pending_fence
+    if pending is None:
         return None
     return {
-        "purpose": claim.purpose.value,
-        "cause": claim.departure.value,
-        "producerName": exclusive_owner(topic, claim.slots) if claim.group else None,
+        "purpose": pending.purpose.value,
+        "cause": pending.departure.value,
+        "producerName": exclusive_owner(topic, pending.slots) if pending.group else None,
     }
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.unit.kube.brokers.fleet_world import TOPIC, World, make_impatient, until
 from tests.unit.kube.fake_broker import FakeBroker
-from tests.unit.kube.fleet_world import TOPIC, World, make_impatient, until
 
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_operator.brokers import buckets

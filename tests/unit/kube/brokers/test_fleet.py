@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 from tests.cluster.pki import Authority
+from tests.unit.kube.brokers.fleet_world import KEY, TOPIC, World, make_impatient, topic, until
 from tests.unit.kube.fake_broker import FakeBroker, status
-from tests.unit.kube.fleet_world import KEY, TOPIC, World, make_impatient, topic, until
 
 from onewriter_operator.brokers import client, fleet
 from onewriter_operator.brokers.client import BrokerUnreachable, Credentials

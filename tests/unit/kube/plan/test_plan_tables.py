@@ -23,7 +23,7 @@ from onewriter_operator.plan.topic import Plan, plan_topic
 
 Json = dict[str, Any]
 
-HERE = Path(__file__).parent / "plans"
+HERE = Path(__file__).parent
 TOPIC = "persistent://shop/default/orders"
 SILENT: Json = {
     "epoch": 3,

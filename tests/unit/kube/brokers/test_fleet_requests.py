@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.kube.brokers.fleet_world import KEY, TOPIC, World, make_impatient, topic, until
 from tests.unit.kube.fake_broker import FakeBroker, contender, status
-from tests.unit.kube.fleet_world import KEY, TOPIC, World, make_impatient, topic, until
 
 from onewriter_operator.brokers import client, lookups
 from onewriter_operator.brokers.client import BrokerRefused, BrokerUnreachable, Credentials

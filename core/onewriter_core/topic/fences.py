@@ -1,4 +1,4 @@
-"""Claims: the one fence in progress, from its start to what its answer makes of the topic."""
+"""The one fence in progress, from its start to what its answer makes of the topic."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from onewriter_core.topic.lookups import (
 )
 from onewriter_core.topic.model import (
     DEPOSED_MAX,
-    Claim,
     Departure,
     Held,
     ImpossibleStep,
+    PendingFence,
     ProducerGroup,
     Purpose,
     Reserved,
@@ -39,7 +39,7 @@ from onewriter_core.topic.refusals import with_refused_group
 from onewriter_core.topic.waiting import in_order, load_of
 
 
-def start_claim(
+def start_fence(
     topic: Topic,
     purpose: Purpose,
     slots: tuple[int, ...],
@@ -49,10 +49,10 @@ def start_claim(
     newcomers: tuple[SharedProducer, ...] = (),
     answers: str = "",
 ) -> Step:
-    """Begin a claim: one fence over the slots, whose answer decides."""
-    if topic.claim is not None:
-        raise ImpossibleStep(f"{purpose} while {topic.claim.purpose} is in progress")
-    number = topic.claims + 1
+    """Begin a fence over the slots, whose answer decides."""
+    if topic.pending_fence is not None:
+        raise ImpossibleStep(f"{purpose} while {topic.pending_fence.purpose} is in progress")
+    number = topic.fences_started + 1
     changes_hands = purpose in {Purpose.GRANT, Purpose.DEPOSE}
     stops: list[str] = []
     tenures: list[tuple[int, Tenure | None]] = []
@@ -64,7 +64,7 @@ def start_claim(
         tenures.append((slot.number, _new_tenure(slot, purpose, group)))
     others = [w for w in topic.queue if group is None or w.group_id != group.group_id]
     best_loser = next(iter(in_order(others, topic)), None)
-    claim = Claim(number, purpose, slots, group, newcomers, departure, answers)
+    pending = PendingFence(number, purpose, slots, group, newcomers, departure, answers)
     fence = Fence(
         number,
         purpose,
@@ -79,7 +79,7 @@ def start_claim(
         0 if group is None else load_of(topic, group),
         0 if best_loser is None else load_of(topic, best_loser),
     )
-    return replace(topic, claims=number, claim=claim), (fence,)
+    return replace(topic, fences_started=number, pending_fence=pending), (fence,)
 
 
 def _known(group: ProducerGroup | None) -> ProducerGroup:
@@ -88,10 +88,10 @@ def _known(group: ProducerGroup | None) -> ProducerGroup:
     return group
 
 
-def _first_slot(topic: Topic, claim: Claim) -> Slot:
-    slot = topic.slot(claim.slots[0])
+def _first_slot(topic: Topic, pending: PendingFence) -> Slot:
+    slot = topic.slot(pending.slots[0])
     if slot is None:
-        raise ImpossibleStep(f"partition {claim.slots[0]} was fenced, and there is none")
+        raise ImpossibleStep(f"partition {pending.slots[0]} was fenced, and there is none")
     return slot
 
 
@@ -136,32 +136,32 @@ def _deposed(
 def fence_stored(
     topic: Topic, number: int, ledger: int, now: float, assured_at: float | None
 ) -> Step:
-    claim = topic.claim
+    pending = topic.pending_fence
     if topic.is_closed:
         return topic, ()
-    if claim is None or claim.number != number or claim.waits is not None:
-        raise ImpossibleStep(f"fence {number} answered while {claim} is in progress")
-    fenced = [s for s in topic.slots if s.number in claim.slots]
+    if pending is None or pending.number != number or pending.waits is not None:
+        raise ImpossibleStep(f"fence {number} answered while {pending} is in progress")
+    fenced = [s for s in topic.slots if s.number in pending.slots]
     newest = max((max(s.ledger, s.epoch) for s in fenced), default=0)
     if ledger <= newest:
         raise ImpossibleStep(f"ledger {ledger} fenced after {newest}")
     serves_until = _serves_until(fenced, now if assured_at is None else assured_at)
-    if claim.purpose in {Purpose.GRANT, Purpose.SHARE} and serves_until > now:
-        return _awaiting(topic, claim, Waiting(ledger, serves_until, fenced[0]), now)
-    topic = replace(topic, claim=None)
-    match claim.purpose:
+    if pending.purpose in {Purpose.GRANT, Purpose.SHARE} and serves_until > now:
+        return _awaiting(topic, pending, Waiting(ledger, serves_until, fenced[0]), now)
+    topic = replace(topic, pending_fence=None)
+    match pending.purpose:
         case Purpose.GRANT:
-            return _granted(topic, claim, ledger, now)
+            return _granted(topic, pending, ledger, now)
         case Purpose.DEPOSE:
-            return _vacated_by_order(topic, claim, ledger, now)
+            return _vacated_by_order(topic, pending, ledger, now)
         case Purpose.SHARE:
-            return _shared(topic, claim, ledger)
+            return _shared(topic, pending, ledger)
         case Purpose.RESUME:
-            return _resumed(_opened(topic, claim, ledger), claim, now)
+            return _resumed(_opened(topic, pending, ledger), pending, now)
         case Purpose.ROLL | Purpose.REFENCE:
-            return _opened(topic, claim, ledger), ()
+            return _opened(topic, pending, ledger), ()
         case _:
-            assert_never(claim.purpose)
+            assert_never(pending.purpose)
 
 
 def _serves_until(slots: list[Slot], assured_at: float) -> float:
@@ -169,63 +169,63 @@ def _serves_until(slots: list[Slot], assured_at: float) -> float:
     return assured_at + max((s.serve_seconds for s in slots), default=0.0)
 
 
-def _awaiting(topic: Topic, claim: Claim, waits: Waiting, now: float) -> Step:
+def _awaiting(topic: Topic, pending: PendingFence, waits: Waiting, now: float) -> Step:
     """The old writers are out, and are told; the new one is told once nobody else may serve."""
-    raises_epoch = claim.purpose is Purpose.GRANT
+    raises_epoch = pending.purpose is Purpose.GRANT
     written = {s.number for s in topic.slots if isinstance(s.ownership, Held | Shared)}
-    topic, closes = _evicted(topic, claim, now)
-    for slot in (s for s in topic.slots if s.number in claim.slots):
+    topic, closes = _evicted(topic, pending, now)
+    for slot in (s for s in topic.slots if s.number in pending.slots):
         topic = with_slot(
             topic,
             replace(
                 slot,
                 epoch=waits.ledger if raises_epoch else slot.epoch,
                 ledger=waits.ledger,
-                is_open=not claim.is_outdated,
+                is_open=not pending.is_outdated,
                 ownership=Vacant(),
-                departure=claim.departure if slot.number in written else slot.departure,
+                departure=pending.departure if slot.number in written else slot.departure,
                 vacant_since=now if slot.number in written else slot.vacant_since,
-                deposed=_deposed(slot, claim.group, claim.departure, claim.purpose),
+                deposed=_deposed(slot, pending.group, pending.departure, pending.purpose),
                 grants_lost=False,
             ),
         )
-    return replace(topic, claim=replace(claim, waits=waits)), closes
+    return replace(topic, pending_fence=replace(pending, waits=waits)), closes
 
 
 def served_out(topic: Topic, now: float) -> Step:
-    """The time that a claim waited for may have passed: then it is decided."""
-    claim = topic.claim
-    if claim is None or claim.waits is None or claim.waits.until > now:
+    """The time that a fence waited for may have passed: then it is decided."""
+    pending = topic.pending_fence
+    if pending is None or pending.waits is None or pending.waits.until > now:
         return topic, ()
-    topic = replace(topic, claim=None)
-    if claim.purpose is Purpose.SHARE:
-        return _shared(topic, claim, claim.waits.ledger)
-    return _granted(topic, claim, claim.waits.ledger, now)
+    topic = replace(topic, pending_fence=None)
+    if pending.purpose is Purpose.SHARE:
+        return _shared(topic, pending, pending.waits.ledger)
+    return _granted(topic, pending, pending.waits.ledger, now)
 
 
-def _granted(topic: Topic, claim: Claim, ledger: int, now: float) -> Step:
-    group = _known(claim.group)
-    present = _first_slot(topic, claim)
-    first = present if claim.waits is None else claim.waits.first
+def _granted(topic: Topic, pending: PendingFence, ledger: int, now: float) -> Step:
+    group = _known(pending.group)
+    present = _first_slot(topic, pending)
+    first = present if pending.waits is None else pending.waits.first
     was_held = isinstance(first.ownership, Held | Shared)
-    departure = claim.departure if was_held else first.departure
+    departure = pending.departure if was_held else first.departure
     takes_over = isinstance(present.ownership, Held | Shared)
     gap_seconds = 0.0 if takes_over else leaderless_seconds(present, now)
-    topic, closes = _evicted(topic, claim, now)
+    topic, closes = _evicted(topic, pending, now)
     alive = bool(group.members)
     tenure = Tenure(ledger, group.producer_name, group.identity, group.claim)
-    for slot in (s for s in topic.slots if s.number in claim.slots):
+    for slot in (s for s in topic.slots if s.number in pending.slots):
         topic = with_slot(
             topic,
             replace(
                 slot,
                 epoch=ledger,
                 ledger=ledger,
-                is_open=not claim.is_outdated,
+                is_open=not pending.is_outdated,
                 ownership=Held(tenure, group.group_id) if alive else Vacant(tenure),
                 departure=Departure.NONE if alive else Departure.CONNECTION_LOST,
                 vacant_since=None if alive else now,
-                deposed=_deposed(slot, group, claim.departure, claim.purpose),
+                deposed=_deposed(slot, group, pending.departure, pending.purpose),
                 grants_lost=False,
                 serve_seconds=group.serve_seconds if alive else 0.0,
             ),
@@ -233,7 +233,7 @@ def _granted(topic: Topic, claim: Claim, ledger: int, now: float) -> Step:
     if alive:
         topic = with_holder(topic, group)
     record = Record(
-        claim.slots,
+        pending.slots,
         Purpose.GRANT,
         first.epoch,
         ledger,
@@ -243,56 +243,56 @@ def _granted(topic: Topic, claim: Claim, ledger: int, now: float) -> Step:
         gap_seconds,
         tenure_of(first),
     )
-    answer = _answers(claim, ledger)
+    answer = _answers(pending, ledger)
     return topic, (*closes, *grants(topic, group, resumed=False), record, *answer)
 
 
-def _vacated_by_order(topic: Topic, claim: Claim, ledger: int, now: float) -> Step:
-    first = _first_slot(topic, claim)
-    topic, closes = _evicted(topic, claim, now)
-    for slot in (s for s in topic.slots if s.number in claim.slots):
+def _vacated_by_order(topic: Topic, pending: PendingFence, ledger: int, now: float) -> Step:
+    first = _first_slot(topic, pending)
+    topic, closes = _evicted(topic, pending, now)
+    for slot in (s for s in topic.slots if s.number in pending.slots):
         topic = with_slot(
             topic,
             replace(
                 slot,
                 epoch=ledger,
                 ledger=ledger,
-                is_open=not claim.is_outdated,
+                is_open=not pending.is_outdated,
                 ownership=Vacant(),
-                departure=claim.departure,
+                departure=pending.departure,
                 vacant_since=now,
-                deposed=_deposed(slot, None, claim.departure, claim.purpose),
+                deposed=_deposed(slot, None, pending.departure, pending.purpose),
                 grants_lost=False,
             ),
         )
     record = Record(
-        claim.slots,
+        pending.slots,
         Purpose.DEPOSE,
         first.epoch,
         ledger,
         ledger,
         None,
-        claim.departure,
+        pending.departure,
         None,
         tenure_of(first),
     )
-    return topic, (*closes, record, *_answers(claim, ledger))
+    return topic, (*closes, record, *_answers(pending, ledger))
 
 
-def _shared(topic: Topic, claim: Claim, ledger: int) -> Step:
-    topic = _opened(topic, claim, ledger)
-    slot = _first_slot(topic, claim)
-    ownership = Shared(claim.newcomers) if claim.newcomers else Vacant()
+def _shared(topic: Topic, pending: PendingFence, ledger: int) -> Step:
+    topic = _opened(topic, pending, ledger)
+    slot = _first_slot(topic, pending)
+    ownership = Shared(pending.newcomers) if pending.newcomers else Vacant()
     topic = with_slot(
         topic, replace(slot, ownership=ownership, vacant_since=None, serve_seconds=0.0)
     )
-    return topic, tuple(grant_shared(slot, producer) for producer in claim.newcomers)
+    return topic, tuple(grant_shared(slot, producer) for producer in pending.newcomers)
 
 
-def _resumed(topic: Topic, claim: Claim, now: float) -> Step:
+def _resumed(topic: Topic, pending: PendingFence, now: float) -> Step:
     """The ledger that a resume had to wait for is open; the tenure may have ended meanwhile."""
-    slot = _first_slot(topic, claim)
-    group = _known(claim.group)
+    slot = _first_slot(topic, pending)
+    group = _known(pending.group)
     tenure = Tenure(slot.epoch, group.producer_name, group.identity)
     match slot.ownership:
         case Vacant(kept) | Reserved(kept, _) if kept == tenure and group.members:
@@ -323,28 +323,30 @@ def resume(topic: Topic, slot: Slot, group: ProducerGroup, now: float) -> Step:
     return topic, (*grants(topic, group, resumed=True), record)
 
 
-def _opened(topic: Topic, claim: Claim, ledger: int) -> Topic:
+def _opened(topic: Topic, pending: PendingFence, ledger: int) -> Topic:
     slots = tuple(
-        replace(s, ledger=ledger, is_open=not claim.is_outdated) if s.number in claim.slots else s
+        replace(s, ledger=ledger, is_open=not pending.is_outdated)
+        if s.number in pending.slots
+        else s
         for s in topic.slots
     )
     return replace(topic, slots=slots)
 
 
-def _evicted(topic: Topic, claim: Claim, now: float) -> Step:
-    """Close whoever wrote the claim's slots; the rest of a partitioned holder stays."""
+def _evicted(topic: Topic, pending: PendingFence, now: float) -> Step:
+    """Close whoever wrote the fence's slots; the rest of a partitioned holder stays."""
     closes: list[Effect] = []
-    for slot in (s for s in topic.slots if s.number in claim.slots):
+    for slot in (s for s in topic.slots if s.number in pending.slots):
         for registration in writers(topic, slot):
-            closes.append(Close(registration, claim.departure))
+            closes.append(Close(registration, pending.departure))
             if isinstance(slot.ownership, Held):
                 topic = without_member(topic, slot.ownership.group_id, registration)
-    lost = set(claim.slots)
+    lost = set(pending.slots)
     holders = tuple(
         replace(h, slots=tuple(n for n in h.slots if n not in lost)) for h in topic.holders
     )
     topic = replace(topic, holders=holders)
-    return without_absentees(topic, claim.departure, now), tuple(closes)
+    return without_absentees(topic, pending.departure, now), tuple(closes)
 
 
 def fence_refused(topic: Topic, number: int, reason: str, now: float) -> Step:
@@ -352,15 +354,15 @@ def fence_refused(topic: Topic, number: int, reason: str, now: float) -> Step:
 
     A handover is rolled back: its waiter goes on waiting where it stood.
     """
-    claim = topic.claim
+    pending = topic.pending_fence
     if topic.is_closed:
         return topic, ()
-    if claim is None or claim.number != number or claim.waits is not None:
-        raise ImpossibleStep(f"fence {number} refused while {claim} is in progress")
-    topic = replace(topic, claim=None)
+    if pending is None or pending.number != number or pending.waits is not None:
+        raise ImpossibleStep(f"fence {number} refused while {pending} is in progress")
+    topic = replace(topic, pending_fence=None)
     effects: tuple[Effect, ...] = ()
-    group = claim.group
-    if group is not None and claim.departure is Departure.HANDED_OVER:
+    group = pending.group
+    if group is not None and pending.departure is Departure.HANDED_OVER:
         if group.is_partitioned:
             group = replace(group, slots=tuple(s.number for s in topic.slots))
         if group.members:
@@ -369,11 +371,11 @@ def fence_refused(topic: Topic, number: int, reason: str, now: float) -> Step:
         effects = tuple(not_ready(m.registration, reason) for m in group.members)
         code = ServerError.SERVICE_NOT_READY
         topic = with_refused_group(topic, group, code, reason, now)
-    effects += tuple(not_ready(p.registration, reason) for p in claim.newcomers)
-    if claim.answers:
-        effects += (Answer(claim.answers, topic.epoch, reason),)
+    effects += tuple(not_ready(p.registration, reason) for p in pending.newcomers)
+    if pending.answers:
+        effects += (Answer(pending.answers, topic.epoch, reason),)
     return topic, effects
 
 
-def _answers(claim: Claim, epoch: int) -> tuple[Effect, ...]:
-    return (Answer(claim.answers, epoch),) if claim.answers else ()
+def _answers(pending: PendingFence, epoch: int) -> tuple[Effect, ...]:
+    return (Answer(pending.answers, epoch),) if pending.answers else ()

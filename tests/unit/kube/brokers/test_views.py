@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 from tests.clock import skip
+from tests.unit.kube.brokers.fleet_world import TOPIC, World, make_impatient, until
 from tests.unit.kube.fake_broker import FakeBroker, contender, status
-from tests.unit.kube.fleet_world import TOPIC, World, make_impatient, until
 
 from onewriter_operator.brokers import fleet
 from onewriter_operator.brokers.views import Views, claims_in
