@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from onewriter_core.ids import NUMBER_MAX, Position
 from onewriter_pipeline.errors import Invalid, TableError
-from onewriter_pipeline.read.limiting import Counts
-from onewriter_pipeline.read.planning import Epochs
+from onewriter_pipeline.read.batch_limits import EntryCounts
+from onewriter_pipeline.read.selection import Epochs
 from onewriter_pipeline.schema import ENTRY, EPOCH, LEDGER, PUBLISH_TIME, arrow_schema
 from onewriter_pipeline.tables.files import Place, line, opened_parquet, rows_at_once
 from onewriter_pipeline.tables.layout import MESSAGES, TableFile
@@ -77,7 +77,7 @@ def read_piece(
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def counts_of(place: Place, piece: Piece) -> Iterator[Counts]:
+def counts_of(place: Place, piece: Piece) -> Iterator[EntryCounts]:
     """How many messages the entries of a piece have, in the log's order; those without one are left out."""
     last: tuple[int, int, int] | None = None
     for batch in read_piece(place, piece, [LEDGER, ENTRY], None, json=False):
@@ -97,8 +97,8 @@ def counts_of(place: Place, piece: Piece) -> Iterator[Counts]:
         yield _counts(*last)
 
 
-def _counts(ledger: int, entry: int, messages: int) -> Counts:
-    return Counts(Position(ledger, entry), np.array([messages], np.int64))
+def _counts(ledger: int, entry: int, messages: int) -> EntryCounts:
+    return EntryCounts(Position(ledger, entry), np.array([messages], np.int64))
 
 
 def _batches(place: Place, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

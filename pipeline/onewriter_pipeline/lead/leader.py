@@ -22,8 +22,8 @@ from onewriter_pipeline.lead.requests import (
     READY,
     SOCKET,
     STATUS,
-    Asking,
     Grant,
+    LeaderRequest,
     answer_of,
     grants_of,
 )
@@ -51,39 +51,39 @@ class Leader:
         digest = hashlib.sha256(repr(self._driver).encode()).hexdigest()[:12]
         self._folder = (root or Path(tempfile.gettempdir())) / f"onewriter-{os.getuid()}-{digest}"
 
-    def grants(self, asking: Asking) -> dict[str, Grant]:
+    def grants(self, request: LeaderRequest) -> dict[str, Grant]:
         """What a request is granted; the leader process is started where there is none.
 
         Raises PipelineError.
         """
-        return grants_of(self._ask(asking, starts=True))
+        return grants_of(self._ask(request, starts=True))
 
-    def end(self, asking: Asking) -> None:
+    def end(self, request: LeaderRequest) -> None:
         """A batch has ended. Without a leader process there is nobody to hear it."""
         with contextlib.suppress(Away):
-            answer_of(self._ask(asking, starts=False))
+            answer_of(self._ask(request, starts=False))
 
     def status(self) -> dict[str, Any]:
         """What is led, and for whom; empty without a leader process."""
         try:
-            return answer_of(self._ask(Asking(STATUS, ""), starts=False))
+            return answer_of(self._ask(LeaderRequest(STATUS, ""), starts=False))
         except Away:
             return {}
 
-    def _ask(self, asking: Asking, *, starts: bool) -> bytes:
+    def _ask(self, request: LeaderRequest, *, starts: bool) -> bytes:
         """An answer; each request may be repeated. Raises PipelineError."""
         for _ in range(TRIES_MAX):
-            answer = self._ask_once(asking, starts=starts)
+            answer = self._ask_once(request, starts=starts)
             if answer:
                 return answer
         raise Away("the driver's leader process ended before it answered")
 
-    def _ask_once(self, asking: Asking, *, starts: bool) -> bytes:
+    def _ask_once(self, request: LeaderRequest, *, starts: bool) -> bytes:
         """The same; nothing where the leader process has just ended."""
         with self._connected(starts=starts) as connection:
-            connection.settimeout(asking.wait_seconds + ANSWER_SECONDS)
+            connection.settimeout(request.wait_seconds + ANSWER_SECONDS)
             try:
-                connection.sendall(asking.line())
+                connection.sendall(request.line())
                 found = bytearray()
                 while not found.endswith(b"\n") and len(found) <= LINE_BYTES_MAX:
                     chunk = connection.recv(_CHUNK)

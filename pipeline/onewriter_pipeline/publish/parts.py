@@ -26,7 +26,7 @@ PART_BYTES: Final = 8 * 1024 * 1024
 PART_FRAMES: Final = 32_768
 """What a broker takes as the frames of one part."""
 
-FRAME_BYTES_MAX: Final = 1024 * 1024 - 4096
+ROW_FRAME_BYTES_MAX: Final = 1024 * 1024 - 4096
 """What a broker takes as one frame, and so the largest row."""
 
 ROW_AND_KEY_BYTES_MAX: Final = 1024 * 1024 - 256
@@ -146,5 +146,7 @@ class Packer:
 
 
 def _check_sizes(largest: int) -> None:
-    if largest > FRAME_BYTES_MAX:
-        raise Invalid(f"a row has {largest} bytes, and at most {FRAME_BYTES_MAX} can be published")
+    if largest > ROW_FRAME_BYTES_MAX:
+        raise Invalid(
+            f"a row has {largest} bytes, and at most {ROW_FRAME_BYTES_MAX} can be published"
+        )

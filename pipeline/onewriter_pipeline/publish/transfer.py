@@ -20,8 +20,8 @@ from onewriter_pipeline.brokers.names import log_name
 from onewriter_pipeline.errors import Away, Conflict, Invalid, MissingPart
 from onewriter_pipeline.lead.requests import Grant
 from onewriter_pipeline.publish.hashing import JAVA
-from onewriter_pipeline.publish.packing import ENTRY_HEAD_BYTES, FRAME_ROWS
-from onewriter_pipeline.publish.routing import LOGS_MAX, Router, check_topics
+from onewriter_pipeline.publish.parts import ENTRY_HEAD_BYTES, FRAME_ROWS
+from onewriter_pipeline.publish.router import LOGS_MAX, Router, check_topics
 from onewriter_pipeline.publish.staging import (
     OVERTAKEN,
     VERSION_MAX,
@@ -68,7 +68,7 @@ _RANDOM: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PublishTarget:
     """Where batches go, and how; picklable.
 
     ``topic`` empty: each row names its own. ``grants`` by the full names of topics, or of single partitions:
@@ -106,7 +106,7 @@ class StagedLog:
 
 
 def stage(
-    target: Target,
+    target: PublishTarget,
     app: str,
     version: int,
     task: tuple[int, int],
@@ -143,7 +143,7 @@ def stage(
 
 
 def publish(
-    target: Target, app: str, version: int, staged: Iterable[StagedLog]
+    target: PublishTarget, app: str, version: int, staged: Iterable[StagedLog]
 ) -> dict[str, Publication]:
     """Publish what all tasks have staged, in their order, log by log. May be repeated.
 
@@ -164,7 +164,7 @@ def publish(
     return _published_side_by_side(one, sorted(parts))
 
 
-def discard(target: Target, app: str, version: int, staged: Iterable[StagedLog]) -> None:
+def discard(target: PublishTarget, app: str, version: int, staged: Iterable[StagedLog]) -> None:
     """Drop what tasks have staged; nothing of others, and nothing that is published. May be repeated."""
     for log, parts in _parts_by_log(staged).items():
         with Staging(target.access, log, target.app(app), version, target.grant(log)) as staging:
@@ -228,7 +228,7 @@ def _telling(errors: Mapping[str, BaseException]) -> tuple[str, BaseException]:
     return max(errors.items(), key=lambda each: not isinstance(each[1], _MAY_PASS))
 
 
-def _ask_all(target: Target, app: str, version: int, logs: Sequence[str]) -> None:
+def _ask_all(target: PublishTarget, app: str, version: int, logs: Sequence[str]) -> None:
     """What is known to be refused by one log is refused before others are published. Raises PipelineError."""
     # At least once is published under numbers that nobody knows yet: none of them is a duplicate.
     number = version if target.guarantee == EXACTLY_ONCE else VERSION_MAX - 1
@@ -265,7 +265,7 @@ def _published_side_by_side(
 
 
 def _publish_one(
-    target: Target, app: str, version: int, log: str, parts: Sequence[Part]
+    target: PublishTarget, app: str, version: int, log: str, parts: Sequence[Part]
 ) -> Publication:
     access, grant = target.access, target.grant(log)
     if target.guarantee == EXACTLY_ONCE:
@@ -286,7 +286,7 @@ def _publish_one(
     raise Conflict(f"{log} is published to by others as {app} all the time: nothing was published")
 
 
-def _first_log(target: Target, app: str, version: int) -> str:
+def _first_log(target: PublishTarget, app: str, version: int) -> str:
     name = log_name(target.topic)
     with contextlib.closing(Connection(target.access)) as connection:
         count = 0
@@ -296,7 +296,7 @@ def _first_log(target: Target, app: str, version: int) -> str:
 
 
 def _partitions(
-    connection: Connection, target: Target, app: str, version: int, topic: TopicName
+    connection: Connection, target: PublishTarget, app: str, version: int, topic: TopicName
 ) -> int:
     """Over how many partitions the rows of a version are routed: as many as when it was first asked."""
     path, owner = f"{staged_path(topic, app, version)}/layout", str(topic)

@@ -16,10 +16,10 @@ from onewriter_pipeline.brokers.positions import position_of, shown
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.read.offsets import END_OF_LOG, Run, runs_within
-from onewriter_pipeline.read.planning import Bound, Kind, check_epochs, resolved
+from onewriter_pipeline.read.selection import Bound, Kind, check_epochs, resolved
 from onewriter_pipeline.tables.files import by_folder
 from onewriter_pipeline.tables.layout import MESSAGES, SegmentRow, TableFile, folder_of
-from onewriter_pipeline.tables.reading import Piece, pieces, position_at
+from onewriter_pipeline.tables.pieces import Piece, pieces, position_at
 from onewriter_pipeline.tables.tables import Tables
 from onewriter_pipeline.tables.wholeness import check_rows, check_whole, first_kept
 from pyspark_onewriter.options import ReadOptions
@@ -28,8 +28,8 @@ SEGMENTS_REMEMBERED: Final = 2
 """Commits of tables whose segments a process remembers."""
 
 
-class Kept:
-    """What the tables had at one look. ``offsets``: behind what was offloaded of each log."""
+class TableSnapshot:
+    """What the tables had at one look. Raises TableError, Invalid. ``offsets``: behind what was offloaded of each log."""
 
     offsets: Mapping[str, Position]
 
@@ -170,11 +170,6 @@ class Kept:
 
     def _position_at(self, log: str, time_ms: int) -> Position | None:
         return position_at(self._table.place, self._files_of(log), time_ms)
-
-
-def kept_of(options: ReadOptions) -> Kept:
-    """What the tables have now. Raises TableError, Invalid."""
-    return Kept(options)
 
 
 @functools.lru_cache(maxsize=SEGMENTS_REMEMBERED)

@@ -42,7 +42,7 @@ class Publish(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class KeptFile:
+class MessageFile:
     """A file of messages, all of one log; can be pickled."""
 
     place: Place
@@ -58,7 +58,7 @@ def files_of(
     files: Iterable[TableFile],
     logs: Iterable[str],
     publishes: Mapping[str, Sequence[Publish]],
-) -> list[KeptFile]:
+) -> list[MessageFile]:
     """The files of some logs; ``publishes`` by log."""
     folders = {folder_of(log): log for log in logs}
     found = []
@@ -67,11 +67,11 @@ def files_of(
         if log is not None:
             low, high = each.bounds.get(LEDGER, (0, NUMBER_MAX))
             inside = (one for one in publishes.get(log, ()) if low <= one.ledger <= high)
-            found.append(KeptFile(place, each.path, log, each.size, tuple(inside)))
+            found.append(MessageFile(place, each.path, log, each.size, tuple(inside)))
     return found
 
 
-def observe_file(file: KeptFile) -> Iterator[pa.RecordBatch]:
+def observe_file(file: MessageFile) -> Iterator[pa.RecordBatch]:
     """The facts of a file. Raises TableError for one that is gone or cannot be read."""
     try:
         with opened_parquet(file.place, file.path, read_dictionary=(PRODUCER,)) as opened:
@@ -83,7 +83,7 @@ def observe_file(file: KeptFile) -> Iterator[pa.RecordBatch]:
         raise TableError(f"{where} cannot be read: {line(error)}") from error
 
 
-def _facts(file: KeptFile, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+def _facts(file: MessageFile, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     rows = _Rows(batch)
     for start, stop in rows.runs():
         yield {"log": file.log} | rows.run(start, stop)

@@ -11,32 +11,32 @@ from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access, understood
 from onewriter_pipeline.brokers.names import log_name
 from onewriter_pipeline.errors import Conflict, PipelineError
-from onewriter_pipeline.lead.asking import Leader
+from onewriter_pipeline.lead.leader import Leader
 from onewriter_pipeline.lead.requests import (
     BEGIN,
     END,
     EXCLUSIVE,
     LEAD,
     WAIT_FOR_EXCLUSIVE,
-    Asking,
     Grant,
+    LeaderRequest,
 )
-from onewriter_pipeline.publish import writing
-from onewriter_pipeline.publish.routing import check_topics
+from onewriter_pipeline.publish import transfer
+from onewriter_pipeline.publish.router import check_topics
 from onewriter_pipeline.publish.staging import Publication
-from onewriter_pipeline.publish.writing import StagedLog, Target
+from onewriter_pipeline.publish.transfer import PublishTarget, StagedLog
 
 WAIT_SECONDS: Final = 600.0
 """How long ``wait-for-exclusive`` waits for a topic."""
 
-IDLE_SECONDS: Final = 300.0
+TOPIC_IDLE_SECONDS: Final = 300.0
 """How long a query's topics are led without a batch, unless the query says it."""
 
 log = logging.getLogger("onewriter")
 
 
 @dataclass(frozen=True, slots=True)
-class Driving:
+class LeadSession:
     """How the topics of one query, or of one batch write, are led; picklable.
 
     ``use`` names it among all of this driver's. ``service_url`` empty: the brokers' HTTP address tells it.
@@ -46,9 +46,9 @@ class Driving:
     leader: Leader
     mode: str = EXCLUSIVE
     service_url: str = ""
-    idle_seconds: float = IDLE_SECONDS
+    idle_seconds: float = TOPIC_IDLE_SECONDS
 
-    def begin(self, target: Target, app: str) -> Target:
+    def begin(self, target: PublishTarget, app: str) -> PublishTarget:
         """A batch begins: the target with the epochs of the topics that are known by now.
 
         ``app`` is empty where it is not known yet. Raises PipelineError: Conflict where another producer
@@ -59,13 +59,13 @@ class Driving:
 
     def publish(
         self,
-        target: Target,
+        target: PublishTarget,
         app: str,
         version: int,
         staged: Iterable[StagedLog],
         begun_under: Mapping[str, int],
     ) -> dict[str, Publication]:
-        """Publish a batch as ``writing.publish`` does, under the epochs with which it began.
+        """Publish a batch as ``transfer.publish`` does, under the epochs with which it began.
 
         Topics that its rows name are led from now on. Raises as ``begin`` does, and as that does.
         """
@@ -76,24 +76,24 @@ class Driving:
             check_topics(topics)
         granted = replace(target, grants=self._granted(LEAD, target, app, topics))
         try:
-            return writing.publish(granted, app, version, staged)
+            return transfer.publish(granted, app, version, staged)
         except Conflict as error:
             raise _with_holder(error, target.access, granted.grants) from error
 
     def end(self, *, is_over: bool) -> None:
         """A batch has ended; ``is_over``: no other follows. Never raises: what is led is given back in time."""
         try:
-            self.leader.end(Asking(END, self.use, is_over=is_over))
+            self.leader.end(LeaderRequest(END, self.use, is_over=is_over))
         except PipelineError as error:
             log.warning("the driver's leader process was not told the end of a batch: %s", error)
 
     def _granted(
-        self, what: str, target: Target, app: str, topics: Mapping[str, int]
+        self, what: str, target: PublishTarget, app: str, topics: Mapping[str, int]
     ) -> dict[str, Grant]:
         access = target.access
         patience = access.patience_seconds
         waits = max(patience, WAIT_SECONDS) if self.mode == WAIT_FOR_EXCLUSIVE else patience
-        asking = Asking(
+        request = LeaderRequest(
             what,
             self.use,
             access=access,
@@ -105,7 +105,7 @@ class Driving:
             topics=topics,
         )
         try:
-            return self.leader.grants(asking)
+            return self.leader.grants(request)
         except Conflict as error:
             none = dict.fromkeys(topics, Grant(0))
             raise _with_holder(error, access, none) from error

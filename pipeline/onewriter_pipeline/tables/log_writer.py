@@ -43,7 +43,7 @@ _DAY_MS: Final = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
-class Storing:
+class WriteSettings:
     """What tasks need to know to write messages; can be pickled.
 
     ``place``: that of the messages. ``run``: what the names of all files begin with, whoever writes them.
@@ -64,7 +64,7 @@ class Stored:
     error: str = ""
 
 
-def store(spans: Sequence[Span], how: Storing) -> Stored:
+def store(spans: Sequence[Span], how: WriteSettings) -> Stored:
     """Write the messages of spans to files. What is wrong is told, not raised: trying again is no use."""
     writers = _Writers(how.place, how.run)
     coverage: list[Coverage] = []
@@ -82,7 +82,7 @@ def store(spans: Sequence[Span], how: Storing) -> Stored:
 
 
 def _store_span(
-    broker: Broker, span: Span, how: Storing, writers: _Writers, coverage: list[Coverage]
+    broker: Broker, span: Span, how: WriteSettings, writers: _Writers, coverage: list[Coverage]
 ) -> None:
     folder = folder_of(span.log)
     for chunk, batches in read_chunks(broker, span, how.reading, by_day):

@@ -15,7 +15,7 @@ from onewriter_pipeline.tables.digest import row_hashes, runs_of
 from onewriter_pipeline.tables.files import files_of, line, opened_parquet, rows_at_once, told
 from onewriter_pipeline.tables.layout import MESSAGES, TableFile
 from onewriter_pipeline.tables.table import Table
-from onewriter_pipeline.tables.verifying import Counted, Wanted
+from onewriter_pipeline.tables.verification import Counted, WantedRows
 
 COPY_BYTES: Final = 1024 * 1024
 """What is taken at once of a file's bytes."""
@@ -34,7 +34,7 @@ class Altered:
 
 
 def read_back(
-    table: Table, log: str, wanted: Mapping[int, Wanted]
+    table: Table, log: str, wanted: Mapping[int, WantedRows]
 ) -> tuple[dict[int, Counted], list[Altered]]:
     """What the files have of some ledgers of a log, and the files that are not as they were committed.
 
@@ -60,7 +60,7 @@ def read_back(
 
 
 def _read_file(
-    table: Table, file: TableFile, wanted: Mapping[int, Wanted], found: dict[int, Counted]
+    table: Table, file: TableFile, wanted: Mapping[int, WantedRows], found: dict[int, Counted]
 ) -> str:
     """Add what a file has; answers what is wrong with it, empty: nothing."""
     rows = 0
@@ -110,7 +110,9 @@ def _is_within(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
     return outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
-def _add(found: dict[int, Counted], batch: pa.RecordBatch, wanted: Mapping[int, Wanted]) -> None:
+def _add(
+    found: dict[int, Counted], batch: pa.RecordBatch, wanted: Mapping[int, WantedRows]
+) -> None:
     ledgers, entries = batch.column(LEDGER).to_numpy(), batch.column(ENTRY).to_numpy()
     hashes = None
     for ledger, low, high in runs_of(ledgers):

@@ -2,7 +2,7 @@
 
 Three things have to agree, ledger by ledger. The log is still the one that was read: its hash. All of it was
 offloaded: numbers of entries and messages. And the files hold what was written then: they are read back, all
-columns of all rows (``reading_back``), and their digest is compared, so that a value that changed shows as a
+columns of all rows (``read_back``), and their digest is compared, so that a value that changed shows as a
 lost row does.
 """
 
@@ -33,7 +33,7 @@ class Noted:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedRows:
     """What is to be read back of a ledger: entries [first, last], and what was noted of those around them."""
 
     first: int
@@ -41,7 +41,7 @@ class Wanted:
     noted: tuple[Noted, ...]
 
     @classmethod
-    def of(cls, segment: Segment, rows: Iterable[SegmentRow]) -> Wanted | None:
+    def of(cls, segment: Segment, rows: Iterable[SegmentRow]) -> WantedRows | None:
         """Of a segment and the rows of ``segments`` of its ledger; None: it has no entries."""
         if segment.first is None or segment.last is None:
             return None
@@ -71,7 +71,9 @@ class Counted:
     at: int = 0
     written: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def add(self, entries: NDArray[np.int64], hashes: NDArray[np.uint64], wanted: Wanted) -> None:
+    def add(
+        self, entries: NDArray[np.int64], hashes: NDArray[np.uint64], wanted: WantedRows
+    ) -> None:
         """Add rows, in the order of a file: the entries that they are of, and their hashes."""
         self._count(entries[(entries >= wanted.first) & (entries <= wanted.last)])
         firsts = np.array([each.first for each in wanted.noted], np.int64)
@@ -123,7 +125,7 @@ def differences(
     with the log where each became a row; those that came in chunks, or that their client had compacted
     away, make fewer rows. What was written is compared always.
     """
-    wanted = Wanted.of(segment, rows)
+    wanted = WantedRows.of(segment, rows)
     if wanted is None:
         return []
     first, last = wanted.first, wanted.last
@@ -146,7 +148,7 @@ def differences(
     return found + list(_unlike(log, segment.ledger, wanted, counted))
 
 
-def _unlike(log: str, ledger: int, wanted: Wanted, counted: Counted) -> Iterator[Difference]:
+def _unlike(log: str, ledger: int, wanted: WantedRows, counted: Counted) -> Iterator[Difference]:
     """What the files have not as it was written."""
     for noted in wanted.noted:
         rows, digest = counted.written.get(noted.first, (0, 0))

@@ -24,7 +24,7 @@ from onewriter_pipeline.schema import KEY, TOPIC
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TOPICS_MAX: Final = 100
+BATCH_TOPICS_MAX: Final = 100
 """Topics of one batch."""
 
 LOGS_MAX: Final = 1_000
@@ -106,9 +106,9 @@ class Router:
 
 def check_topics(topics: Sized) -> None:
     """Raises Invalid for a batch of too many topics."""
-    if len(topics) > TOPICS_MAX:
+    if len(topics) > BATCH_TOPICS_MAX:
         raise Invalid(
-            f"rows of one batch are for more than {TOPICS_MAX} topics: write it in several, or with"
+            f"rows of one batch are for more than {BATCH_TOPICS_MAX} topics: write it in several, or with"
             " one topic and keys"
         )
 

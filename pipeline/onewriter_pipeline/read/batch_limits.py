@@ -17,7 +17,7 @@ from onewriter_pipeline.read.offsets import Run, limited, messages_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Counts:
+class EntryCounts:
     """How many messages some entries of one ledger have that follow each other from ``first`` on."""
 
     first: Position
@@ -45,7 +45,9 @@ def behind_entries(runs: Sequence[Run], entries: int) -> Position | None:
     return limited({"": runs}, entries=entries)[""]
 
 
-def behind_messages(counts: Iterable[Counts], start: Position, messages: int) -> Position | None:
+def behind_messages(
+    counts: Iterable[EntryCounts], start: Position, messages: int
+) -> Position | None:
     """The position in front of the first entry with which there would be more messages than that.
 
     Entries count from ``start`` on; the first one is passed in any case. None: there are not so many.
