@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.frames import BlockFrame
-from onewriter_pipeline.brokers.positions import shown
+from onewriter_pipeline.brokers.names import shown
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import Gap, LogEnds, Trimmed
 from onewriter_pipeline.read.batch_limits import (

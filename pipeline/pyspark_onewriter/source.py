@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from onewriter_pipeline.brokers.broker import Broker
-from onewriter_pipeline.brokers.positions import shown
+from onewriter_pipeline.brokers.names import shown
 from onewriter_pipeline.read.offsets import Run, Span, divided, entries_of, tasks_for
 from onewriter_pipeline.read.selection import parts_of
 from pyspark_onewriter.options import ReadOptions

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from onewriter_pipeline.brokers.broker import Broker
-from onewriter_pipeline.brokers.positions import behind, shown
+from onewriter_pipeline.brokers.names import behind, shown
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import EntriesLost, Gap, Invalid, Trimmed
 from onewriter_pipeline.read.batch_limits import EntryCounts

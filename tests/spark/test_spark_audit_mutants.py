@@ -36,7 +36,7 @@ from onewriter_pipeline.audit.observer import Observer
 from onewriter_pipeline.audit.records import Records
 from onewriter_pipeline.audit.repeats import Doubtful, doubtful
 from onewriter_pipeline.brokers.frames import BlockFrame, MarkerFrame
-from onewriter_pipeline.brokers.positions import position_of
+from onewriter_pipeline.brokers.names import position_of
 from onewriter_pipeline.brokers.segments import LogState
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]

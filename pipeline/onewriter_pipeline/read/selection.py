@@ -13,8 +13,7 @@ from typing import Final
 
 from onewriter_core.ids import EARLIEST, InvalidTopicName, Position, TopicName
 from onewriter_pipeline.brokers.broker import Broker
-from onewriter_pipeline.brokers.names import log_name
-from onewriter_pipeline.brokers.positions import shown
+from onewriter_pipeline.brokers.names import log_name, shown
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import Invalid, NotFound, Trimmed
 from onewriter_pipeline.read.offsets import Run, of_epochs, runs_between
