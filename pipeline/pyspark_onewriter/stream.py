@@ -29,7 +29,7 @@ from onewriter_pipeline.read.offsets import Run, entries_of, limited
 from pyspark_onewriter.backlog import AnyBacklog, backlog_of, within_messages
 from pyspark_onewriter.follower import Follower
 from pyspark_onewriter.options import ReadOptions
-from pyspark_onewriter.source import read_task
+from pyspark_onewriter.tasks import read_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
