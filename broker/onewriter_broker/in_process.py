@@ -22,8 +22,8 @@ from onewriter_broker.authenticators import authenticator
 from onewriter_broker.connection.gates import Gate
 from onewriter_broker.desired import Initial
 from onewriter_broker.local.ports import free_ports
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.settings import Settings
 from onewriter_broker.tls import certificate_of
 from onewriter_broker.topic.runner import TopicRunner

@@ -26,10 +26,11 @@ from tests.simulation.nemesis import Nemesis
 from tests.simulation.recording import value_of
 from tests.simulation.world import BUCKETS, REPLICATED_TOPIC, BrokerNode, World, run
 
-from onewriter_broker.log import appender, publishing
-from onewriter_broker.log.api import Block, Marker, Outcome
-from onewriter_broker.log.keys import Keys
-from onewriter_broker.log.topic_log import TopicLog, payloads
+from onewriter_broker.log import appender
+from onewriter_broker.log.store.api import Block, Marker, Outcome
+from onewriter_broker.log.store.keys import Keys
+from onewriter_broker.log.topic_log import atomic_publish
+from onewriter_broker.log.topic_log.log import TopicLog, payloads
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.producer import Producer
 from onewriter_broker.topic.publish_requests import Answer, Asked, Right
@@ -338,7 +339,7 @@ def simulate(seed: int, *, shares: bool = False) -> History:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of two entries, calls of a few blocks."""
-    monkeypatch.setattr(publishing, "BLOCK_ENTRIES_MAX", 2)
+    monkeypatch.setattr(atomic_publish, "BLOCK_ENTRIES_MAX", 2)
     monkeypatch.setattr(appender, "CALL_BYTES_MAX", 200)
 
 

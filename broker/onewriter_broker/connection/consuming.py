@@ -12,7 +12,7 @@ from onewriter_broker.connection.requests import Link, Opening, Requests, code_o
 from onewriter_broker.connection.schemas import check_consumer
 from onewriter_broker.dispatch.api import SubscribeOptions, seek_target
 from onewriter_broker.dispatch.handle import ConsumerHandle
-from onewriter_broker.log.entries import Entry, EntryRun
+from onewriter_broker.log.topic_log.entries import Entry, EntryRun
 from onewriter_broker.owning.records import OwnerEnd
 from onewriter_broker.quotas.book import Part, Quota, QuotaExceeded
 from onewriter_broker.quotas.held import Held

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from onewriter_broker.log.api import Guard, GuardKind
-from onewriter_broker.log.guarding import has_room, no_room, reserve_floor
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Guard, GuardKind
+from onewriter_broker.log.topic_log.guards import has_room, no_room, reserve_floor
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.owning.ownerships import GuardStanding, Ownerships, standing_in
 from onewriter_broker.owning.records import decode as decode_record
 from onewriter_broker.topic.checking import Prove, raise_floor, standing_of

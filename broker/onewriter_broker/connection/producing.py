@@ -29,9 +29,9 @@ from onewriter_broker.connection.properties import (
 from onewriter_broker.connection.requests import Link, Opening, Requests, error_reply
 from onewriter_broker.connection.schemas import brought, version_for_producer
 from onewriter_broker.dispatch.api import check_pairs, check_printable
-from onewriter_broker.log.api import Guard, GuardKind, Outcome
-from onewriter_broker.log.termination import terminated_at
-from onewriter_broker.log.topic_log import ENTRY_BYTES
+from onewriter_broker.log.store.api import Guard, GuardKind, Outcome
+from onewriter_broker.log.topic_log.log import ENTRY_BYTES
+from onewriter_broker.log.topic_log.termination import terminated_at
 from onewriter_broker.quotas.book import Part, Quota, namespace_key, subject_of
 from onewriter_broker.quotas.held import Held
 from onewriter_broker.topic.deduplication import INVENTED_PREFIX

@@ -11,7 +11,7 @@ from onewriter_broker.dispatch.limits import Limits
 from onewriter_broker.dispatch.reading import ReadBudget, TailReader
 from onewriter_broker.dispatch.saving import CursorSaver
 from onewriter_broker.dispatch.turns import Turns
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.quotas.book import QuotaBook
 
 

@@ -15,9 +15,9 @@ from onewriter_broker.http.ownerships import shows_owned
 from onewriter_broker.http.pulsar_topics import served
 from onewriter_broker.http.routes import Filtered, Routes, on_topic
 from onewriter_broker.http.site import Refusal, Site, flag, listing, number, object_body
-from onewriter_broker.log.api import VERSION_PREFIX, LogStore, Unit
-from onewriter_broker.log.blocks import MalformedBlock
-from onewriter_broker.log.topic_log import TRIMMED, TopicLog
+from onewriter_broker.log.store.api import VERSION_PREFIX, LogStore, Unit
+from onewriter_broker.log.store.blocks import MalformedBlock
+from onewriter_broker.log.topic_log.log import TRIMMED, TopicLog
 from onewriter_broker.topic.retention import Stretch
 from onewriter_broker.topic.segments import Page, Segment, SegmentIndexes
 from onewriter_broker.topic.trimming import trim

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
-from onewriter_broker.log.compacted import view_of
-from onewriter_broker.log.termination import terminated_at
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.compacted import view_of
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.termination import terminated_at
 from onewriter_broker.topic.compacting import Story
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.producer import Producer

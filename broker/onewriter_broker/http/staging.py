@@ -22,8 +22,8 @@ from onewriter_broker.http.publish_rights import (
 from onewriter_broker.http.routes import ByHandler, Routes, on_topic
 from onewriter_broker.http.shares import Capacity, Shares
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, creator_of, object_body, topic_of
-from onewriter_broker.log.api import OWNER_PREFIX, VERSION_PREFIX
-from onewriter_broker.log.publishing import BoundElsewhere, TooLarge
+from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX
+from onewriter_broker.log.topic_log.atomic_publish import BoundElsewhere, TooLarge
 from onewriter_broker.topic.layouts import LAYOUT_PREFIX, Overtaken
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.publish_requests import Answer, Asked, Right

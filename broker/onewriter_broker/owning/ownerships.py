@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import LostReason
-from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.owning.parts import SECONDS_PER_DAY, Parts
 from onewriter_broker.owning.records import Entry, OwnerEnd
 from onewriter_broker.owning.room import Room

@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from onewriter_broker.log.api import Binding, LogStore, Outcome
+from onewriter_broker.log.store.api import Binding, LogStore, Outcome
 from onewriter_broker.turns import Turns
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable

@@ -32,9 +32,9 @@ from typing import NamedTuple
 
 import structlog
 
-from onewriter_broker.log.api import Block
-from onewriter_broker.log.pending import PendingEntry
-from onewriter_broker.log.topic_log import TopicLog, last_position, payloads
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.topic_log.log import TopicLog, last_position, payloads
+from onewriter_broker.log.topic_log.pending_blocks import PendingEntry
 from onewriter_broker.topic.resends import POSITION_UNKNOWN
 from onewriter_core.errors import ProtocolError, Unavailable, Undecided
 from onewriter_core.ids import Position

@@ -15,7 +15,8 @@ from typing import Protocol, assert_never
 
 import structlog
 
-from onewriter_broker.log.api import (
+from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.store.api import (
     FLOOR_PREFIX,
     OPEN_PUBLISH,
     Binding,
@@ -26,14 +27,13 @@ from onewriter_broker.log.api import (
     Marker,
     Outcome,
 )
-from onewriter_broker.log.api import Fence as StoreFence
-from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.blocks import STATE_FIELDS_RESERVED
-from onewriter_broker.log.losses import Loss, losses
-from onewriter_broker.log.pending import PendingBlock
-from onewriter_broker.log.topic_log import LedgerSummary, TopicLog, last_position
+from onewriter_broker.log.store.api import Fence as StoreFence
+from onewriter_broker.log.store.blocks import STATE_FIELDS_RESERVED
+from onewriter_broker.log.topic_log.log import LedgerSummary, TopicLog, last_position
+from onewriter_broker.log.topic_log.losses import Loss, losses
+from onewriter_broker.log.topic_log.pending_blocks import PendingBlock
+from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.topic.loads import LeaderLoads
 from onewriter_broker.topic.tenures import audit_fields, marker_fields, state_fields
 from onewriter_broker.topic.transitions import Chronicles

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 
 import structlog
 
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.fencing import Shell
 from onewriter_broker.topic.tenures import ABSENT_SINCE, PRESENT, PRESENT_SINCE
 from onewriter_core.errors import Unavailable, Undecided

@@ -14,9 +14,9 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from onewriter_broker.log.api import VERSION_PREFIX, Binding, LogStore
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.publishing import (
+from onewriter_broker.log.store.api import VERSION_PREFIX, Binding, LogStore
+from onewriter_broker.log.topic_log.atomic_publish import (
     PUBLISHES_WAITING_MAX,
     Entries,
     Publish,
@@ -24,8 +24,8 @@ from onewriter_broker.log.publishing import (
     check_app,
     check_owner,
 )
-from onewriter_broker.log.termination import terminated_at
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.termination import terminated_at
 from onewriter_broker.topic import staged_rows
 from onewriter_broker.topic.checking import standing_of
 from onewriter_broker.topic.layouts import Layouts

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.deduplication import Deduplications
 from onewriter_broker.topic.producer import Producer, settled
 from onewriter_broker.topic.resends import SNAPSHOT_FIELD, lineage_from_log, read_snapshot, snapshot

@@ -16,8 +16,8 @@ from typing import assert_never
 
 import structlog
 
-from onewriter_broker.log.api import BrokenKey
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import BrokenKey
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.deduplication import Deduplications
 from onewriter_broker.topic.fencing import Fencing, Shell
 from onewriter_broker.topic.loads import may_promote

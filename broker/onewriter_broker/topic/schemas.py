@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.policies import (
     SCHEMA_AUTO_UPDATE,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 
 import structlog
 
-from onewriter_broker.log.api import Binding, BrokenKey, Outcome
+from onewriter_broker.log.store.api import Binding, BrokenKey, Outcome
 from onewriter_broker.topic.fencing import Shell
 from onewriter_broker.topic.tenures import contender_fields
 from onewriter_broker.topic.transitions import (

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from onewriter_broker.log.topic_log import LedgerSummary
+from onewriter_broker.log.topic_log.log import LedgerSummary
 from onewriter_broker.topic.transitions import LEADERLESS_MS, former_fields, identity_fields
 from onewriter_core.ids import Identity
 from onewriter_core.topic.effects import NEW_EPOCH, Fence

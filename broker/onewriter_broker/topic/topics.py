@@ -15,11 +15,11 @@ from dataclasses import replace
 import structlog
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.log.api import Binding, BrokenKey, Durability, Outcome
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Binding, BrokenKey, Durability, Outcome
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import LostReason, Refenced
 from onewriter_broker.ownership.buckets import BucketOwnership
-from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.quotas.book import QuotaBook
 from onewriter_broker.quotas.shares import StoreShares
 from onewriter_broker.settings import Settings

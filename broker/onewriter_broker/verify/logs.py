@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from onewriter_broker.log.api import Block, Marker, StoredBlock, Unit
-from onewriter_broker.log.blocks import CHAIN_START, chain
-from onewriter_broker.log.topic_log import TRIMMED, last_position, payloads
+from onewriter_broker.log.store.api import Block, Marker, StoredBlock, Unit
+from onewriter_broker.log.store.blocks import CHAIN_START, chain
+from onewriter_broker.log.topic_log.log import TRIMMED, last_position, payloads
 from onewriter_broker.verify.audit import BucketAudit, LogAudit
 from onewriter_broker.verify.findings import Violation
 from onewriter_broker.verify.publishers import PublisherChecker

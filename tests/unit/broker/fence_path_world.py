@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 from tests.stamps import stamp_anew
 
-from onewriter_broker.log.api import Binding, Block, BrokenKey, Outcome, StoredBlock
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore, Moment
-from onewriter_broker.log.losses import Loss
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Binding, Block, BrokenKey, Outcome, StoredBlock
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore, Moment
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.losses import Loss
+from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.topic.fencing import Shell
 from onewriter_broker.topic.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner

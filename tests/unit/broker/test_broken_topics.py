@@ -8,9 +8,9 @@ from tests.unit.broker.fence_path_world import BUCKET, ORDERS, World, serving, u
 from onewriter_broker.dispatch.limits import Limits
 from onewriter_broker.dispatch.reading import read_at_last
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.log.api import BrokenKey, Outcome
-from onewriter_broker.log.keys import Keys
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import BrokenKey, Outcome
+from onewriter_broker.log.store.keys import Keys
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.broken import LOOK_SECONDS, TOPICS_MAX, BrokenTopics
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.ids import EARLIEST, Position, TopicName

@@ -12,9 +12,9 @@ from tests.stamps import stamp_anew
 from tests.unit.broker.fence_path_world import until
 
 from onewriter_broker.http.site import status_of
-from onewriter_broker.log.api import Binding, Outcome
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore, Moment
+from onewriter_broker.log.store.api import Binding, Outcome
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore, Moment
 from onewriter_broker.topic.catalog import CatalogEntry, Catalogs, Undivided
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided

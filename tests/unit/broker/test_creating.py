@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.broker.test_catalog import World
 
-from onewriter_broker.log.api import Binding
-from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.log.store.api import Binding
+from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.quotas.book import Quota, QuotaBook, QuotaExceeded
 from onewriter_broker.topic import creating
 from onewriter_broker.topic.catalog import CatalogEntry, Catalogs

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.broker.fence_path_world import ORDERS, Gates, World, serving
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.ownership.buckets import BucketOwnership
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic.catalog import Catalogs

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tests.unit.broker.fence_path_world import ORDERS, Gates, Told, World, serving, until
 
-from onewriter_broker.log.api import Outcome
+from onewriter_broker.log.store.api import Outcome
 from onewriter_broker.topic.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.ids import Position

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from tests.stamps import stamp_anew
 
-from onewriter_broker.log.api import Binding, Durability, Marker, Outcome
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore, Moment
-from onewriter_broker.log.losses import Loss, losses
-from onewriter_broker.log.pending import PendingEntry
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Binding, Durability, Marker, Outcome
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore, Moment
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.losses import Loss, losses
+from onewriter_broker.log.topic_log.pending_blocks import PendingEntry
+from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.topic.fencing import Fencing, Shell
 from onewriter_core.ids import EARLIEST, Identity, Position, TopicName
 from onewriter_core.topic.effects import NEW_EPOCH, Fence

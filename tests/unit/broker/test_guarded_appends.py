@@ -18,14 +18,22 @@ from tests.unit.broker.fence_path_world import (
     until,
 )
 
-from onewriter_broker.log.api import Binding, Block, Fence, FencedLog, Guard, GuardKind, Outcome
-from onewriter_broker.log.blocks import chain
-from onewriter_broker.log.fake.store import Moment
-from onewriter_broker.log.guarding import FLOORS_MAX
-from onewriter_broker.log.keys import Keys
-from onewriter_broker.log.redis_scripts import FIELDS_MAX, fence
-from onewriter_broker.log.together import Part, Together
-from onewriter_broker.log.topic_log import ENTRY_BYTES, TopicLog
+from onewriter_broker.log.joint_append import Part, Together
+from onewriter_broker.log.store.api import (
+    Binding,
+    Block,
+    Fence,
+    FencedLog,
+    Guard,
+    GuardKind,
+    Outcome,
+)
+from onewriter_broker.log.store.blocks import chain
+from onewriter_broker.log.store.fake.store import Moment
+from onewriter_broker.log.store.keys import Keys
+from onewriter_broker.log.store.redis.script_calls import FIELDS_MAX, fence
+from onewriter_broker.log.topic_log.guards import FLOORS_MAX
+from onewriter_broker.log.topic_log.log import ENTRY_BYTES, TopicLog
 from onewriter_broker.topic.checking import raise_floor as seal
 from onewriter_broker.topic.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner

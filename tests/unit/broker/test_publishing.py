@@ -22,7 +22,8 @@ from tests.unit.broker.publishing_world import (
     whole,
 )
 
-from onewriter_broker.log.api import (
+from onewriter_broker.log.joint_append import Part, Together
+from onewriter_broker.log.store.api import (
     OPEN_PUBLISH,
     VERSION_PREFIX,
     Binding,
@@ -34,10 +35,9 @@ from onewriter_broker.log.api import (
     Marker,
     Outcome,
 )
-from onewriter_broker.log.fake.store import Moment
-from onewriter_broker.log.publishing import Publish, Published
-from onewriter_broker.log.together import Part, Together
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.fake.store import Moment
+from onewriter_broker.log.topic_log.atomic_publish import Publish, Published
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_core.errors import Fenced, Unavailable, Undecided
 from onewriter_core.ids import Position
 from onewriter_core.topic.events import LedgerFull

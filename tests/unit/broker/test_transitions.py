@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from onewriter_broker.log.api import LogStore
+from onewriter_broker.log.store.api import LogStore
 from onewriter_broker.topic import transitions
 from onewriter_broker.topic.tenures import audit_fields, contender_fields
 from onewriter_broker.topic.transitions import HISTORY_MAX, Chronicles, noted, read_back

@@ -13,10 +13,10 @@ from tests.unit.broker.verify_histories import (
     waiter,
 )
 
-from onewriter_broker.log.api import Marker, Outcome
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.topic_log import TRIMMED
+from onewriter_broker.log.store.api import Marker, Outcome
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log.log import TRIMMED
 from onewriter_broker.verify import audit as audit_module
 from onewriter_broker.verify import findings as findings_module
 from onewriter_broker.verify import sequences

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 
 from tests.stamps import stamp_anew
 
-from onewriter_broker.log.api import Append, Binding, FencedLog, LogStore, Marker, Outcome
-from onewriter_broker.log.api import Fence as StoreFence
-from onewriter_broker.log.blocks import BLOCK_ENTRIES_MAX
-from onewriter_broker.log.pending import PendingEntry
-from onewriter_broker.log.publishing import Entries, Publish
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Append, Binding, FencedLog, LogStore, Marker, Outcome
+from onewriter_broker.log.store.api import Fence as StoreFence
+from onewriter_broker.log.store.blocks import BLOCK_ENTRIES_MAX
+from onewriter_broker.log.topic_log.atomic_publish import Entries, Publish
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.pending_blocks import PendingEntry
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.tenures import (
     audit_fields,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
-from onewriter_broker.log.api import FLOOR_PREFIX, GUARDIAN_PREFIX, Guard, GuardKind, Outcome
+from onewriter_broker.log.store.api import FLOOR_PREFIX, GUARDIAN_PREFIX, Guard, GuardKind, Outcome
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import TopicName
 
 if TYPE_CHECKING:
-    from onewriter_broker.log.pending import PendingEntry, Sender
-    from onewriter_broker.log.topic_log import TopicLog
+    from onewriter_broker.log.topic_log.log import TopicLog
+    from onewriter_broker.log.topic_log.pending_blocks import PendingEntry, Sender
 
 FLOORS_MAX = 500
 """Guards of other buckets that one topic remembers the highest numbers of. Each fence writes them."""

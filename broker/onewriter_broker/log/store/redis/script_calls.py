@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from importlib import resources
 from itertools import chain as flatten
 
-from onewriter_broker.log import blocks
-from onewriter_broker.log.api import (
+from onewriter_broker.log.store import blocks
+from onewriter_broker.log.store.api import (
     Append,
     Binding,
     BrokenKey,
@@ -24,7 +24,7 @@ from onewriter_broker.log.api import (
     OwnWrite,
     Standing,
 )
-from onewriter_broker.log.keys import SETTINGS, Keys, LogKeys
+from onewriter_broker.log.store.keys import SETTINGS, Keys, LogKeys
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import Position, TopicName
 
@@ -66,7 +66,7 @@ class Script:
 
 def _load(*names: str) -> Script:
     """The last one is the script, the others are what it is built on."""
-    folder = resources.files("onewriter_broker.log") / "scripts"
+    folder = resources.files("onewriter_broker.log.store") / "scripts"
     source = b"\n".join((folder / f"{name}.lua").read_bytes() for name in ("guard", *names))
     return Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
 

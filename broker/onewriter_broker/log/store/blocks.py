@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import google_crc32c
 
-from onewriter_broker.log.api import OPEN_PUBLISH, Append, Block, Marker, StoredBlock
+from onewriter_broker.log.store.api import OPEN_PUBLISH, Append, Block, Marker, StoredBlock
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import NUMBER_MAX, Position
 from onewriter_core.publish_rights import APP_LENGTH_MAX

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from onewriter_broker.log.api import Block, Guard
-from onewriter_broker.log.blocks import CHAIN_START
+from onewriter_broker.log.store.api import Block, Guard
+from onewriter_broker.log.store.blocks import CHAIN_START
 from onewriter_core.ids import Position
 from onewriter_core.wire.values import Send
 
 if TYPE_CHECKING:
-    from onewriter_broker.log.publishing import Publish
-    from onewriter_broker.log.together import Together
+    from onewriter_broker.log.joint_append import Together
+    from onewriter_broker.log.topic_log.atomic_publish import Publish
 
 
 class Sender(Protocol):

@@ -2,7 +2,7 @@
 
 ``check_server`` asks, ``judge`` decides: which durability the server can promise, what makes it
 unusable and what is worth a warning. The dataset is checked again in every write
-(scripts/guard.lua), the role on every connect (redis_primary.py).
+(scripts/guard.lua), the role on every connect (primary.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import redis.asyncio as redis_asyncio
 import redis.exceptions
 
-from onewriter_broker.log.api import Durability
-from onewriter_broker.log.redis_primary import (
+from onewriter_broker.log.store.api import Durability
+from onewriter_broker.log.store.redis.primary import (
     Endpoint,
     RedisSettings,
     find_primary,

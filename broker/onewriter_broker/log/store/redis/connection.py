@@ -3,7 +3,7 @@
 Own code instead of redis-py's connection because a guarded append costs a half to a third of the
 client's CPU this way: large payloads are handed to the transport as they are, and a reply costs one
 future (figures in docs/benchmarks.md). Discovery, authentication and meaning live elsewhere
-(redis_primary.py, redis_store.py).
+(primary.py, store.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import cast
 
 import hiredis
 
-from onewriter_broker.log.redis_scripts import Word
+from onewriter_broker.log.store.redis.script_calls import Word
 
 PAYLOAD_BYTES_UNCOPIED = 16 * 1024
 """From this size on a word is handed to the transport itself, not copied into the command."""

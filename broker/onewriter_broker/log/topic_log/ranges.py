@@ -10,9 +10,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from onewriter_broker.log.api import Block, StoredBlock
-from onewriter_broker.log.blocks import BLOCK_BYTES_MAX, MalformedBlock
-from onewriter_broker.log.topic_log import (
+from onewriter_broker.log.store.api import Block, StoredBlock
+from onewriter_broker.log.store.blocks import BLOCK_BYTES_MAX, MalformedBlock
+from onewriter_broker.log.topic_log.log import (
     LEDGER_ENDS,
     TRIMMED,
     TopicLog,

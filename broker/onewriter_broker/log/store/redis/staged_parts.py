@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from onewriter_broker.log.keys import Keys
-from onewriter_broker.log.redis_connection import Reply
-from onewriter_broker.log.redis_scripts import Word
-from onewriter_broker.log.staged import StagedPart
+from onewriter_broker.log.store.keys import Keys
+from onewriter_broker.log.store.redis.connection import Reply
+from onewriter_broker.log.store.redis.script_calls import Word
+from onewriter_broker.log.store.staged_parts import StagedPart
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 
 Send = Callable[[Sequence[Sequence[Word]]], Awaitable[list[Reply]]]

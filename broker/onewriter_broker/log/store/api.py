@@ -20,8 +20,8 @@ from onewriter_core.errors import Unavailable
 from onewriter_core.ids import Position, TopicName
 
 if TYPE_CHECKING:
-    from onewriter_broker.log.compacted import CompactedStore
-    from onewriter_broker.log.staged import StagedStore
+    from onewriter_broker.log.store.compacted import CompactedStore
+    from onewriter_broker.log.store.staged_parts import StagedStore
 
 
 class Outcome(enum.Enum):

@@ -2,8 +2,8 @@
 
 Two connections, each opened by the first call that needs it: one carries the guarded writes in the
 order of the calls, one the reads and the housekeeping, so that a long read never delays a write.
-What the scripts say is in redis_scripts.py and scripts/; how the primary is found in
-redis_primary.py. There are no background tasks: whoever calls, waits.
+What the scripts say is in script_calls.py and scripts/; how the primary is found in
+primary.py. There are no background tasks: whoever calls, waits.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import hiredis
 
-from onewriter_broker.log import blocks, keys, redis_scripts
-from onewriter_broker.log.api import (
+from onewriter_broker.log.store import blocks, keys
+from onewriter_broker.log.store.api import (
     Append,
     Binding,
     BrokenKey,
@@ -28,9 +28,10 @@ from onewriter_broker.log.api import (
     StoredBlock,
     Unit,
 )
-from onewriter_broker.log.redis_compacted import RedisCompactedStore
-from onewriter_broker.log.redis_connection import RedisConnection, Reply
-from onewriter_broker.log.redis_primary import (
+from onewriter_broker.log.store.redis import script_calls
+from onewriter_broker.log.store.redis.compacted import RedisCompactedStore
+from onewriter_broker.log.store.redis.connection import RedisConnection, Reply
+from onewriter_broker.log.store.redis.primary import (
     Open,
     Primary,
     RedisSettings,
@@ -38,8 +39,8 @@ from onewriter_broker.log.redis_primary import (
     open_primary,
     parse_info,
 )
-from onewriter_broker.log.redis_scripts import Word
-from onewriter_broker.log.redis_staged import RedisStagedStore
+from onewriter_broker.log.store.redis.script_calls import Word
+from onewriter_broker.log.store.redis.staged_parts import RedisStagedStore
 from onewriter_broker.turns import Turns
 from onewriter_core.errors import OnewriterError, Undecided
 from onewriter_core.ids import Position, TopicName
@@ -101,14 +102,14 @@ class RedisLogStore:
         await self._writes.send([["HSET", self._keys.unit(bucket), "born", birthmark]])
 
     async def stamp(self, binding: Binding, *, birthmark: str = "") -> Outcome:
-        words = redis_scripts.stamp(self._keys, binding, birthmark=birthmark)
+        words = script_calls.stamp(self._keys, binding, birthmark=birthmark)
         return await self._write(words, binding, vouches=True)
 
     async def fence(self, fence: Fence) -> Outcome:
         for log in fence.logs:
             blocks.check_fields(log.marker, blocks.MARKER_FIELDS_RESERVED)
             blocks.check_fields(log.state, blocks.STATE_FIELDS_RESERVED)
-        words = redis_scripts.fence(self._keys, fence, self._settings.audit_records_max)
+        words = script_calls.fence(self._keys, fence, self._settings.audit_records_max)
         return await self._write(words, fence.binding, vouches=True)
 
     async def append(self, appends: Sequence[Append]) -> list[Outcome | BrokenKey]:
@@ -116,9 +117,9 @@ class RedisLogStore:
             return []
         for item in appends:
             blocks.check_append(item)
-        words, order = redis_scripts.append(self._keys, appends)
+        words, order = script_calls.append(self._keys, appends)
         primary, (reply,) = await self._writes.send([words])
-        outcomes = redis_scripts.append_outcomes(reply, order)
+        outcomes = script_calls.append_outcomes(reply, order)
         for item, outcome in zip(appends, outcomes, strict=True):
             if outcome is Outcome.DONE:
                 self._vouching = (primary, item.binding.replid)
@@ -126,8 +127,8 @@ class RedisLogStore:
 
     async def append_together(self, appends: Sequence[Append]) -> list[Outcome | BrokenKey]:
         blocks.check_together(appends)
-        primary, (reply,) = await self._writes.send([redis_scripts.together(self._keys, appends)])
-        outcomes = redis_scripts.append_outcomes(reply, range(len(appends)))
+        primary, (reply,) = await self._writes.send([script_calls.together(self._keys, appends)])
+        outcomes = script_calls.append_outcomes(reply, range(len(appends)))
         if Outcome.DONE in outcomes:
             self._vouching = (primary, appends[0].binding.replid)
         return outcomes
@@ -160,9 +161,9 @@ class RedisLogStore:
     async def check(
         self, binding: Binding, topic: TopicName, token: str, *, marks: bool = False
     ) -> Standing | Outcome:
-        words = redis_scripts.check(self._keys, binding, topic, token, marks=marks)
+        words = script_calls.check(self._keys, binding, topic, token, marks=marks)
         primary, (reply,) = await self._writes.send([words])
-        answer = redis_scripts.standing(reply)
+        answer = script_calls.standing(reply)
         if marks and isinstance(answer, Standing):
             self._vouching = (primary, binding.replid)
         return answer
@@ -176,7 +177,7 @@ class RedisLogStore:
         remove: Sequence[str] = (),
     ) -> Outcome:
         blocks.check_state_changes(fields, remove)
-        words = redis_scripts.set_state(self._keys, binding, topic, token, fields, remove)
+        words = script_calls.set_state(self._keys, binding, topic, token, fields, remove)
         return await self._write(words, binding)
 
     async def trim(
@@ -189,25 +190,25 @@ class RedisLogStore:
         remove: Sequence[str] = (),
     ) -> Outcome:
         blocks.check_state_changes(fields, remove)
-        words = redis_scripts.trim(self._keys, binding, topic, token, before, fields, remove)
+        words = script_calls.trim(self._keys, binding, topic, token, before, fields, remove)
         return await self._write(words, binding)
 
     async def write_audit(self, binding: Binding, record: Mapping[str, str]) -> Outcome:
         limit = self._settings.audit_records_max
-        words = redis_scripts.write_audit(self._keys, binding, record, limit)
+        words = script_calls.write_audit(self._keys, binding, record, limit)
         return await self._write(words, binding)
 
     async def set_catalog(
         self, binding: Binding, fields: Mapping[str, str], remove: Sequence[str] = ()
     ) -> Outcome:
-        words = redis_scripts.set_catalog(self._keys, binding, fields, remove)
+        words = script_calls.set_catalog(self._keys, binding, fields, remove)
         return await self._write(words, binding)
 
     async def read_state(self, topic: TopicName, *, replid: str = "") -> dict[str, str]:
         return _hash(await self._read(["HGETALL", self._keys.state(topic)], replid))
 
     async def own(self, write: OwnWrite) -> Outcome:
-        words = redis_scripts.own(self._keys, write, self._settings.audit_records_max)
+        words = script_calls.own(self._keys, write, self._settings.audit_records_max)
         return await self._write(words, write.binding, vouches=bool(write.records or write.dropped))
 
     async def read_owned(self, bucket: int, *, replid: str = "") -> dict[str, OwnedRecord]:
@@ -274,8 +275,8 @@ class RedisLogStore:
         await self._reads.send(commands)
 
     async def settle_setting(self, name: str, value: str) -> str:
-        words = redis_scripts.settle_setting(name, value)
-        return redis_scripts.settled((await self._reads.send([words]))[1][0])
+        words = script_calls.settle_setting(name, value)
+        return script_calls.settled((await self._reads.send([words]))[1][0])
 
     async def close(self) -> None:
         await self._writes.close()
@@ -285,7 +286,7 @@ class RedisLogStore:
         self, words: Sequence[Word], binding: Binding, *, vouches: bool = False
     ) -> Outcome:
         primary, (reply,) = await self._writes.send([words])
-        outcome = redis_scripts.outcome(reply)
+        outcome = script_calls.outcome(reply)
         if vouches and outcome is Outcome.DONE:
             self._vouching = (primary, binding.replid)
         return outcome

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from onewriter_broker.log.api import Binding
-from onewriter_broker.log.blocks import MalformedBlock
-from onewriter_broker.log.compacted import (
+from onewriter_broker.log.store.api import Binding
+from onewriter_broker.log.store.blocks import MalformedBlock
+from onewriter_broker.log.store.compacted import (
     COMPACTED,
     CompactedBlock,
     View,
     view_of,
 )
-from onewriter_broker.log.entries import EntryRun, runs_behind
+from onewriter_broker.log.topic_log.entries import EntryRun, runs_behind
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position
 
 if TYPE_CHECKING:
-    from onewriter_broker.log.topic_log import TopicLog
+    from onewriter_broker.log.topic_log.log import TopicLog
 
 READ_BYTES = 1024 * 1024
 """What one read of a view aims at."""

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from onewriter_broker.log.api import OWNER_PREFIX, VERSION_PREFIX, Block
-from onewriter_broker.log.blocks import (
+from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX, Block
+from onewriter_broker.log.store.blocks import (
     BLOCK_BYTES_MAX,
     BLOCK_ENTRIES_MAX,
     PUBLISH_BLOCKS_MAX,
@@ -31,8 +31,8 @@ from onewriter_core.errors import (
 from onewriter_core.ids import Position, TopicName
 
 if TYPE_CHECKING:
-    from onewriter_broker.log.pending import PendingBlock, PendingEntry
-    from onewriter_broker.log.topic_log import TopicLog
+    from onewriter_broker.log.topic_log.log import TopicLog
+    from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingEntry
     from onewriter_core.wire.values import Send
 
 PUBLISH_BYTES_MAX = 256 * 1024 * 1024

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 import hiredis
 
-from onewriter_broker.log.fake.commands import Call, CommandError, Reply, Status, Words
-from onewriter_broker.log.fake.keyspace import Keyspace
-from onewriter_broker.log.fake.scripting import Scripts
+from onewriter_broker.log.store.fake.commands import Call, CommandError, Reply, Status, Words
+from onewriter_broker.log.store.fake.keyspace import Keyspace
+from onewriter_broker.log.store.fake.scripting import Scripts
 
 Unit = tuple[Words, ...]
 """The writes of one script, transaction or command."""

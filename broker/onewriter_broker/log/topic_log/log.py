@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from operator import itemgetter
 
-from onewriter_broker.log.api import (
+from onewriter_broker.log.store.api import (
     Binding,
     Block,
     Durability,
@@ -25,13 +25,13 @@ from onewriter_broker.log.api import (
     Outcome,
     StoredBlock,
 )
-from onewriter_broker.log.blocks import CHAIN_START, chain
-from onewriter_broker.log.compacted import COMPACTED
-from onewriter_broker.log.compacted_log import CompactedLog
-from onewriter_broker.log.entries import EntryRun, runs_behind
-from onewriter_broker.log.guarding import GuardedSender, cut, note_floor, refuse_surplus
-from onewriter_broker.log.pending import PendingBlock, PendingEntry, Sender
-from onewriter_broker.log.publishing import Publish, Publishes
+from onewriter_broker.log.store.blocks import CHAIN_START, chain
+from onewriter_broker.log.store.compacted import COMPACTED
+from onewriter_broker.log.topic_log.atomic_publish import Publish, Publishes
+from onewriter_broker.log.topic_log.compacted_log import CompactedLog
+from onewriter_broker.log.topic_log.entries import EntryRun, runs_behind
+from onewriter_broker.log.topic_log.guards import GuardedSender, cut, note_floor, refuse_surplus
+from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingEntry, Sender
 from onewriter_broker.quotas.shares import Share
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import Position, TopicName

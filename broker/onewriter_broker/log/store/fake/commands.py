@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from onewriter_broker.log.fake.keyspace import (
+from onewriter_broker.log.store.fake.keyspace import (
     MAXIMUM,
     MINIMUM,
     Keyspace,

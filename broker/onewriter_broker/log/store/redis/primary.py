@@ -18,9 +18,9 @@ from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from onewriter_broker.log.keys import BUCKETS_DEFAULT
-from onewriter_broker.log.redis_connection import RedisConnection, Reply
-from onewriter_broker.log.redis_scripts import ALL_SCRIPTS, Word
+from onewriter_broker.log.store.keys import BUCKETS_DEFAULT
+from onewriter_broker.log.store.redis.connection import RedisConnection, Reply
+from onewriter_broker.log.store.redis.script_calls import ALL_SCRIPTS, Word
 from onewriter_core.errors import ConfigurationError, Undecided
 
 PASSWORD_BYTES_MAX = 4096

@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from onewriter_broker.log.api import Guard, Outcome
-from onewriter_broker.log.blocks import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, CALL_BYTES_MAX
-from onewriter_broker.log.guarding import has_room, no_room
-from onewriter_broker.log.pending import PendingBlock, PendingEntry
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Guard, Outcome
+from onewriter_broker.log.store.blocks import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, CALL_BYTES_MAX
+from onewriter_broker.log.topic_log.guards import has_room, no_room
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingEntry
 from onewriter_core.errors import (
     Fenced,
     OnewriterError,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from onewriter_broker.log.api import Block, Marker, StoredBlock
+from onewriter_broker.log.store.api import Block, Marker, StoredBlock
 from onewriter_core.ids import Position
 
 

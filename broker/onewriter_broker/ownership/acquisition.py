@@ -2,7 +2,7 @@
 
 The anchor first, then the store; compare-and-set, and only then the stamp. Any other order lets a
 broker with an old view make a stale branch look adoptable. Whether record and dataset go together
-is judged in adoption.py; what is done with a claimed bucket is in buckets.py and holding.py.
+is judged in adoption.py; what is done with a claimed bucket is in buckets.py and held_bucket.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from onewriter_broker.anchor.api import Addresses, Anchor, Record, Versioned
-from onewriter_broker.log.api import Binding, LogStore, Observation, Outcome, Unit
+from onewriter_broker.log.store.api import Binding, LogStore, Observation, Outcome, Unit
 from onewriter_broker.ownership.adoption import (
     LEDGERS_PER_BLOCK,
     Adopt,

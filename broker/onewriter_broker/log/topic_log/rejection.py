@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onewriter_broker.log.api import Outcome
-from onewriter_broker.log.pending import PendingBlock
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Outcome
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.pending_blocks import PendingBlock
 
 
 def fall_back(

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
-from onewriter_broker.log.api import Append, BrokenKey, Durability, Outcome
-from onewriter_broker.log.fake.server import FakeConnection, FakeNode
-from onewriter_broker.log.keys import BUCKETS_DEFAULT
-from onewriter_broker.log.redis_connection import RedisConnection
-from onewriter_broker.log.redis_primary import Endpoint, Primary, RedisSettings, handshake
-from onewriter_broker.log.redis_store import RedisLogStore
+from onewriter_broker.log.store.api import Append, BrokenKey, Durability, Outcome
+from onewriter_broker.log.store.fake.server import FakeConnection, FakeNode
+from onewriter_broker.log.store.keys import BUCKETS_DEFAULT
+from onewriter_broker.log.store.redis.connection import RedisConnection
+from onewriter_broker.log.store.redis.primary import Endpoint, Primary, RedisSettings, handshake
+from onewriter_broker.log.store.redis.store import RedisLogStore
 from onewriter_core.errors import Undecided
 
 Moment = Literal["before", "after"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from onewriter_broker.log import redis_scripts
-from onewriter_broker.log.api import Binding, BrokenKey, Outcome
-from onewriter_broker.log.compacted import (
+from onewriter_broker.log.store.api import Binding, BrokenKey, Outcome
+from onewriter_broker.log.store.compacted import (
     COMPACTED,
     DROP_BLOCKS_MAX,
     Attempt,
@@ -19,9 +18,10 @@ from onewriter_broker.log.compacted import (
     head_of,
     place_of,
 )
-from onewriter_broker.log.keys import Keys
-from onewriter_broker.log.redis_connection import Reply
-from onewriter_broker.log.redis_scripts import Word
+from onewriter_broker.log.store.keys import Keys
+from onewriter_broker.log.store.redis import script_calls
+from onewriter_broker.log.store.redis.connection import Reply
+from onewriter_broker.log.store.redis.script_calls import Word
 from onewriter_core.ids import Position, TopicName
 
 
@@ -50,8 +50,8 @@ class RedisCompactedStore:
     ) -> Outcome:
         keys = [self._keys.unit(binding.bucket), self._keys.state(topic)]
         arguments = [*_guard(binding), token, attempt.encode()]
-        reply = await self._write(redis_scripts.COMPACT_BEGIN.call(keys, arguments))
-        return redis_scripts.outcome(reply)
+        reply = await self._write(script_calls.COMPACT_BEGIN.call(keys, arguments))
+        return script_calls.outcome(reply)
 
     async def write(
         self,
@@ -65,24 +65,24 @@ class RedisCompactedStore:
         keys = self._keys_of(binding, topic, attempt.slot)
         arguments = [*_guard(binding), token, attempt.encode(), number, head_of(block)]
         arguments.append(block.payload)
-        reply = await self._write(redis_scripts.COMPACT_WRITE.call(keys, arguments))
-        return redis_scripts.outcome(reply)
+        reply = await self._write(script_calls.COMPACT_WRITE.call(keys, arguments))
+        return script_calls.outcome(reply)
 
     async def finish(
         self, binding: Binding, topic: TopicName, token: str, attempt: Attempt, view: View
     ) -> Outcome:
         keys = self._keys_of(binding, topic, attempt.slot)
         arguments = [*_guard(binding), token, attempt.encode(), view.blocks, view.encode()]
-        reply = await self._write(redis_scripts.COMPACT_FINISH.call(keys, arguments))
-        return redis_scripts.outcome(reply)
+        reply = await self._write(script_calls.COMPACT_FINISH.call(keys, arguments))
+        return script_calls.outcome(reply)
 
     async def drop(
         self, binding: Binding, topic: TopicName, token: str, slot: int
     ) -> Outcome | int:
         keys = self._keys_of(binding, topic, slot)
         arguments = [*_guard(binding), token, slot, DROP_BLOCKS_MAX]
-        reply = await self._write(redis_scripts.COMPACT_DROP.call(keys, arguments))
-        return reply if isinstance(reply, int) else redis_scripts.outcome(reply)
+        reply = await self._write(script_calls.COMPACT_DROP.call(keys, arguments))
+        return reply if isinstance(reply, int) else script_calls.outcome(reply)
 
     async def read(
         self, topic: TopicName, slot: int, first: int, count: int, *, replid: str = ""

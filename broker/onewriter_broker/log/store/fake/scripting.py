@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from onewriter_broker.log.fake.commands import Call, CommandError, Reply, Status, Words
+from onewriter_broker.log.store.fake.commands import Call, CommandError, Reply, Status, Words
 from onewriter_core.errors import ConfigurationError
 
 try:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from onewriter_broker.anchor.api import Addresses, Anchor, Record
+from onewriter_broker.ownership.acquisition import Claim
 from onewriter_broker.ownership.adoption import LEDGERS_PER_BLOCK
-from onewriter_broker.ownership.claims import Claim
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import NUMBER_MAX
 

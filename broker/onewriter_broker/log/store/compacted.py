@@ -3,7 +3,7 @@
 A view is a key of its own beside the log, a hash of numbered blocks, written whole and then switched
 to in the log's state: readers see the old one or the new one, never a part. Two keys take turns, the
 *slots*; the one that the state does not name is scratch. What makes a view, and when, is decided in topic/compaction.py;
-how it is read, in compacted_log.py. docs/log-format.md describes keys and fields.
+how it is read, in topic_log/compacted_log.py. docs/log-format.md describes keys and fields.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Final, Protocol
 
 import google_crc32c
 
-from onewriter_broker.log.api import Binding, Block, Outcome
-from onewriter_broker.log.blocks import CHAIN_BYTES, MalformedBlock, pack_u32, unpack_u32
+from onewriter_broker.log.store.api import Binding, Block, Outcome
+from onewriter_broker.log.store.blocks import CHAIN_BYTES, MalformedBlock, pack_u32, unpack_u32
 from onewriter_core.ids import EARLIEST, Position, TopicName
 
 COMPACTED: Final = "compacted"
