@@ -434,9 +434,9 @@ class World:
 
     def _fresh(self, state: State, where: str) -> str:
         topic = state.topic
-        known = {*places(topic), *(contender.group for contender in (*topic.holders, *topic.queue))}
-        if topic.claim is not None and topic.claim.contender is not None:
-            known.add(topic.claim.contender.group)
+        known = {*places(topic), *(group.group_id for group in (*topic.holders, *topic.queue))}
+        if topic.claim is not None and topic.claim.group is not None:
+            known.add(topic.claim.group.group_id)
         known |= {lost[0] for lines in state.lines for line in lines for lost in line.lost}
         return next(
             name for name in (f"{where}.{i}" for i in range(1, len(known) + 2)) if name not in known
@@ -469,15 +469,13 @@ def _with_line(state: State, number: int, at: int, line: Line) -> State:
 def _ranked(topic: Topic) -> Topic:
     """The topic with arrival and claim numbers as ranks, which is all that rules look at."""
     claim = topic.claim
-    contenders = [*topic.queue]
-    if claim is not None and claim.contender is not None:
-        contenders.append(claim.contender)
-    ranks = {a: i for i, a in enumerate(sorted(c.arrival for c in contenders), start=1)}
+    groups = [*topic.queue]
+    if claim is not None and claim.group is not None:
+        groups.append(claim.group)
+    ranks = {a: i for i, a in enumerate(sorted(c.arrival for c in groups), start=1)}
     if claim is not None:
-        contender = claim.contender and replace(
-            claim.contender, arrival=ranks[claim.contender.arrival]
-        )
-        claim = replace(claim, number=1, contender=contender)
+        group = claim.group and replace(claim.group, arrival=ranks[claim.group.arrival])
+        claim = replace(claim, number=1, group=group)
     return replace(
         topic,
         queue=tuple(replace(w, arrival=ranks[w.arrival]) for w in topic.queue),
@@ -502,14 +500,14 @@ def queueing_without_the_check(topic: Topic, event: Event) -> Step:
                 request = replace(request, topic_epoch=None, claim=carried)
             return step(topic, ProducerRequested(request, now))
         case FenceStored():
-            winner = None if topic.claim is None else topic.claim.contender
+            winner = None if topic.claim is None else topic.claim.group
             topic, effects = step(topic, event)
             if winner is None or not winner.claim or not winner.members:
                 return topic, effects
             epoch = int(winner.claim)
             tenure = Tenure(epoch, winner.producer_name, winner.identity)
             slots = tuple(
-                replace(s, epoch=epoch, ownership=Held(tenure, winner.group))
+                replace(s, epoch=epoch, ownership=Held(tenure, winner.group_id))
                 if s.number in winner.slots
                 else s
                 for s in topic.slots

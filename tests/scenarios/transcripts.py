@@ -222,8 +222,8 @@ def _effect(effect: Effect) -> str:
 
 def _fence(fence: Fence) -> str:
     words = [f"fence {fence.purpose.value}{_where(fence.slots)}"]
-    if fence.contender is not None:
-        words.append(fence.contender.producer_name)
+    if fence.group is not None:
+        words.append(fence.group.producer_name)
     if fence.stops:
         words.append("stops " + " ".join(fence.stops))
     if (kept := {tenure for _, tenure in fence.tenures if tenure is not None}) and all(

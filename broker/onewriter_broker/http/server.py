@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from onewriter_broker.authentication import PEER
+from onewriter_broker.auth.authentication import PEER
 from onewriter_broker.desired import BODY_BYTES_MAX as DESIRED_BYTES_MAX
 from onewriter_broker.http import (
     acknowledged,

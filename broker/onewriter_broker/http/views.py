@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, assert_never
 
+from onewriter_broker.auth.refusals import Refusal
 from onewriter_broker.http.pulsar_stats import MODE_NAMES, iso
-from onewriter_broker.log.store.api import Observation
-from onewriter_broker.log.topic_log.losses import Loss
-from onewriter_broker.refusals import Refusal
+from onewriter_broker.log.api import Observation
+from onewriter_broker.log.losses import Loss
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.runner import TopicRunner
@@ -22,8 +22,8 @@ from onewriter_core.ids import Identity, TopicName
 from onewriter_core.topic.lookups import exclusive_owner
 from onewriter_core.topic.model import (
     WHOLE,
-    Contender,
     Held,
+    ProducerGroup,
     Reserved,
     Shared,
     Slot,
@@ -89,7 +89,7 @@ def refusal(found: Refusal) -> Json:
 
 def state_of(topic: Topic) -> str:
     """The topic in a word; for a partitioned one, of its first partition."""
-    if topic.claim is not None and topic.claim.contender is not None:
+    if topic.claim is not None and topic.claim.group is not None:
         return "ChangingHands"
     return _state_word(topic.slots[0]) if topic.slots else "Idle"
 
@@ -160,48 +160,48 @@ def _epoch(state: Mapping[str, str]) -> int:
     return int(state.get("epoch", "0"))
 
 
-def holder(runner: TopicRunner, contender: Contender) -> Json:
+def holder(runner: TopicRunner, group: ProducerGroup) -> Json:
     """An exclusive writer."""
-    first = contender.slots[0] if contender.slots else WHOLE
+    first = group.slots[0] if group.slots else WHOLE
     slot = runner.topic.slot(first)
     granted = runner.logs[first].state.get("since") if first in runner.logs else None
     connected = [
         runner.producers[member.registration].since_ms
-        for member in contender.members
+        for member in group.members
         if member.registration in runner.producers
     ]
-    return _contender(contender) | {
+    return _group(group) | {
         "epoch": None if slot is None else slot.epoch,
         "since": iso(int(granted)) if granted else None,
         "connectedSince": iso(min(connected)) if connected else None,
-        "partitions": [number for number in contender.slots[:PARTITIONS_SHOWN_MAX] if number >= 0],
+        "partitions": [number for number in group.slots[:PARTITIONS_SHOWN_MAX] if number >= 0],
     }
 
 
-def waiter(runner: TopicRunner, contender: Contender, place: int, wall_ms: int) -> Json:
+def waiter(runner: TopicRunner, group: ProducerGroup, place: int, wall_ms: int) -> Json:
     """Somebody in line; ``place`` 1 is next."""
     asked = [
         runner.producers[member.registration].since_ms
-        for member in contender.members
+        for member in group.members
         if member.registration in runner.producers
     ]
     since = min(asked) if asked else None
-    return _contender(contender) | {
+    return _group(group) | {
         "place": place,
         "waitingSince": None if since is None else iso(since),
         "waitingSeconds": None if since is None else max(0.0, (wall_ms - since) / 1000),
     }
 
 
-def _contender(contender: Contender) -> Json:
-    return _identified(contender.identity) | {
-        "producerName": contender.producer_name,
-        "claim": contender.claim or None,
-        "address": contender.address,
-        "host": contender.host or None,
-        "mode": MODE_NAMES[contender.mode],
-        "priority": contender.priority,
-        "arrival": contender.arrival,
+def _group(group: ProducerGroup) -> Json:
+    return _identified(group.identity) | {
+        "producerName": group.producer_name,
+        "claim": group.claim or None,
+        "address": group.address,
+        "host": group.host or None,
+        "mode": MODE_NAMES[group.mode],
+        "priority": group.priority,
+        "arrival": group.arrival,
     }
 
 
@@ -232,7 +232,7 @@ def _claim(topic: Topic) -> Json | None:
     return {
         "purpose": claim.purpose.value,
         "cause": claim.departure.value,
-        "producerName": exclusive_owner(topic, claim.slots) if claim.contender else None,
+        "producerName": exclusive_owner(topic, claim.slots) if claim.group else None,
     }
 
 

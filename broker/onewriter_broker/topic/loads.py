@@ -37,8 +37,8 @@ class LeaderLoads:
         """Who leads a topic now; whoever is about to be granted it counts already."""
         hosts = tuple(holder.host for holder in topic.holders)
         claim = topic.claim
-        if claim is not None and claim.purpose is Purpose.GRANT and claim.contender is not None:
-            hosts += (claim.contender.host,)
+        if claim is not None and claim.purpose is Purpose.GRANT and claim.group is not None:
+            hosts += (claim.group.host,)
         before = self._hosts.get(name, ())
         if hosts == before:
             return

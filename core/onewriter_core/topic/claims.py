@@ -21,10 +21,10 @@ from onewriter_core.topic.lookups import (
 from onewriter_core.topic.model import (
     DEPOSED_MAX,
     Claim,
-    Contender,
     Departure,
     Held,
     ImpossibleStep,
+    ProducerGroup,
     Purpose,
     Reserved,
     Shared,
@@ -43,7 +43,7 @@ def start_claim(
     topic: Topic,
     purpose: Purpose,
     slots: tuple[int, ...],
-    contender: Contender | None = None,
+    group: ProducerGroup | None = None,
     departure: Departure = Departure.NONE,
     *,
     newcomers: tuple[SharedProducer, ...] = (),
@@ -60,32 +60,32 @@ def start_claim(
     for slot in (s for s in topic.slots if s.number in slots):
         if changes_hands:
             stops += writers(topic, slot)
-        deposed.append((slot.number, _deposed(slot, contender, departure, purpose)))
-        tenures.append((slot.number, _new_tenure(slot, purpose, contender)))
-    others = [w for w in topic.queue if contender is None or w.group != contender.group]
+        deposed.append((slot.number, _deposed(slot, group, departure, purpose)))
+        tenures.append((slot.number, _new_tenure(slot, purpose, group)))
+    others = [w for w in topic.queue if group is None or w.group_id != group.group_id]
     best_loser = next(iter(in_order(others, topic)), None)
-    claim = Claim(number, purpose, slots, contender, newcomers, departure, answers)
+    claim = Claim(number, purpose, slots, group, newcomers, departure, answers)
     fence = Fence(
         number,
         purpose,
         slots,
-        contender,
+        group,
         departure,
         tuple(stops),
         tuple(tenures),
         tuple(deposed),
         best_loser,
         topic.policy,
-        0 if contender is None else load_of(topic, contender),
+        0 if group is None else load_of(topic, group),
         0 if best_loser is None else load_of(topic, best_loser),
     )
     return replace(topic, claims=number, claim=claim), (fence,)
 
 
-def _known(contender: Contender | None) -> Contender:
-    if contender is None:
+def _known(group: ProducerGroup | None) -> ProducerGroup:
+    if group is None:
         raise ImpossibleStep("a grant or a resume is somebody's")
-    return contender
+    return group
 
 
 def _first_slot(topic: Topic, claim: Claim) -> Slot:
@@ -95,10 +95,10 @@ def _first_slot(topic: Topic, claim: Claim) -> Slot:
     return slot
 
 
-def _new_tenure(slot: Slot, purpose: Purpose, contender: Contender | None) -> Tenure | None:
+def _new_tenure(slot: Slot, purpose: Purpose, group: ProducerGroup | None) -> Tenure | None:
     match purpose:
         case Purpose.GRANT:
-            winner = _known(contender)
+            winner = _known(group)
             return Tenure(NEW_EPOCH, winner.producer_name, winner.identity, winner.claim)
         case Purpose.SHARE | Purpose.DEPOSE:
             return None
@@ -109,7 +109,7 @@ def _new_tenure(slot: Slot, purpose: Purpose, contender: Contender | None) -> Te
 
 
 def _deposed(
-    slot: Slot, contender: Contender | None, departure: Departure, purpose: Purpose
+    slot: Slot, group: ProducerGroup | None, departure: Departure, purpose: Purpose
 ) -> tuple[Identity, ...]:
     """Identities that lost a tenure other than by leaving: they may not simply fence again."""
     if purpose not in {Purpose.GRANT, Purpose.DEPOSE}:
@@ -126,7 +126,7 @@ def _deposed(
             lost = None
         case _:
             assert_never(slot.ownership)
-    winner = None if contender is None else contender.identity
+    winner = None if group is None else group.identity
     names = [name for name in slot.deposed if name != winner]
     if lost is not None and not lost.identity.is_anonymous and lost.identity != winner:
         names = [name for name in names if name != lost.identity] + [lost.identity]
@@ -185,7 +185,7 @@ def _awaiting(topic: Topic, claim: Claim, waits: Waiting, now: float) -> Step:
                 ownership=Vacant(),
                 departure=claim.departure if slot.number in written else slot.departure,
                 vacant_since=now if slot.number in written else slot.vacant_since,
-                deposed=_deposed(slot, claim.contender, claim.departure, claim.purpose),
+                deposed=_deposed(slot, claim.group, claim.departure, claim.purpose),
                 grants_lost=False,
             ),
         )
@@ -204,7 +204,7 @@ def served_out(topic: Topic, now: float) -> Step:
 
 
 def _granted(topic: Topic, claim: Claim, ledger: int, now: float) -> Step:
-    contender = _known(claim.contender)
+    group = _known(claim.group)
     present = _first_slot(topic, claim)
     first = present if claim.waits is None else claim.waits.first
     was_held = isinstance(first.ownership, Held | Shared)
@@ -212,8 +212,8 @@ def _granted(topic: Topic, claim: Claim, ledger: int, now: float) -> Step:
     takes_over = isinstance(present.ownership, Held | Shared)
     gap_seconds = 0.0 if takes_over else leaderless_seconds(present, now)
     topic, closes = _evicted(topic, claim, now)
-    alive = bool(contender.members)
-    tenure = Tenure(ledger, contender.producer_name, contender.identity, contender.claim)
+    alive = bool(group.members)
+    tenure = Tenure(ledger, group.producer_name, group.identity, group.claim)
     for slot in (s for s in topic.slots if s.number in claim.slots):
         topic = with_slot(
             topic,
@@ -222,29 +222,29 @@ def _granted(topic: Topic, claim: Claim, ledger: int, now: float) -> Step:
                 epoch=ledger,
                 ledger=ledger,
                 is_open=not claim.is_outdated,
-                ownership=Held(tenure, contender.group) if alive else Vacant(tenure),
+                ownership=Held(tenure, group.group_id) if alive else Vacant(tenure),
                 departure=Departure.NONE if alive else Departure.CONNECTION_LOST,
                 vacant_since=None if alive else now,
-                deposed=_deposed(slot, contender, claim.departure, claim.purpose),
+                deposed=_deposed(slot, group, claim.departure, claim.purpose),
                 grants_lost=False,
-                serve_seconds=contender.serve_seconds if alive else 0.0,
+                serve_seconds=group.serve_seconds if alive else 0.0,
             ),
         )
     if alive:
-        topic = with_holder(topic, contender)
+        topic = with_holder(topic, group)
     record = Record(
         claim.slots,
         Purpose.GRANT,
         first.epoch,
         ledger,
         ledger,
-        contender,
+        group,
         departure,
         gap_seconds,
         tenure_of(first),
     )
     answer = _answers(claim, ledger)
-    return topic, (*closes, *grants(topic, contender, resumed=False), record, *answer)
+    return topic, (*closes, *grants(topic, group, resumed=False), record, *answer)
 
 
 def _vacated_by_order(topic: Topic, claim: Claim, ledger: int, now: float) -> Step:
@@ -292,35 +292,35 @@ def _shared(topic: Topic, claim: Claim, ledger: int) -> Step:
 def _resumed(topic: Topic, claim: Claim, now: float) -> Step:
     """The ledger that a resume had to wait for is open; the tenure may have ended meanwhile."""
     slot = _first_slot(topic, claim)
-    contender = _known(claim.contender)
-    tenure = Tenure(slot.epoch, contender.producer_name, contender.identity)
+    group = _known(claim.group)
+    tenure = Tenure(slot.epoch, group.producer_name, group.identity)
     match slot.ownership:
-        case Vacant(kept) | Reserved(kept, _) if kept == tenure and contender.members:
-            return resume(topic, slot, contender, now)
+        case Vacant(kept) | Reserved(kept, _) if kept == tenure and group.members:
+            return resume(topic, slot, group, now)
         case _:
             reason = "the store may have lost this grant"
-            return topic, tuple(not_ready(m.registration, reason) for m in contender.members)
+            return topic, tuple(not_ready(m.registration, reason) for m in group.members)
 
 
-def resume(topic: Topic, slot: Slot, contender: Contender, now: float) -> Step:
+def resume(topic: Topic, slot: Slot, group: ProducerGroup, now: float) -> Step:
     """The tenure's holder is back and nobody came between: same epoch, same ledger."""
-    tenure = Tenure(slot.epoch, contender.producer_name, contender.identity, contender.claim)
+    tenure = Tenure(slot.epoch, group.producer_name, group.identity, group.claim)
     record = Record(
         (slot.number,),
         Purpose.RESUME,
         slot.epoch,
         slot.epoch,
         slot.ledger,
-        contender,
+        group,
         slot.departure,
         leaderless_seconds(slot, now),
         tenure,
     )
     topic = with_slot(
-        with_holder(topic, contender),
-        replace(slot, ownership=Held(tenure, contender.group), vacant_since=None),
+        with_holder(topic, group),
+        replace(slot, ownership=Held(tenure, group.group_id), vacant_since=None),
     )
-    return topic, (*grants(topic, contender, resumed=True), record)
+    return topic, (*grants(topic, group, resumed=True), record)
 
 
 def _opened(topic: Topic, claim: Claim, ledger: int) -> Topic:
@@ -338,7 +338,7 @@ def _evicted(topic: Topic, claim: Claim, now: float) -> Step:
         for registration in writers(topic, slot):
             closes.append(Close(registration, claim.departure))
             if isinstance(slot.ownership, Held):
-                topic = without_member(topic, slot.ownership.group, registration)
+                topic = without_member(topic, slot.ownership.group_id, registration)
     lost = set(claim.slots)
     holders = tuple(
         replace(h, slots=tuple(n for n in h.slots if n not in lost)) for h in topic.holders
@@ -359,16 +359,16 @@ def fence_refused(topic: Topic, number: int, reason: str, now: float) -> Step:
         raise ImpossibleStep(f"fence {number} refused while {claim} is in progress")
     topic = replace(topic, claim=None)
     effects: tuple[Effect, ...] = ()
-    contender = claim.contender
-    if contender is not None and claim.departure is Departure.HANDED_OVER:
-        if contender.is_partitioned:
-            contender = replace(contender, slots=tuple(s.number for s in topic.slots))
-        if contender.members:
-            topic = replace(topic, queue=(*topic.queue, contender))
-    elif contender is not None:
-        effects = tuple(not_ready(m.registration, reason) for m in contender.members)
+    group = claim.group
+    if group is not None and claim.departure is Departure.HANDED_OVER:
+        if group.is_partitioned:
+            group = replace(group, slots=tuple(s.number for s in topic.slots))
+        if group.members:
+            topic = replace(topic, queue=(*topic.queue, group))
+    elif group is not None:
+        effects = tuple(not_ready(m.registration, reason) for m in group.members)
         code = ServerError.SERVICE_NOT_READY
-        topic = with_refused_group(topic, contender, code, reason, now)
+        topic = with_refused_group(topic, group, code, reason, now)
     effects += tuple(not_ready(p.registration, reason) for p in claim.newcomers)
     if claim.answers:
         effects += (Answer(claim.answers, topic.epoch, reason),)

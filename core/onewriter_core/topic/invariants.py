@@ -35,9 +35,9 @@ from onewriter_core.topic.model import (
     REFUSED_GROUPS_MAX,
     WAITERS_MAX,
     AccessMode,
-    Contender,
     Departure,
     Held,
+    ProducerGroup,
     Purpose,
     Reserved,
     Shared,
@@ -95,8 +95,8 @@ def _places(topic: Topic) -> Iterator[tuple[str, str]]:
     yield from ((m.registration, "writing") for h in topic.holders for m in h.members)
     if topic.claim is not None:
         yield from ((p.registration, "claiming") for p in topic.claim.newcomers)
-        if topic.claim.contender is not None:
-            yield from ((m.registration, "claiming") for m in topic.claim.contender.members)
+        if topic.claim.group is not None:
+            yield from ((m.registration, "claiming") for m in topic.claim.group.members)
     yield from ((m.registration, "waiting") for w in topic.queue for m in w.members)
     yield from ((r.registration, "deferred") for r in topic.deferred)
     yield from ((h.request.registration, "held back") for h in topic.held_back)
@@ -104,8 +104,8 @@ def _places(topic: Topic) -> Iterator[tuple[str, str]]:
 
 def _writes(topic: Topic, slot: Slot) -> set[str]:
     match slot.ownership:
-        case Held(_, group):
-            holder = topic.holder(group)
+        case Held(_, group_id):
+            holder = topic.holder(group_id)
             members = () if holder is None else holder.members
             return {m.registration for m in members if m.slot == slot.number}
         case Shared(producers):
@@ -128,9 +128,9 @@ def _registered_once(topic: Topic) -> None:
         name for name, count in Counter(name for name, _ in _places(topic)).items() if count > 1
     ]
     _must("each registration appears once", not twice, twice)
-    groups = Counter(c.group for c in (*topic.holders, *topic.queue))
-    if topic.claim is not None and topic.claim.contender is not None:
-        groups[topic.claim.contender.group] += 1
+    groups = Counter(c.group_id for c in (*topic.holders, *topic.queue))
+    if topic.claim is not None and topic.claim.group is not None:
+        groups[topic.claim.group.group_id] += 1
     _must("each group appears once", all(count == 1 for count in groups.values()), groups)
 
 
@@ -140,14 +140,14 @@ def _holders_fit(topic: Topic) -> None:
         tenure = _tenure(slot)
         _must("a tenure has its slot's epoch", tenure is None or tenure.epoch == slot.epoch, slot)
         match slot.ownership:
-            case Held(Tenure(_, name, identity), group):
-                holder = topic.holder(group)
+            case Held(Tenure(_, name, identity), group_id):
+                holder = topic.holder(group_id)
                 if holder is None:
                     raise Violation(f"a Held slot's group is a known holder: {slot}")
                 fits = (holder.producer_name, holder.identity) == (name, identity)
                 _must("a holder holds what it was granted", fits, slot)
                 _must("a holder's slots contain what it holds", slot.number in holder.slots)
-                held.add((group, slot.number))
+                held.add((group_id, slot.number))
             case Shared(producers):
                 names = {producer.producer_name for producer in producers}
                 _must("a Shared slot has producers", bool(producers), slot)
@@ -157,8 +157,8 @@ def _holders_fit(topic: Topic) -> None:
             case _:
                 assert_never(slot.ownership)
     for holder in topic.holders:
-        _must("a holder has a member", bool(holder.members), holder.group)
-        members = {(holder.group, m.slot) for m in holder.members}
+        _must("a holder has a member", bool(holder.members), holder.group_id)
+        members = {(holder.group_id, m.slot) for m in holder.members}
         _must("a holder's members write", members <= held, holder)
         _must("a slot has one member", len(members) == len(holder.members), holder)
 
@@ -173,9 +173,9 @@ def _claim_fits(topic: Topic) -> None:
     _must("a claim's slots exist", bool(claim.slots) and set(claim.slots) <= numbers, claim)
     _must("the claim is the newest one", claim.number == topic.claims, claim)
     needs = claim.purpose in {Purpose.GRANT, Purpose.RESUME}
-    _must("a grant or resume is somebody's", needs == (claim.contender is not None), claim)
-    if claim.contender is not None:
-        _must("who claims wants the claim's slots", claim.contender.slots == claim.slots, claim)
+    _must("a grant or resume is somebody's", needs == (claim.group is not None), claim)
+    if claim.group is not None:
+        _must("who claims wants the claim's slots", claim.group.slots == claim.slots, claim)
     _must("newcomers are Shared", claim.purpose is Purpose.SHARE or not claim.newcomers, claim)
 
 
@@ -401,12 +401,14 @@ def _removal_names_who(
         stayed = was[registration] == now.get(registration)
         _must("a departure moves nobody else, but to a promotion", stayed or promoted, registration)
     leaving = {
-        h.group for h in before.holders if event.registration in [m.registration for m in h.members]
+        h.group_id
+        for h in before.holders
+        if event.registration in [m.registration for m in h.members]
     }
     for old, new in _slot_pairs(before, after):
         if old.ownership != new.ownership:
             freed = event.registration in _writes(before, old) or (
-                isinstance(old.ownership, Held) and old.ownership.group in leaving
+                isinstance(old.ownership, Held) and old.ownership.group_id in leaving
             )
             _must("a departure frees only what the departed held", freed, (old, new))
 
@@ -416,7 +418,7 @@ def _promotion_chosen(
 ) -> None:
     """Nobody is overtaken, and a promotion takes the best of those it may choose from (S11)."""
     for fence in (effect for effect in effects if isinstance(effect, Fence)):
-        winner = fence.contender
+        winner = fence.group
         if winner is None or fence.purpose is not Purpose.GRANT:
             continue
         if fence.departure is Departure.HANDED_OVER:
@@ -439,7 +441,7 @@ def _promotion_chosen(
         _must("nobody who waits is overtaken", not overtaken, (winner, overtaken))
 
 
-def _handover_chosen(before: Topic, event: Event, winner: Contender) -> None:
+def _handover_chosen(before: Topic, event: Event, winner: ProducerGroup) -> None:
     meant = [
         w
         for w in in_order(before.queue, before)
@@ -449,15 +451,12 @@ def _handover_chosen(before: Topic, event: Event, winner: Contender) -> None:
     _must("a handover takes the best who is meant", meant[:1] == [winner], (event, winner))
 
 
-def _extends(topic: Topic, contender: Contender) -> bool:
+def _extends(topic: Topic, group: ProducerGroup) -> bool:
     """Whether its producer holds other partitions already: who waits for all waits for it anyway."""
     return any(
-        set(holder.slots).isdisjoint(contender.slots)
-        and (holder.identity, holder.mode) == (contender.identity, contender.mode)
-        and (
-            holder.producer_name == contender.producer_name
-            or holder.connection == contender.connection
-        )
+        set(holder.slots).isdisjoint(group.slots)
+        and (holder.identity, holder.mode) == (group.identity, group.mode)
+        and (holder.producer_name == group.producer_name or holder.connection == group.connection)
         for holder in topic.holders
     )
 

@@ -18,7 +18,7 @@ A slot (the topic, or one of its partitions) is Vacant, Reserved, Shared or Held
 ====================  ===========================  ==========================================
 from                  to                           by
 ====================  ===========================  ==========================================
-Vacant                Held                         a claim stored for a contender
+Vacant                Held                         a claim stored for a group
 Vacant                Shared                       a Shared producer (after a fence, unless open)
 Vacant with tenure    Held, same epoch             the tenure's holder comes back
 Reserved              Held, same epoch             the tenure's holder comes back in time
@@ -37,7 +37,7 @@ After every event ``_settle`` starts what had to wait: re-fences, deferred reque
 promotion of the next waiter. A waiter that vanished while its claim was stored is skipped there:
 the slot is vacant again and the next one is promoted, until one takes it or nobody is left.
 
-Partitions: a contender wants one slot or all of them. Partition 0's request makes the group;
+Partitions: a group wants one slot or all of them. Partition 0's request makes the group;
 requests that arrive before it are held back, those after it join, or are refused as it was. A group
 is granted all its slots by one fence or none.
 
@@ -82,7 +82,7 @@ from onewriter_core.topic.lookups import (
     free_slots,
     holder_of,
     is_changing_hands,
-    new_contender,
+    new_group,
     vacated,
     with_holder,
     with_slot,
@@ -165,8 +165,8 @@ def _requested(topic: Topic, request: Request, now: float) -> Step:
         return _returned(topic, slot, request, request.topic_epoch, now)
     if slot.number >= 0 and not request.alone:
         return partition_requested(topic, slot, request, now)
-    contender = new_contender(topic, request, (slot.number,), is_partitioned=False)
-    return contend(replace(topic, arrivals=topic.arrivals + 1), contender, request, now)
+    group = new_group(topic, request, (slot.number,), is_partitioned=False)
+    return contend(replace(topic, arrivals=topic.arrivals + 1), group, request, now)
 
 
 def _returned(topic: Topic, slot: Slot, request: Request, epoch: int, now: float) -> Step:
@@ -183,22 +183,22 @@ def _returned(topic: Topic, slot: Slot, request: Request, epoch: int, now: float
     if is_changing_hands(topic, slot):
         return topic, (not_ready(registration, "the holder of the topic is changing"),)
     match slot.ownership:
-        case Held(held, group) if held == tenure and not slot.grants_lost:
-            return _replaced(topic, slot, group, request)
+        case Held(held, group_id) if held == tenure and not slot.grants_lost:
+            return _replaced(topic, slot, group_id, request)
         case Vacant(kept) | Reserved(kept, _) if kept == tenure:
             if not slot.is_open:
                 return _start_or_defer(topic, request, Purpose.RESUME, slot)
-            contender = new_contender(topic, request, (slot.number,), is_partitioned=False)
-            return resume(replace(topic, arrivals=topic.arrivals + 1), slot, contender, now)
+            group = new_group(topic, request, (slot.number,), is_partitioned=False)
+            return resume(replace(topic, arrivals=topic.arrivals + 1), slot, group, now)
         case Held() | Vacant() | Reserved() | Shared():
             return topic, (moved_on(registration, epoch, slot.epoch),)
         case _:
             assert_never(slot.ownership)
 
 
-def _replaced(topic: Topic, slot: Slot, group: str, request: Request) -> Step:
+def _replaced(topic: Topic, slot: Slot, group_id: str, request: Request) -> Step:
     """The holder reconnected before its old connection was found dead: the newer one counts."""
-    holder = holder_of(topic, group)
+    holder = holder_of(topic, group_id)
     old = next((m for m in holder.members if m.slot == slot.number), None)
     if old is not None and request.reconnects <= old.reconnects:
         return topic, (
@@ -249,7 +249,9 @@ def _and_settle(done: Step, now: float) -> Step:
             waiter = next_promoted(topic, free_slots(topic))
             if waiter is None:
                 break
-            topic = replace(topic, queue=tuple(w for w in topic.queue if w.group != waiter.group))
+            topic = replace(
+                topic, queue=tuple(w for w in topic.queue if w.group_id != waiter.group_id)
+            )
             topic, more = start_claim(topic, Purpose.GRANT, waiter.slots, waiter, Departure.NONE)
         effects += more
     return topic, effects
@@ -261,21 +263,19 @@ def _next_deferred(topic: Topic) -> Request | None:
 
 
 def _start_or_defer(topic: Topic, request: Request, purpose: Purpose, slot: Slot) -> Step:
-    contender = new_contender(topic, request, (slot.number,), is_partitioned=False)
+    group = new_group(topic, request, (slot.number,), is_partitioned=False)
     claim = topic.claim
     if claim is None:
         topic = replace(topic, arrivals=topic.arrivals + 1)
-        return start_claim(topic, purpose, (slot.number,), contender, Departure.NONE)
-    older = claim.contender
+        return start_claim(topic, purpose, (slot.number,), group, Departure.NONE)
+    older = claim.group
     if (
         (claim.purpose, claim.slots) == (purpose, (slot.number,))
         and older is not None
-        and (older.producer_name, older.identity) == (contender.producer_name, contender.identity)
+        and (older.producer_name, older.identity) == (group.producer_name, group.identity)
         and all(member.reconnects < request.reconnects for member in older.members)
     ):
-        topic = replace(
-            topic, arrivals=topic.arrivals + 1, claim=replace(claim, contender=contender)
-        )
+        topic = replace(topic, arrivals=topic.arrivals + 1, claim=replace(claim, group=group))
         return topic, tuple(outdated(member.registration) for member in older.members)
     return defer(topic, None, request)
 
@@ -289,9 +289,9 @@ def _gone(topic: Topic, registration: str, departure: Departure, now: float) -> 
     )
     claim = topic.claim
     if claim is not None:
-        contender = claim.contender and claim.contender.without(registration)
+        group = claim.group and claim.group.without(registration)
         newcomers = tuple(p for p in claim.newcomers if p.registration != registration)
-        topic = replace(topic, claim=replace(claim, contender=contender, newcomers=newcomers))
+        topic = replace(topic, claim=replace(claim, group=group, newcomers=newcomers))
     for slot in topic.slots:
         match slot.ownership:
             case Shared(producers):
@@ -299,11 +299,11 @@ def _gone(topic: Topic, registration: str, departure: Departure, now: float) -> 
                 if staying != producers:
                     ownership = Shared(staying) if staying else Vacant()
                     topic = with_slot(topic, replace(slot, ownership=ownership))
-            case Held(tenure, group):
-                members = holder_of(topic, group).members
+            case Held(tenure, group_id):
+                members = holder_of(topic, group_id).members
                 if Member(slot.number, registration) in [replace(m, reconnects=0) for m in members]:
                     topic = with_slot(topic, vacated(slot, tenure, departure, now))
-                    topic = without_member(topic, group, registration)
+                    topic = without_member(topic, group_id, registration)
             case Vacant() | Reserved():
                 pass
             case _:
@@ -335,7 +335,7 @@ def _handed_over(topic: Topic, identifier: str, to: str, if_epoch: int | None) -
         return topic, (Answer(identifier, topic.epoch, refusal),)
     for waiter in in_order(topic.queue, topic):
         if not to or to in {waiter.producer_name, waiter.claim}:
-            queue = tuple(w for w in topic.queue if w.group != waiter.group)
+            queue = tuple(w for w in topic.queue if w.group_id != waiter.group_id)
             return start_claim(
                 replace(topic, queue=queue),
                 Purpose.GRANT,
@@ -404,8 +404,8 @@ def _unloaded(topic: Topic, reason: str) -> Step:
     pending += [m.registration for w in topic.queue for m in w.members]
     claim = topic.claim
     if claim is not None:
-        if claim.contender is not None:
-            pending += [m.registration for m in claim.contender.members]
+        if claim.group is not None:
+            pending += [m.registration for m in claim.group.members]
         pending += [p.registration for p in claim.newcomers]
         if claim.answers:
             effects.append(Answer(claim.answers, topic.epoch, reason))

@@ -9,7 +9,7 @@ import pytest
 from onewriter_core.ids import Identity
 from onewriter_core.topic.claims import start_claim
 from onewriter_core.topic.events import FenceRefused, FenceStored, ProducerGone, ProducerRequested
-from onewriter_core.topic.lookups import new_contender
+from onewriter_core.topic.lookups import new_group
 from onewriter_core.topic.machine import step
 from onewriter_core.topic.model import (
     WHOLE,
@@ -69,6 +69,6 @@ def test_a_holder_whom_nobody_knows() -> None:
 
 def test_a_shared_producer_that_contends() -> None:
     shared = replace(REQUEST, mode=AccessMode.SHARED)
-    contender = new_contender(FRESH, shared, (WHOLE,), is_partitioned=False)
+    group = new_group(FRESH, shared, (WHOLE,), is_partitioned=False)
     with pytest.raises(ImpossibleStep, match="never contends"):
-        contend(FRESH, contender, shared, 0.0)
+        contend(FRESH, group, shared, 0.0)

@@ -124,7 +124,7 @@ STATES: dict[str, Topic] = {
     "each registration appears once": replace(
         WAITED, queue=(replace(WAITER, members=HOLDER.members),)
     ),
-    "each group appears once": replace(WAITED, queue=(replace(WAITER, group="A"),)),
+    "each group appears once": replace(WAITED, queue=(replace(WAITER, group_id="A"),)),
     "a tenure has its slot's epoch": with_slot(LEFT, epoch=0),
     "a Held slot's group is a known holder": replace(HELD, holders=()),
     "a holder holds what it was granted": with_slot(
@@ -143,9 +143,9 @@ STATES: dict[str, Topic] = {
     "a request is deferred only by a claim or a reservation": replace(DEFERRED, claim=None),
     "a claim's slots exist": with_claim(CLAIMED, slots=(3,)),
     "the claim is the newest one": with_claim(CLAIMED, number=7),
-    "a grant or resume is somebody's": with_claim(CLAIMED, contender=None),
+    "a grant or resume is somebody's": with_claim(CLAIMED, group=None),
     "who claims wants the claim's slots": with_claim(
-        PROMOTING, contender=replace(WAITER, slots=(0, 1))
+        PROMOTING, group=replace(WAITER, slots=(0, 1))
     ),
     "newcomers are Shared": with_claim(CLAIMED, newcomers=(PRODUCER,)),
     "no waiter is grantable while no claim is in progress": replace(LEFT, queue=(WAITER,)),
@@ -154,7 +154,7 @@ STATES: dict[str, Topic] = {
     "waiters are bounded": replace(
         HELD,
         queue=tuple(
-            replace(WAITER, group=f"W{n}", members=(Member(WHOLE, f"W{n}"),), arrival=n)
+            replace(WAITER, group_id=f"W{n}", members=(Member(WHOLE, f"W{n}"),), arrival=n)
             for n in range(WAITERS_MAX + 2)
         ),
     ),
@@ -362,22 +362,22 @@ STEPS: dict[str, StepMutant] = {
     "only a takeover deposes": (
         HELD,
         requested("F", FENCING),
-        mutated(effects=with_fence(contender=replace(HOLDER, mode=EXCLUSIVE))),
+        mutated(effects=with_fence(group=replace(HOLDER, mode=EXCLUSIVE))),
     ),
     "nobody who waits is overtaken": (
         WAITED_TWICE,
         GONE,
         mutated(
             lambda t: replace(
-                with_claim(t, contender=WAITED_TWICE.queue[1]), queue=WAITED_TWICE.queue[:1]
+                with_claim(t, group=WAITED_TWICE.queue[1]), queue=WAITED_TWICE.queue[:1]
             ),
-            with_fence(contender=WAITED_TWICE.queue[1]),
+            with_fence(group=WAITED_TWICE.queue[1]),
         ),
     ),
     "a handover takes the best who is meant": (
         WAITED_TWICE,
         HandoverRequested("admin", "", NOW),
-        mutated(effects=with_fence(contender=WAITED_TWICE.queue[1])),
+        mutated(effects=with_fence(group=WAITED_TWICE.queue[1])),
     ),
     "an administrator is answered once": (
         HELD,

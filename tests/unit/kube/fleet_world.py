@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.kube.fake_broker import FakeBroker
 
-from onewriter_operator.brokers import fleet, pace
+from onewriter_operator.brokers import delays, fleet
 from onewriter_operator.brokers.client import Credentials
 from onewriter_operator.brokers.fleet import Fleet
 from onewriter_operator.declarations import Declarations
@@ -92,7 +92,7 @@ async def until(holds: Callable[[], Any], seconds: float = 60.0) -> None:
 
 def make_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the fleet wait for moments only."""
-    monkeypatch.setattr(pace, "RETRY_SECONDS_MIN", 0.02)
-    monkeypatch.setattr(pace, "RETRY_SECONDS_MAX", 0.1)
-    monkeypatch.setattr(pace, "GATHER_SECONDS_MIN", 0.01)
+    monkeypatch.setattr(delays, "RETRY_SECONDS_MIN", 0.02)
+    monkeypatch.setattr(delays, "RETRY_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(delays, "GATHER_SECONDS_MIN", 0.01)
     monkeypatch.setattr(fleet, "GRACE_SECONDS", 0.3)

@@ -14,8 +14,11 @@ from onewriter_operator.documents import Key, Kind, key_of
 from onewriter_operator.events import Recorder
 from onewriter_operator.kube import ApiRefused, Kube
 from onewriter_operator.metrics import Metrics
-from onewriter_operator.plan.actions import Tell
-from onewriter_operator.reconcile.installation import TURN_SECONDS_MAX, Installation
+from onewriter_operator.plan.actions import EmitEvent
+from onewriter_operator.reconcile.installation import (
+    ROLLOUT_WAIT_SECONDS_MAX,
+    InstallationReconciler,
+)
 
 Json = dict[str, Any]
 
@@ -66,19 +69,23 @@ class Server:
 
 class Told:
     def __init__(self) -> None:
-        self.said: list[Tell] = []
+        self.said: list[EmitEvent] = []
 
-    def tell(self, about: Json, told: Tell) -> None:
+    def emit(self, about: Json, told: EmitEvent) -> None:
         self.said.append(told)
 
 
 def world(
     now: Callable[[], float] = lambda: 0.0, more: Json | None = None
-) -> tuple[Server, Told, Installation]:
+) -> tuple[Server, Told, InstallationReconciler]:
     server, told = Server(), Told()
     configuration = configured(more, namespace="onewriter")
     recorder = cast("Recorder", told)
-    return server, told, Installation(cast("Kube", server), configuration, recorder, Metrics(), now)
+    return (
+        server,
+        told,
+        InstallationReconciler(cast("Kube", server), configuration, recorder, Metrics(), now),
+    )
 
 
 def key(kind: str, name: str) -> Key:
@@ -91,21 +98,21 @@ BROKERS = key("StatefulSet", "onewriter-broker")
 
 async def test_what_is_there_is_not_written_again() -> None:
     server, told, installation = world()
-    await installation.visit()
+    await installation.reconcile()
     assert {STORE, BROKERS} <= server.objects.keys()
     server.writes.clear()
-    await installation.visit()
+    await installation.reconcile()
     assert server.writes == []
     assert told.said == []
 
 
 async def test_what_was_changed_is_put_right_and_said() -> None:
     server, told, installation = world()
-    await installation.visit()
+    await installation.reconcile()
     changed = copy.deepcopy(server.objects[BROKERS])
     changed["spec"]["replicas"] = 9
     server.put(changed)
-    await installation.visit()
+    await installation.reconcile()
     assert server.objects[BROKERS]["spec"]["replicas"] == 3
     assert [each.reason for each in told.said] == ["DriftRepaired"]
 
@@ -120,17 +127,17 @@ AUTHORITY = key("ConfigMap", "onewriter-broker-ca")
 async def test_the_brokers_authority_is_published_and_followed(tmp_path: Path) -> None:
     file = tmp_path / "ca.crt"
     server, _, installation = world(more={"operator": {"brokerCaFile": str(file)}})
-    await installation.visit()
+    await installation.reconcile()
     assert AUTHORITY not in server.objects, "there is none yet"
     for content in ("b25l", "dHdv"):  # the second time it was renewed
         file.write_text(certificate(content))
-        await installation.visit()
+        await installation.reconcile()
         assert server.objects[AUTHORITY]["data"] == {"ca.crt": certificate(content)}
         server.writes.clear()
-        await installation.visit()
+        await installation.reconcile()
         assert server.writes == [], "nothing is written twice"
     file.unlink()
-    await installation.visit()
+    await installation.reconcile()
     assert server.objects[AUTHORITY]["data"] == {"ca.crt": certificate("dHdv")}, "it stays"
 
 
@@ -154,78 +161,78 @@ async def test_store_and_brokers_are_replaced_one_after_the_other(first: Key, se
     """A broker that goes while the store is away cannot leave in order: epochs would be lost."""
     now = 0.0
     server, _, installation = world(lambda: now)
-    await installation.visit()
+    await installation.reconcile()
     runs(server, first, rolls=True)
     change(server, second)
-    assert await installation.visit(), "it waits"
-    now = TURN_SECONDS_MAX - 1
-    assert await installation.visit(), "it still does"
+    assert await installation.reconcile(), "it waits"
+    now = ROLLOUT_WAIT_SECONDS_MAX - 1
+    assert await installation.reconcile(), "it still does"
     assert server.writes == []
     runs(server, first, rolls=False)
-    assert not await installation.visit()
+    assert not await installation.reconcile()
     assert server.writes == [second]
 
 
 async def test_a_change_that_the_controller_has_not_seen_counts_as_a_rollout() -> None:
     server, _, installation = world()
-    await installation.visit()
+    await installation.reconcile()
     runs(server, STORE, rolls=False)
     server.objects[STORE]["metadata"]["generation"] = 2
     change(server, BROKERS)
-    assert await installation.visit()
+    assert await installation.reconcile()
 
 
 async def test_a_rollout_that_is_stuck_does_not_keep_the_other_back_for_ever() -> None:
     now = 0.0
     server, _, installation = world(lambda: now)
-    await installation.visit()
+    await installation.reconcile()
     runs(server, STORE, rolls=True)
     change(server, BROKERS)
-    assert await installation.visit()
-    now = TURN_SECONDS_MAX
-    assert not await installation.visit()
+    assert await installation.reconcile()
+    now = ROLLOUT_WAIT_SECONDS_MAX
+    assert not await installation.reconcile()
     assert server.writes == [BROKERS]
 
 
 async def test_a_rollout_that_goes_on_is_not_stuck() -> None:
     now = 0.0
     server, _, installation = world(lambda: now)
-    await installation.visit()
+    await installation.reconcile()
     runs(server, BROKERS, rolls=True)
     change(server, STORE)
     for done in range(5):
-        now = 0.75 * TURN_SECONDS_MAX * done
+        now = 0.75 * ROLLOUT_WAIT_SECONDS_MAX * done
         server.objects[BROKERS]["status"]["updatedReplicas"] = done
-        assert await installation.visit(), f"{done} of 5 brokers are new"
+        assert await installation.reconcile(), f"{done} of 5 brokers are new"
     assert server.writes == []
 
 
 async def test_a_wait_ends_with_its_rollout_although_something_else_is_refused() -> None:
     now = 0.0
     server, _, installation = world(lambda: now)
-    await installation.visit()
+    await installation.reconcile()
     policy = next(each for each in server.objects if each.kind == "NetworkPolicy")
     server.put({**server.objects[policy], "spec": {}})
     server.refused[policy] = ApiRefused(403, "quota")
-    for now in (0.0, 10.0 * TURN_SECONDS_MAX):
+    for now in (0.0, 10.0 * ROLLOUT_WAIT_SECONDS_MAX):
         runs(server, STORE, rolls=True)
         change(server, BROKERS)
         with pytest.raises(ApiRefused):
-            await installation.visit()
+            await installation.reconcile()
         assert BROKERS not in server.writes, f"it waits at {now}"
         runs(server, STORE, rolls=False)
         with pytest.raises(ApiRefused):
-            await installation.visit()
+            await installation.reconcile()
 
 
 async def test_an_object_that_is_refused_keeps_no_other_back() -> None:
     server, _, installation = world()
     server.refused[STORE] = ApiRefused(422, "volumeClaimTemplates cannot change")
     with pytest.raises(ApiRefused, match="StatefulSet/onewriter-valkey: volumeClaim"):
-        await installation.visit()
+        await installation.reconcile()
     assert BROKERS in server.objects
     del server.refused[STORE]
-    await installation.visit()
+    await installation.reconcile()
     assert STORE in server.objects
 
 
@@ -234,24 +241,24 @@ async def test_a_server_that_is_busy_is_asked_again_when_it_says() -> None:
     server.refused[STORE] = ApiRefused(422, "no")
     server.refused[BROKERS] = ApiRefused(429, "busy", 17)
     with pytest.raises(ApiRefused) as raised:
-        await installation.visit()
+        await installation.reconcile()
     assert raised.value.retry_after_seconds == 17
 
 
 async def test_while_it_is_being_uninstalled_nothing_comes_back() -> None:
     server, _, installation = world()
-    await installation.visit()
+    await installation.reconcile()
     del server.objects[key("ConfigMap", "onewriter-config")]
     del server.objects[STORE]
-    await installation.visit()
+    await installation.reconcile()
     assert STORE not in server.objects
 
 
 async def test_objects_belong_to_the_owner_that_is_there_now() -> None:
     server, _, installation = world()
-    await installation.visit()
+    await installation.reconcile()
     owner = copy.deepcopy(OWNER)
     owner["metadata"]["uid"] = "owner-2"
     server.put(owner)
-    await installation.visit()
+    await installation.reconcile()
     assert server.objects[STORE]["metadata"]["ownerReferences"][0]["uid"] == "owner-2"

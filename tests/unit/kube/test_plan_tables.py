@@ -15,11 +15,11 @@ from onewriter_core.api.status import ExclusiveTopicStatus, FencedPod, ProducerC
 from onewriter_operator.conditions import CLAIM_REASONS, TOPIC_REASONS
 from onewriter_operator.documents import SERVICE, SLICE
 from onewriter_operator.plan import leader
-from onewriter_operator.plan.actions import Apply, EventReason, Tell, Visit
+from onewriter_operator.plan.actions import Apply, EmitEvent, EventReason, RequeueAfter
 from onewriter_operator.plan.claim import plan_claim
 from onewriter_operator.plan.difference import difference, digest
 from onewriter_operator.plan.facts import ClaimFacts, PodFacts, TopicFacts
-from onewriter_operator.plan.topic import TopicPlan, plan_topic
+from onewriter_operator.plan.topic import Plan, plan_topic
 
 Json = dict[str, Any]
 
@@ -167,17 +167,17 @@ def claim_facts(case: Json) -> ClaimFacts:
     return TypeAdapter(ClaimFacts).validate_python(facts)
 
 
-def check(case: Json, plan: TopicPlan, model: Any) -> None:
+def check(case: Json, plan: Plan, model: Any) -> None:
     if "actions" in case:
         check_actions(case["actions"], plan)
     if "visit" in case:
-        visits = [each.after_seconds for each in plan.actions if isinstance(each, Visit)]
+        visits = [each.after_seconds for each in plan.actions if isinstance(each, RequeueAfter)]
         assert visits
         assert min(visits) == pytest.approx(case["visit"])
     if "events" in case:
         wanted = {name for name in case["events"] if not name.endswith("-")}
         optional = {name[:-1] for name in case["events"] if name.endswith("-")}
-        told = {each.reason for each in plan.actions if isinstance(each, Tell)}
+        told = {each.reason for each in plan.actions if isinstance(each, EmitEvent)}
         assert told - optional == wanted
     if "status" in case:
         assert plan.status is case["status"]
@@ -200,8 +200,8 @@ def check(case: Json, plan: TopicPlan, model: Any) -> None:
         assert pods == case["fenced"]
 
 
-def check_actions(wanted: list[Any], plan: TopicPlan) -> None:
-    found = [each for each in plan.actions if not isinstance(each, Tell | Visit)]
+def check_actions(wanted: list[Any], plan: Plan) -> None:
+    found = [each for each in plan.actions if not isinstance(each, EmitEvent | RequeueAfter)]
     names = [each if isinstance(each, str) else next(iter(each)) for each in wanted]
     assert [type(each).__name__ for each in found] == names
     for action, expected in zip(found, wanted, strict=True):
@@ -231,7 +231,7 @@ def test_producer_claim(case: Json) -> None:
     check(case, plan_claim(claim_facts(case)), ProducerClaimStatus)
 
 
-def reasons_of(plans: list[TopicPlan]) -> dict[str, set[str]]:
+def reasons_of(plans: list[Plan]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for plan in plans:
         for condition in (plan.status or {}).get("conditions", ()):
@@ -263,7 +263,7 @@ def test_every_outcome_and_event_is_reached() -> None:
     outcomes = get_args(FencedPod.model_fields["outcome"].annotation)
     assert {pod["outcome"] for pod in pods} == set(outcomes)
     plans += [plan_claim(claim_facts(case)) for case in loaded("claims.yaml")]
-    told = {each.reason for plan in plans for each in plan.actions if isinstance(each, Tell)}
+    told = {each.reason for plan in plans for each in plan.actions if isinstance(each, EmitEvent)}
     assert told == set(get_args(EventReason)) - {"InstallationIncomplete"}
 
 
@@ -294,4 +294,4 @@ def test_a_status_that_is_shown_is_planned_again_as_it_is() -> None:
         document = facts.document | {"status": first.status}
         again = plan_topic(dataclasses.replace(facts, document=document, now=facts.now + 0.5))
         assert (again.status or first.status) == first.status, case["name"]  # None: it stays
-        assert not [each for each in again.actions if isinstance(each, Tell)], case["name"]
+        assert not [each for each in again.actions if isinstance(each, EmitEvent)], case["name"]

@@ -8,10 +8,10 @@ import pytest
 
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.plan.actions import RemovePod
-from onewriter_operator.reconcile.calls import (
+from onewriter_operator.reconcile.api_calls import (
     BUSY_SECONDS_MIN,
     CONFLICT_SECONDS,
-    asked,
+    api_answer,
     unless_gone,
 )
 from onewriter_operator.reconcile.removal import UNANSWERED_SECONDS, look_up, remove
@@ -127,7 +127,7 @@ async def failing(error: Exception) -> None:
 )
 async def test_what_may_pass_is_repeated(error: Exception, after: float | None) -> None:
     with pytest.raises(RetryLater) as later:
-        await asked(failing(error))
+        await api_answer(failing(error))
     assert later.value.after_seconds == after
     is_named = isinstance(error, ApiRefused) and error.status in {429, 503}
     assert later.value.is_firm is is_named
@@ -135,7 +135,7 @@ async def test_what_may_pass_is_repeated(error: Exception, after: float | None) 
 
 async def test_what_will_not_is_not() -> None:
     with pytest.raises(ApiRefused):
-        await asked(failing(ApiRefused(403, "forbidden")))
+        await api_answer(failing(ApiRefused(403, "forbidden")))
 
 
 async def test_a_deletion_of_what_is_gone_is_done() -> None:

@@ -17,12 +17,12 @@ from onewriter_operator.events import Recorder
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.plan import fenced
-from onewriter_operator.plan.actions import Tell
-from onewriter_operator.plan.facts import Applied, Brokers, Stored
+from onewriter_operator.plan.actions import EmitEvent
+from onewriter_operator.plan.facts import Applied, FleetState, StoredTopic
 from onewriter_operator.reconcile import topics
+from onewriter_operator.reconcile.context import ReconcileContext
 from onewriter_operator.reconcile.followed_pods import FollowedPods
-from onewriter_operator.reconcile.surroundings import Surroundings
-from onewriter_operator.reconcile.topics import TopicVisitor
+from onewriter_operator.reconcile.topics import TopicReconciler
 from onewriter_operator.store import Store
 from onewriter_operator.workqueue import GONE, RetryLater
 
@@ -99,8 +99,8 @@ class OneBroker:
     def applied(self, key: Key, piece: str) -> Applied:
         return Applied(1, is_everywhere=bool(piece))
 
-    def state(self) -> Brokers:
-        return Brokers()
+    def state(self) -> FleetState:
+        return FleetState()
 
     def why_waiting(self, topic: str) -> str:
         return ""
@@ -114,8 +114,8 @@ class OneBroker:
     def declare(self) -> None:
         return
 
-    async def stored(self, topic: str) -> Stored:
-        return Stored(exists=self.is_undivided, is_undivided=self.is_undivided)
+    async def stored(self, topic: str) -> StoredTopic:
+        return StoredTopic(exists=self.is_undivided, is_undivided=self.is_undivided)
 
     async def confirm(self, topic: str) -> Json | None:
         if isinstance(self.answer, Exception):
@@ -132,9 +132,9 @@ class Told:
     """A recorder that notes what it is told."""
 
     def __init__(self) -> None:
-        self.said: list[Tell] = []
+        self.said: list[EmitEvent] = []
 
-    def tell(self, about: Json, told: Tell) -> None:
+    def emit(self, about: Json, told: EmitEvent) -> None:
         self.said.append(told)
 
     def reasons(self) -> list[str]:
@@ -142,15 +142,15 @@ class Told:
 
 
 class World:
-    """One topic, as a visitor sees it."""
+    """One topic, as a reconciler sees it."""
 
     def __init__(self, spec: Json | None = None, annotations: Json | None = None) -> None:
         self.server, self.brokers, self.told = Server(), OneBroker(), Told()
         self.store = Store()
         self.declarations = Declarations(self.store)
         self.followed = FollowedPods(cast("Kube", self.server), lambda _: None)
-        self.visitor = TopicVisitor(
-            Surroundings(
+        self.reconciler = TopicReconciler(
+            ReconcileContext(
                 cast("Kube", self.server),
                 self.store,
                 self.declarations,
@@ -188,8 +188,8 @@ class World:
         about = {"name": name, "namespace": "shop", "uid": f"uid-{name}"}
         self.put({"kind": POD.kind, "metadata": about, "status": {"podIP": "10.0.0.1"}})
 
-    async def visit(self) -> float | None:
-        return await self.visitor.visit(ORDERS)
+    async def reconcile(self) -> float | None:
+        return await self.reconciler.reconcile(ORDERS)
 
     @property
     def status(self) -> Json:
@@ -221,36 +221,36 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_service_that_is_refused_is_said_and_keeps_nothing_else_back() -> None:
     world = World(LEADER)
     world.server.failures["apply Service/leader"] = ApiRefused(403, "exceeded quota")
-    after = await world.visit()
+    after = await world.reconcile()
     assert world.condition("Stalled") == "True/ServiceRefused"
     assert world.condition("Serving") == "True/Idle"
     assert "apply EndpointSlice/leader-leader-ipv4" in world.server.calls
     assert after is not None
     assert after <= topics.REFUSED_SECONDS
-    await world.visit()
+    await world.reconcile()
     assert len(world.calls("apply Service")) == 1  # not before its time
 
 
 async def test_it_is_tried_again_as_soon_as_a_person_wants_it() -> None:
     world = World(LEADER)
     world.server.failures["apply Service/leader"] = ApiRefused(500, "a webhook is away")
-    await world.visit()
+    await world.reconcile()
     assert world.condition("PolicyApplied") == "False/ServiceRefused"
     world.server.failures.clear()
     asked = copy.deepcopy(world.server.objects[ORDERS])
     asked["metadata"]["annotations"] = {"onewriter.dev/reconcile-at": "now"}
     world.put(asked)
-    await world.visit()
+    await world.reconcile()
     assert world.condition("PolicyApplied") == "True/Applied"
 
 
 async def test_a_topic_that_can_have_no_partitions_is_looked_up_again_until_it_can() -> None:
     world = World({"partitions": 3})
     world.brokers.is_undivided = True
-    assert await world.visit() == topics.REFUSED_SECONDS
+    assert await world.reconcile() == topics.REFUSED_SECONDS
     assert world.condition("PolicyApplied") == "False/Undivided"
     world.brokers.is_undivided = False  # it was deleted
-    assert await world.visit() is None
+    assert await world.reconcile() is None
     assert world.condition("PolicyApplied") == "True/Applied"
 
 
@@ -260,7 +260,7 @@ async def test_what_fails_again_and_again_does_not_keep_a_visit_busy(
     monkeypatch.setattr(topics, "FAILING_SECONDS", -1.0)
     world = World(LEADER)
     world.server.failures["apply Service/leader"] = ApiRefused(500, "a webhook is away")
-    await world.visit()
+    await world.reconcile()
     assert len(world.calls("apply Service")) == 1 + topics.REPLANS_MAX
     assert world.condition("Serving") == "True/Idle"
 
@@ -269,7 +269,7 @@ async def test_the_status_is_written_though_a_service_has_to_wait() -> None:
     world = World(LEADER)
     world.server.failures["apply Service/leader"] = ApiUnreachable("timed out")
     with pytest.raises(RetryLater):
-        await world.visit()
+        await world.reconcile()
     assert world.condition("Ready") == "True/Ready"
 
 
@@ -277,7 +277,7 @@ async def test_a_busy_server_is_left_alone_for_as_long_as_it_says() -> None:
     world = World()
     world.server.failures["status ExclusiveTopic/orders"] = ApiRefused(429, "busy", 0)
     with pytest.raises(RetryLater) as raised:
-        await world.visit()
+        await world.reconcile()
     assert raised.value.is_firm
     assert raised.value.after_seconds == 1.0
 
@@ -285,7 +285,7 @@ async def test_a_busy_server_is_left_alone_for_as_long_as_it_says() -> None:
 async def test_a_name_that_belongs_to_somebody_else_is_tried_again_later() -> None:
     world = World(LEADER)
     world.server.put({"kind": SERVICE.kind, "metadata": {"name": "leader", "namespace": "shop"}})
-    after = await world.visit()
+    after = await world.reconcile()
     assert world.condition("Stalled") == "True/ServiceTaken"
     assert after is not None
     assert after <= topics.REFUSED_SECONDS
@@ -305,7 +305,7 @@ async def test_what_people_make_go_with_a_topic_is_left_alone() -> None:
             "spec": spec,
         }
     )
-    await world.visit()
+    await world.reconcile()
     assert world.condition("Ready") == "True/Ready"
     assert world.calls("delete") == []
 
@@ -314,15 +314,15 @@ async def test_a_label_of_an_epoch_that_nobody_knows_is_put_right_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World(LEADER)
-    await world.visit()
+    await world.reconcile()
     key = Key(SLICE.kind, "shop", "leader-leader-ipv4")
     forged = copy.deepcopy(world.server.objects[key])
     forged["metadata"]["labels"]["onewriter.dev/epoch"] = "999"
     world.put(forged)
-    await world.visit()
+    await world.reconcile()
     assert world.server.objects[key]["metadata"]["labels"]["onewriter.dev/epoch"] == "999"
     monkeypatch.setattr("onewriter_operator.plan.topic.AHEAD_SECONDS", 0.0)
-    await world.visit()
+    await world.reconcile()
     assert world.server.objects[key]["metadata"]["labels"]["onewriter.dev/epoch"] == "0"
     assert world.condition("Drifted") == "True/Repaired"
 
@@ -333,11 +333,11 @@ async def test_a_label_of_an_epoch_that_nobody_knows_is_put_right_in_the_end(
 async def test_a_stale_pod_is_evicted_after_its_broker_was_asked() -> None:
     world = World()
     world.fenced()
-    await world.visit()
+    await world.reconcile()
     assert world.calls("evict") == ["evict Pod/writer-0"]
     assert world.outcome() == "Evicted"
     assert "PodEvicted" in world.told.reasons()
-    await world.visit()
+    await world.reconcile()
     assert len(world.calls("evict")) == 1
 
 
@@ -347,7 +347,7 @@ async def test_one_that_its_broker_knows_again_is_not_whatever_the_stream_says()
     assert world.brokers.status is not None
     back = contender("w0", "primary", "writer-0", place=1)
     world.brokers.answer = world.brokers.status | {"waiters": [back]}
-    await world.visit()
+    await world.reconcile()
     assert world.calls("evict") == []
     assert world.outcome() == "CameBack"
 
@@ -357,7 +357,7 @@ async def test_nobody_is_touched_while_no_broker_can_say(error: Exception) -> No
     world = World()
     world.fenced()
     world.brokers.answer = error
-    after = await world.visit()
+    after = await world.reconcile()
     assert world.calls("evict") == []
     assert world.outcome() == "Pending"
     assert after is not None
@@ -369,7 +369,7 @@ async def test_an_eviction_without_an_answer_stops_nothing_else() -> None:
     world = World()
     world.fenced()
     world.server.failures["evict Pod/writer-0"] = ApiUnreachable("timed out")
-    await world.visit()
+    await world.reconcile()
     assert world.outcome() == "EvictionFailed"
     assert world.condition("WriterActive") == "True/Held"
 
@@ -381,7 +381,7 @@ async def test_without_the_right_to_read_pods_it_is_said_what_could_not_be_done(
     for name in ("writer-0", "writer-1"):
         world.server.failures[f"get Pod/{name}"] = ApiRefused(403, "forbidden")
     world.server.failures["evict Pod/writer-0"] = ApiRefused(403, "forbidden")
-    await world.visit()
+    await world.reconcile()
     assert world.outcome() == "EvictionFailed"
     assert world.condition("WriterActive") == "True/Held"
 
@@ -393,12 +393,12 @@ async def test_a_fence_that_no_broker_decides_is_asked_for_again() -> None:
     world = World(annotations={"onewriter.dev/fence": "3"})
     world.brokers.status = status(3, holders=[contender("w1", epoch=3)])
     world.brokers.fence_answer = BrokerUnreachable("403: no right")
-    assert await world.visit() == 5.0
+    assert await world.reconcile() == 5.0
     assert world.condition("WriterActive") == "True/Held"
     assert "403: no right" in next(e.note for e in world.told.said if e.reason == "FencedByOrder")
     world.brokers.fence_answer = None
-    await world.visit()
-    await world.visit()
+    await world.reconcile()
+    await world.reconcile()
     assert world.brokers.fences == [3, 3]
     assert [each.note for each in world.told.said][-1].endswith("done")
 
@@ -408,7 +408,7 @@ async def test_a_fence_that_no_broker_decides_is_asked_for_again() -> None:
 
 async def test_an_object_that_is_gone_is_forgotten() -> None:
     world = World(LEADER)
-    await world.visit()
+    await world.reconcile()
     world.store.remove(world.server.objects[ORDERS])
-    assert await world.visit() == GONE
-    assert world.visitor._memories == {}
+    assert await world.reconcile() == GONE
+    assert world.reconciler._caches == {}

@@ -17,10 +17,10 @@ from onewriter_broker.topic import staged_rows
 from onewriter_broker.topic.staging import PART_BYTES_MAX
 from onewriter_core import publish_rights
 from onewriter_core.ids import Position
-from onewriter_pipeline.auditing import observer
+from onewriter_pipeline.audit import observer
 from onewriter_pipeline.brokers import frames
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.publishing import messages, packing, staging, writing
+from onewriter_pipeline.publish import messages, packing, staging, writing
 
 
 def test_a_part_that_is_packed_is_one_that_is_taken() -> None:
