@@ -16,7 +16,7 @@ from tests.integration.http_calls import OWN, PERSISTENT, Http
 from tests.integration.raw import EXCLUSIVE, RefusedByBroker
 from tests.servers import running_server
 
-from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_core.errors import ServerError

@@ -21,7 +21,7 @@ from onewriter_broker.connection.guards import (
     GUARD_NUMBER_PROPERTY,
     GUARD_PROPERTY,
 )
-from onewriter_broker.log.keys import BUCKETS_DEFAULT
+from onewriter_broker.log.store.keys import BUCKETS_DEFAULT
 from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.command import EXIT_USAGE
 from onewriter_core.ids import TopicName, bucket_of
