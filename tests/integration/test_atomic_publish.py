@@ -34,7 +34,7 @@ from onewriter_core.ids import TopicName
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Conflict, Invalid, MissingPart, PipelineError
 from onewriter_pipeline.lead.requests import Grant
-from onewriter_pipeline.publish.packing import MAGIC
+from onewriter_pipeline.publish.parts import MAGIC
 from onewriter_pipeline.publish.staging import Part, Publication, Staging
 
 APP = "0f3a-query"

@@ -106,12 +106,12 @@ def stale_was_rejected(before: State, action: Action, after: State) -> bool:
 
 
 def ghost_was_skipped(before: State, action: Action, after: State) -> bool:
-    claim = before.topic.claim
+    pending = before.topic.pending_fence
     return (
         isinstance(action.event, FenceStored)
-        and claim is not None
-        and claim.group is not None
-        and not claim.group.members
+        and pending is not None
+        and pending.group is not None
+        and not pending.group.members
         and any(isinstance(e, Fence) and e.purpose is Purpose.GRANT for e in action.effects)
     )
 

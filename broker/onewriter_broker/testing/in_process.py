@@ -163,7 +163,7 @@ class InProcessBroker:
             answer = await runner.administer(order(name), name)
             if not answer.refusal:
                 return answer.epoch
-            if runner.topic.claim is None:
+            if runner.topic.pending_fence is None:
                 raise Unavailable(answer.refusal)
             await asyncio.sleep(POLL_SECONDS)
 

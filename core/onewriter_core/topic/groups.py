@@ -98,10 +98,10 @@ def _join(topic: Topic, slot: Slot, request: Request) -> Step | None:
             joined = replace(holder, members=(*holder.members, member))
             grant = Grant(member.registration, slot.number, holder.producer_name, slot.epoch)
             return with_holder(topic, joined), (grant,)
-    claim = topic.claim
-    if claim is not None and claim.group is not None and fits(claim.group):
-        joined = replace(claim.group, members=(*claim.group.members, member))
-        return replace(topic, claim=replace(claim, group=joined)), ()
+    pending = topic.pending_fence
+    if pending is not None and pending.group is not None and fits(pending.group):
+        joined = replace(pending.group, members=(*pending.group.members, member))
+        return replace(topic, pending_fence=replace(pending, group=joined)), ()
     for waiter in topic.queue:
         if fits(waiter):
             joined = replace(waiter, members=(*waiter.members, member))

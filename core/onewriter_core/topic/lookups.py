@@ -24,10 +24,10 @@ from onewriter_core.topic.model import (
 
 
 def exclusive_owner(topic: Topic, slots: tuple[int, ...]) -> str | None:
-    """The name of whoever holds, claims or may still come back to one of the slots."""
-    claim = topic.claim
-    if claim is not None and claim.group is not None and overlap(claim.slots, slots):
-        return claim.group.producer_name
+    """The name of whoever holds, is fencing or may still come back to one of the slots."""
+    pending = topic.pending_fence
+    if pending is not None and pending.group is not None and overlap(pending.slots, slots):
+        return pending.group.producer_name
     for slot in topic.slots:
         if slot.number in slots and isinstance(slot.ownership, Held | Reserved):
             return slot.ownership.tenure.producer_name
@@ -36,9 +36,11 @@ def exclusive_owner(topic: Topic, slots: tuple[int, ...]) -> str | None:
 
 def may_come_back(topic: Topic, slots: tuple[int, ...]) -> bool:
     """Whether nobody holds or claims one of the slots, and the former holder of one has time to resume."""
-    claim = topic.claim
-    is_claimed = claim is not None and (claim.group is not None or claim.purpose is Purpose.SHARE)
-    if claim is not None and is_claimed and overlap(claim.slots, slots):
+    pending = topic.pending_fence
+    is_fenced = pending is not None and (
+        pending.group is not None or pending.purpose is Purpose.SHARE
+    )
+    if pending is not None and is_fenced and overlap(pending.slots, slots):
         return False
     wanted = [s.ownership for s in topic.slots if s.number in slots]
     is_written = any(isinstance(ownership, Held | Shared) for ownership in wanted)
@@ -52,17 +54,17 @@ def awaits_resume(topic: Topic, request: Request) -> bool:
 
 
 def has_shared(topic: Topic, slots: tuple[int, ...]) -> bool:
-    claim = topic.claim
-    if claim is not None and claim.purpose is Purpose.SHARE and overlap(claim.slots, slots):
+    pending = topic.pending_fence
+    if pending is not None and pending.purpose is Purpose.SHARE and overlap(pending.slots, slots):
         return True
     return any(s.number in slots and isinstance(s.ownership, Shared) for s in topic.slots)
 
 
 def is_changing_hands(topic: Topic, slot: Slot) -> bool:
-    """Whether the claim in progress ends every right that stands in this slot now."""
-    claim = topic.claim
+    """Whether the pending fence ends every right that stands in this slot now."""
+    pending = topic.pending_fence
     ends_tenures = {Purpose.GRANT, Purpose.SHARE, Purpose.DEPOSE}
-    return claim is not None and slot.number in claim.slots and claim.purpose in ends_tenures
+    return pending is not None and slot.number in pending.slots and pending.purpose in ends_tenures
 
 
 def free_slots(topic: Topic) -> frozenset[int]:

@@ -32,7 +32,7 @@ SERVE_SECONDS_MAX = 3.0
 """How long a holder may ask to go on serving after it was last assured that it holds the topic."""
 
 DEFERRED_MAX = 256
-"""Requests that may wait for a claim in progress."""
+"""Requests that may wait for a pending fence."""
 
 
 class ImpossibleStep(AssertionError):
@@ -115,7 +115,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class ProducerGroup:
-    """Somebody who holds, claims or waits for slots: one producer, or a partitioned one's group.
+    """Somebody who holds, is fencing or waits for slots: one producer, or a partitioned one's group.
 
     ``group_id`` is unique. ``slots`` are what it wants, ``members`` the producers that have arrived;
     ``is_partitioned``: it wants all partitions, also those added later.
@@ -235,7 +235,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class PendingFence:
     """The one fence in progress: a state, not a flag.
 
     ``group`` is who asked for it; None when a roll, a re-fence or an administrator did, or when
@@ -259,7 +259,7 @@ class Claim:
 class Waiting:
     """Writing has changed hands under ``ledger``; who won is told at ``until``.
 
-    ``first`` is the claim's first slot as it was before.
+    ``first`` is the fence's first slot as it was before.
     """
 
     ledger: int
@@ -316,9 +316,9 @@ class Topic:
     held_back: tuple[HeldBack, ...] = ()
     refused_groups: tuple[RefusedGroup, ...] = ()
     deferred: tuple[Request, ...] = ()
-    claim: Claim | None = None
+    pending_fence: PendingFence | None = None
     arrivals: int = 0
-    claims: int = 0
+    fences_started: int = 0
     is_closed: bool = False
     loads: Loads = ()
     """What the waiters' hosts lead besides this topic, as last told; Balanced chooses by it."""

@@ -7,8 +7,8 @@ from typing import assert_never
 
 from onewriter_core.errors import ServerError
 from onewriter_core.topic.answers import busy, grant_shared, not_ready, outdated, probes, reject_all
-from onewriter_core.topic.claims import start_claim
 from onewriter_core.topic.effects import Close, Effect, Probe, Queue, Step
+from onewriter_core.topic.fences import start_fence
 from onewriter_core.topic.lookups import (
     exclusive_owner,
     has_shared,
@@ -63,15 +63,15 @@ def contend(
             if waiters:
                 return topic, reject_all(group, "Topic has waiting exclusive producers")
         case AccessMode.WAIT_FOR_EXCLUSIVE:
-            if not is_free or waiters or (topic.claim is not None and not extends):
+            if not is_free or waiters or (topic.pending_fence is not None and not extends):
                 return _queued(topic, group)
         case AccessMode.EXCLUSIVE_WITH_FENCING:
             refusal = _takeover_refusal(topic, group, request, is_free=is_free and not waiters)
             if refusal is not None:
                 return topic, refusal
-            if topic.claim is None and waiters:
+            if topic.pending_fence is None and waiters:
                 topic, effects = _fenced_out(topic, waiters, now)
-                topic, more = start_claim(
+                topic, more = start_fence(
                     topic, Purpose.GRANT, group.slots, group, Departure.TAKEN_OVER
                 )
                 return topic, effects + more
@@ -79,9 +79,9 @@ def contend(
             raise ImpossibleStep("a Shared producer never contends")
         case _:
             assert_never(group.mode)
-    if topic.claim is not None:
+    if topic.pending_fence is not None:
         return defer(topic, group, request)
-    return start_claim(topic, Purpose.GRANT, group.slots, group, Departure.TAKEN_OVER)
+    return start_fence(topic, Purpose.GRANT, group.slots, group, Departure.TAKEN_OVER)
 
 
 def _held_for_resume(topic: Topic, group: ProducerGroup, request: Request) -> Step:
@@ -133,19 +133,19 @@ def _queued(topic: Topic, group: ProducerGroup) -> Step:
 
 
 def share_requested(topic: Topic, slot: Slot, request: Request) -> Step:
-    """A Shared producer: let in where no exclusive one holds, claims or waits."""
+    """A Shared producer: let in where no exclusive one holds, is fencing or waits."""
     owner = exclusive_owner(topic, (slot.number,))
     if owner is not None:
         text = f"Topic has an existing exclusive producer: {owner}"
         return topic, (busy(request, text), *probes(topic, (slot.number,)))
     if any(slot.number in waiter.slots for waiter in topic.queue):
         return topic, (busy(request, "Topic has waiting exclusive producers"),)
-    claim = topic.claim
-    claims_this = (
-        claim is not None and claim.purpose is Purpose.SHARE and slot.number in claim.slots
+    pending = topic.pending_fence
+    is_sharing = (
+        pending is not None and pending.purpose is Purpose.SHARE and slot.number in pending.slots
     )
     present = slot.ownership.producers if isinstance(slot.ownership, Shared) else ()
-    coming = claim.newcomers if claim is not None and claims_this else ()
+    coming = pending.newcomers if pending is not None and is_sharing else ()
     producer = SharedProducer(
         request.registration, request.producer_name, request.identity, request.reconnects
     )
@@ -162,9 +162,9 @@ def share_requested(topic: Topic, slot: Slot, request: Request) -> Step:
             effects = (outdated(other.registration),)
         present = tuple(p for p in present if p != other)
         coming = tuple(p for p in coming if p != other)
-    if claim is not None and claims_this:
-        claim = replace(claim, newcomers=(*coming, producer))
-        return replace(topic, claim=claim), effects
+    if pending is not None and is_sharing:
+        pending = replace(pending, newcomers=(*coming, producer))
+        return replace(topic, pending_fence=pending), effects
     if is_changing_hands(topic, slot):
         return defer(topic, None, request)
     if slot.is_open and isinstance(slot.ownership, Shared | Vacant):
@@ -172,15 +172,15 @@ def share_requested(topic: Topic, slot: Slot, request: Request) -> Step:
         if tenure is None and not slot.serve_seconds:
             topic = with_slot(topic, replace(slot, ownership=Shared((*present, producer))))
             return topic, (*effects, grant_shared(slot, producer))
-    if topic.claim is not None:
+    if topic.pending_fence is not None:
         return defer(topic, None, request)
     # The newcomer ends the last exclusive holder's right to resume: that is a fence. It also waits for
     # one that an administrator fenced out, and that may still serve.
-    return start_claim(topic, Purpose.SHARE, (slot.number,), newcomers=(producer,))
+    return start_fence(topic, Purpose.SHARE, (slot.number,), newcomers=(producer,))
 
 
 def defer(topic: Topic, group: ProducerGroup | None, request: Request) -> Step:
-    """A claim or a reservation must be decided first; then the request is looked at again.
+    """A pending fence or a reservation must be decided first; then the request is looked at again.
 
     One that an older connection of the same producer left there is outdated by now.
     """

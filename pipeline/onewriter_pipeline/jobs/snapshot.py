@@ -60,14 +60,14 @@ SHARED_STATE: Final = f"""count_if({PROPERTIES}['{_STAMP}'] IS NOT NULL
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class SnapshotCounts:
     """How many keys there are, and how many of them have a value."""
 
     keys: int
     values: int
 
 
-def newest(spark: SparkSession, options: Mapping[str, str]) -> tuple[DataFrame, Counts]:
+def newest(spark: SparkSession, options: Mapping[str, str]) -> tuple[DataFrame, SnapshotCounts]:
     """One row per key, by options of ``format("onewriter")``, and what they are. Raises Invalid for shared state.
 
     Kept until it is unpersisted.
@@ -89,7 +89,7 @@ def newest(spark: SparkSession, options: Mapping[str, str]) -> tuple[DataFrame, 
             f"{topic} holds shared state: its entries are operations, and the newest one of a key is not"
             f" its value. `onewriter map list {topic}` reads it, and its checkpoints are its snapshots"
         )
-    return kept, Counts(found["keys"], found["values"])
+    return kept, SnapshotCounts(found["keys"], found["values"])
 
 
 def values(kept: DataFrame) -> DataFrame:
@@ -104,7 +104,7 @@ def _expr(text: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SnapshotTarget:
     """Where a snapshot goes: to a path, to a topic, or both."""
 
     path: str
@@ -178,7 +178,7 @@ def _is_there(place: Place, kind: str) -> bool:
 @spark_options
 def command(**options: Any) -> None:
     """Write the newest message of each key of a topic: as Parquet, as Delta, or to another topic."""
-    target = Target(
+    target = SnapshotTarget(
         path=options["path"],
         kind=options["kind"],
         overwrites=options["overwrite"],
