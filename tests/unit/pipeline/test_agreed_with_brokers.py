@@ -10,9 +10,9 @@ import pytest
 
 from onewriter_broker.http.onewriter import packed, publish_body
 from onewriter_broker.http.onewriter import staging as http_staging
-from onewriter_broker.log import blocks as log_blocks
 from onewriter_broker.log import publishing
-from onewriter_broker.log.api import Block
+from onewriter_broker.log.store import blocks as log_blocks
+from onewriter_broker.log.store.api import Block
 from onewriter_broker.topic import staged_rows
 from onewriter_broker.topic.staging import PART_BYTES_MAX
 from onewriter_core import publish_rights

@@ -11,8 +11,8 @@ from typing import Any, Final, assert_never
 
 from onewriter_broker.auth.refusals import Refusal
 from onewriter_broker.http.pulsar.stats import MODE_NAMES, iso
-from onewriter_broker.log.api import Observation
-from onewriter_broker.log.losses import Loss
+from onewriter_broker.log.store.api import Observation
+from onewriter_broker.log.topic_log.losses import Loss
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.runner import TopicRunner
