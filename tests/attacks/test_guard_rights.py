@@ -8,7 +8,7 @@ from tests.integration.conftest import RawClients
 from tests.integration.owners import own
 from tests.integration.raw_connection import RefusedByBroker
 
-from onewriter_broker.log import guarding
+from onewriter_broker.log.topic_log import guards as floor_guards
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.own.names import resource_bucket
 from onewriter_core.property_names import (

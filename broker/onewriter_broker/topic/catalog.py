@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from onewriter_broker.log.api import Binding, LogStore, Outcome
+from onewriter_broker.log.store.api import Binding, LogStore, Outcome
 from onewriter_broker.ticks import Ticks
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from onewriter_broker.log.api import LogStore
+from onewriter_broker.log.store.api import LogStore
 from onewriter_broker.ticks import Ticks
 from onewriter_core.ids import Identity, TopicName
 from onewriter_core.topic.effects import Record

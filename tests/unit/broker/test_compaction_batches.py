@@ -10,7 +10,9 @@ from tests.unit.broker.test_compaction import batch, compacting, message, metada
 from tests.unit.broker.verify_histories import BUCKETS, Story, waiter
 
 from onewriter_broker.dispatch.positions import last_compacted_id
-from onewriter_broker.log.batches import (
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log.batches import (
     BATCH_MESSAGES_MAX,
     CONTENT_BYTES_MAX,
     Closed,
@@ -58,7 +60,7 @@ def alike(count: int, content: bytes = b"", key: str = "a") -> bytes:
 async def test_a_small_entry_that_becomes_a_large_one_is_kept_closed(
     story: Story, large: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onewriter_broker.log.batches.decompress", None)  # it would raise
+    monkeypatch.setattr("onewriter_broker.log.topic_log.batches.decompress", None)  # it would raise
     assert len(large) < TICK_BYTES
     assert isinstance(content_of(large), Closed)
     assert cost_of(large) == (len(large), 1)

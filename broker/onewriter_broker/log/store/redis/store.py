@@ -39,8 +39,8 @@ from onewriter_broker.log.store.redis.primary import (
     open_primary,
     parse_info,
 )
-from onewriter_broker.log.redis_scripts import Word
-from onewriter_broker.log.redis_staged import RedisStagedStore
+from onewriter_broker.log.store.redis.script_calls import Word
+from onewriter_broker.log.store.redis.staged_parts import RedisStagedStore
 from onewriter_broker.ticks import Ticks
 from onewriter_core.errors import OnewriterError, Undecided
 from onewriter_core.ids import Position, TopicName
