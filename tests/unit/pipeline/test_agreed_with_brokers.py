@@ -12,6 +12,7 @@ from onewriter_broker.http.onewriter import packed, publish_body
 from onewriter_broker.http.onewriter import staging as http_staging
 from onewriter_broker.log.store import blocks as log_blocks
 from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.topic_log import atomic_publish
 from onewriter_broker.topic import staged_rows
 from onewriter_broker.topic.staging import PART_BYTES_MAX
 from onewriter_core import publish_rights
