@@ -19,7 +19,7 @@ from onewriter_broker.auth.registrations import Registrations
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.listener import listen
 from onewriter_broker.desired import Desired, Initial, tenancy_of
-from onewriter_broker.dispatch.reading import ReadBudget
+from onewriter_broker.dispatch.readers import ReadBudget
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.http.metrics import Metrics
 from onewriter_broker.http.peers import Peers

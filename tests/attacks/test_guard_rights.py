@@ -8,14 +8,14 @@ from tests.integration.conftest import RawClients
 from tests.integration.owners import own
 from tests.integration.raw_connection import RefusedByBroker
 
-from onewriter_broker.connection.guards import (
+from onewriter_broker.log import guarding
+from onewriter_core.ids import TopicName, bucket_of
+from onewriter_core.own.names import resource_bucket
+from onewriter_core.property_names import (
     GUARD_GROUP_PROPERTY,
     GUARD_NUMBER_PROPERTY,
     GUARD_PROPERTY,
 )
-from onewriter_broker.log import guarding
-from onewriter_core.ids import TopicName, bucket_of
-from onewriter_core.own.names import resource_bucket
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 LOCK = "the-lock"

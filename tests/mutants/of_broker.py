@@ -187,7 +187,7 @@ MUTANTS = (
         "A publish under an epoch that is over is accepted.",
         "await check_leads(runner, partition, asked.epoch, self._appender.prove)",
         "pass",
-        (f"{UNIT}/test_publishing.py", "tests/integration/test_atomic_publish.py"),
+        (f"{UNIT}/test_publishing_epochs.py",),
     ),
     Mutant(
         "a-publish-does-not-ask-the-right",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from onewriter_broker.dispatch.finding import last_message_id
+from onewriter_broker.dispatch.positions import last_message_id
 from onewriter_broker.topic.checking import Prove, standing_of
 from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import Refused, ServerError, Unavailable

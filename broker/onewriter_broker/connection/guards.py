@@ -22,16 +22,12 @@ from onewriter_core.errors import Fenced, Refused, ServerError, Unavailable
 from onewriter_core.ids import TopicName, bucket_of, whole_number
 from onewriter_core.own.floors import decode
 from onewriter_core.own.names import canonical, own_field, resource_bucket, split_field, topic_of
+from onewriter_core.property_names import (
+    GUARD_GROUP_PROPERTY,
+    GUARD_NUMBER_PROPERTY,
+    GUARD_PROPERTY,
+)
 from onewriter_core.topic.model import WHOLE
-
-GUARD_PROPERTY = "onewriter.guard"
-"""Producer property: the topic, or the resource, that its writes depend on."""
-
-GUARD_NUMBER_PROPERTY = "onewriter.guard-number"
-"""Producer property: the topic epoch, or the generation, that they depend on."""
-
-GUARD_GROUP_PROPERTY = "onewriter.guard-group"
-"""Producer property: the guard is an ownership, in this group (which may be empty)."""
 
 
 @dataclass(frozen=True, slots=True)

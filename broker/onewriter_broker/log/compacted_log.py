@@ -35,7 +35,7 @@ READ_BYTES = 1024 * 1024
 READ_BLOCKS_MAX = 64
 """Blocks that one such read asks for at most."""
 
-PIECES_PER_TURN = 100
+PIECES_PER_TICK = 100
 """Pieces of blocks made before others get a turn of the event loop: a millisecond or two. Of most entries of
 a view the neighbours are gone: each is a piece of its own."""
 
@@ -237,7 +237,7 @@ async def _runs(
     """As ``runs_behind``, in steps; no more pieces are made than are read."""
     pieces = (piece for block in blocks for piece in block.pieces())
     found: list[EntryRun] = []
-    while some := list(islice(pieces, PIECES_PER_TURN)):
+    while some := list(islice(pieces, PIECES_PER_TICK)):
         runs = runs_behind(some, after, horizon, entries_max, bytes_max)
         found += runs
         entries_max -= sum(map(len, runs))

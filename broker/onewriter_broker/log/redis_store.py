@@ -40,14 +40,14 @@ from onewriter_broker.log.redis_primary import (
 )
 from onewriter_broker.log.redis_scripts import Word
 from onewriter_broker.log.redis_staged import RedisStagedStore
-from onewriter_broker.turns import Turns
+from onewriter_broker.ticks import Ticks
 from onewriter_core.errors import OnewriterError, Undecided
 from onewriter_core.ids import Position, TopicName
 
 NO_REPLID = "0" * 40
 """What a server names as its previous dataset when it knows none."""
 
-AUDIT_RECORDS_PER_TURN = 100
+AUDIT_RECORDS_PER_TICK = 100
 """Records of the audit taken apart before others get a turn of the event loop: a millisecond or two."""
 
 _UNIT_FIELDS = ("gen", "owner", "version", "lastLedger", "born", "format")
@@ -246,10 +246,10 @@ class RedisLogStore:
         key, low = self._keys.audit(bucket), f"({after}" if after else "-"
         command, first, second = ("XREVRANGE", "+", low) if reverse else ("XRANGE", low, "+")
         reply = await self._read([command, key, first, second, "COUNT", count])
-        turns, found = Turns(AUDIT_RECORDS_PER_TURN), list[tuple[str, dict[str, str]]]()
+        ticks, found = Ticks(AUDIT_RECORDS_PER_TICK), list[tuple[str, dict[str, str]]]()
         for entry_id, fields in _entries(reply):
             found.append((_text(entry_id), _hash(fields)))
-            await turns.step()
+            await ticks.step()
         return found
 
     async def beat(self, member: str, value: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
@@ -24,13 +24,8 @@ from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import TopicName
 from onewriter_core.own.names import own_field, resource_bucket, split_field, topic_of
 from onewriter_core.own.table import Denied, Granted, Ownership
+from onewriter_core.property_names import GENERATION_PROPERTY, NONCE_PROPERTY
 from onewriter_core.topic.model import WHOLE
-
-GENERATION_PROPERTY: Final = "onewriter.own-generation"
-"""Consumer property: the generation under which it reads for a group that owns the topic."""
-
-NONCE_PROPERTY: Final = "onewriter.own-nonce"
-"""Consumer property: the owner's nonce, where the consumer has another connection than the owner."""
 
 log = structlog.get_logger(__name__)
 

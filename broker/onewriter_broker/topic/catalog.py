@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from onewriter_broker.log.api import Binding, LogStore, Outcome
-from onewriter_broker.turns import Turns
+from onewriter_broker.ticks import Ticks
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import (
@@ -328,7 +328,7 @@ class Catalogs:
         a new topic, which earlier versions stored; they can be deleted, and nothing else.
         """
         found: dict[str, CatalogEntry] = {}
-        turns = Turns(NAMES_PER_STEP)
+        ticks = Ticks(NAMES_PER_STEP)
         for bucket in range(self.buckets):
             await asyncio.sleep(0)  # there may be many, and all in memory
             entries = await self.bucket(bucket, binding_of(bucket))
@@ -337,7 +337,7 @@ class Catalogs:
                     continue
                 if self._is_readable(name, is_stored=with_long_names):
                     found[name] = entry
-                await turns.step()
+                await ticks.step()
         return found
 
     def _is_readable(self, name: str, *, is_stored: bool) -> bool:

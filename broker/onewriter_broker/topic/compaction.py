@@ -55,13 +55,13 @@ from onewriter_core.ids import EARLIEST, Position
 READ_ENTRIES: Final = 4096
 """Entries that one read of the log asks for."""
 
-TURN_ENTRIES: Final = 16
+TICK_ENTRIES: Final = 16
 """Entries looked at before others get a turn of the event loop,"""
 
-TURN_BYTES: Final = 32 * 1024
+TICK_BYTES: Final = 32 * 1024
 """or so many bytes of them, opened,"""
 
-TURN_MESSAGES: Final = 512
+TICK_MESSAGES: Final = 512
 """or so many messages; an entry with more of either is opened in a thread."""
 
 ROLL_LOOKS: Final = 5
@@ -96,19 +96,19 @@ class Pace:
         self.entries += 1
         self.size += cost.size
         self.messages += cost.messages
-        is_due = self.entries >= TURN_ENTRIES or self.messages >= TURN_MESSAGES
-        if is_due or self.size >= TURN_BYTES:
+        is_due = self.entries >= TICK_ENTRIES or self.messages >= TICK_MESSAGES
+        if is_due or self.size >= TICK_BYTES:
             self.entries = self.size = self.messages = 0
             await asyncio.sleep(0)
 
 
 def _cost(entry: memoryview) -> Cost:
     """As ``cost_of``; of what is stored as something large not even the metadata is looked at."""
-    return Cost(len(entry), 1) if len(entry) > TURN_BYTES else cost_of(entry)
+    return Cost(len(entry), 1) if len(entry) > TICK_BYTES else cost_of(entry)
 
 
 def _is_large(cost: Cost) -> bool:
-    return cost.size > TURN_BYTES or cost.messages > TURN_MESSAGES
+    return cost.size > TICK_BYTES or cost.messages > TICK_MESSAGES
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ SNAPSHOT_ENTRIES = 10_000
 BLOCKS_PER_READ = 16
 """Blocks of one read of what lies behind the snapshot: 4 MiB where they are full."""
 
-SUMMARIES_PER_TURN = 256
+SUMMARIES_PER_TICK = 256
 """Entries summarized before others get a turn of the event loop."""
 
 NOTHING_STORED = -1
@@ -322,7 +322,7 @@ async def _note_block(deduplication: Deduplication, block: Block) -> None:
         if _completes(summary):
             number = _highest(summary.sequence_id, summary.highest_sequence_id)
             deduplication.raise_to(summary.producer_name, number)
-        if index % SUMMARIES_PER_TURN == 0:
+        if index % SUMMARIES_PER_TICK == 0:
             await asyncio.sleep(0)
 
 

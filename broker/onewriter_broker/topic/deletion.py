@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from onewriter_broker.dispatch.saving import STATE_PREFIX as CURSOR_PREFIX
+from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX as CURSOR_PREFIX
 from onewriter_broker.log.api import OWNER_PREFIX, VERSION_PREFIX, Outcome
 from onewriter_broker.log.compacted import COMPACTED, COMPACTING
 from onewriter_broker.log.termination import TERMINATED

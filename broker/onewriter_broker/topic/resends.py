@@ -45,7 +45,7 @@ TAIL_BYTES_MAX = 16 * 1024 * 1024
 TAIL_BLOCKS_PER_READ = 16
 """Blocks of one read: 4 MiB where they are full."""
 
-SUMMARIES_PER_TURN = 256
+SUMMARIES_PER_TICK = 256
 """Entries summarized before others get a turn of the event loop."""
 
 SNAPSHOT_PRODUCERS_MAX = 1_000
@@ -289,7 +289,7 @@ async def lineage_from_log(
                 runs.append(Run(first_of_run, marks, published_ms, chunk))
                 marks = []
             summarized += 1
-            if summarized % SUMMARIES_PER_TURN == 0:
+            if summarized % SUMMARIES_PER_TICK == 0:
                 await asyncio.sleep(0)
         if marks:
             stop = first + len(block.lengths)

@@ -7,7 +7,7 @@ import contextlib
 
 import structlog
 
-from onewriter_broker.dispatch.finding import last_message_id
+from onewriter_broker.dispatch.positions import last_message_id
 from onewriter_broker.log.termination import TERMINATED, terminated_at
 from onewriter_broker.topic.loaded import LoadedTopic
 from onewriter_broker.topic.topics import Topics

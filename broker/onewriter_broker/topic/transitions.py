@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from onewriter_broker.log.api import LogStore
-from onewriter_broker.turns import Turns
+from onewriter_broker.ticks import Ticks
 from onewriter_core.ids import Identity, TopicName
 from onewriter_core.topic.effects import Record
 from onewriter_core.topic.model import WHOLE, Departure, ProducerGroup, Purpose, Tenure
@@ -29,7 +29,7 @@ RECORDS_MAX: Final = 2_048
 READ_RECORDS: Final = 512
 """Records that one read from the store asks for."""
 
-RECORDS_PER_TURN: Final = 200
+RECORDS_PER_TICK: Final = 200
 """Records looked through before others get a turn of the event loop: a millisecond or two."""
 
 SHARED_SECONDS: Final = 5.0
@@ -258,9 +258,9 @@ async def _stories(
     records: Sequence[Mapping[str, str]],
 ) -> dict[str, list[tuple[str, Transition]]]:
     stories: dict[str, list[tuple[str, Transition]]] = {}
-    turns = Turns(RECORDS_PER_TURN)
+    ticks = Ticks(RECORDS_PER_TICK)
     for fields in records:
-        await turns.step()
+        await ticks.step()
         story = stories.setdefault(fields.get("topic", ""), [])
         if fields.get("kind") == READY:
             story[:] = [(broker, _ready(each, fields)) for broker, each in story]

@@ -12,7 +12,7 @@ from tests.stamps import stamp_anew
 from onewriter_broker.dispatch.api import Receipt, SubscribeOptions, SubscriptionType
 from onewriter_broker.dispatch.handle import ConsumerHandle
 from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.dispatch.reading import ReadBudget
+from onewriter_broker.dispatch.readers import ReadBudget
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.api import Append, Binding, Fence, FencedLog, Marker, Outcome
 from onewriter_broker.log.entries import Entry, EntryRun, entries_of

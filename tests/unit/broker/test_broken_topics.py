@@ -6,7 +6,7 @@ import pytest
 from tests.unit.broker.fence_path_world import BUCKET, ORDERS, World, serving, until
 
 from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.dispatch.reading import read_at_last
+from onewriter_broker.dispatch.readers import read_at_last
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.api import BrokenKey, Outcome
 from onewriter_broker.log.keys import Keys

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.broker.test_compaction import batch, compacting, message, metadata_of, runs_of
 from tests.unit.broker.verify_histories import BUCKETS, Story, waiter
 
-from onewriter_broker.dispatch.finding import last_compacted_id
+from onewriter_broker.dispatch.positions import last_compacted_id
 from onewriter_broker.log.batches import (
     BATCH_MESSAGES_MAX,
     CONTENT_BYTES_MAX,
@@ -23,7 +23,7 @@ from onewriter_broker.log.batches import (
 from onewriter_broker.log.fake.server import FakeServer
 from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.topic import compaction
-from onewriter_broker.topic.compaction import TURN_BYTES, TURN_MESSAGES, Pace
+from onewriter_broker.topic.compaction import TICK_BYTES, TICK_MESSAGES, Pace
 from onewriter_broker.topic.newest import Newest
 from onewriter_core.ids import Position
 from onewriter_core.topic.model import Purpose
@@ -61,7 +61,7 @@ async def test_a_small_entry_that_becomes_a_large_one_is_kept_closed(
     story: Story, large: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onewriter_broker.log.batches.decompress", None)  # it would raise
-    assert len(large) < TURN_BYTES
+    assert len(large) < TICK_BYTES
     assert isinstance(content_of(large), Closed)
     assert cost_of(large) == (len(large), 1)
     await story.publish(large, message("b", b"1"), message("b", b"2"))
@@ -75,10 +75,10 @@ async def test_a_small_entry_that_becomes_a_large_one_is_kept_closed(
 @pytest.mark.parametrize(
     ("entry", "is_thread"),
     [
-        (alike(TURN_MESSAGES, b"v"), False),
-        (alike(TURN_MESSAGES + 1, b"v"), True),
-        (alike(1, bytes(TURN_BYTES)), True),
-        (message("a", bytes(TURN_BYTES)), True),
+        (alike(TICK_MESSAGES, b"v"), False),
+        (alike(TICK_MESSAGES + 1, b"v"), True),
+        (alike(1, bytes(TICK_BYTES)), True),
+        (message("a", bytes(TICK_BYTES)), True),
     ],
     ids=["small", "many messages", "large content", "large entry"],
 )

@@ -9,7 +9,7 @@ from tests.unit.broker.dispatch_world import Receipts, Socket, ack, ack_until, w
 
 from onewriter_broker.dispatch.api import SeekToTime, SubscribeOptions, SubscriptionType
 from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.dispatch.reading import ReadBudget
+from onewriter_broker.dispatch.readers import ReadBudget
 from onewriter_broker.log.blocks import MalformedBlock
 from onewriter_broker.log.entries import entries_of
 from onewriter_core.errors import Refused, ServerError, Undecided

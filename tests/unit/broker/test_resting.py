@@ -12,7 +12,7 @@ from tests.unit.broker.fence_path_world import ORDERS, serving
 from tests.unit.broker.test_fence_path_partitions import topics_of
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, entry, waiter
 
-from onewriter_broker.dispatch.saving import STATE_PREFIX
+from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX
 from onewriter_broker.log.api import Block
 from onewriter_broker.log.compacted import COMPACTED, View
 from onewriter_broker.log.fake.server import FakeServer

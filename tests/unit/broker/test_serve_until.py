@@ -8,10 +8,11 @@ from collections.abc import Mapping
 import pytest
 from tests.unit.broker.fence_path_world import ORDERS, Told, World, serving, until
 
-from onewriter_broker.connection.properties import SERVE_SECONDS_PROPERTY, serve_seconds_of
+from onewriter_broker.connection.properties import serve_seconds_of
 from onewriter_broker.topic.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Refused
+from onewriter_core.property_names import SERVE_SECONDS_PROPERTY
 from onewriter_core.topic.events import FenceRequested, HandoverRequested
 from onewriter_core.topic.model import WHOLE, AccessMode, Departure
 

@@ -9,8 +9,8 @@ from typing import Final
 
 from aiohttp import web
 
-from onewriter_broker.dispatch.finding import message_id_of, position_before_time
 from onewriter_broker.dispatch.limits import Limits
+from onewriter_broker.dispatch.positions import message_id_of, position_before_time
 from onewriter_broker.http.pulsar.subscriptions import SUBSCRIPTION_PATH
 from onewriter_broker.http.pulsar.topics import (
     PATH,

@@ -18,7 +18,6 @@ from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.guards import AskedGuard, Guards, asked_guard, guarding_topic
 from onewriter_broker.connection.named_partitions import NamedPartitions
 from onewriter_broker.connection.properties import (
-    HOST_PROPERTY,
     AskedPriority,
     if_epoch_of,
     mode_of,
@@ -41,6 +40,7 @@ from onewriter_broker.topic.producer import Producer
 from onewriter_core.authorization import Action, AskedProducer, Granted
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
+from onewriter_core.property_names import HOST_PROPERTY
 from onewriter_core.topic.model import AccessMode, Departure, Request
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import queue_priority
@@ -55,7 +55,7 @@ from onewriter_core.wire.values import Send
 CLOSED_PRODUCERS_MAX = 10_000
 """Producer ids remembered after they were closed: their late SENDs are ignored."""
 
-DEPARTURES_PER_TURN = 64
+DEPARTURES_PER_TICK = 64
 """Waiters of a lost connection that leave their queues before others get a turn of the loop."""
 
 PRODUCER_NAME_LENGTH_MAX = 512
@@ -70,7 +70,7 @@ NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 log = structlog.get_logger(__name__)
 
 
-class Producing:
+class ProducerCommands:
     """One connection's producers, by their ids on it."""
 
     def __init__(
@@ -496,10 +496,10 @@ class Producing:
                 elif topic is not None:
                     waiting.append((topic, producer))
         self._producers.clear()
-        for topic, producer in waiting[:DEPARTURES_PER_TURN]:
+        for topic, producer in waiting[:DEPARTURES_PER_TICK]:
             topic.runner.gone(producer, departure)
-        if len(waiting) > DEPARTURES_PER_TURN:
-            self._link.spawn(_depart_later(waiting[DEPARTURES_PER_TURN:], departure))
+        if len(waiting) > DEPARTURES_PER_TICK:
+            self._link.spawn(_depart_later(waiting[DEPARTURES_PER_TICK:], departure))
 
     def lost(self) -> None:
         """The connection is closed."""
@@ -510,6 +510,6 @@ class Producing:
 async def _depart_later(waiting: list[tuple[LoadedTopic, Producer]], departure: Departure) -> None:
     """Each departure goes through its topic's whole queue: thousands at once would stop the loop."""
     for index, (topic, producer) in enumerate(waiting):
-        if index % DEPARTURES_PER_TURN == 0:
+        if index % DEPARTURES_PER_TICK == 0:
             await asyncio.sleep(0)
         topic.runner.gone(producer, departure)

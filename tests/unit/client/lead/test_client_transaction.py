@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from tests.unit.client.fake_broker import FakeBroker, FakeLink, begin, client_of
+from tests.unit.client.produce.test_client_guarded import Proofs, stored
 from tests.unit.client.slow_socket import SlowSocket
-from tests.unit.client.test_client_guard import Proofs, stored
 
 from onewriter import (
     AccessMode,

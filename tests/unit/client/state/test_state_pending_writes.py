@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.unit.client.test_state_fold import RULES
+from tests.unit.client.state.test_state_fold import RULES
 
 from onewriter.state.envelope import Stamp
 from onewriter.state.fold import Taken, Verdict

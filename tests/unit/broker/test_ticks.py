@@ -9,31 +9,31 @@ from typing import cast
 import pytest
 from aiohttp import web
 from tests.contents import stored_in
-from tests.unit.broker.turns import Others
+from tests.unit.broker.ticks import Others
 
 from onewriter_broker.http.onewriter import bulk, history
-from onewriter_broker.http.site import ITEMS_PER_TURN, listing
+from onewriter_broker.http.site import ITEMS_PER_TICK, listing
 from onewriter_broker.log.api import Block, LogStore
 from onewriter_broker.log.fake.server import FakeServer
 from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.redis_primary import RedisSettings
-from onewriter_broker.log.redis_store import AUDIT_RECORDS_PER_TURN, RedisLogStore
+from onewriter_broker.log.redis_store import AUDIT_RECORDS_PER_TICK, RedisLogStore
 from onewriter_broker.log.staged import StagedPart
 from onewriter_broker.topic import transitions
 from onewriter_broker.topic.segments import Page, Segment
-from onewriter_broker.topic.staging import NOTED_PER_TURN, Staging
+from onewriter_broker.topic.staging import NOTED_PER_TICK, Staging
 from onewriter_broker.topic.transitions import Chronicles
 from onewriter_core.ids import EARLIEST, Position, TopicName
 
 TOPIC = TopicName.parse("orders")
-TURNS = 5
+TICKS = 5
 """As often others have their turn at the least."""
 
 
 # --- lists over HTTP
 
 
-@pytest.mark.parametrize("count", [0, 1, ITEMS_PER_TURN, 3 * ITEMS_PER_TURN + 1])
+@pytest.mark.parametrize("count", [0, 1, ITEMS_PER_TICK, 3 * ITEMS_PER_TICK + 1])
 async def test_a_listing_is_what_would_be_answered_at_once(count: int) -> None:
     items = [{"id": number, "text": 'ü"\\'} for number in range(count)]
     told: dict[str, object] = {"topic": "ü", "next": None}
@@ -45,8 +45,8 @@ async def test_a_listing_is_what_would_be_answered_at_once(count: int) -> None:
 
 async def test_a_long_listing_leaves_turns_to_others() -> None:
     with Others() as others:
-        await listing({}, "items", range(ITEMS_PER_TURN * TURNS))
-    assert others.turns >= TURNS
+        await listing({}, "items", range(ITEMS_PER_TICK * TICKS))
+    assert others.ticks >= TICKS
 
 
 def test_of_a_segment_that_grows_while_it_is_told_no_more_is_told() -> None:
@@ -84,11 +84,11 @@ class Audit:
 
 
 async def test_what_a_broker_reads_of_its_predecessors_leaves_turns_to_others() -> None:
-    audit = cast("LogStore", Audit(TURNS * transitions.RECORDS_PER_TURN))
+    audit = cast("LogStore", Audit(TICKS * transitions.RECORDS_PER_TICK))
     with Others() as others:
         told = await Chronicles(audit, lambda: 0.0).before(0, TOPIC, "me", 0)
     assert len(told) == transitions.HISTORY_MAX
-    assert others.turns >= TURNS
+    assert others.ticks >= TICKS
 
 
 @pytest.mark.parametrize("after", [None, "0-0"])
@@ -100,7 +100,7 @@ async def test_a_topics_history_leaves_turns_to_others(after: str | None) -> Non
         else:
             page = await history.following(audit, 0, str(TOPIC), after, count)
     assert len(page.records) == count
-    assert others.turns >= count // history.RECORDS_PER_TURN
+    assert others.ticks >= count // history.RECORDS_PER_TICK
 
 
 class Reads:
@@ -116,14 +116,14 @@ class Reads:
 async def test_records_of_the_audit_are_taken_apart_in_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    count = TURNS * AUDIT_RECORDS_PER_TURN
+    count = TICKS * AUDIT_RECORDS_PER_TICK
     store = RedisLogStore(RedisSettings())
     reply = [[b"%d-0" % number, [b"kind", b"grant"]] for number in range(count)]
     monkeypatch.setattr(store, "_reads", Reads(reply))
     with Others() as others:
         found = await store.read_audit(0, count=count)
     assert found == [(f"{number}-0", {"kind": "grant"}) for number in range(count)]
-    assert others.turns >= TURNS
+    assert others.ticks >= TICKS
 
 
 # --- staged parts
@@ -134,8 +134,8 @@ async def test_looking_through_what_is_staged_leaves_turns_to_others() -> None:
     store = FakeLogStore(server.resolve)
     staging = Staging(store, lambda _: 0, lambda: [0], lambda: 0)
     part = StagedPart(1, 1, "", 1).encode()
-    noted = {f"{TOPIC}|app/1/{number}/1": part for number in range(TURNS * NOTED_PER_TURN)}
+    noted = {f"{TOPIC}|app/1/{number}/1": part for number in range(TICKS * NOTED_PER_TICK)}
     stored_in(server.primary).staged_parts[0] = noted
     with Others() as others:
         assert await staging.drop(TOPIC, "other/") == 0
-    assert others.turns >= TURNS
+    assert others.ticks >= TICKS

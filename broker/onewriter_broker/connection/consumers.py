@@ -52,7 +52,7 @@ class OpeningConsumer(Opening):
             self.consumer_epoch = max(epoch, self.consumer_epoch or 0)
 
 
-class Consuming:
+class ConsumerCommands:
     """One connection's consumers, by their ids on it."""
 
     def __init__(

@@ -38,7 +38,7 @@ RESOURCES_MAX = 1_000
 Result = pb.CommandOwnResponse.Result
 
 
-class Owning:
+class OwnershipCommands:
     """Implements OwnerEnd. ``depended_on`` is called when the first ownership depends on the link."""
 
     def __init__(
