@@ -185,7 +185,7 @@ MUTANTS = (
         ("S15", "S4"),
         "onewriter_broker.topic.publishing:Publishing._check_epoch",
         "A publish under an epoch that is over is accepted.",
-        "await check_leads(runner, slot, asked.epoch, self._appender.prove)",
+        "await check_leads(runner, partition, asked.epoch, self._appender.prove)",
         "pass",
         (f"{UNIT}/test_publishing_epochs.py",),
     ),

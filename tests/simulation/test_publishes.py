@@ -98,9 +98,9 @@ class Leading:
         self, topic: LoadedTopic, mode: AccessMode, gathered: Callable[[TopicLog], None]
     ) -> None:
         self.epoch: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._runner, slot = topic.runner, topic.slot_of(TOPIC)
+        self._runner, partition = topic.runner, topic.partition_of(TOPIC)
         name = f"driver-{uuid.uuid4().hex}"
-        found = self._runner.topic.slot(slot)
+        found = self._runner.topic.partition(partition)
         kept: int | None = None
         if found is not None and isinstance(found.ownership, Reserved):
             tenure = found.ownership.tenure  # of a driver whose broker died: it comes back
@@ -111,12 +111,12 @@ class Leading:
             producer_name=APP,
             name_given=True,
             mode=mode,
-            slot=slot,
+            partition=partition,
             alone=True,
             identity=Identity(),
             topic_epoch=kept,
         )
-        self._producer = Producer(self, 0, 0, request, self._runner.logs[slot], gathered)
+        self._producer = Producer(self, 0, 0, request, self._runner.logs[partition], gathered)
         self._runner.request(self._producer)
 
     def give_back(self) -> None:

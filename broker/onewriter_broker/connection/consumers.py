@@ -139,9 +139,14 @@ class ConsumerCommands:
             topic = await self._clients.topics.serve(name, self._subject)
             reader = (name, options.subscription, options.metadata, self._owner)
             await self._clients.owning.check_reader(*reader)
-            subscriptions = topic.subscriptions[topic.slot_of(name)]
+            subscriptions = topic.subscriptions[topic.partition_of(name)]
             await check_consumer(
-                self._clients, topic, topic.slot_of(name), command, self.identity, self._subject
+                self._clients,
+                topic,
+                topic.partition_of(name),
+                command,
+                self.identity,
+                self._subject,
             )
             consumer = await subscriptions.subscribe(options, self)
             try:  # the topic may have got another owner meanwhile, or other consumers be declared

@@ -150,11 +150,11 @@ class Guards:
         topic = self._topics.loaded.get(str(name.base))
         if topic is None or not topic.has(name):
             entry = await self._topics.entry_of(name)
-            slot = WHOLE if name.partition is None else name.partition
-            if entry is None or slot not in entry.slots:
+            partition = WHOLE if name.partition is None else name.partition
+            if entry is None or partition not in entry.log_numbers:
                 return GuardStanding(0, 0)
             topic = await self._topics.serve(name)
-        standing = await standing_of(topic.runner.logs[topic.slot_of(name)], self._prove)
+        standing = await standing_of(topic.runner.logs[topic.partition_of(name)], self._prove)
         return GuardStanding(standing.leads, standing.epoch)
 
     async def _elsewhere(self, asked: AskedGuard, target: TopicLog) -> GuardStanding:

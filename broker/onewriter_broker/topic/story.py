@@ -67,7 +67,7 @@ class Story:
         log.info(
             "topic.transition",
             topic=str(self._name),
-            partitions=[slot for slot in record.slots if slot != WHOLE],
+            partitions=[partition for partition in record.partitions if partition != WHOLE],
             kind=record.purpose.value,
             cause=record.departure.value,
             old_epoch=record.old_epoch,

@@ -66,8 +66,8 @@ async def test_a_message_of_an_earlier_attempt_is_in_doubt() -> None:
 async def test_other_topics_are_appended_by_the_same_call_and_by_later_ones() -> None:
     async with serving() as world:
         runner = await world.load(0, 1)
-        zero, told_zero = world.ask(runner, AccessMode.SHARED, slot=0)
-        one, told_one = world.ask(runner, AccessMode.SHARED, slot=1)
+        zero, told_zero = world.ask(runner, AccessMode.SHARED, partition=0)
+        one, told_one = world.ask(runner, AccessMode.SHARED, partition=1)
         await until(lambda: told_zero.ready and told_one.ready)
         put_foreign(world, KEYS.log(ORDERS.with_partition(0)))
         world.send(zero, 0)

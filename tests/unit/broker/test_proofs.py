@@ -97,7 +97,7 @@ async def test_a_question_under_way_proves_nothing_that_came_meanwhile(topic: Re
 
 async def test_without_the_replica_nothing_is_proved_and_others_go_on(topic: Replicated) -> None:
     runner = await topic.world.load(1)
-    writer, told = topic.world.ask(runner, AccessMode.SHARED, "local", slot=1)
+    writer, told = topic.world.ask(runner, AccessMode.SHARED, "local", partition=1)
     await until(lambda: told.ready)
     assert runner.logs[1].durability is Durability.LOCAL
     topic.replica.holds_replication = True

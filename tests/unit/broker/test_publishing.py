@@ -109,7 +109,7 @@ async def test_other_logs_are_written_between_its_calls() -> None:
     async with serving() as world:
         runner = await world.load(0, 1)
         log = runner.logs[0]
-        producer, _ = world.ask(runner, AccessMode.SHARED, "other", slot=1, alone=True)
+        producer, _ = world.ask(runner, AccessMode.SHARED, "other", partition=1, alone=True)
         await until(lambda: producer.is_active)
         committed: list[TopicLog] = []
         for each in runner.logs.values():

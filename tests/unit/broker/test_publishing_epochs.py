@@ -64,8 +64,8 @@ class Room:
 
     async def led(self) -> int:
         """The epoch that leads."""
-        slots = self.runner.topic.slots
-        tenure = tenure_of(slots[0]) if slots else None
+        partitions = self.runner.topic.partitions
+        tenure = tenure_of(partitions[0]) if partitions else None
         return await held(self, "driver") if tenure is None else tenure.epoch
 
     async def entries(self) -> int:

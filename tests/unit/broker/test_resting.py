@@ -63,7 +63,7 @@ class Registry:
 
     async def entry_of(self, name: TopicName) -> CatalogEntry:
         assert name == TOPIC
-        return CatalogEntry(slots=(WHOLE,))
+        return CatalogEntry(log_numbers=(WHOLE,))
 
 
 class World:
