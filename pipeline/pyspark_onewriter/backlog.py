@@ -20,15 +20,15 @@ from onewriter_pipeline.brokers.frames import BlockFrame
 from onewriter_pipeline.brokers.positions import shown
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import Gap, LogEnds, Trimmed
-from onewriter_pipeline.read.limiting import (
-    Counts,
+from onewriter_pipeline.read.batch_limits import (
+    EntryCounts,
     behind_entries,
     behind_messages,
     is_even,
     shares,
 )
 from onewriter_pipeline.read.offsets import Run, of_epochs, runs_between, runs_within
-from onewriter_pipeline.read.planning import (
+from onewriter_pipeline.read.selection import (
     Bound,
     Kind,
     check_epochs,
@@ -44,8 +44,8 @@ from pyspark_onewriter.source import Task, tasks_of
 from pyspark_onewriter.tiers import counted, divided_pieces
 
 if TYPE_CHECKING:
-    from onewriter_pipeline.tables.reading import Piece
-    from pyspark_onewriter.kept import Kept
+    from onewriter_pipeline.tables.pieces import Piece
+    from pyspark_onewriter.snapshot import TableSnapshot
 
 Positions = Mapping[str, Position]
 
@@ -102,13 +102,13 @@ class Backlog:
         epochs = self._options.selection.epochs
         return [list(runs)] if epochs is None else of_epochs(runs, epochs)
 
-    def counts(self, log: str, begin: Position, end: Position) -> Iterator[Counts]:
+    def counts(self, log: str, begin: Position, end: Position) -> Iterator[EntryCounts]:
         """How many messages the entries of [begin, end) have, in order, perhaps with some around them."""
         for frame in self._broker.frames(log, begin, end, payload=False):
             if isinstance(frame, BlockFrame):
                 ones = np.ones(len(frame.lengths), np.int64)
                 messages = ones if frame.counts is None else frame.counts.astype(np.int64)
-                yield Counts(frame.first, messages)
+                yield EntryCounts(frame.first, messages)
 
     def tasks(self, begins: Positions, ends: Positions) -> list[InputPartition]:
         """The tasks that read from one offset to another; nothing of logs that are in the second alone."""
@@ -185,9 +185,9 @@ class TieredBacklog:
     on: the entries between are the same, there and here.
     """
 
-    def __init__(self, options: ReadOptions, kept: Kept, broker: Broker | None) -> None:
+    def __init__(self, options: ReadOptions, tables: TableSnapshot, broker: Broker | None) -> None:
         self._options = options
-        self._kept = kept
+        self._tables = tables
         self._broker = broker
         self._hot = None if broker is None else _BehindTables(options, broker)
 
@@ -200,16 +200,16 @@ class TieredBacklog:
 
     def _bound(self, log: str, bound: Bound) -> Position:
         if self._broker is None:
-            return self._kept.bound(log, bound)
+            return self._tables.bound(log, bound)
         held = self._broker.segments(log)
-        if log not in self._kept.offsets:
-            self._kept.renew()
-        return self._kept.bound_with_log(self._broker, held, bound)
+        if log not in self._tables.offsets:
+            self._tables.renew()
+        return self._tables.bound_with_log(self._broker, held, bound)
 
     def _logs(self) -> Sequence[str]:
         selection = self._options.selection
         if self._broker is None:
-            return selected(selection, self._kept.offsets)
+            return selected(selection, self._tables.offsets)
         return logs_of(self._broker, selection)
 
     def first(self, log: str) -> Position:
@@ -220,7 +220,7 @@ class TieredBacklog:
         """Behind what is there now."""
         if self._hot is not None:
             return self._hot.ends()
-        return {log: self._kept.offsets[log] for log in self._logs()}
+        return {log: self._tables.offsets[log] for log in self._logs()}
 
     def _cut(self, log: str, begin: Position, end: Position) -> Position:
         """Where the table's part of [begin, end) ends.
@@ -229,19 +229,19 @@ class TieredBacklog:
         """
         cut = self._table_end(log, begin, end)
         if self._hot is not None and cut < end and self._hot.lacks(log, cut):
-            self._kept.renew()
+            self._tables.renew()
             cut = self._table_end(log, begin, end)
         return cut
 
     def _table_end(self, log: str, begin: Position, end: Position) -> Position:
-        return min(end, max(begin, self._kept.offsets.get(log, EARLIEST)))
+        return min(end, max(begin, self._tables.offsets.get(log, EARLIEST)))
 
     def runs(self, log: str, begin: Position, end: Position) -> list[Run]:
         """The runs of [begin, end). Raises Gap, Trimmed, LogEnds."""
         if _is_empty(log, begin, end, fail_on_loss=self._options.reading.fail_on_loss):
             return []
         cut = self._cut(log, begin, end)
-        cold = self._kept.runs(log, begin, cut)
+        cold = self._tables.runs(log, begin, cut)
         if self._options.selection.epochs is not None:
             cold = [
                 run for group in of_epochs(cold, self._options.selection.epochs) for run in group
@@ -249,10 +249,10 @@ class TieredBacklog:
         hot = [] if self._hot is None or cut == end else self._hot.runs(log, cut, end)
         return [*cold, *hot]
 
-    def counts(self, log: str, begin: Position, end: Position) -> Iterator[Counts]:
+    def counts(self, log: str, begin: Position, end: Position) -> Iterator[EntryCounts]:
         """How many messages the entries of [begin, end) have, in order, perhaps with some around them."""
         at = self._cut(log, begin, end)
-        yield from counted(self._options, self._kept.pieces(log, begin, at))
+        yield from counted(self._options, self._tables.pieces(log, begin, at))
         if self._hot is None or at == end:
             return
         try:
@@ -260,11 +260,11 @@ class TieredBacklog:
                 at = Position(each.first.ledger, each.first.entry + len(each.messages))
                 yield each
         except Trimmed:  # since the cut was found
-            self._kept.renew()
+            self._tables.renew()
             cut = self._table_end(log, at, end)
             if cut == at:
                 raise
-            yield from counted(self._options, self._kept.pieces(log, at, cut))
+            yield from counted(self._options, self._tables.pieces(log, at, cut))
             yield from self._hot.counts(log, cut, end)
 
     def tasks(self, begins: Positions, ends: Positions) -> list[InputPartition]:
@@ -283,8 +283,8 @@ class TieredBacklog:
         """The table's part of [begin, end), up to the cut."""
         is_last = self._hot is None or cut == end
         if is_last and self._options.reading.fail_on_loss:
-            _check_reached(log, self._kept.runs(log, begin, cut), begin, end)
-        return self._kept.pieces(log, begin, cut)
+            _check_reached(log, self._tables.runs(log, begin, cut), begin, end)
+        return self._tables.pieces(log, begin, cut)
 
 
 AnyBacklog = Backlog | TieredBacklog
@@ -297,14 +297,14 @@ def backlog_of(options: ReadOptions) -> Iterator[AnyBacklog]:
         with Broker(options.access) as broker:
             yield Backlog(options, broker)
         return
-    from pyspark_onewriter.kept import kept_of  # noqa: PLC0415 - Arrow, where it is needed
+    from pyspark_onewriter.snapshot import TableSnapshot  # noqa: PLC0415 - Arrow, where it is needed
 
-    kept = kept_of(options)
+    tables = TableSnapshot(options)
     if not options.reads_log:
-        yield TieredBacklog(options, kept, None)
+        yield TieredBacklog(options, tables, None)
         return
     with Broker(options.access) as broker:
-        yield TieredBacklog(options, kept, broker)
+        yield TieredBacklog(options, tables, broker)
 
 
 def within_messages(

@@ -11,14 +11,14 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.positions import shown
 from onewriter_pipeline.read.offsets import Run, Span, divided, entries_of, tasks_for
-from onewriter_pipeline.read.planning import parts_of
+from onewriter_pipeline.read.selection import parts_of
 from pyspark_onewriter.options import ReadOptions
 from pyspark_onewriter.tiers import divided_pieces, planned, read_either, read_pieces
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from onewriter_pipeline.tables.reading import Piece
+    from onewriter_pipeline.tables.pieces import Piece
 
 
 class Task(InputPartition):

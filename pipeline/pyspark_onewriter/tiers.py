@@ -16,7 +16,7 @@ from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.positions import behind, shown
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import EntriesLost, Gap, Invalid, Trimmed
-from onewriter_pipeline.read.limiting import Counts
+from onewriter_pipeline.read.batch_limits import EntryCounts
 from onewriter_pipeline.read.offsets import (
     TASK_BYTES_MAX,
     Run,
@@ -25,7 +25,7 @@ from onewriter_pipeline.read.offsets import (
     runs_between,
     runs_within,
 )
-from onewriter_pipeline.read.planning import (
+from onewriter_pipeline.read.selection import (
     Selection,
     check_kept,
     check_names,
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from onewriter_pipeline.tables.files import Place
-    from onewriter_pipeline.tables.reading import Piece
-    from pyspark_onewriter.kept import Kept
+    from onewriter_pipeline.tables.pieces import Piece
     from pyspark_onewriter.options import ReadOptions
+    from pyspark_onewriter.snapshot import TableSnapshot
 
 
 @dataclass(slots=True)
@@ -52,47 +52,49 @@ class Plan:
 
 def planned(options: ReadOptions) -> Plan:
     """What a read with a table reads. Raises PipelineError, Gap above all."""
-    from pyspark_onewriter.kept import kept_of  # noqa: PLC0415 - Arrow, where it is needed
+    from pyspark_onewriter.snapshot import TableSnapshot  # noqa: PLC0415 - Arrow, where it is needed
 
     if not options.reads_log:
-        return _without_log(options, kept_of(options))
+        return _without_log(options, TableSnapshot(options))
     with Broker(options.access) as broker:
         logs = logs_of(broker, options.selection)
         _check_names(options.selection, logs)
         found = [broker.segments(log) for log in logs]
         # Behind them, since offload and trim go on: what was trimmed until then is in the table.
-        return _with_log(options, kept_of(options), broker, found)
+        return _with_log(options, TableSnapshot(options), broker, found)
 
 
 # ------------------------------------------------------------ the table alone
 
 
-def _without_log(options: ReadOptions, kept: Kept) -> Plan:
+def _without_log(options: ReadOptions, tables: TableSnapshot) -> Plan:
     selection = options.selection
-    logs = selected(selection, kept.offsets)
+    logs = selected(selection, tables.offsets)
     _check_names(selection, logs)
     plan = Plan([], [])
     for log in logs:
-        start, end = kept.bound(log, selection.starting), kept.bound(log, selection.ending)
-        plan.cold += kept.pieces(log, start, end)
+        start, end = tables.bound(log, selection.starting), tables.bound(log, selection.ending)
+        plan.cold += tables.pieces(log, start, end)
     return plan
 
 
 # ------------------------------------------------------------ both
 
 
-def _with_log(options: ReadOptions, kept: Kept, broker: Broker, logs: Iterable[Segments]) -> Plan:
+def _with_log(
+    options: ReadOptions, tables: TableSnapshot, broker: Broker, logs: Iterable[Segments]
+) -> Plan:
     selection = options.selection
     plan = Plan([], [])
     for held in logs:
         log = held.log
-        cut = min(kept.offsets.get(log, held.first), held.end)
-        start = kept.bound_with_log(broker, held, selection.starting)
-        end = kept.bound_with_log(broker, held, selection.ending)
+        cut = min(tables.offsets.get(log, held.first), held.end)
+        start = tables.bound_with_log(broker, held, selection.starting)
+        end = tables.bound_with_log(broker, held, selection.ending)
         if end < start:
             raise Invalid(f"{log}: the range ends at {shown(end)}, before its start {shown(start)}")
-        if log in kept.offsets:
-            plan.cold += kept.pieces(log, start, min(end, cut))
+        if log in tables.offsets:
+            plan.cold += tables.pieces(log, start, min(end, cut))
         begins = max(start, cut)
         if begins < end and options.reading.fail_on_loss:
             try:
@@ -113,9 +115,9 @@ def _check_names(selection: Selection, logs: Sequence[str]) -> None:
     check_names("endingOffsets", selection.ending, logs)
 
 
-def counted(options: ReadOptions, pieces: Sequence[Piece]) -> Iterator[Counts]:
+def counted(options: ReadOptions, pieces: Sequence[Piece]) -> Iterator[EntryCounts]:
     """How many messages the entries in some pieces have, in order."""
-    from onewriter_pipeline.tables.reading import counts_of  # noqa: PLC0415
+    from onewriter_pipeline.tables.pieces import counts_of  # noqa: PLC0415
 
     for piece in pieces:
         yield from counts_of(_place(options), piece)
@@ -123,7 +125,7 @@ def counted(options: ReadOptions, pieces: Sequence[Piece]) -> Iterator[Counts]:
 
 def read_pieces(pieces: Sequence[Piece], options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """The messages of files of a table."""
-    from onewriter_pipeline.tables.reading import read_piece  # noqa: PLC0415
+    from onewriter_pipeline.tables.pieces import read_piece  # noqa: PLC0415
 
     epochs = options.selection.epochs
     for piece in pieces:
@@ -140,7 +142,7 @@ def _place(options: ReadOptions) -> Place:
 def read_either(broker: Broker, span: Span, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """The messages of a span of the log; what was offloaded and trimmed since it was planned, of the table."""
     from onewriter_pipeline.read.spans import read_chunks, read_span  # noqa: PLC0415
-    from pyspark_onewriter.kept import kept_of  # noqa: PLC0415
+    from pyspark_onewriter.snapshot import TableSnapshot  # noqa: PLC0415
 
     strict = replace(options.reading, fail_on_loss=True)
     chunks, at = read_chunks(broker, span, strict), span.start
@@ -154,11 +156,11 @@ def read_either(broker: Broker, span: Span, options: ReadOptions) -> Iterator[pa
             return
         yield from batches
         at = behind(chunk.last)
-    kept = kept_of(options)
-    cut = min(span.end, kept.offsets.get(span.log, at))
+    tables = TableSnapshot(options)
+    cut = min(span.end, tables.offsets.get(span.log, at))
     if cut <= at and options.reading.fail_on_loss:
         raise lost
-    yield from read_pieces(kept.pieces(span.log, at, cut), options)
+    yield from read_pieces(tables.pieces(span.log, at, cut), options)
     rest = runs_within(span.runs, max(at, cut))
     if rest:
         yield from read_span(broker, Span(span.log, tuple(rest)), options.reading)

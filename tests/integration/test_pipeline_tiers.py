@@ -14,7 +14,7 @@ from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Gap
 from onewriter_pipeline.tables.tables import Tables
-from pyspark_onewriter import kept
+from pyspark_onewriter import snapshot
 from pyspark_onewriter.backlog import backlog_of
 from pyspark_onewriter.options import ReadOptions, stream_options
 from pyspark_onewriter.source import read_task
@@ -58,16 +58,16 @@ def test_a_batch_has_all_though_the_log_is_trimmed_while_it_is_planned(
     monkeypatch: pytest.MonkeyPatch,
     fail: str,
 ) -> None:
-    tables, real = Tables(str(tmp_path)), kept.kept_of
+    tables, real = Tables(str(tmp_path)), snapshot.TableSnapshot
     half_offloaded(access, topic, fill, tables)
 
-    def once(options: ReadOptions) -> kept.Kept:
+    def once(options: ReadOptions) -> snapshot.TableSnapshot:
         found = real(options)
         monkeypatch.undo()
         jobs(access, topic, fill, tables)
         return found
 
-    monkeypatch.setattr(kept, "kept_of", once)
+    monkeypatch.setattr(snapshot, "TableSnapshot", once)
     assert values(access, topic, tables, failOnDataLoss=fail)[:300] == numbered(0, 300)
 
 

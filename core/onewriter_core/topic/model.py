@@ -1,7 +1,7 @@
 """The state of one topic: frozen values, no behaviour beyond looking things up.
 
-A topic has *slots*: one per partition, or a single slot for a topic that has none. Every slot has
-its own epoch and its own ownership. A *contender* asks for one slot or, as a partitioned producer,
+A topic has *partitions*: one per partition, or a single partition for a topic that has none. Every partition has
+its own epoch and its own ownership. A *group* asks for one partition or, as a partitioned producer,
 for all of them at once; it gets all it asked for or nothing.
 """
 
@@ -14,7 +14,7 @@ from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity
 
 WHOLE = -1
-"""The slot number of a topic that has no partitions."""
+"""The partition number of a topic that has no partitions."""
 
 WAITERS_MAX = 10_000
 """Contenders that may wait for one topic."""
@@ -26,13 +26,13 @@ REFUSED_GROUPS_MAX = 256
 """Refused partitioned producers whose remaining requests are expected, newest last."""
 
 DEPOSED_MAX = 16
-"""Deposed identities remembered per slot, newest last."""
+"""Deposed identities remembered per partition, newest last."""
 
 SERVE_SECONDS_MAX = 3.0
 """How long a holder may ask to go on serving after it was last assured that it holds the topic."""
 
 DEFERRED_MAX = 256
-"""Requests that may wait for a claim in progress."""
+"""Requests that may wait for a pending fence."""
 
 
 class ImpossibleStep(AssertionError):
@@ -89,7 +89,7 @@ class Request:
     connection: str
     producer_name: str
     mode: AccessMode
-    slot: int = WHOLE
+    partition: int = WHOLE
     alone: bool = False
     name_given: bool = False
     identity: Identity = Identity()
@@ -106,24 +106,24 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One producer of a contender: the slot it stands for and its registration."""
+    """One producer of a group: the partition it stands for and its registration."""
 
-    slot: int
+    partition: int
     registration: str
     reconnects: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
-    """Somebody who holds, claims or waits for slots: one producer, or a partitioned one's group.
+class ProducerGroup:
+    """Somebody who holds, is fencing or waits for partitions: one producer, or a partitioned one's group.
 
-    ``group`` is unique. ``slots`` are what it wants, ``members`` the producers that have arrived;
+    ``group_id`` is unique. ``partitions`` are what it wants, ``members`` the producers that have arrived;
     ``is_partitioned``: it wants all partitions, also those added later.
-    ``arrival`` counts up per topic, so two contenders never tie.
+    ``arrival`` counts up per topic, so two groups never tie.
     """
 
-    group: str
-    slots: tuple[int, ...]
+    group_id: str
+    partitions: tuple[int, ...]
     members: tuple[Member, ...]
     is_partitioned: bool
     producer_name: str
@@ -140,7 +140,7 @@ class Contender:
     serve_seconds: float = 0.0
     """As holder it acts in the topic's name for so long after it was assured; 0: only by writing."""
 
-    def without(self, registration: str) -> Contender:
+    def without(self, registration: str) -> ProducerGroup:
         for member in self.members:
             if member.registration == registration:
                 break
@@ -150,8 +150,8 @@ class Contender:
             self, members=tuple(m for m in self.members if m.registration != registration)
         )
 
-    def has_member(self, slot: int) -> bool:
-        return any(m.slot == slot for m in self.members)
+    def has_member(self, partition: int) -> bool:
+        return any(m.partition == partition for m in self.members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,17 +201,17 @@ class SharedProducer:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One exclusive producer writes; ``group`` names it among the topic's holders."""
+    """One exclusive producer writes; ``group_id`` names it among the topic's holders."""
 
     tenure: Tenure
-    group: str
+    group_id: str
 
 
 Ownership = Vacant | Reserved | Shared | Held
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class Partition:
     """One partition's ownership.
 
     ``epoch`` is the highest topic epoch ever granted here. ``ledger`` is the newest one fenced by
@@ -235,10 +235,10 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class PendingFence:
     """The one fence in progress: a state, not a flag.
 
-    ``contender`` is who asked for it; None when a roll, a re-fence or an administrator did, or when
+    ``group`` is who asked for it; None when a roll, a re-fence or an administrator did, or when
     Shared producers (``newcomers``) did. ``answers`` names the administrator's request.
     ``is_outdated``: the store failed over since, so the fence may be in a dataset of the past.
     ``waits``: the fence is stored, and the former holder may still serve for a moment.
@@ -246,8 +246,8 @@ class Claim:
 
     number: int
     purpose: Purpose
-    slots: tuple[int, ...]
-    contender: Contender | None = None
+    partitions: tuple[int, ...]
+    group: ProducerGroup | None = None
     newcomers: tuple[SharedProducer, ...] = ()
     departure: Departure = Departure.NONE
     answers: str = ""
@@ -259,12 +259,12 @@ class Claim:
 class Waiting:
     """Writing has changed hands under ``ledger``; who won is told at ``until``.
 
-    ``first`` is the claim's first slot as it was before.
+    ``first`` is the fence's first partition as it was before.
     """
 
     ledger: int
     until: float
-    first: Slot
+    first: Partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,41 +309,41 @@ Loads = tuple[tuple[str, int], ...]
 class Topic:
     """Everything the machine knows about one topic."""
 
-    slots: tuple[Slot, ...]
+    partitions: tuple[Partition, ...]
     policy: PromotionPolicy = PromotionPolicy.PRIORITY
-    holders: tuple[Contender, ...] = ()
-    queue: tuple[Contender, ...] = ()
+    holders: tuple[ProducerGroup, ...] = ()
+    queue: tuple[ProducerGroup, ...] = ()
     held_back: tuple[HeldBack, ...] = ()
     refused_groups: tuple[RefusedGroup, ...] = ()
     deferred: tuple[Request, ...] = ()
-    claim: Claim | None = None
+    pending_fence: PendingFence | None = None
     arrivals: int = 0
-    claims: int = 0
+    fences_started: int = 0
     is_closed: bool = False
     loads: Loads = ()
     """What the waiters' hosts lead besides this topic, as last told; Balanced chooses by it."""
 
-    def slot(self, number: int) -> Slot | None:
-        """The slot of that number, None when there is none."""
-        for slot in self.slots:
-            if slot.number == number:
-                return slot
+    def partition(self, number: int) -> Partition | None:
+        """The partition of that number, None when there is none."""
+        for partition in self.partitions:
+            if partition.number == number:
+                return partition
         return None
 
     @property
     def epoch(self) -> int:
-        """The highest topic epoch over all slots."""
-        return max((slot.epoch for slot in self.slots), default=0)
+        """The highest topic epoch over all partitions."""
+        return max((partition.epoch for partition in self.partitions), default=0)
 
-    def holder(self, group: str) -> Contender | None:
-        for contender in self.holders:
-            if contender.group == group:
-                return contender
+    def holder(self, group_id: str) -> ProducerGroup | None:
+        for group in self.holders:
+            if group.group_id == group_id:
+                return group
         return None
 
 
-def partitioned(partitions: int) -> tuple[Slot, ...]:
-    """Fresh slots for a topic with that many partitions; 0: one slot for the topic itself."""
+def partitioned(partitions: int) -> tuple[Partition, ...]:
+    """Fresh partitions for a topic with that many partitions; 0: one partition for the topic itself."""
     if partitions == 0:
-        return (Slot(WHOLE),)
-    return tuple(Slot(number) for number in range(partitions))
+        return (Partition(WHOLE),)
+    return tuple(Partition(number) for number in range(partitions))

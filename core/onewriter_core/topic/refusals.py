@@ -13,10 +13,10 @@ from onewriter_core.errors import ServerError
 from onewriter_core.topic.effects import Reject, Step
 from onewriter_core.topic.model import (
     REFUSED_GROUPS_MAX,
-    Contender,
+    Partition,
+    ProducerGroup,
     RefusedGroup,
     Request,
-    Slot,
     Topic,
 )
 
@@ -25,17 +25,17 @@ REFUSAL_SECONDS = 2.0
 
 
 def with_refused_group(
-    topic: Topic, contender: Contender, code: ServerError, text: str, now: float
+    topic: Topic, group: ProducerGroup, code: ServerError, text: str, now: float
 ) -> Topic:
-    """The topic that remembers a refused contender, if some of its requests are still to come."""
-    missing = tuple(number for number in contender.slots if not contender.has_member(number))
+    """The topic that remembers a refused group, if some of its requests are still to come."""
+    missing = tuple(number for number in group.partitions if not group.has_member(number))
     if not missing:
         return topic
     refused = RefusedGroup(
-        contender.connection,
-        contender.producer_name if contender.name_given else "",
-        contender.identity,
-        contender.mode,
+        group.connection,
+        group.producer_name if group.name_given else "",
+        group.identity,
+        group.mode,
         missing,
         code,
         text,
@@ -44,11 +44,11 @@ def with_refused_group(
     return replace(topic, refused_groups=(*topic.refused_groups, refused)[-REFUSED_GROUPS_MAX:])
 
 
-def refused_with_its_group(topic: Topic, slot: Slot, request: Request) -> Step | None:
+def refused_with_its_group(topic: Topic, partition: Partition, request: Request) -> Step | None:
     """Answer a request as its group was; None: that was not refused, or long ago."""
     for group in topic.refused_groups:
-        if _is_of(group, request) and slot.number in group.missing:
-            missing = tuple(number for number in group.missing if number != slot.number)
+        if _is_of(group, request) and partition.number in group.missing:
+            missing = tuple(number for number in group.missing if number != partition.number)
             others = tuple(other for other in topic.refused_groups if other != group)
             kept = (*others, replace(group, missing=missing)) if missing else others
             reject = Reject(request.registration, group.code, group.text)

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from onewriter_core.topic.lookups import overlap
-from onewriter_core.topic.model import Contender, PromotionPolicy, Topic
+from onewriter_core.topic.model import ProducerGroup, PromotionPolicy, Topic
 
 
-def in_order(waiters: Iterable[Contender], topic: Topic) -> list[Contender]:
+def in_order(waiters: Iterable[ProducerGroup], topic: Topic) -> list[ProducerGroup]:
     """These of the topic's waiters, first to be promoted first."""
     match topic.policy:
         case PromotionPolicy.FIFO:
@@ -37,7 +37,7 @@ def in_order(waiters: Iterable[Contender], topic: Topic) -> list[Contender]:
             assert_never(topic.policy)
 
 
-def load_of(topic: Topic, waiter: Contender) -> int:
+def load_of(topic: Topic, waiter: ProducerGroup) -> int:
     """How many topics the waiter's host leads, as far as is known, besides what it waits for.
 
     Partitions of this topic that it holds alone count as much as a topic.
@@ -45,22 +45,22 @@ def load_of(topic: Topic, waiter: Contender) -> int:
     return dict(topic.loads).get(waiter.host, 0) + _leads_beside(topic, waiter)
 
 
-def _leads_beside(topic: Topic, waiter: Contender) -> int:
+def _leads_beside(topic: Topic, waiter: ProducerGroup) -> int:
     return sum(
-        holder.host == waiter.host and not overlap(holder.slots, waiter.slots)
+        holder.host == waiter.host and not overlap(holder.partitions, waiter.partitions)
         for holder in topic.holders
     )
 
 
-def waiters_by_slot(topic: Topic) -> dict[int, int]:
-    """How many wait for each slot: what its holder is told."""
+def waiters_by_partition(topic: Topic) -> dict[int, int]:
+    """How many wait for each partition: what its holder is told."""
     for_all = sum(waiter.is_partitioned for waiter in topic.queue)
-    alone = Counter(w.slots[0] for w in topic.queue if not w.is_partitioned)
-    return {slot.number: for_all + alone[slot.number] for slot in topic.slots}
+    alone = Counter(w.partitions[0] for w in topic.queue if not w.is_partitioned)
+    return {partition.number: for_all + alone[partition.number] for partition in topic.partitions}
 
 
-def next_promoted(topic: Topic, free: frozenset[int]) -> Contender | None:
-    """The first waiter whose slots are all free and wanted by nobody before it.
+def next_promoted(topic: Topic, free: frozenset[int]) -> ProducerGroup | None:
+    """The first waiter whose partitions are all free and wanted by nobody before it.
 
     A waiter for all partitions that is blocked by one of them keeps its place: those behind it do
     not take the other partitions away.
@@ -69,7 +69,9 @@ def next_promoted(topic: Topic, free: frozenset[int]) -> Contender | None:
         return None  # the usual case, and the queue may be long
     wanted_before: set[int] = set()
     for waiter in in_order(topic.queue, topic):
-        if all(slot in free and slot not in wanted_before for slot in waiter.slots):
+        if all(
+            partition in free and partition not in wanted_before for partition in waiter.partitions
+        ):
             return waiter
-        wanted_before.update(waiter.slots)
+        wanted_before.update(waiter.partitions)
     return None

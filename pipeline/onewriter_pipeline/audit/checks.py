@@ -423,7 +423,7 @@ PASSED_ON: Final = f"""
         LEFT JOIN {_FIRST_EPOCHS} o ON o.log = r.log
     ) WHERE sentence IS NOT NULL"""
 
-KEPT: Final = """
+KEPT_ROWS: Final = """
     SELECT 'S5' AS predicate, log, concat(ledger, '-', first) AS place,
         concat('messages of entry ', ledger, '-', first, ' stand twice in the table') AS sentence
     FROM (
@@ -468,5 +468,5 @@ CHECKS: Final = (
     Check(UNREMEMBERED, ("publishes", "remembered")),
     Check(PUBLISHERS, ("publishers",)),
     Check(PASSED_ON, ("recorded",)),
-    Check(KEPT, ("kept",)),
+    Check(KEPT_ROWS, ("kept",)),
 )

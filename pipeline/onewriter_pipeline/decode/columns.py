@@ -13,7 +13,7 @@ from onewriter_pipeline import schema as names
 from onewriter_pipeline.binaries import Bools, Signed, Unsigned, binaries, texts
 from onewriter_pipeline.brokers.frames import Chunk
 from onewriter_pipeline.decode.entries import Damage, Entries, Metadata
-from onewriter_pipeline.decode.fields import Wanted, scan
+from onewriter_pipeline.decode.fields import WantedFields, scan
 from onewriter_pipeline.decode.gathering import from_base64, gathered
 from onewriter_pipeline.decode.message_ids import message_ids
 from onewriter_pipeline.decode.rows import Rows, Slices
@@ -22,7 +22,7 @@ _MICROSECONDS: Final = np.uint64(1000)
 _TIME_MS_MAX: Final = np.uint64(253_402_300_799_000)
 """The last second of the year 9999: neither Spark nor the log of a table knows later ones."""
 _KEY, _VALUE = 1, 2
-_PAIR: Final = Wanted(pieces=frozenset({_KEY, _VALUE}))
+_PAIR: Final = WantedFields(pieces=frozenset({_KEY, _VALUE}))
 
 
 @dataclass(frozen=True, slots=True)

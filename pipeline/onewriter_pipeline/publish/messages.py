@@ -27,7 +27,7 @@ from onewriter_pipeline.schema import EVENT_TIME, KEY, PROPERTIES, TOPIC, VALUE
 if TYPE_CHECKING:
     import pyarrow as pa
 
-COLUMNS: Final = frozenset({VALUE, KEY, EVENT_TIME, PROPERTIES, TOPIC})
+ROW_COLUMNS: Final = frozenset({VALUE, KEY, EVENT_TIME, PROPERTIES, TOPIC})
 """What a row may have. Its topic is no part of the message."""
 
 _PROPERTY_TAG: Final = 0x0A
@@ -71,11 +71,11 @@ def check_columns(names: Sequence[str]) -> None:
         raise Invalid(
             f"rows need a column {VALUE}, of binary or string: to_json(struct(*)) makes one of all"
         )
-    unknown = sorted(set(names) - COLUMNS)
+    unknown = sorted(set(names) - ROW_COLUMNS)
     if unknown:
         raise Invalid(
             f"there is no place for the columns {', '.join(unknown)} in a message; those are"
-            f" {', '.join(sorted(COLUMNS))}"
+            f" {', '.join(sorted(ROW_COLUMNS))}"
         )
 
 

@@ -29,7 +29,7 @@ from onewriter_pipeline.errors import (
     Trimmed,
 )
 from onewriter_pipeline.lead.requests import Grant
-from onewriter_pipeline.publish.packing import FRAME_ROWS, PackedPart, Packer
+from onewriter_pipeline.publish.parts import FRAME_ROWS, PackedPart, Packer
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,7 +18,7 @@ from onewriter_pipeline.schema import ENTRY, LEDGER
 from onewriter_pipeline.tables.digest import runs_of
 from onewriter_pipeline.tables.files import Place, rows_at_once
 from onewriter_pipeline.tables.layout import SegmentRow, TableFile
-from onewriter_pipeline.tables.reading import Bounds, highest_of, lowest_of, opened
+from onewriter_pipeline.tables.pieces import Bounds, highest_of, lowest_of, opened
 
 # ------------------------------------------------------------ where the files begin
 

@@ -34,8 +34,8 @@ from onewriter_core.topic.refusals import REFUSAL_SECONDS
 WAIT, EXCLUSIVE = AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE
 
 
-def asks(name: str, mode: AccessMode, slot: int = WHOLE) -> ProducerRequested:
-    request = Request(name, name, name, mode, slot, name_given=True, identity=Identity(name))
+def asks(name: str, mode: AccessMode, partition: int = WHOLE) -> ProducerRequested:
+    request = Request(name, name, name, mode, partition, name_given=True, identity=Identity(name))
     return ProducerRequested(request, 0.0)
 
 
@@ -45,7 +45,7 @@ def test_one_waiter_too_many_is_told_so() -> None:
     topic, _ = step(topic, asks("W", WAIT))
     (waiter,) = topic.queue
     waiters = tuple(
-        replace(waiter, group=f"W{n}", members=(Member(WHOLE, f"W{n}"),), arrival=n)
+        replace(waiter, group_id=f"W{n}", members=(Member(WHOLE, f"W{n}"),), arrival=n)
         for n in range(WAITERS_MAX)
     )
     full = replace(topic, queue=waiters)
@@ -105,6 +105,6 @@ def test_only_the_last_deposed_identities_are_remembered() -> None:
         fencer = AccessMode.EXCLUSIVE_WITH_FENCING
         topic, _ = step(topic, asks(f"F{number}", fencer))
         topic, _ = step(topic, FenceStored(number, number, 0.0))
-    (slot,) = topic.slots
+    (partition,) = topic.partitions
     last = [f"F{number}" for number in range(4, DEPOSED_MAX + 4)]
-    assert [who.subject for who in slot.deposed] == last
+    assert [who.subject for who in partition.deposed] == last

@@ -19,7 +19,7 @@ from onewriter_pipeline.binaries import binaries, texts, varint_sizes
 from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.publish.keys import key_texts
 from onewriter_pipeline.publish.messages import encoded
-from onewriter_pipeline.publish.packing import FRAME_BYTES, MAGIC, PackedPart, pack
+from onewriter_pipeline.publish.parts import FRAME_BYTES, MAGIC, PackedPart, pack
 
 Row = dict[str, Any]
 

@@ -1,0 +1,118 @@
+"""Who leads a topic, as its leader says in a message of the topic itself. No I/O.
+
+PIP-440 asks a new leader to publish who it is. The message has a key of its own, so that compaction
+keeps the newest; consumers recognise it by the property ``onewriter.kind`` = ``leader`` and may
+skip it. The sidecar publishes the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from onewriter._errors import ConfigurationError
+from onewriter_core.property_names import EPOCH_PROPERTY, KIND_PROPERTY, LEADER_KEY
+
+KIND_LEADER = "leader"
+CONTENT_VERSION = 1
+
+
+class Announcement(NamedTuple):
+    """A leader's message, ready to be sent."""
+
+    content: bytes
+    key: str
+    properties: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderInfo:
+    """Who leads. ``priority`` is what it asked with; ``metadata`` is for its successors.
+
+    ``metadata`` is any JSON value, or bytes; None when the leader gave none.
+    """
+
+    topic: str
+    epoch: int
+    identity: str
+    host: str = ""
+    priority: int = 0
+    producer_name: str = ""
+    at: str = ""
+    """When it began to lead, by its own clock: ISO 8601 in UTC."""
+    metadata: Any = None
+
+    def announcement(self) -> Announcement:
+        """The message that says so.
+
+        Raises ConfigurationError for metadata that is neither JSON nor bytes.
+        """
+        content: dict[str, Any] = {
+            "kind": KIND_LEADER,
+            "version": CONTENT_VERSION,
+            "topic": self.topic,
+            "epoch": self.epoch,
+            "identity": self.identity,
+            "host": self.host,
+            "priority": self.priority,
+            "producerName": self.producer_name,
+            "at": self.at,
+        }
+        if isinstance(self.metadata, bytes):
+            content["resumeInfoBase64"] = base64.b64encode(self.metadata).decode()
+        elif self.metadata is not None:
+            content["resumeInfo"] = self.metadata
+        try:
+            encoded = json.dumps(content).encode()
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"a leader's metadata is JSON or bytes: {error}") from error
+        return Announcement(
+            encoded,
+            LEADER_KEY,
+            {KIND_PROPERTY: KIND_LEADER, EPOCH_PROPERTY: str(self.epoch)},
+        )
+
+
+def is_announcement(properties: Mapping[str, str]) -> bool:
+    """Whether a message with these properties says who leads, and is none of the application's."""
+    return properties.get(KIND_PROPERTY) == KIND_LEADER
+
+
+def leader_in(properties: Mapping[str, str], content: bytes) -> LeaderInfo | None:
+    """What a message says about its leader; None when it is no announcement that we can read."""
+    if not is_announcement(properties):
+        return None
+    try:
+        said = json.loads(content)
+        metadata = said.get("resumeInfo")
+        if "resumeInfoBase64" in said:
+            metadata = base64.b64decode(said["resumeInfoBase64"], validate=True)
+        return LeaderInfo(
+            topic=str(said["topic"]),
+            epoch=int(said["epoch"]),
+            identity=str(said["identity"]),
+            host=str(said.get("host", "")),
+            priority=int(said.get("priority", 0)),
+            producer_name=str(said.get("producerName", "")),
+            at=str(said.get("at", "")),
+            metadata=metadata,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error):
+        return None
+
+
+def iso_time(seconds: float) -> str:
+    """ISO 8601 in UTC, milliseconds."""
+    text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+def host_name() -> str:
+    """This machine's; in a pod the pod's name."""
+    return socket.gethostname()
