@@ -36,10 +36,8 @@ from onewriter._produce.guarded import Guarded, GuardedBy, GuardedTopics, Opener
 from onewriter._produce.tenure import ProducerOptions
 from onewriter._signal import Signal
 from onewriter_core.own.names import TOPIC_PREFIX
+from onewriter_core.property_names import GENERATION_PROPERTY, NONCE_PROPERTY
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
-
-GENERATION_PROPERTY = "onewriter.own-generation"
-NONCE_PROPERTY = "onewriter.own-nonce"
 
 GENERATION_FIRST = 1
 """What is asked for where no generation is named: it takes nothing from anybody."""

@@ -32,11 +32,12 @@ from onewriter._produce.submitting import Handed, Submitting
 from onewriter._produce.tenure import ProducerOptions
 from onewriter._transport.checks import Check
 from onewriter_core.ids import InvalidTopicName, TopicName
+from onewriter_core.property_names import (
+    GUARD_GROUP_PROPERTY,
+    GUARD_NUMBER_PROPERTY,
+    GUARD_PROPERTY,
+)
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
-
-GUARD_PROPERTY = "onewriter.guard"
-GUARD_NUMBER_PROPERTY = "onewriter.guard-number"
-GUARD_GROUP_PROPERTY = "onewriter.guard-group"
 
 
 @dataclass(frozen=True, slots=True)

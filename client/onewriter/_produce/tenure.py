@@ -38,13 +38,14 @@ from onewriter._transport.connection import Connection
 from onewriter._transport.lookup import Directory
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import TopicName
+from onewriter_core.property_names import (
+    IF_EPOCH_PROPERTY,
+    PRIORITY_PROPERTY,
+    SERVE_SECONDS_PROPERTY,
+)
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 log = logging.getLogger("onewriter")
-
-PRIORITY_PROPERTY = "onewriter.queue-priority"
-IF_EPOCH_PROPERTY = "onewriter.if-epoch"
-SERVE_SECONDS_PROPERTY = "onewriter.serve-seconds"
 
 PENDING_MESSAGES_MAX = 1_000
 PENDING_BYTES_MAX = 16 * 1024 * 1024

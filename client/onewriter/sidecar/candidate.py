@@ -19,7 +19,7 @@ import structlog
 
 from onewriter._client import Client
 from onewriter._errors import OnewriterError
-from onewriter._lead.announcement import IDENTITY_PROPERTY, LeaderInfo, host_name, iso_time
+from onewriter._lead.announcement import LeaderInfo, host_name, iso_time
 from onewriter._lead.candidacy import Candidacy, Phase, Standing
 from onewriter._lead.leadership import ANNOUNCE_SECONDS, Leadership
 from onewriter._message import MessageId
@@ -27,6 +27,7 @@ from onewriter._produce.tenure import ProducerOptions
 from onewriter.sidecar.errors import Failure, conflict, of_sending
 from onewriter.sidecar.metrics import Metrics
 from onewriter.sidecar.settings import Settings
+from onewriter_core.property_names import IDENTITY_PROPERTY
 
 VERIFY_SECONDS = 1.0
 """How long a question waits for the broker's word that we still lead."""

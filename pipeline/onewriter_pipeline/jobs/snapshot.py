@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from onewriter_core.property_names import STAMP_PROPERTY
 from onewriter_pipeline.engine import running
 from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.jobs.dataframes import epoch_options, publish, read_options, tier_option
@@ -45,7 +46,6 @@ from onewriter_pipeline.tables.files import Place, place_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_STAMP: Final = "onewriter.write"
 _MAGIC: Final = "OWS1"
 
 _HAS_VALUE: Final = f"{KEY} IS NOT NULL AND length(newest.{VALUE}) > 0"
@@ -54,7 +54,7 @@ NEWEST: Final = f"""max_by(
     struct({", ".join(name for name in SNAPSHOT_COLUMNS if name != KEY)}),
     struct({LEDGER}, {ENTRY}, {BATCH_INDEX}))"""
 
-SHARED_STATE: Final = f"""count_if({PROPERTIES}['{_STAMP}'] IS NOT NULL
+SHARED_STATE: Final = f"""count_if({PROPERTIES}['{STAMP_PROPERTY}'] IS NOT NULL
     OR ({KEY} IS NULL AND substring({VALUE}, 1, 4) = X'{_MAGIC.encode().hex()}'))"""
 """Entries of shared state are operations (docs/shared-state.md); their newest one is not the state."""
 
