@@ -10,10 +10,10 @@ import pytest
 from tests.unit.broker.fence_path_world import BUCKET, ORDERS, World, serving, until
 from tests.unit.broker.test_staging import body, frame
 
-from onewriter_broker.log.api import VERSION_PREFIX, Block
-from onewriter_broker.log.publishing import APPS_MAX
-from onewriter_broker.log.termination import TERMINATED
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import VERSION_PREFIX, Block
+from onewriter_broker.log.topic_log.atomic_publish import APPS_MAX
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.termination import TERMINATED
 from onewriter_broker.topic import publishing
 from onewriter_broker.topic.catalog import CatalogEntry
 from onewriter_broker.topic.loaded import LoadedTopic
@@ -64,8 +64,8 @@ class Room:
 
     async def led(self) -> int:
         """The epoch that leads."""
-        slots = self.runner.topic.slots
-        tenure = tenure_of(slots[0]) if slots else None
+        partitions = self.runner.topic.partitions
+        tenure = tenure_of(partitions[0]) if partitions else None
         return await held(self, "driver") if tenure is None else tenure.epoch
 
     async def entries(self) -> int:
