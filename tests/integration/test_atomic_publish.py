@@ -27,7 +27,7 @@ from tests.integration.leaders import granted, program
 from tests.servers import running_server
 
 import onewriter.sync
-from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_broker.verify.cli import verify_command
 from onewriter_core.ids import TopicName

@@ -17,7 +17,7 @@ from tests.integration.offloading import Fill, numbered, offload, rows, stored, 
 from tests.integration.raw import EXCLUSIVE, FENCING, RawProducer
 from tests.servers import running_server
 
-from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import TopicName
 from onewriter_core.wire.encoding import encode_send_header

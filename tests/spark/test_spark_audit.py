@@ -23,7 +23,7 @@ from tests.spark.conftest import Fill
 
 import onewriter.sync
 from onewriter import ProducerOptions
-from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_broker.verify.cli import verify_command
 from onewriter_core.ids import TopicName

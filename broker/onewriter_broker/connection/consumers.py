@@ -12,7 +12,7 @@ from onewriter_broker.connection.requests import Link, Opening, Requests, code_o
 from onewriter_broker.connection.schemas import check_consumer
 from onewriter_broker.dispatch.api import SubscribeOptions, seek_target
 from onewriter_broker.dispatch.handle import ConsumerHandle
-from onewriter_broker.log.entries import Entry, EntryRun
+from onewriter_broker.log.topic_log.entries import Entry, EntryRun
 from onewriter_broker.owning.records import OwnerEnd
 from onewriter_broker.quotas.book import Held, Part, Quota, QuotaExceeded
 from onewriter_core.authorization import Action
@@ -138,9 +138,14 @@ class ConsumerCommands:
             topic = await self._clients.topics.serve(name, self._subject)
             reader = (name, options.subscription, options.metadata, self._owner)
             await self._clients.owning.check_reader(*reader)
-            subscriptions = topic.subscriptions[topic.slot_of(name)]
+            subscriptions = topic.subscriptions[topic.partition_of(name)]
             await check_consumer(
-                self._clients, topic, topic.slot_of(name), command, self.identity, self._subject
+                self._clients,
+                topic,
+                topic.partition_of(name),
+                command,
+                self.identity,
+                self._subject,
             )
             consumer = await subscriptions.subscribe(options, self)
             try:  # the topic may have got another owner meanwhile, or other consumers be declared

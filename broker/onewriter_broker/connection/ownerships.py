@@ -173,9 +173,9 @@ class OwnershipCommands:
         topic = self._clients.topics.loaded.get(str(name.base))
         if last is not None or not group or topic is None:
             return None
-        slots = topic.subscriptions if name.partition is None else [topic.slot_of(name)]
-        for slot in slots:
-            subscriptions = topic.subscriptions.get(slot)
+        partitions = topic.subscriptions if name.partition is None else [topic.partition_of(name)]
+        for partition in partitions:
+            subscriptions = topic.subscriptions.get(partition)
             subscription = None if subscriptions is None else subscriptions.get(group)
             for consumer in () if subscription is None else subscription.consumers:
                 if consumer.channel.identity.subject != self._identity.subject:

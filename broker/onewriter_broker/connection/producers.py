@@ -28,9 +28,9 @@ from onewriter_broker.connection.properties import (
 from onewriter_broker.connection.requests import Link, Opening, Requests, error_reply
 from onewriter_broker.connection.schemas import brought, version_for_producer
 from onewriter_broker.dispatch.api import check_pairs, check_printable
-from onewriter_broker.log.api import Guard, GuardKind, Outcome
-from onewriter_broker.log.termination import terminated_at
-from onewriter_broker.log.topic_log import ENTRY_BYTES
+from onewriter_broker.log.store.api import Guard, GuardKind, Outcome
+from onewriter_broker.log.topic_log.log import ENTRY_BYTES
+from onewriter_broker.log.topic_log.termination import terminated_at
 from onewriter_broker.quotas.book import Held, Part, Quota, namespace_key, subject_of
 from onewriter_broker.topic.deduplication import INVENTED_PREFIX
 from onewriter_broker.topic.detection import Detection
@@ -193,7 +193,7 @@ class ProducerCommands:
             if command.initial_subscription_name:
                 self._admission(name, mode_of(command), asked)
                 rights.require(self._identity, Action.CHANGE_SUBSCRIPTION, name)
-                subscriptions = topic.subscriptions[topic.slot_of(name)]
+                subscriptions = topic.subscriptions[topic.partition_of(name)]
                 await subscriptions.ensure(command.initial_subscription_name)
             if topic.requires_schema or brought(command) is not None:
                 self._admission(name, mode_of(command), asked)
@@ -204,7 +204,7 @@ class ProducerCommands:
                 guarding = guarding_topic(asked_for)
                 if guarding is not None:
                     rights.require(self._identity, Action.GUARD, guarding)
-                target = topic.runner.logs[topic.slot_of(name)]
+                target = topic.runner.logs[topic.partition_of(name)]
                 may_guard = partial(rights.require, self._identity, Action.GUARD)
                 subject = self._identity.subject
                 guard = await self._guards.admit(asked_for, target, subject, may_guard)
@@ -238,7 +238,7 @@ class ProducerCommands:
             command.producer_id,
             opening.request_id,
             request,
-            topic.runner.logs[request.slot],
+            topic.runner.logs[request.partition],
             self._gathered,
             asked_priority=asked.value or 0,
             properties=properties_of(command) or NO_PROPERTIES,
@@ -269,8 +269,8 @@ class ProducerCommands:
             text = f"a producer's name has at most {PRODUCER_NAME_LENGTH_MAX} characters"
             raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
         check_printable("producer name", command.producer_name)
-        slot = topic.slot_of(name)
-        if terminated_at(topic.runner.logs[slot].state) is not None:
+        partition = topic.partition_of(name)
+        if terminated_at(topic.runner.logs[partition].state) is not None:
             raise Refused(ServerError.TOPIC_TERMINATED_ERROR, "Topic was already terminated")
         if_epoch = if_epoch_of(properties)
         self._registrations += 1
@@ -280,7 +280,7 @@ class ProducerCommands:
             connection=self._name,
             producer_name=command.producer_name or f"{INVENTED_PREFIX}{registration}",
             mode=mode,
-            slot=slot,
+            partition=partition,
             alone=topic.entry.partitions == 0
             or self.named_partitions.competes_alone(command.producer_id, name),
             name_given=bool(command.producer_name) and command.user_provided_producer_name,

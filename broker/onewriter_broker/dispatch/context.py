@@ -11,7 +11,7 @@ from onewriter_broker.dispatch.limits import Limits
 from onewriter_broker.dispatch.readers import ReadBudget, TailReader
 from onewriter_broker.dispatch.rounds import DispatchRounds
 from onewriter_broker.dispatch.saved_cursors import CursorSaver
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.quotas.book import QuotaBook
 
 

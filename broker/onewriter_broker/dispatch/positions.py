@@ -11,11 +11,11 @@ from onewriter_broker.dispatch.api import SeekTarget, SeekToId, SeekToTime
 from onewriter_broker.dispatch.cursor import before, mask_of
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.log.api import Block
-from onewriter_broker.log.batches import last_index
-from onewriter_broker.log.compacted import View
-from onewriter_broker.log.entries import Entry, entries_of
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.store.compacted import View
+from onewriter_broker.log.topic_log.batches import last_index
+from onewriter_broker.log.topic_log.entries import Entry, entries_of
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position
 from onewriter_core.wire.messages import summarize

@@ -16,11 +16,11 @@ from onewriter_broker.dispatch.api import Spawn, TaskHandle
 from onewriter_broker.dispatch.cursor import before
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.log.api import BrokenKey
-from onewriter_broker.log.blocks import MalformedBlock
-from onewriter_broker.log.compacted_log import CompactedLog, ViewReading
-from onewriter_broker.log.entries import EntryRun
-from onewriter_broker.log.topic_log import TRIMMED, TopicLog
+from onewriter_broker.log.store.api import BrokenKey
+from onewriter_broker.log.store.blocks import MalformedBlock
+from onewriter_broker.log.topic_log.compacted_log import CompactedLog, ViewReading
+from onewriter_broker.log.topic_log.entries import EntryRun
+from onewriter_broker.log.topic_log.log import TRIMMED, TopicLog
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position
 

@@ -16,8 +16,8 @@ from onewriter_broker.dispatch.api import Receipt, Spawn, TaskHandle
 from onewriter_broker.dispatch.cursor import Cursor, CursorFormatError
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.log.api import BrokenKey
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import BrokenKey
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position
 

@@ -16,7 +16,7 @@ from onewriter_broker.dispatch.rates import Counters
 from onewriter_broker.dispatch.readers import ReadAhead
 from onewriter_broker.dispatch.shared import SharedDispatcher
 from onewriter_broker.dispatch.single import SingleActiveDispatcher
-from onewriter_broker.log.termination import terminated_at
+from onewriter_broker.log.topic_log.termination import terminated_at
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Position
 from onewriter_core.wire.values import Ack, MessageId

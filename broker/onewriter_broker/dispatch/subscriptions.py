@@ -32,7 +32,7 @@ from onewriter_broker.dispatch.registry import Registry
 from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX
 from onewriter_broker.dispatch.stats import subscription_stats
 from onewriter_broker.dispatch.subscription import Subscription
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.quotas.book import QuotaBook
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import EARLIEST, Position

@@ -24,8 +24,8 @@ from prometheus_client.registry import Collector
 
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.distribution import SECONDS, Distribution
-from onewriter_broker.log.compacted import view_of
-from onewriter_broker.log.losses import Loss
+from onewriter_broker.log.store.compacted import view_of
+from onewriter_broker.log.topic_log.losses import Loss
 from onewriter_broker.quotas.book import Quota
 from onewriter_broker.ticks import Ticks
 from onewriter_broker.tls import ServerCertificate

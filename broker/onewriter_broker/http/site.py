@@ -20,8 +20,8 @@ from onewriter_broker.desired import Desired
 from onewriter_broker.http.metrics import Metrics
 from onewriter_broker.http.peers import PeerRefused, Peers
 from onewriter_broker.http.watchers import Watchers
-from onewriter_broker.log.api import LogStore, Observation
-from onewriter_broker.log.losses import Loss
+from onewriter_broker.log.store.api import LogStore, Observation
+from onewriter_broker.log.topic_log.losses import Loss
 from onewriter_broker.namespaces import Conflict, Invalid, Missing, Namespaces
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.quotas.book import subject_of

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import structlog
 
+from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import LostReason
-from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.owning.parts import SECONDS_PER_DAY, Parts
 from onewriter_broker.owning.records import Entry, OwnerEnd
 from onewriter_broker.owning.room import Room
@@ -222,8 +222,8 @@ class Ownerships:
         loaded = None if name is None or not group else self._topics.loaded.get(str(name.base))
         if name is None or loaded is None:
             return
-        for slot, subscriptions in loaded.subscriptions.items():
-            whole = name.base if slot == WHOLE else name.base.with_partition(slot)
+        for partition, subscriptions in loaded.subscriptions.items():
+            whole = name.base if partition == WHOLE else name.base.with_partition(partition)
             is_meant = name == whole or (
                 name.partition is None and own_field(group, str(whole)) not in room.entries
             )

@@ -20,16 +20,9 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Final
 
-from onewriter_broker.log.api import Binding, Block, Outcome
-from onewriter_broker.log.batches import (
-    Content,
-    Cost,
-    content_of,
-    cost_of,
-    without,
-)
-from onewriter_broker.log.blocks import CHAIN_START
-from onewriter_broker.log.compacted import (
+from onewriter_broker.log.store.api import Binding, Block, Outcome
+from onewriter_broker.log.store.blocks import CHAIN_START
+from onewriter_broker.log.store.compacted import (
     COMPACTED,
     COMPACTING,
     DROP_BLOCKS_MAX,
@@ -41,8 +34,15 @@ from onewriter_broker.log.compacted import (
     chain,
     view_of,
 )
-from onewriter_broker.log.compacted_log import READ_BLOCKS_MAX as VIEW_BLOCKS_MAX
-from onewriter_broker.log.topic_log import (
+from onewriter_broker.log.topic_log.batches import (
+    Content,
+    Cost,
+    content_of,
+    cost_of,
+    without,
+)
+from onewriter_broker.log.topic_log.compacted_log import READ_BLOCKS_MAX as VIEW_BLOCKS_MAX
+from onewriter_broker.log.topic_log.log import (
     BLOCK_BYTES_MAX,
     BLOCK_ENTRIES_MAX,
     READ_BYTES,

@@ -125,12 +125,12 @@ class Maintenance:
             policy = self._policy(topic)
             if policy is None and not self._retention.has_measured:
                 continue
-            for slot, topic_log in list(topic.runner.logs.items()):
+            for partition, topic_log in list(topic.runner.logs.items()):
                 if topic.declared is None and topic_log.size <= self._undeclared_bytes:
                     if self._retention.has_measured:
                         self._retention.forget(topic_log)
                     continue
-                subscriptions = topic.subscriptions.get(slot)
+                subscriptions = topic.subscriptions.get(partition)
                 if policy is None or subscriptions is None:
                     self._retention.forget(topic_log)
                     continue

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from onewriter_broker.log.api import Block
-from onewriter_broker.log.topic_log import ENTRY_BYTES, TRIMMED, TopicLog, payloads
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.topic_log.log import ENTRY_BYTES, TRIMMED, TopicLog, payloads
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
 from onewriter_core.wire.messages import (

@@ -22,9 +22,9 @@ import structlog
 
 from onewriter_broker.dispatch.limits import Limits
 from onewriter_broker.dispatch.saved_cursors import lowest_saved_position
-from onewriter_broker.log.api import LogStore
-from onewriter_broker.log.topic_log import TopicLog
-from onewriter_broker.ownership.claims import Holding
+from onewriter_broker.log.store.api import LogStore
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.topic.deduplication import trim_limit
 from onewriter_broker.topic.policies import compaction_threshold
 from onewriter_broker.topic.retention import Measured, measure, noted, trim_before, trim_once

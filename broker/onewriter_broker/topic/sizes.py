@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.quotas.shares import ShareOf
 from onewriter_broker.topic.retention import Measured, measure
 from onewriter_broker.topic.topics import Topics

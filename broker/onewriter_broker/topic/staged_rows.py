@@ -17,7 +17,7 @@ from typing import Final
 import google_crc32c
 from google.protobuf.message import DecodeError
 
-from onewriter_broker.log.publishing import ENTRY_BYTES_MAX
+from onewriter_broker.log.topic_log.atomic_publish import ENTRY_BYTES_MAX
 from onewriter_core.errors import ProtocolError
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb

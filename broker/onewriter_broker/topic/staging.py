@@ -15,9 +15,19 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from onewriter_broker.log.api import LogStore
-from onewriter_broker.log.publishing import PUBLISH_BYTES_MAX, PUBLISH_ENTRIES_MAX, TooLarge
-from onewriter_broker.log.staged import CHUNK_BYTES, Damaged, StagedPart, Stager, decode_part
+from onewriter_broker.log.store.api import LogStore
+from onewriter_broker.log.store.staged_parts import (
+    CHUNK_BYTES,
+    Damaged,
+    StagedPart,
+    Stager,
+    decode_part,
+)
+from onewriter_broker.log.topic_log.atomic_publish import (
+    PUBLISH_BYTES_MAX,
+    PUBLISH_ENTRIES_MAX,
+    TooLarge,
+)
 from onewriter_broker.ticks import Ticks
 from onewriter_broker.topic import staged_rows
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Undecided

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from onewriter_broker.log.api import LogStore
+from onewriter_broker.log.store.api import LogStore
 from onewriter_broker.ticks import Ticks
 from onewriter_core.ids import Identity, TopicName
 from onewriter_core.topic.effects import Record
@@ -98,7 +98,7 @@ def noted(record: Record, at_ms: int) -> Transition:
         None if record.holder is None else _holder(record.holder, record.epoch),
         None if former is None else _former(former),
         None if record.leaderless_seconds is None else round(record.leaderless_seconds * 1000),
-        tuple(slot for slot in record.slots if slot != WHOLE),
+        tuple(partition for partition in record.partitions if partition != WHOLE),
     )
 
 
@@ -150,7 +150,7 @@ def read_back(fields: Mapping[str, str]) -> Transition | None:
             _holder_back(fields, epoch),
             _former_back(fields.get("former")),
             None if leaderless is None else int(leaderless),
-            tuple(int(slot) for slot in partitions.split(",")) if partitions else (),
+            tuple(int(partition) for partition in partitions.split(",")) if partitions else (),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None  # not written by a broker; `onewriter verify` says so

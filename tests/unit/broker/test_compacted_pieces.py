@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.broker.ticks import Others
 
-from onewriter_broker.log import compacted_log
-from onewriter_broker.log.compacted import CompactedBlock, Piece
-from onewriter_broker.log.entries import EntryRun, runs_behind
+from onewriter_broker.log.store.compacted import CompactedBlock, Piece
+from onewriter_broker.log.topic_log import compacted_log
+from onewriter_broker.log.topic_log.entries import EntryRun, runs_behind
 from onewriter_core.ids import EARLIEST, Position
 
 TICKS = 5

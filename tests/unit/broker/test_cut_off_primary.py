@@ -20,10 +20,10 @@ from onewriter_broker.dispatch.positions import (
     learn_ledger_ends,
     position_before_time,
 )
-from onewriter_broker.log.api import Outcome
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Outcome
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.retention import Retention
 from onewriter_core.api.topic import Retention as RetentionPolicy
 from onewriter_core.errors import Undecided

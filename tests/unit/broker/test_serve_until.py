@@ -54,7 +54,7 @@ async def test_a_successor_waits_for_a_lost_holder_and_writes_are_out_at_once() 
             )
         )
         assert not told.ready
-        assert runner.topic.slots[0].epoch > (producer.epoch or 0), "the fence is stored"
+        assert runner.topic.partitions[0].epoch > (producer.epoch or 0), "the fence is stored"
         assert not runner.assure(WHOLE, producer.epoch or 0), "and nobody is assured any more"
         assert await granted_after(told) >= assured_at + SECONDS
         world.send(successor, 0)

@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 from tests.contents import stored_in
 from tests.unit.broker.ticks import Others
 
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.publishing import PUBLISH_BYTES_MAX, PUBLISH_ENTRIES_MAX, TooLarge
-from onewriter_broker.log.redis_staged import RedisStagedStore
-from onewriter_broker.log.staged import CHUNK_BYTES, Damaged, decode_part
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.store.redis.staged_parts import RedisStagedStore
+from onewriter_broker.log.store.staged_parts import CHUNK_BYTES, Damaged, decode_part
+from onewriter_broker.log.topic_log.atomic_publish import (
+    PUBLISH_BYTES_MAX,
+    PUBLISH_ENTRIES_MAX,
+    TooLarge,
+)
 from onewriter_broker.topic import staged_rows, staging
 from onewriter_broker.topic.staging import Claimed, MissingPart, Staging
 from onewriter_core.errors import ProtocolError, Refused, ServerError

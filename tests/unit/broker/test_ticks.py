@@ -13,12 +13,12 @@ from tests.unit.broker.ticks import Others
 
 from onewriter_broker.http.onewriter import bulk, history
 from onewriter_broker.http.site import ITEMS_PER_TICK, listing
-from onewriter_broker.log.api import Block, LogStore
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.redis_primary import RedisSettings
-from onewriter_broker.log.redis_store import AUDIT_RECORDS_PER_TICK, RedisLogStore
-from onewriter_broker.log.staged import StagedPart
+from onewriter_broker.log.store.api import Block, LogStore
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.store.redis.primary import RedisSettings
+from onewriter_broker.log.store.redis.store import AUDIT_RECORDS_PER_TICK, RedisLogStore
+from onewriter_broker.log.store.staged_parts import StagedPart
 from onewriter_broker.topic import transitions
 from onewriter_broker.topic.segments import Page, Segment
 from onewriter_broker.topic.staging import NOTED_PER_TICK, Staging

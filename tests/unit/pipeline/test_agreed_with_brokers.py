@@ -10,9 +10,9 @@ import pytest
 
 from onewriter_broker.http.onewriter import packed, publish_body
 from onewriter_broker.http.onewriter import staging as http_staging
-from onewriter_broker.log import blocks as log_blocks
-from onewriter_broker.log import publishing
-from onewriter_broker.log.api import Block
+from onewriter_broker.log.store import blocks as log_blocks
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.topic_log import atomic_publish
 from onewriter_broker.topic import staged_rows
 from onewriter_broker.topic.staging import PART_BYTES_MAX
 from onewriter_core import publish_rights
@@ -36,12 +36,12 @@ def test_a_part_that_is_packed_is_one_that_is_taken() -> None:
 
 def test_a_row_with_its_key_and_the_longest_app_is_an_entry() -> None:
     most = parts.ROW_AND_KEY_BYTES_MAX + parts.ENTRY_HEAD_BYTES + publish_rights.APP_LENGTH_MAX
-    assert most <= publishing.ENTRY_BYTES_MAX
+    assert most <= atomic_publish.ENTRY_BYTES_MAX
 
 
 def test_a_publish_that_is_asked_for_is_one_that_is_made() -> None:
-    assert transfer.PUBLISH_BYTES_MAX == publishing.PUBLISH_BYTES_MAX
-    assert transfer.PUBLISH_ENTRIES_MAX == publishing.PUBLISH_ENTRIES_MAX
+    assert transfer.PUBLISH_BYTES_MAX == atomic_publish.PUBLISH_BYTES_MAX
+    assert transfer.PUBLISH_ENTRIES_MAX == atomic_publish.PUBLISH_ENTRIES_MAX
     assert staging.VERSION_MAX == http_staging.VERSION_MAX
     assert publish_body.NUMBER.fullmatch(str(staging.VERSION_MAX - 1))
     assert not publish_body.NUMBER.fullmatch(str(staging.VERSION_MAX))
