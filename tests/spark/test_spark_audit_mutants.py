@@ -21,9 +21,9 @@ from tests.unit.broker.verify.histories import (
     a_life_with_publishers,
     an_eventful_life,
 )
-from tests.unit.broker.verify.test_mutants import BUCKET, MUTANTS, Stored, report_of
-from tests.unit.broker.verify.test_publishers import MUTANTS as PUBLISHERS
-from tests.unit.broker.verify.test_publishers import names_no_publisher
+from tests.unit.broker.verify.test_verify_mutants import BUCKET, MUTANTS, Stored, report_of
+from tests.unit.broker.verify.test_verify_publishers import MUTANTS as PUBLISHERS
+from tests.unit.broker.verify.test_verify_publishers import names_no_publisher
 
 from onewriter_broker.http.onewriter.bulk import _record, _stored_state
 from onewriter_broker.log.store.api import LogStore, Marker, StoredBlock

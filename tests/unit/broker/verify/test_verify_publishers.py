@@ -16,7 +16,7 @@ from tests.unit.broker.verify.histories import (
     a_life_with_publishers,
     waiter,
 )
-from tests.unit.broker.verify.test_mutants import Stored, report_of
+from tests.unit.broker.verify.test_verify_mutants import Stored, report_of
 
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.store.fake.server import FakeServer
