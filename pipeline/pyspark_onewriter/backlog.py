@@ -1,8 +1,8 @@
-"""What a stream has in front of it: where its topics begin and end, runs of entries, and tasks.
+"""The planners of reads: where topics begin and end, which runs of entries are read, and the tasks that read them.
 
-``Backlog`` is of the live log alone; ``TieredBacklog`` begins in the tables, and, unless these are all that
-is read, goes on in the log. Offsets are positions in the log either way, so that the rows of a batch do
-not depend on which of the two gives them.
+``Backlog`` plans reads of the live log. ``TieredBacklog`` plans reads of the tables and, unless the tables alone are
+read, of the live log after them. Both plan batches and streams. Offsets are positions in the log in any case, so the
+rows of a read do not depend on the tier that returns them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pyspark.sql.datasource import InputPartition
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.frames import BlockFrame
-from onewriter_pipeline.brokers.positions import shown
+from onewriter_pipeline.brokers.names import shown
 from onewriter_pipeline.brokers.segments import Segments
-from onewriter_pipeline.errors import Gap, LogEnds, Trimmed
+from onewriter_pipeline.errors import Gap, Invalid, LogEnds, Trimmed
 from onewriter_pipeline.read.batch_limits import (
     EntryCounts,
     behind_entries,
@@ -31,6 +31,7 @@ from onewriter_pipeline.read.offsets import Run, of_epochs, runs_between, runs_w
 from onewriter_pipeline.read.selection import (
     Bound,
     Kind,
+    Selection,
     check_epochs,
     check_kept,
     check_names,
@@ -40,8 +41,7 @@ from onewriter_pipeline.read.selection import (
     selected,
 )
 from pyspark_onewriter.options import ReadOptions
-from pyspark_onewriter.source import Task, tasks_of
-from pyspark_onewriter.tiers import counted, divided_pieces
+from pyspark_onewriter.tasks import Task, counted, divided_pieces, tasks_of
 
 if TYPE_CHECKING:
     from onewriter_pipeline.tables.pieces import Piece
@@ -56,6 +56,34 @@ class Backlog:
     def __init__(self, options: ReadOptions, broker: Broker) -> None:
         self._options = options
         self._broker = broker
+        self._seen: dict[str, Segments] = {}
+        """The segments of logs that count until the end of a plan."""
+        self._is_batch = False
+
+    def selected_range(self) -> tuple[Positions, Positions]:
+        """Where a batch read begins and ends in each log. What each log has now counts for ``tasks``.
+
+        Raises Invalid for a range that ends before it begins, and Trimmed for topic epochs that are gone.
+        """
+        selection = self._options.selection
+        begins: dict[str, Position] = {}
+        ends: dict[str, Position] = {}
+        for log, held in self.look(selection).items():
+            begins[log] = resolved(self._broker, held, selection.starting)
+            ends[log] = resolved(self._broker, held, selection.ending)
+            if Kind.POSITIONS in {selection.starting.kind, selection.ending.kind}:
+                _check_order(log, begins[log], ends[log])
+            if self._options.reading.fail_on_loss:
+                check_epochs(self._broker, held, selection.epochs)
+        return begins, ends
+
+    def look(self, selection: Selection) -> dict[str, Segments]:
+        """The segments of the selected logs; they count for all of a batch read. Raises Invalid."""
+        self._is_batch = True
+        logs = logs_of(self._broker, selection)
+        _check_bounds(selection, logs)
+        self._seen = {log: self._broker.segments(log) for log in logs}
+        return self._seen
 
     def initial(self) -> Positions:
         """Where a new query begins."""
@@ -90,12 +118,13 @@ class Backlog:
         runs = runs_between(held.segments, begin, end)
         if self._options.reading.fail_on_loss:
             check_kept(self._broker, held, begin)
-            _check_reached(log, runs, begin, end)
+            if not self._is_batch:
+                _check_reached(log, runs, begin, end)
         return runs
 
     def _held(self, log: str, begin: Position) -> Segments:
         """What the log has from a position on."""
-        return self._broker.segments(log, after=begin.previous)
+        return self._seen.get(log) or self._broker.segments(log, after=begin.previous)
 
     def _groups(self, runs: Sequence[Run]) -> list[list[Run]]:
         """Those of the epochs that are read, in groups that follow each other in the log."""
@@ -131,6 +160,17 @@ def _is_empty(log: str, begin: Position, end: Position, *, fail_on_loss: bool) -
     return end <= begin
 
 
+def _check_bounds(selection: Selection, logs: Sequence[str]) -> None:
+    """Raise Invalid if positions are given for other logs than those that are read."""
+    check_names("startingOffsets", selection.starting, logs)
+    check_names("endingOffsets", selection.ending, logs)
+
+
+def _check_order(log: str, begin: Position, end: Position) -> None:
+    if end < begin:
+        raise Invalid(f"{log}: the range ends at {shown(end)}, before its start {shown(begin)}")
+
+
 def _check_reached(log: str, runs: Sequence[Run], begin: Position, end: Position) -> None:
     """Raise LogEnds where what was in front of ``end`` is gone: ledgers lose nothing but their tails.
 
@@ -150,21 +190,19 @@ class _BehindTables(Backlog):
 
     def __init__(self, options: ReadOptions, broker: Broker) -> None:
         super().__init__(options, broker)
-        self._known: dict[str, Segments] = {}
+        self._asked: set[str] = set()
 
     def lacks(self, log: str, begin: Position) -> bool:
         """Whether some of what there was from a position on is gone; asked once for each log."""
-        if log in self._known:
+        if log in self._asked:
             return False
-        held = self._known[log] = super()._held(log, begin)
+        self._asked.add(log)
+        held = self._seen[log] = self._held(log, begin)
         try:
             check_kept(self._broker, held, begin)
         except Trimmed:
             return True
         return False
-
-    def _held(self, log: str, begin: Position) -> Segments:
-        return self._known.get(log) or super()._held(log, begin)
 
     def _all_runs(self, log: str, begin: Position, end: Position) -> list[Run]:
         """As of the log alone; raises Gap where the log begins behind the tables' end."""
@@ -190,6 +228,29 @@ class TieredBacklog:
         self._tables = tables
         self._broker = broker
         self._hot = None if broker is None else _BehindTables(options, broker)
+        self._is_batch = False
+
+    def selected_range(self) -> tuple[Positions, Positions]:
+        """Where a batch read begins and ends in each log. Raises Invalid, Gap and others."""
+        self._is_batch = True
+        selection, tables = self._options.selection, self._tables
+        begins: dict[str, Position] = {}
+        ends: dict[str, Position] = {}
+        if self._broker is None or self._hot is None:
+            logs = self._logs()
+            _check_bounds(selection, logs)
+            for log in logs:
+                begins[log] = tables.bound(log, selection.starting)
+                ends[log] = tables.bound(log, selection.ending)
+            return begins, ends
+        seen = self._hot.look(selection)
+        tables.renew()  # offload and trim go on: what was trimmed before the look is in the tables by now
+        for log, held in seen.items():
+            begins[log] = tables.bound_with_log(self._broker, held, selection.starting)
+            ends[log] = tables.bound_with_log(self._broker, held, selection.ending)
+            _check_order(log, begins[log], ends[log])
+            ends[log] = min(ends[log], held.end)
+        return begins, ends
 
     def initial(self) -> Positions:
         """Where a new query begins."""
@@ -282,7 +343,7 @@ class TieredBacklog:
     def _pieces(self, log: str, begin: Position, cut: Position, end: Position) -> list[Piece]:
         """The table's part of [begin, end), up to the cut."""
         is_last = self._hot is None or cut == end
-        if is_last and self._options.reading.fail_on_loss:
+        if is_last and self._options.reading.fail_on_loss and not self._is_batch:
             _check_reached(log, self._tables.runs(log, begin, cut), begin, end)
         return self._tables.pieces(log, begin, cut)
 

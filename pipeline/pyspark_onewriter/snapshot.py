@@ -12,7 +12,7 @@ from typing import Final
 
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_pipeline.brokers.broker import Broker
-from onewriter_pipeline.brokers.positions import position_of, shown
+from onewriter_pipeline.brokers.names import position_of, shown
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.read.offsets import END_OF_LOG, Run, runs_within

@@ -18,7 +18,7 @@ from onewriter_pipeline.audit.repeats import doubtful
 from onewriter_pipeline.audit.tasks import gathered, printed
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.brokers.positions import position_of
+from onewriter_pipeline.brokers.names import position_of
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.engine import cores_of
 from onewriter_pipeline.errors import Invalid

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onewriter_pipeline.audit import facts
-from onewriter_pipeline.audit.checks import CHECKS, LOGS, PRINTS, STANDS
-from onewriter_pipeline.audit.inputs import NAMES, tables_of
+from onewriter_pipeline.audit.checks import CHECKS, LOGS, NAMES, PRINTS, STANDS, tables_of
 from onewriter_pipeline.engine import active
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_pipeline.audit import facts
 from onewriter_pipeline.audit.table_files import Publish
-from onewriter_pipeline.brokers.positions import position_of
+from onewriter_pipeline.brokers.names import position_of
 from onewriter_pipeline.tables.layout import SegmentRow
 from onewriter_pipeline.tables.publishes import PublishRun, extended, torn
 

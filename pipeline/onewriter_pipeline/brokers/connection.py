@@ -22,7 +22,7 @@ from urllib3.response import BaseHTTPResponse
 
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers import troubles
-from onewriter_pipeline.brokers.positions import position_of
+from onewriter_pipeline.brokers.names import position_of
 from onewriter_pipeline.errors import (
     Away,
     Conflict,

@@ -20,7 +20,7 @@ import click
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.brokers.positions import position_of, shown
+from onewriter_pipeline.brokers.names import position_of, shown
 from onewriter_pipeline.brokers.segments import Segment, Segments
 from onewriter_pipeline.engine import Runner, cores_of, in_process, on_spark, running
 from onewriter_pipeline.errors import EngineFailed, LogEnds, TableError, Trimmed

@@ -17,7 +17,7 @@ import click
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.brokers.positions import position_of, shown
+from onewriter_pipeline.brokers.names import position_of, shown
 from onewriter_pipeline.brokers.segments import Segment, Segments, Trim
 from onewriter_pipeline.errors import Conflict
 from onewriter_pipeline.jobs.options import (

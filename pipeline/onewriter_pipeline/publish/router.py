@@ -17,8 +17,7 @@ from onewriter_pipeline.binaries import Binaries, Signed, binaries
 from onewriter_pipeline.brokers.names import log_name
 from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.publish.hashing import murmur3_32, partitions_of
-from onewriter_pipeline.publish.keys import key_texts
-from onewriter_pipeline.publish.messages import bytes_column, column_of
+from onewriter_pipeline.publish.messages import bytes_column, column_of, key_texts
 from onewriter_pipeline.schema import KEY, TOPIC
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from urllib.parse import quote
 
 from onewriter_core.ids import Position, TopicName
 from onewriter_pipeline.brokers.connection import Access, Connection, understood
-from onewriter_pipeline.brokers.names import log_name, topic_path
-from onewriter_pipeline.brokers.positions import position_of
+from onewriter_pipeline.brokers.names import log_name, position_of, topic_path
 from onewriter_pipeline.errors import (
     Away,
     Conflict,

@@ -13,11 +13,9 @@ from typing import Final
 
 from onewriter_core.ids import EARLIEST, InvalidTopicName, Position, TopicName
 from onewriter_pipeline.brokers.broker import Broker
-from onewriter_pipeline.brokers.names import log_name
-from onewriter_pipeline.brokers.positions import shown
+from onewriter_pipeline.brokers.names import log_name, shown
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import Invalid, NotFound, Trimmed
-from onewriter_pipeline.read.offsets import Run, of_epochs, runs_between
 
 PATTERN_TOPICS_MAX: Final = 10_000
 """Topics that one pattern may name."""
@@ -133,34 +131,6 @@ def full_positions(positions: Mapping[str, Position]) -> dict[str, Position]:
         return {str(TopicName.parse(name)): position for name, position in positions.items()}
     except InvalidTopicName as error:
         raise Invalid(str(error)) from None
-
-
-def parts_of(
-    broker: Broker, selection: Selection, *, fail_on_loss: bool
-) -> list[tuple[str, list[Run]]]:
-    """The runs that a selection means now, by log; runs of one part follow each other.
-
-    Raises Invalid for a range that makes no sense, Trimmed for one whose beginning is gone.
-    """
-    logs = logs_of(broker, selection)
-    check_names("startingOffsets", selection.starting, logs)
-    check_names("endingOffsets", selection.ending, logs)
-    parts: list[tuple[str, list[Run]]] = []
-    for log in logs:
-        held = broker.segments(log)
-        start = resolved(broker, held, selection.starting)
-        end = resolved(broker, held, selection.ending)
-        if end < start and Kind.POSITIONS in {selection.starting.kind, selection.ending.kind}:
-            raise Invalid(f"{log}: the range ends at {shown(end)}, before its start {shown(start)}")
-        if fail_on_loss:
-            check_kept(broker, held, start)
-            check_epochs(broker, held, selection.epochs)
-        runs = runs_between(held.segments, start, end)
-        if selection.epochs is None:
-            parts.append((log, runs))
-        else:
-            parts.extend((log, group) for group in of_epochs(runs, selection.epochs))
-    return [(log, runs) for log, runs in parts if runs]
 
 
 def check_names(option: str, bound: Bound, logs: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from onewriter_core.ids import Position
-from onewriter_pipeline.brokers.positions import position_of, shown
+from onewriter_pipeline.brokers.names import position_of, shown
 from onewriter_pipeline.errors import Gap
 from onewriter_pipeline.schema import ENTRY, LEDGER
 from onewriter_pipeline.tables.digest import runs_of

@@ -17,8 +17,7 @@ import pytest
 from onewriter_core.ids import Position
 from onewriter_pipeline.audit import facts, history, live, table_files, table_segments
 from onewriter_pipeline.audit.audit import BOTH, LIVE, TABLE, Audit, AuditReport, unread
-from onewriter_pipeline.audit.checks import LOGS
-from onewriter_pipeline.audit.inputs import NAMES, tables_of
+from onewriter_pipeline.audit.checks import LOGS, NAMES, tables_of
 from onewriter_pipeline.audit.judge import Finding
 from onewriter_pipeline.audit.records import RECORDS, Records
 from onewriter_pipeline.audit.tasks import gathered, printed

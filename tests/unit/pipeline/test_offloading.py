@@ -25,7 +25,7 @@ from onewriter_pipeline.tables.log_writer import Tally, by_day, join
 from onewriter_pipeline.tables.pieces import Piece
 from onewriter_pipeline.tables.verification import Counted, differences
 from onewriter_pipeline.tables.wholeness import check_whole
-from pyspark_onewriter.tiers import divided_pieces
+from pyspark_onewriter.tasks import divided_pieces
 
 LOG = "persistent://public/default/orders"
 DAY_MS = 86_400_000

@@ -16,14 +16,15 @@ from onewriter_pipeline.schema import FORMATS
 from onewriter_pipeline.tables import wholeness
 from onewriter_pipeline.tables.files import FileWriter, by_folder
 from onewriter_pipeline.tables.layout import MESSAGES, SegmentRow, TableFile, folder_of
-from onewriter_pipeline.tables.pieces import position_at
+from onewriter_pipeline.tables.pieces import Piece, position_at
 from onewriter_pipeline.tables.table import Table
 from onewriter_pipeline.tables.tables import Tables
 from onewriter_pipeline.tables.wholeness import first_kept
 from pyspark_onewriter import snapshot as snapshot_module
-from pyspark_onewriter.options import read_options
+from pyspark_onewriter.backlog import backlog_of
+from pyspark_onewriter.options import ReadOptions, read_options
 from pyspark_onewriter.snapshot import TableSnapshot
-from pyspark_onewriter.tiers import counted, planned, read_pieces
+from pyspark_onewriter.tasks import counted, read_pieces
 
 LOG = "persistent://public/default/orders"
 FIRST, SECOND, THIRD = "2026-01-01", "2026-01-02", "2026-01-03"
@@ -82,6 +83,12 @@ def written(table: Table, day: str, ranges: Sequence[Range], group_rows: int) ->
     return writer.close()
 
 
+def planned(options: ReadOptions) -> list[Piece]:
+    """The parts of files that a batch read of the table reads."""
+    with backlog_of(options) as backlog:
+        return [piece for task in backlog.tasks(*backlog.selected_range()) for piece in task.value]
+
+
 class Reader:
     """Reads the table at a place, without brokers."""
 
@@ -90,7 +97,7 @@ class Reader:
 
     def values(self, **options: str) -> list[str]:
         found = read_options(self.given | options)
-        batches = read_pieces(planned(found).cold, found)
+        batches = read_pieces(planned(found), found)
         return [value.decode() for each in batches for value in each.column("value").to_pylist()]
 
     def kept(self, **options: str) -> TableSnapshot:
@@ -222,7 +229,7 @@ def test_files_that_were_deleted_since_they_were_planned_are_an_error(
 ) -> None:
     offloaded(table, *OVER_MIDNIGHT)
     options = read_options(reader.given)
-    pieces = planned(options).cold
+    pieces = planned(options)
     expire(table, SECOND)
     assert len(list(read_pieces(pieces, options))) == 2
     (
