@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.pods.notes import Notes, arguments
 
-from onewriter_operator.documents import LEASE, Key
+from onewriter_operator.kinds import LEASE, Key
 from onewriter_operator.election import Election, Timing
 from onewriter_operator.kube import Kube, load_configuration
 
