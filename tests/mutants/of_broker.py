@@ -57,7 +57,7 @@ MUTANTS = (
     Mutant(
         "a-ledger-is-handed-out-twice",
         ("S2", "S3"),
-        "onewriter_broker.ownership.holding:HeldBucket.take_ledger",
+        "onewriter_broker.ownership.held_bucket:HeldBucket.take_ledger",
         "The same ledger is given to two fences.",
         "self._ranges.insert(0, ledgers[1:])",
         "self._ranges.insert(0, ledgers)",
@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant(
         "a-grant-is-not-written-down",
         ("S12", "S2"),
-        "onewriter_broker.ownership.holding:HeldBucket.record_grant",
+        "onewriter_broker.ownership.held_bucket:HeldBucket.record_grant",
         "The anchor does not learn of a grant, so a failover may revive an older epoch.",
         "if self._is_stale or self._record.last_ledger < ledger:",
         "if self._is_stale:",
@@ -75,7 +75,7 @@ MUTANTS = (
     Mutant(
         "a-taken-bucket-is-not-noticed",
         ("S2",),
-        "onewriter_broker.ownership.holding:HeldBucket._update",
+        "onewriter_broker.ownership.held_bucket:HeldBucket._update",
         "A broker overwrites the record of a bucket that another broker has taken.",
         "if not self.names(current.record):",
         "if False:",
@@ -102,7 +102,7 @@ MUTANTS = (
     Mutant(
         "a-receipt-names-the-wrong-position",
         ("S5", "S7"),
-        "onewriter_broker.log.topic_log:TopicLog.block_committed",
+        "onewriter_broker.log.topic_log.log:TopicLog.block_committed",
         "A receipt names the position of the next entry.",
         "sender.stored(entries, Position(ledger, number + start)",
         "sender.stored(entries, Position(ledger, number + start + 1)",
@@ -111,11 +111,11 @@ MUTANTS = (
     Mutant(
         "the-watermark-runs-ahead",
         ("S5", "S7"),
-        "onewriter_broker.log.topic_log:TopicLog.form",
+        "onewriter_broker.log.topic_log.log:TopicLog.form",
         "Readers see entries before they are stored.",
         "        self.undecided.append(pending)\n",
         "        self.undecided.append(pending)\n        self.advance(block.last)\n",
-        (f"{UNIT}/test_topic_log.py", f"{UNIT}/test_dispatch_single.py", UNIT, SIMULATION),
+        (f"{UNIT}/test_topic_log.py", f"{UNIT}/dispatch/test_single.py", UNIT, SIMULATION),
     ),
     Mutant(
         "waiting-entries-join-the-next-epoch",
@@ -185,9 +185,9 @@ MUTANTS = (
         ("S15", "S4"),
         "onewriter_broker.topic.publishing:Publishing._check_epoch",
         "A publish under an epoch that is over is accepted.",
-        "await check_leads(runner, slot, asked.epoch, self._appender.prove)",
+        "await check_leads(runner, partition, asked.epoch, self._appender.prove)",
         "pass",
-        (f"{UNIT}/test_publishing.py", "tests/integration/test_atomic_publish.py"),
+        (f"{UNIT}/test_publishing_epochs.py",),
     ),
     Mutant(
         "a-publish-does-not-ask-the-right",
@@ -201,7 +201,7 @@ MUTANTS = (
     Mutant(
         "an-app-of-another-subject-is-not-recognized",
         ("S15",),
-        "onewriter_broker.log.publishing:check_owner",
+        "onewriter_broker.log.topic_log.atomic_publish:check_owner",
         "Whoever may publish under an epoch poisons the version of somebody else's app.",
         "if owner is not None and bound is not None and bound != owner:",
         "if False:",
@@ -259,7 +259,7 @@ MUTANTS = (
         "verify does not compare whom a block names with the audit's records.",
         "if publisher in known or (publisher.subject and every_pod in known):",
         "if known or publisher:",
-        (f"{UNIT}/test_verify_publishers.py",),
+        (f"{UNIT}/verify/test_verify_publishers.py",),
     ),
     Mutant(
         "verify-takes-publishers-of-any-epoch",
@@ -268,7 +268,7 @@ MUTANTS = (
         "verify accepts a block because its publisher published under another epoch.",
         "known = log.publishers.get((epoch, app), ())",
         "known = {one for each in log.publishers.values() for one in each}",
-        (f"{UNIT}/test_verify_publishers.py",),
+        (f"{UNIT}/verify/test_verify_publishers.py",),
     ),
     Mutant(
         "verify-takes-whoever-says-that-it-held-the-epoch",
@@ -277,7 +277,7 @@ MUTANTS = (
         "verify does not compare a publisher that claims the epoch with whom it was granted to.",
         "elif not record.is_passed_on and str(record.publisher) != holder:",
         "elif False:",
-        (f"{UNIT}/test_verify_publishers.py",),
+        (f"{UNIT}/verify/test_verify_publishers.py",),
     ),
     Mutant(
         "a-published-version-is-not-recognized",
@@ -295,7 +295,7 @@ MUTANTS = (
         "After a pause of the broker, clients whose bytes were not read count as silent.",
         "        if stalled:\n",
         "        if False:\n",
-        (f"{UNIT}/test_hangups.py", UNIT, SIMULATION),
+        (f"{UNIT}/connection/test_hangups.py", UNIT, SIMULATION),
     ),
     Mutant(
         "a-silent-holder-is-never-found",
@@ -304,6 +304,6 @@ MUTANTS = (
         "A holder that stays connected and answers no ping keeps the topic.",
         "if now - connection.last_inbound > silent_after:",
         "if False:",
-        (f"{UNIT}/test_hangups.py", UNIT, SIMULATION),
+        (f"{UNIT}/connection/test_hangups.py", UNIT, SIMULATION),
     ),
 )

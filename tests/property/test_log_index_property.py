@@ -10,13 +10,13 @@ import random
 
 import pytest
 from tests.unit.broker.test_segments import counted, everything, stored, told, trimmed
-from tests.unit.broker.verify_histories import BUCKETS, Story, entry, waiter
+from tests.unit.broker.verify.histories import BUCKETS, Story, entry, waiter
 
-from onewriter_broker.log import ranges
-from onewriter_broker.log.api import Block
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.ranges import Missing, Range, behind, lacks
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log import ranges
+from onewriter_broker.log.topic_log.ranges import Missing, Range, behind, lacks
 from onewriter_broker.topic import segments
 from onewriter_broker.topic.segments import SegmentIndexes
 from onewriter_core.ids import EARLIEST, Position

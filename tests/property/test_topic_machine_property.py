@@ -1,7 +1,7 @@
 """Whatever happens to a topic in whatever order, every promise of invariants.py holds.
 
 Hypothesis plays broker, store, administrators and ill-mannered clients against the real ``step``:
-unknown registrations, wrong slots, invented epochs, answers that come late, closed topics.
+unknown registrations, wrong partitions, invented epochs, answers that come late, closed topics.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from onewriter_core.topic.events import (
     HandoverRequested,
     LedgerFull,
     LoadsChanged,
+    PartitionsAdded,
     PolicyChanged,
     ProducerGone,
     ProducerRequested,
-    SlotsAdded,
     Unloaded,
 )
 from onewriter_core.topic.invariants import check, check_step, places
@@ -38,10 +38,10 @@ from onewriter_core.topic.model import (
     AccessMode,
     Departure,
     ImpossibleStep,
+    Partition,
     PromotionPolicy,
     Request,
     Reserved,
-    Slot,
     Tenure,
     Topic,
     Vacant,
@@ -72,19 +72,23 @@ class AnyTopic(RuleBasedStateMachine):
         self.requests: dict[str, Request] = {}
 
     @initialize(
-        partitions=st.sampled_from([0, 0, 2, 3]),
+        count=st.sampled_from([0, 0, 2, 3]),
         policy=st.sampled_from(PromotionPolicy),
         past=st.sampled_from(["new", "left", "moved here"]),
     )
-    def begin(self, partitions: int, policy: PromotionPolicy, past: str) -> None:
-        slots = partitioned(partitions)
+    def begin(self, count: int, policy: PromotionPolicy, past: str) -> None:
+        partitions = partitioned(count)
         tenure = Tenure(7, *PEOPLE[0])
         if past == "left":
-            slots = tuple(replace(s, epoch=7, ledger=9, ownership=Vacant(tenure)) for s in slots)
+            partitions = tuple(
+                replace(s, epoch=7, ledger=9, ownership=Vacant(tenure)) for s in partitions
+            )
         elif past == "moved here":
             reserved = Reserved(tenure, self.now + 3)
-            slots = tuple(replace(s, epoch=7, ledger=9, ownership=reserved) for s in slots)
-        self.topic = Topic(slots, policy)
+            partitions = tuple(
+                replace(s, epoch=7, ledger=9, ownership=reserved) for s in partitions
+            )
+        self.topic = Topic(partitions, policy)
         check(self.topic)
 
     def happens(self, what: Event) -> tuple[Effect, ...]:
@@ -109,7 +113,7 @@ class AnyTopic(RuleBasedStateMachine):
     @rule(
         who=st.sampled_from(PEOPLE),
         mode=st.sampled_from(AccessMode),
-        slot=st.integers(-1, 3),
+        partition=st.integers(-1, 3),
         alone=st.booleans(),
         name_given=st.booleans(),
         priority=st.integers(-1, 2),
@@ -122,7 +126,7 @@ class AnyTopic(RuleBasedStateMachine):
         self,
         who: tuple[str, Identity],
         mode: AccessMode,
-        slot: int,
+        partition: int,
         alone: bool,
         name_given: bool,
         priority: int,
@@ -139,7 +143,7 @@ class AnyTopic(RuleBasedStateMachine):
                 connection=f"connection of {name}",
                 producer_name=name if name_given else f"{name}-{self.registrations}",
                 mode=mode,
-                slot=slot,
+                partition=partition,
                 alone=alone,
                 name_given=name_given,
                 identity=identity,
@@ -160,8 +164,10 @@ class AnyTopic(RuleBasedStateMachine):
         self, who: tuple[str, Identity], shuffle: list[int], mode: AccessMode
     ) -> None:
         name, identity = who
-        for slot in shuffle:
-            self.asks(Request("", f"connection of {name}", name, mode, slot, identity=identity))
+        for partition in shuffle:
+            self.asks(
+                Request("", f"connection of {name}", name, mode, partition, identity=identity)
+            )
 
     @precondition(lambda self: self.granted)
     @rule(data=st.data(), later=st.integers(-1, 2), ahead=st.sampled_from([0, 0, 0, 1, -1]))
@@ -192,15 +198,17 @@ class AnyTopic(RuleBasedStateMachine):
     @precondition(lambda self: self.is_fencing)
     @rule(jump=st.integers(1, 3), assured_ago=st.sampled_from([None, 0.0, 0.5, 2.0, math.inf]))
     def the_fence_is_stored(self, jump: int, assured_ago: float | None) -> None:
-        assert self.topic.claim is not None
+        assert self.topic.pending_fence is not None
         self.ledger += jump
         assured_at = None if assured_ago is None else self.now - assured_ago
-        self.happens(FenceStored(self.topic.claim.number, self.ledger, self.now, assured_at))
+        self.happens(
+            FenceStored(self.topic.pending_fence.number, self.ledger, self.now, assured_at)
+        )
 
     @property
     def is_fencing(self) -> bool:
         """Whether the store owes an answer."""
-        return self.topic.claim is not None and self.topic.claim.waits is None
+        return self.topic.pending_fence is not None and self.topic.pending_fence.waits is None
 
     def the_claim_is_decided(self) -> None:
         """The fence is stored, and nobody serves any more."""
@@ -211,12 +219,16 @@ class AnyTopic(RuleBasedStateMachine):
     @precondition(lambda self: self.is_fencing)
     @rule()
     def the_fence_is_refused(self) -> None:
-        assert self.topic.claim is not None
-        self.happens(FenceRefused(self.topic.claim.number, "no ledger left", self.now))
+        assert self.topic.pending_fence is not None
+        self.happens(FenceRefused(self.topic.pending_fence.number, "no ledger left", self.now))
 
     @rule(past=st.booleans())
     def a_fence_nobody_asked_for_is_loud(self, past: bool) -> None:
-        number = self.topic.claims if past and self.topic.claim is None else self.topic.claims + 1
+        number = (
+            self.topic.fences_started
+            if past and self.topic.pending_fence is None
+            else self.topic.fences_started + 1
+        )
         for answer in (
             FenceStored(number, self.ledger + 1, self.now),
             FenceRefused(number, "", self.now),
@@ -227,14 +239,16 @@ class AnyTopic(RuleBasedStateMachine):
                 with pytest.raises(ImpossibleStep):
                     step(self.topic, answer)
 
-    @precondition(lambda self: self.topic.claim is not None)
+    @precondition(lambda self: self.topic.pending_fence is not None)
     @rule()
     def a_ledger_of_the_past_is_loud(self) -> None:
-        assert self.topic.claim is not None
-        slots = [s for s in self.topic.slots if s.number in self.topic.claim.slots]
-        newest = max(max(slot.ledger, slot.epoch) for slot in slots)
+        assert self.topic.pending_fence is not None
+        partitions = [
+            s for s in self.topic.partitions if s.number in self.topic.pending_fence.partitions
+        ]
+        newest = max(max(partition.ledger, partition.epoch) for partition in partitions)
         with pytest.raises(ImpossibleStep):
-            step(self.topic, FenceStored(self.topic.claim.number, newest, self.now))
+            step(self.topic, FenceStored(self.topic.pending_fence.number, newest, self.now))
 
     @rule(to=st.sampled_from(["", "bob", "nobody"]))
     def an_administrator_hands_over(self, to: str) -> None:
@@ -245,18 +259,20 @@ class AnyTopic(RuleBasedStateMachine):
         named = {None: None, "present": self.topic.epoch, "past": self.topic.epoch - 1}
         self.happens(FenceRequested("admin-2", named[if_epoch], self.now))
 
-    @rule(slot=st.integers(-1, 3))
-    def a_ledger_is_full(self, slot: int) -> None:
-        self.happens(LedgerFull(slot, self.now))
+    @rule(partition=st.integers(-1, 3))
+    def a_ledger_is_full(self, partition: int) -> None:
+        self.happens(LedgerFull(partition, self.now))
 
     @rule(grants_known=st.booleans())
     def the_store_fails_over(self, grants_known: bool) -> None:
         self.happens(DatasetChanged(grants_known, self.now))
 
-    @precondition(lambda self: self.topic.slots[0].number == 0 and len(self.topic.slots) < 4)
+    @precondition(
+        lambda self: self.topic.partitions[0].number == 0 and len(self.topic.partitions) < 4
+    )
     @rule()
     def partitions_are_added(self) -> None:
-        self.happens(SlotsAdded((Slot(len(self.topic.slots)),), self.now))
+        self.happens(PartitionsAdded((Partition(len(self.topic.partitions)),), self.now))
 
     @rule(policy=st.sampled_from(PromotionPolicy))
     def the_policy_changes(self, policy: PromotionPolicy) -> None:
@@ -275,13 +291,15 @@ class AnyTopic(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Heal: every fence is stored and everybody leaves; then nobody is left anywhere."""
-        while self.topic.claim is not None:
+        while self.topic.pending_fence is not None:
             self.the_claim_is_decided()
         self.time_passes(10.0)
-        while (left := next(iter(places(self.topic)), None)) is not None or self.topic.claim:
+        while (
+            left := next(iter(places(self.topic)), None)
+        ) is not None or self.topic.pending_fence:
             if left is not None:
                 self.happens(ProducerGone(left, Departure.CLOSED, self.now))
-            if self.topic.claim is not None:
+            if self.topic.pending_fence is not None:
                 self.the_claim_is_decided()
 
 

@@ -20,8 +20,8 @@ from onewriter_broker.app import Broker, Parts
 from onewriter_broker.auth.authentication import AnonymousAuthenticator
 from onewriter_broker.auth.authenticators import authenticator
 from onewriter_broker.desired import Initial
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.settings import Settings
 from onewriter_broker.testing.network import Gate
 from onewriter_broker.testing.ports import free_ports
@@ -163,7 +163,7 @@ class InProcessBroker:
             answer = await runner.administer(order(name), name)
             if not answer.refusal:
                 return answer.epoch
-            if runner.topic.claim is None:
+            if runner.topic.pending_fence is None:
                 raise Unavailable(answer.refusal)
             await asyncio.sleep(POLL_SECONDS)
 

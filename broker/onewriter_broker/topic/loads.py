@@ -36,9 +36,9 @@ class LeaderLoads:
     def note(self, name: str, topic: Topic) -> None:
         """Who leads a topic now; whoever is about to be granted it counts already."""
         hosts = tuple(holder.host for holder in topic.holders)
-        claim = topic.claim
-        if claim is not None and claim.purpose is Purpose.GRANT and claim.group is not None:
-            hosts += (claim.group.host,)
+        pending = topic.pending_fence
+        if pending is not None and pending.purpose is Purpose.GRANT and pending.group is not None:
+            hosts += (pending.group.host,)
         before = self._hosts.get(name, ())
         if hosts == before:
             return
@@ -75,5 +75,5 @@ def may_promote(topic: Topic, event: Event) -> bool:
     if topic.policy is not PromotionPolicy.BALANCED or not topic.queue:
         return False
     # Who joins a line while somebody leads promotes nobody, and thousands may.
-    is_led = not any(isinstance(slot.ownership, Vacant) for slot in topic.slots)
+    is_led = not any(isinstance(partition.ownership, Vacant) for partition in topic.partitions)
     return not (isinstance(event, ProducerRequested) and is_led)

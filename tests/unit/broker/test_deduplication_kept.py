@@ -15,8 +15,8 @@ from tests.unit.broker.deduplication_world import (
 from tests.unit.broker.fence_path_world import ORDERS, Gates, entry, serving, until
 from tests.unit.broker.publishing_world import ended, request
 
-from onewriter_broker.log.api import Outcome
-from onewriter_broker.log.publishing import Entries, Publish
+from onewriter_broker.log.store.api import Outcome
+from onewriter_broker.log.topic_log.atomic_publish import Entries, Publish
 from onewriter_broker.topic import deduplication
 from onewriter_broker.topic.deduplication import saved_to, trim_limit
 from onewriter_core.ids import Position

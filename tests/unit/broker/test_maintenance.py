@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.broker.verify_histories import BUCKETS, an_eventful_life
+from tests.unit.broker.verify.histories import BUCKETS, an_eventful_life
 
-from onewriter_broker.log.api import Block
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic import maintenance as maintenance_module
 from onewriter_broker.topic.maintenance import ROLL_BYTES_MIN, Maintenance

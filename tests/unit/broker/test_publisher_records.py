@@ -14,7 +14,7 @@ from tests.unit.broker.fence_path_world import BUCKET, ORDERS, Gates, World, ser
 from tests.unit.broker.publishing_world import Calls
 from tests.unit.broker.test_publishing_epochs import APP, DUPLICATE, Room, held, room_of
 
-from onewriter_broker.log.api import Outcome
+from onewriter_broker.log.store.api import Outcome
 from onewriter_broker.topic import publishers
 from onewriter_broker.topic.publish_requests import Answer, Asked, Right
 from onewriter_broker.topic.publishing import Publishing

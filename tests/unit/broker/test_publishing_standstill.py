@@ -15,8 +15,8 @@ from tests.unit.broker.publishing_world import Calls, contents, whole
 from tests.unit.broker.test_publishing_epochs import APP, DUPLICATE, Room, held, room_of
 from tests.unit.broker.test_staging import body, frame
 
-from onewriter_broker.log.api import VERSION_PREFIX, Block, Outcome
-from onewriter_broker.log.fake.store import Moment
+from onewriter_broker.log.store.api import VERSION_PREFIX, Block, Outcome
+from onewriter_broker.log.store.fake.store import Moment
 from onewriter_broker.topic import staging
 from onewriter_broker.topic.publishing import STANDSTILL_SECONDS
 from onewriter_broker.topic.staging import Claimed
