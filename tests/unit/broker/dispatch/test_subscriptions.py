@@ -174,6 +174,13 @@ def test_a_seek_without_a_target_is_refused() -> None:
     ) == SeekToTime(5)
 
 
+@pytest.mark.parametrize("unsigned", [2**63, 2**64 - 1])
+def test_a_negative_time_is_before_every_message(unsigned: int) -> None:
+    """Java's client sends a signed number in the unsigned field."""
+    seek = pb.CommandSeek(consumer_id=1, request_id=1, message_publish_time=unsigned)
+    assert seek_target(seek) == SeekToTime(0)
+
+
 async def test_the_last_message_id() -> None:
     async with world() as w:
         handle = await w.subscribe(Socket(), from_earliest=False)
