@@ -28,7 +28,7 @@ MARK_LENGTH_MAX: Final = 64
 class _Order:
     """An annotation's value: ``EPOCH[#MARK] [NAME]``.
 
-    The answer repeats the mark, so that an order that is given again can be told apart from the first.
+    The answer repeats the mark, which distinguishes a repeated order from the first one.
     """
 
     text: str
