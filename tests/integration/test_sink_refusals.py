@@ -26,7 +26,7 @@ from tests.integration.sinks import (
 from tests.integration.test_atomic_publish import Reader, holder
 
 from onewriter_broker.testing import LocalBrokers
-from onewriter_broker.topic import staged_rows
+from onewriter_broker.topic.publish import staged_rows
 from onewriter_pipeline.errors import Conflict, Invalid, PipelineError
 from onewriter_pipeline.leading.requests import WAIT_FOR_EXCLUSIVE, Grant
 from onewriter_pipeline.publishing import writing

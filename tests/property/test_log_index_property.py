@@ -9,7 +9,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.unit.broker.test_segments import counted, everything, stored, told, trimmed
+from tests.unit.broker.topic.retention.test_segments import (
+    counted,
+    everything,
+    stored,
+    told,
+    trimmed,
+)
 from tests.unit.broker.verify_histories import BUCKETS, Story, entry, waiter
 
 from onewriter_broker.log import ranges
@@ -17,8 +23,8 @@ from onewriter_broker.log.api import Block
 from onewriter_broker.log.fake.server import FakeServer
 from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.ranges import Missing, Range, behind, lacks
-from onewriter_broker.topic import segments
-from onewriter_broker.topic.segments import SegmentIndexes
+from onewriter_broker.topic.retention import segments
+from onewriter_broker.topic.retention.segments import SegmentIndexes
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.topic.model import Purpose
 

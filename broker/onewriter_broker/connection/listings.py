@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.topic.registry.topics import Topics
 from onewriter_broker.turns import Turns
 from onewriter_core.ids import TopicName
 from onewriter_core.wire.commands import command_frame

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from onewriter_broker.http.pulsar_stats import iso
 from onewriter_broker.log.api import LogStore
-from onewriter_broker.topic.transitions import LEADERLESS_MS, READY
+from onewriter_broker.topic.history.transitions import LEADERLESS_MS, READY
 from onewriter_broker.turns import Turns
 from onewriter_core.topic.model import Purpose
 

@@ -28,7 +28,7 @@ from onewriter_broker.log.compacted import view_of
 from onewriter_broker.log.losses import Loss
 from onewriter_broker.quotas.book import Quota
 from onewriter_broker.tls import ServerCertificate
-from onewriter_broker.topic.compacting import Compactions
+from onewriter_broker.topic.compaction.schedule import Compactions
 from onewriter_broker.turns import Turns
 from onewriter_core.ids import escaped, is_printable
 from onewriter_core.topic.effects import Record

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from onewriter_broker.http.site import Refusal
-from onewriter_broker.topic.staging import KEY_CHARACTERS_SHOWN, PART_BYTES_MAX, Claimed
+from onewriter_broker.topic.publish.staging import KEY_CHARACTERS_SHOWN, PART_BYTES_MAX, Claimed
 from onewriter_broker.turns import Turns
 from onewriter_core.ids import NUMBER_MAX
 from onewriter_core.publish_rights import is_app

@@ -19,10 +19,10 @@ from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.log.redis_primary import RedisSettings
 from onewriter_broker.log.redis_store import AUDIT_RECORDS_PER_TURN, RedisLogStore
 from onewriter_broker.log.staged import StagedPart
-from onewriter_broker.topic import transitions
-from onewriter_broker.topic.segments import Page, Segment
-from onewriter_broker.topic.staging import NOTED_PER_TURN, Staging
-from onewriter_broker.topic.transitions import Chronicles
+from onewriter_broker.topic.history import transitions
+from onewriter_broker.topic.history.transitions import Chronicles
+from onewriter_broker.topic.publish.staging import NOTED_PER_TURN, Staging
+from onewriter_broker.topic.retention.segments import Page, Segment
 from onewriter_core.ids import EARLIEST, Position, TopicName
 
 TOPIC = TopicName.parse("orders")

@@ -17,13 +17,13 @@ from onewriter_broker.log.blocks import BLOCK_ENTRIES_MAX
 from onewriter_broker.log.pending import PendingEntry
 from onewriter_broker.log.publishing import Entries, Publish
 from onewriter_broker.log.topic_log import TopicLog
-from onewriter_broker.topic.catalog import CatalogEntry
-from onewriter_broker.topic.tenures import (
+from onewriter_broker.topic.history.tenures import (
     audit_fields,
     contender_fields,
     marker_fields,
     state_fields,
 )
+from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_core.ids import Identity, Position, TopicName, bucket_of
 from onewriter_core.publishers import (
     CAPABILITY,
